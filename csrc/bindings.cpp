@@ -1,0 +1,227 @@
+// The only file that knows Python. Checks types and lengths, releases the GIL, calls the core.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+#include "buffers.h"
+#include "csc.h"
+#include "gather.h"
+#include "order.h"
+#include "relabel.h"
+#include "sample.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace hoploom;
+
+namespace {
+
+template <typename T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Rows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Output = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Optional = std::optional<Array<T>>;
+
+void require(bool holds, const char* message) {
+  if (!holds) throw nb::value_error(message);
+}
+
+template <typename T>
+const T* pointer(const Optional<T>& array) {
+  return array ? array->data() : nullptr;
+}
+
+int buffer_get(PyObject* self, Py_buffer* view, int flags) {
+  Buffer* buffer = nb::inst_ptr<Buffer>(nb::handle(self));
+  return PyBuffer_FillInfo(view, self, buffer->as<void>(), Py_ssize_t(buffer->size()), 0, flags);
+}
+
+PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(buffer_get)}, {0, nullptr}};
+
+// The arrays of one relation, held by reference so that a call passes one object.
+struct Lists {
+  Array<int64_t> indptr;
+  nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu> indices;
+  Optional<float> weight;
+  Optional<int64_t> edge_time, source_time;
+  Adjacency adjacency;
+  EdgeColumns columns;
+};
+
+void make_lists(Lists* self, Array<int64_t> indptr,
+                nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu> indices, int64_t first_node,
+                int64_t first_edge, Optional<float> weight, Optional<int64_t> edge_time,
+                Optional<int64_t> source_time) {
+  require(indptr.shape(0) >= 1, "indptr is empty");
+  const bool wide = indices.dtype() == nb::dtype<int64_t>();
+  require(wide || indices.dtype() == nb::dtype<int32_t>(), "indices must be int32 or int64");
+  const int64_t num_edges = int64_t(indices.shape(0));
+  require(!weight || int64_t(weight->shape(0)) == num_edges, "one weight per edge is needed");
+  require(!edge_time || int64_t(edge_time->shape(0)) == num_edges, "one time per edge is needed");
+  new (self) Lists{indptr, indices, weight, edge_time, source_time, {}, {}};
+  self->adjacency = {indptr.data(), indices.data(), wide, int64_t(indptr.shape(0)) - 1, num_edges, first_node, first_edge};
+  self->columns = {pointer(weight), pointer(edge_time), pointer(source_time),
+                   source_time ? int64_t(source_time->shape(0)) : 0};
+}
+
+auto sample_lists(const Lists& lists, Array<int64_t> nodes, Optional<int64_t> trees, Optional<int64_t> times,
+                  uint64_t key, uint32_t stream, int64_t fanout, bool replace, bool last, bool labor,
+                  bool weighted) {
+  const int64_t size = int64_t(nodes.shape(0));
+  require(!trees || int64_t(trees->shape(0)) == size, "one tree per frontier node is needed");
+  require(!times || int64_t(times->shape(0)) == size, "one time per frontier node is needed");
+  const Frontier frontier{nodes.data(), size, pointer(trees), pointer(times)};
+  EdgeColumns columns = lists.columns;
+  if (!weighted) columns.weight = nullptr;
+  Picks picks;
+  {
+    nb::gil_scoped_release release;
+    picks = sample(lists.adjacency, columns, frontier, Rule{key, stream, fanout, replace, last, labor});
+  }
+  return std::make_tuple(std::move(picks.counts), std::move(picks.sources), std::move(picks.edges));
+}
+
+Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, Optional<int64_t> trees) {
+  require(!trees || trees->shape(0) == counts.shape(0), "one tree per frontier node is needed");
+  nb::gil_scoped_release release;
+  int64_t total = 0;
+  for (size_t i = 0; i < counts.shape(0); ++i) {
+    require(counts.data()[i] >= 0, "counts are never negative");
+    total += counts.data()[i];
+  }
+  require(total == int64_t(sources.shape(0)), "counts do not sum to the sources");
+  return map.add(sources.data(), int64_t(sources.shape(0)), counts.data(), pointer(trees), int64_t(counts.shape(0)));
+}
+
+void gather_rows(Rows<const uint8_t> table, Array<int64_t> ids, int64_t first, Rows<uint8_t> out) {
+  require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
+  nb::gil_scoped_release release;
+  gather(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)), first, out.data());
+}
+
+void scatter_rows(Rows<const uint8_t> rows, Array<int64_t> places, Rows<uint8_t> out) {
+  require(rows.shape(0) == places.shape(0) && out.shape(1) == rows.shape(1), "the output has another shape");
+  nb::gil_scoped_release release;
+  scatter(rows.data(), int64_t(rows.shape(1)), places.data(), int64_t(places.shape(0)), int64_t(out.shape(0)), out.data());
+}
+
+void scatter_lists(Array<int64_t> values, Array<int64_t> counts, Array<int64_t> places, Array<int64_t> begins,
+                   Output<int64_t> out) {
+  require(counts.shape(0) == places.shape(0) && begins.shape(0) >= 1, "one place per run is needed");
+  require(begins.data()[begins.shape(0) - 1] == int64_t(out.shape(0)), "the output has another length");
+  nb::gil_scoped_release release;
+  scatter_runs(values.data(), int64_t(values.shape(0)), counts.data(), places.data(), int64_t(counts.shape(0)),
+               begins.data(), int64_t(begins.shape(0)) - 1, out.data());
+}
+
+void fill_edges(Array<int32_t> local, Array<int64_t> counts, int64_t first, int64_t offset, Rows<int64_t> out) {
+  const int64_t picks = int64_t(local.shape(0)), width = int64_t(out.shape(1));
+  require(out.shape(0) == 2 && offset >= 0 && offset + picks <= width, "the edges do not fit the output");
+  nb::gil_scoped_release release;
+  edge_rows(local.data(), picks, counts.data(), int64_t(counts.shape(0)), first, out.data() + offset,
+            out.data() + width + offset);
+}
+
+auto make_csc(Array<int64_t> sources, Array<int64_t> destinations, int64_t num_sources, int64_t num_destinations,
+              int threads, Optional<int64_t> edge_time, Optional<int64_t> source_time) {
+  const int64_t num_edges = int64_t(sources.shape(0));
+  require(int64_t(destinations.shape(0)) == num_edges, "sources and destinations differ in length");
+  require(!edge_time || int64_t(edge_time->shape(0)) == num_edges, "one time per edge is needed");
+  require(!source_time || int64_t(source_time->shape(0)) == num_sources, "one time per source is needed");
+  Csc csc;
+  {
+    nb::gil_scoped_release release;
+    csc = build_csc(sources.data(), destinations.data(), num_edges, num_sources, num_destinations, threads);
+    if (edge_time || source_time)
+      order_by_time(csc, num_edges, num_destinations, pointer(edge_time), pointer(source_time));
+  }
+  std::optional<Buffer> permutation;
+  if (!csc.is_identity) permutation = std::move(csc.permutation);
+  return std::make_tuple(std::move(csc.indptr), std::move(csc.indices), std::move(permutation), csc.wide_ids);
+}
+
+Buffer permute(uint64_t key, uint64_t size, uint64_t from, uint64_t to) {
+  require(from <= to && to <= size, "the range exceeds the permutation");
+  nb::gil_scoped_release release;
+  const Permutation permutation(key, size);
+  Buffer out((to - from) * 8);
+  for (uint64_t i = from; i < to; ++i) out.as<int64_t>()[i - from] = int64_t(permutation.at(i));
+  return out;
+}
+
+// The first two words of each id's block: for negatives and synthetic graphs.
+Buffer draw_words(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t block) {
+  nb::gil_scoped_release release;
+  Buffer out(ids.shape(0) * 16);
+  for (size_t i = 0; i < ids.shape(0); ++i) {
+    const uint64_t id = uint64_t(ids.data()[i]);
+    philox(key, uint32_t(id), uint32_t(id >> 32), stream, block, out.as<uint32_t>() + 4 * i);
+  }
+  return out;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
+      .def("__init__", [](Buffer* self, size_t size) { new (self) Buffer(size); }, "size"_a)
+      .def("__len__", &Buffer::size);
+  m.def("pool_use", [] { const PoolUse use = pool_use(); return std::make_tuple(use.idle_bytes, use.live_bytes); });
+  m.def("pool_trim", &pool_trim);
+
+  nb::class_<Lists>(m, "Lists")
+      .def("__init__", &make_lists, nb::arg("indptr").noconvert(), nb::arg("indices").noconvert(), "first_node"_a,
+           "first_edge"_a, nb::arg("weight").noconvert().none(), nb::arg("edge_time").noconvert().none(),
+           nb::arg("source_time").noconvert().none());
+  m.def("sample", &sample_lists, "lists"_a, nb::arg("nodes").noconvert(), nb::arg("trees").noconvert().none(),
+        nb::arg("times").noconvert().none(), "key"_a, "stream"_a, "fanout"_a, "replace"_a, "last"_a, "labor"_a,
+        "weighted"_a);
+
+  nb::class_<NodeMap>(m, "NodeMap")
+      .def(nb::init<int64_t, int64_t>(), "num_nodes"_a, "budget"_a)
+      .def("add_seeds",
+           [](NodeMap& map, Array<int64_t> nodes, Optional<int64_t> trees) {
+             require(!trees || trees->shape(0) == nodes.shape(0), "one tree per seed is needed");
+             nb::gil_scoped_release release;
+             map.add_seeds(nodes.data(), pointer(trees), int64_t(nodes.shape(0)));
+           },
+           nb::arg("nodes").noconvert(), nb::arg("trees").noconvert().none())
+      .def("add", &add_sources, nb::arg("sources").noconvert(), nb::arg("counts").noconvert(),
+           nb::arg("trees").noconvert().none())
+      .def("find",
+           [](NodeMap& map, Array<int64_t> sources) {
+             nb::gil_scoped_release release;
+             return map.find(sources.data(), int64_t(sources.shape(0)));
+           },
+           nb::arg("sources").noconvert())
+      .def("nodes", [](NodeMap& map, int64_t from) {
+             require(from >= 0 && from <= map.size(), "from is beyond the nodes");
+             return map.copy_nodes(from);
+           }, "from"_a)
+      .def("trees", [](NodeMap& map, int64_t from) {
+             require(from >= 0 && from <= map.size(), "from is beyond the nodes");
+             return map.copy_trees(from);
+           }, "from"_a)
+      .def("take", &NodeMap::take, nb::call_guard<nb::gil_scoped_release>())
+      .def("clear", &NodeMap::clear)
+      .def("__len__", &NodeMap::size);
+
+  m.def("gather", &gather_rows, nb::arg("table").noconvert(), nb::arg("ids").noconvert(), "first"_a,
+        nb::arg("out").noconvert());
+  m.def("scatter", &scatter_rows, nb::arg("rows").noconvert(), nb::arg("places").noconvert(),
+        nb::arg("out").noconvert());
+  m.def("scatter_lists", &scatter_lists, nb::arg("values").noconvert(), nb::arg("counts").noconvert(),
+        nb::arg("places").noconvert(), nb::arg("begins").noconvert(), nb::arg("out").noconvert());
+  m.def("fill_edges", &fill_edges, nb::arg("local").noconvert(), nb::arg("counts").noconvert(), "first"_a,
+        "offset"_a, nb::arg("out").noconvert());
+  m.def("build_csc", &make_csc, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(),
+        "num_sources"_a, "num_destinations"_a, "threads"_a, nb::arg("edge_time").noconvert().none(),
+        nb::arg("source_time").noconvert().none());
+  m.def("mix", &mix, "state"_a, "value"_a);
+  m.def("permute", &permute, "key"_a, "size"_a, "from"_a, "to"_a);
+  m.def("draw_words", &draw_words, "key"_a, nb::arg("ids").noconvert(), "stream"_a, "block"_a);
+}

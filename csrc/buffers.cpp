@@ -1,0 +1,126 @@
+#include "buffers.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace hoploom {
+namespace {
+
+constexpr size_t kHuge = size_t(2) << 20;
+constexpr size_t kIdleLimit = size_t(512) << 20;
+
+// Size classes in steps of a quarter of a power of two: at most 25 % is wasted, and batches of
+// nearly the same size share a class.
+size_t size_class(size_t size) {
+  size_t power = 256;
+  while (power < size) power *= 2;
+  const size_t step = power / 8;
+  return power == 256 ? power : (size + step - 1) / step * step;
+}
+
+void* map_pages(size_t bytes) {
+  void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  madvise(pages, bytes, MADV_HUGEPAGE);
+  return pages;
+}
+
+void* allocate(size_t bytes) {
+  if (bytes >= kHuge) return map_pages(bytes);
+  void* block = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (!block) throw std::bad_alloc();
+  return block;
+}
+
+void release(void* block, size_t bytes) {
+  if (bytes >= kHuge) munmap(block, bytes);
+  else std::free(block);
+}
+
+class Pool {
+ public:
+  void* take(size_t bytes) {
+    {
+      std::lock_guard lock(mutex_);
+      live_ += bytes;
+      auto found = idle_.find(bytes);
+      if (found != idle_.end() && !found->second.empty()) {
+        void* block = found->second.back();
+        found->second.pop_back();
+        idle_bytes_ -= bytes;
+        return block;
+      }
+    }
+    return allocate(bytes);
+  }
+  void give(void* block, size_t bytes) {
+    {
+      std::lock_guard lock(mutex_);
+      live_ -= bytes;
+      if (idle_bytes_ + bytes <= kIdleLimit) {
+        idle_[bytes].push_back(block);
+        idle_bytes_ += bytes;
+        return;
+      }
+    }
+    release(block, bytes);
+  }
+  PoolUse use() {
+    std::lock_guard lock(mutex_);
+    return {idle_bytes_, live_};
+  }
+  void trim() {
+    std::lock_guard lock(mutex_);
+    for (auto& [bytes, blocks] : idle_)
+      for (void* block : blocks) release(block, bytes);
+    idle_.clear();
+    idle_bytes_ = 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<size_t, std::vector<void*>> idle_;
+  size_t idle_bytes_ = 0, live_ = 0;
+};
+
+// Never destroyed: buffers may outlive every other static at interpreter exit.
+Pool& pool() {
+  static Pool* instance = new Pool;
+  return *instance;
+}
+
+}  // namespace
+
+Buffer::Buffer(size_t size) : size_(size), capacity_(size_class(size)) {
+  bytes_ = pool().take(capacity_);
+}
+
+Buffer::~Buffer() {
+  if (bytes_) pool().give(bytes_, capacity_);
+}
+
+void Buffer::grow(size_t size, size_t kept) {
+  if (size > capacity_) {
+    Buffer larger(size + size / 2);
+    if (kept) std::memcpy(larger.bytes_, bytes_, kept);
+    swap(larger);
+  }
+  size_ = size;
+}
+
+PoolUse pool_use() { return pool().use(); }
+void pool_trim() { pool().trim(); }
+
+ZeroedPages::ZeroedPages(size_t bytes) : size_(bytes ? bytes : 1) { bytes_ = map_pages(size_); }
+ZeroedPages::~ZeroedPages() {
+  if (bytes_) munmap(bytes_, size_);
+}
+
+}  // namespace hoploom

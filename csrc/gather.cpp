@@ -1,0 +1,120 @@
+// Row gathers at memory speed: lines are requested some rows ahead, and large outputs are written
+// past the cache. Gives up the cache residency of outputs above a few megabytes.
+#include "gather.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace hoploom {
+namespace {
+
+constexpr int64_t kLine = 64;
+constexpr int64_t kStreamBytes = int64_t(4) << 20;
+constexpr int64_t kAheadBytes = 4096;  // how much is requested ahead of the copy
+
+inline void request(const uint8_t* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 0);
+  __builtin_prefetch(row + bytes - 1, 0, 0);
+}
+
+#if defined(__SSE2__)
+inline void stream_row(uint8_t* out, const uint8_t* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 16)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(out + at),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + at)));
+}
+#endif
+
+void check_ids(const int64_t* ids, int64_t count, int64_t first, int64_t num_rows) {
+  uint64_t worst = 0;
+  for (int64_t i = 0; i < count; ++i) worst |= uint64_t(uint64_t(ids[i] - first) >= uint64_t(num_rows));
+  if (!worst) return;
+  for (int64_t i = 0; i < count; ++i)
+    if (uint64_t(ids[i] - first) >= uint64_t(num_rows))
+      throw std::out_of_range("id " + std::to_string(ids[i]) + " is out of range [" +
+                              std::to_string(first) + ", " + std::to_string(first + num_rows) + ")");
+}
+
+template <int64_t kBytes>
+void gather_small(const uint8_t* table, const int64_t* ids, int64_t count, int64_t first, uint8_t* out) {
+  constexpr int64_t kAhead = 32;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(table + (ids[i + kAhead] - first) * kBytes, 0, 0);
+    std::memcpy(out + i * kBytes, table + (ids[i] - first) * kBytes, kBytes);
+  }
+}
+
+}  // namespace
+
+void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int64_t* ids,
+            int64_t count, int64_t first, uint8_t* out) {
+  check_ids(ids, count, first, num_rows);
+  if (row_bytes == 0) return;
+  switch (row_bytes) {
+    case 1: return gather_small<1>(table, ids, count, first, out);
+    case 2: return gather_small<2>(table, ids, count, first, out);
+    case 4: return gather_small<4>(table, ids, count, first, out);
+    case 8: return gather_small<8>(table, ids, count, first, out);
+    default: break;
+  }
+  const int64_t ahead = std::clamp<int64_t>(kAheadBytes / row_bytes, 2, 32);
+  for (int64_t i = 0; i < std::min(ahead, count); ++i) request(table + (ids[i] - first) * row_bytes, row_bytes);
+#if defined(__SSE2__)
+  const bool stream = row_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0 &&
+                      count * row_bytes >= kStreamBytes;
+#endif
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + ahead < count) request(table + (ids[i + ahead] - first) * row_bytes, row_bytes);
+    const uint8_t* row = table + (ids[i] - first) * row_bytes;
+#if defined(__SSE2__)
+    if (stream) {
+      stream_row(out + i * row_bytes, row, row_bytes);
+      continue;
+    }
+#endif
+    std::memcpy(out + i * row_bytes, row, size_t(row_bytes));
+  }
+#if defined(__SSE2__)
+  if (stream) _mm_sfence();
+#endif
+}
+
+void scatter(const uint8_t* rows, int64_t row_bytes, const int64_t* places, int64_t count,
+             int64_t out_rows, uint8_t* out) {
+  check_ids(places, count, 0, out_rows);
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(out + places[i] * row_bytes, rows + i * row_bytes, size_t(row_bytes));
+}
+
+void scatter_runs(const int64_t* values, int64_t num_values, const int64_t* counts,
+                  const int64_t* places, int64_t count, const int64_t* begins, int64_t num_runs,
+                  int64_t* out) {
+  check_ids(places, count, 0, num_runs);
+  int64_t read = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = begins[places[i]], room = begins[places[i] + 1] - begin;
+    if (counts[i] != room || counts[i] < 0 || read + counts[i] > num_values)
+      throw std::out_of_range("the runs do not match their counts");
+    std::memcpy(out + begin, values + read, size_t(counts[i]) * 8);
+    read += counts[i];
+  }
+}
+
+void edge_rows(const int32_t* local, int64_t picks, const int64_t* counts, int64_t frontier_size,
+               int64_t first, int64_t* sources, int64_t* destinations) {
+  for (int64_t i = 0; i < picks; ++i) sources[i] = local[i];
+  int64_t at = 0;
+  for (int64_t i = 0; i < frontier_size; ++i) {
+    if (counts[i] < 0 || counts[i] > picks - at) throw std::out_of_range("counts exceed the picks");
+    for (const int64_t end = at + counts[i]; at < end; ++at) destinations[at] = first + i;
+  }
+  if (at != picks) throw std::out_of_range("counts do not sum to the picks");
+}
+
+}  // namespace hoploom

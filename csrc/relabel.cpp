@@ -1,0 +1,175 @@
+#include "relabel.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "random.h"
+
+namespace hoploom {
+namespace {
+constexpr int64_t kAhead = 24;
+constexpr size_t kFirstTable = 1024;
+}  // namespace
+
+NodeMap::NodeMap(int64_t num_nodes, int64_t budget) : num_nodes_(num_nodes) {
+  if (num_nodes <= budget / 4) slots_ = ZeroedPages(size_t(num_nodes) * 4);
+  else table_.resize(kFirstTable);
+}
+
+void NodeMap::check(int64_t node) const {
+  if (uint64_t(node) >= uint64_t(num_nodes_))
+    throw std::out_of_range("node id " + std::to_string(node) + " is out of range [0, " +
+                            std::to_string(num_nodes_) + ")");
+}
+
+void NodeMap::reserve(int64_t more) {
+  if (size_ + more > INT32_MAX) throw std::length_error("a batch holds at most 2^31 nodes");
+  const size_t bytes = size_t(size_ + more) * 8;
+  nodes_.grow(bytes, size_t(size_) * 8);
+  if (with_trees_) trees_.grow(bytes, size_t(size_) * 8);
+}
+
+void NodeMap::add_seeds(const int64_t* nodes, const int64_t* trees, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) check(nodes[i]);
+  with_trees_ = trees != nullptr;
+  reserve(count);
+  for (int64_t i = 0; i < count; ++i) {
+    if (direct()) {
+      int32_t& slot = slots_.as<int32_t>()[nodes[i]];
+      if (slot == 0) slot = int32_t(size_) + 1;
+    } else {
+      const int32_t before = int32_t(size_);
+      const int32_t local = insert(nodes[i], trees ? trees[i] : 0);
+      if (local == before) continue;  // insert() has appended it
+    }
+    if (with_trees_) trees_.as<int64_t>()[size_] = trees[i];
+    nodes_.as<int64_t>()[size_++] = nodes[i];
+  }
+}
+
+void NodeMap::add_direct(const int64_t* sources, int64_t count, int32_t* local) {
+  int32_t* slots = slots_.as<int32_t>();
+  int64_t* nodes = nodes_.as<int64_t>();
+  int64_t size = size_;
+  const uint64_t limit = uint64_t(num_nodes_);
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count && uint64_t(sources[i + kAhead]) < limit)
+      __builtin_prefetch(slots + sources[i + kAhead], 1);
+    const int64_t node = sources[i];
+    if (uint64_t(node) >= limit) {
+      size_ = size;
+      check(node);
+    }
+    // No branch on "new or seen": a coin toss costs more than two idle stores.
+    int32_t slot = slots[node];
+    const bool fresh = slot == 0;
+    slot = fresh ? int32_t(size) + 1 : slot;
+    slots[node] = slot;
+    nodes[size] = node;
+    size += fresh;
+    local[i] = slot - 1;
+  }
+  size_ = size;
+}
+
+Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts,
+                    const int64_t* frontier_trees, int64_t frontier_size) {
+  with_trees_ = frontier_trees != nullptr;
+  reserve(count + 1);
+  Buffer out(size_t(count) * 4);
+  int32_t* local = out.as<int32_t>();
+  if (direct() && !with_trees_) {
+    add_direct(sources, count, local);
+    return out;
+  }
+  int64_t position = 0;
+  for (int64_t i = 0; i < frontier_size; ++i) {
+    for (int64_t end = position + counts[i]; position < end; ++position) {
+      check(sources[position]);
+      local[position] = insert(sources[position], with_trees_ ? frontier_trees[i] : 0);
+    }
+  }
+  return out;
+}
+
+size_t NodeMap::slot_of(int64_t node, int64_t tree) const {
+  const size_t mask = table_.size() - 1;
+  size_t slot = mix(uint64_t(tree), uint64_t(node)) & mask;
+  while (table_[slot].local && (table_[slot].node != node || table_[slot].tree != tree))
+    slot = (slot + 1) & mask;
+  return slot;
+}
+
+// The local id of (node, tree), appended if it is new.
+int32_t NodeMap::insert(int64_t node, int64_t tree) {
+  if (used_.size() * 2 >= table_.size()) grow_table();
+  const size_t slot = slot_of(node, tree);
+  if (table_[slot].local) return table_[slot].local - 1;
+  table_[slot] = {node, tree, int32_t(size_) + 1};
+  used_.push_back(slot);
+  nodes_.as<int64_t>()[size_] = node;
+  if (with_trees_) trees_.as<int64_t>()[size_] = tree;
+  return int32_t(size_++);
+}
+
+void NodeMap::grow_table() {
+  std::vector<Slot> old = std::move(table_);
+  table_.assign(old.size() * 2, Slot{});
+  for (size_t& used : used_) {
+    const Slot& entry = old[used];
+    used = slot_of(entry.node, entry.tree);
+    table_[used] = entry;
+  }
+}
+
+Buffer NodeMap::find(const int64_t* sources, int64_t count) const {
+  Buffer out(size_t(count) * 4);
+  int32_t* local = out.as<int32_t>();
+  const int32_t* slots = slots_.as<int32_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    if (direct() && i + kAhead < count && uint64_t(sources[i + kAhead]) < uint64_t(num_nodes_))
+      __builtin_prefetch(slots + sources[i + kAhead]);
+    check(sources[i]);
+    local[i] = (direct() ? slots[sources[i]] : table_[slot_of(sources[i], 0)].local) - 1;
+  }
+  return out;
+}
+
+Buffer NodeMap::copy_nodes(int64_t from) const {
+  Buffer out(size_t(size_ - from) * 8);
+  if (size_ > from) std::memcpy(out.as<int64_t>(), nodes_.as<int64_t>() + from, out.size());
+  return out;
+}
+
+Buffer NodeMap::copy_trees(int64_t from) const {
+  Buffer out(size_t(size_ - from) * 8);
+  if (size_ > from) std::memcpy(out.as<int64_t>(), trees_.as<int64_t>() + from, out.size());
+  return out;
+}
+
+Buffer NodeMap::take() {
+  const size_t bytes = size_t(size_) * 8;
+  clear();
+  Buffer out = std::move(nodes_);
+  nodes_ = Buffer();
+  out.trim(bytes);
+  return out;
+}
+
+void NodeMap::clear() {
+  if (direct()) {
+    int32_t* slots = slots_.as<int32_t>();
+    const int64_t* nodes = nodes_.as<int64_t>();
+    for (int64_t i = 0; i < size_; ++i) {
+      if (i + kAhead < size_) __builtin_prefetch(slots + nodes[i + kAhead], 1);
+      slots[nodes[i]] = 0;
+    }
+  } else {
+    for (size_t slot : used_) table_[slot].local = 0;
+    used_.clear();
+  }
+  size_ = 0;
+}
+
+}  // namespace hoploom

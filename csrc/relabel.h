@@ -1,0 +1,54 @@
+// Global ids to batch-local ids in order of first sight.
+// Trades a map of one slot per node for no hashing; above its memory budget it hashes.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "buffers.h"
+
+namespace hoploom {
+
+// The nodes of one type in one batch. Reused from batch to batch; cleared by undoing, never in full.
+class NodeMap {
+ public:
+  // `budget` in bytes: the direct map is used while it fits. Trees always hash.
+  NodeMap(int64_t num_nodes, int64_t budget);
+
+  // Appends every seed, repeated ones too; a repeated seed is found at its first place.
+  void add_seeds(const int64_t* nodes, const int64_t* trees, int64_t count);
+  // Local ids of the sources; `counts` and `frontier_trees` say whose tree each source joins.
+  Buffer add(const int64_t* sources, int64_t count, const int64_t* counts,
+             const int64_t* frontier_trees, int64_t frontier_size);
+  // Local ids, -1 for nodes that are not in the batch. Adds nothing.
+  Buffer find(const int64_t* sources, int64_t count) const;
+
+  int64_t size() const { return size_; }
+  Buffer copy_nodes(int64_t from) const;
+  Buffer copy_trees(int64_t from) const;
+  // Hands over the node list and leaves an empty map.
+  Buffer take();
+  void clear();
+
+ private:
+  struct Slot {
+    int64_t node, tree;
+    int32_t local;  // plus one; 0 is empty
+  };
+  bool direct() const { return table_.empty(); }
+  void reserve(int64_t more);
+  void check(int64_t node) const;
+  size_t slot_of(int64_t node, int64_t tree) const;
+  int32_t insert(int64_t node, int64_t tree);
+  void grow_table();
+  void add_direct(const int64_t* sources, int64_t count, int32_t* local);
+
+  int64_t num_nodes_;
+  ZeroedPages slots_;            // direct: [num_nodes] int32, local id plus one
+  std::vector<Slot> table_;      // hashed: open addressing, a power of two
+  std::vector<size_t> used_;     // hashed: the slots in use
+  Buffer nodes_, trees_;
+  bool with_trees_ = false;
+  int64_t size_ = 0;
+};
+
+}  // namespace hoploom

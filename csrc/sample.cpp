@@ -1,0 +1,228 @@
+// Every strategy, one node at a time. The common case, uniform picks with a small fanout, has a
+// faster twin in sample_vector.cpp that makes the same picks.
+#include "sample.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "random.h"
+
+namespace hoploom {
+namespace {
+
+// ln(x) for 0 < x < 1 from +, *, / alone, so that every device rounds alike.
+double exact_log(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, 8);
+  int exponent = int(bits >> 52) - 1022;
+  bits = (bits & 0x000FFFFFFFFFFFFFull) | 0x3FE0000000000000ull;
+  double m;  // in [0.5, 1)
+  std::memcpy(&m, &bits, 8);
+  if (m < 0.70710678118654752) {
+    m = m * 2.0;
+    exponent -= 1;
+  }
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double sum = 0.0;
+  for (int n = 21; n >= 1; n -= 2) sum = sum * z + 1.0 / n;
+  return double(exponent) * 0.69314718055994531 + 2.0 * s * sum;
+}
+
+void keep_smallest(auto& keyed, int64_t count, std::vector<int64_t>& offsets) {
+  if (int64_t(keyed.size()) > count) {
+    std::nth_element(keyed.begin(), keyed.begin() + count, keyed.end());
+    keyed.resize(size_t(count));
+  }
+  for (const auto& [_, offset] : keyed) offsets.push_back(offset);
+  std::sort(offsets.begin(), offsets.end());
+}
+
+class Picker {
+ public:
+  Picker(const Adjacency& a, const EdgeColumns& c, const Rule& r) : a_(a), c_(c), r_(r) {}
+
+  // Fills scratch.offsets for one node.
+  void pick(uint64_t key, int64_t node, Extent list, const int64_t* seed_time) {
+    scratch.offsets.clear();
+    int64_t population = list.degree;
+    if (seed_time) population = count_until(list, *seed_time);
+    if (r_.last && seed_time && r_.fanout >= 0)
+      return take_range(std::max<int64_t>(0, population - r_.fanout), population);
+    if (c_.weight) return pick_weighted(key, node, list.begin, population);
+    if (r_.labor) return pick_labor(list.begin, population);
+    pick_uniform(key, node, r_.stream, population, r_.fanout, r_.replace, scratch);
+  }
+  int64_t source(int64_t position) const {
+    return a_.wide_ids ? static_cast<const int64_t*>(a_.indices)[position]
+                       : static_cast<const int32_t*>(a_.indices)[position];
+  }
+  Scratch scratch;
+
+ private:
+  void take_range(int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) scratch.offsets.push_back(i);
+  }
+  // The list is in time order: how many of its edges are not later than `time`.
+  int64_t count_until(Extent list, int64_t time) const {
+    if (!c_.edge_time && !c_.source_time) return list.degree;
+    int64_t low = 0, high = list.degree;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (edge_time(list.begin + middle) <= time) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+  int64_t edge_time(int64_t position) const {
+    if (c_.edge_time) return c_.edge_time[position];
+    const int64_t id = source(position);
+    if (uint64_t(id) >= uint64_t(c_.num_sources))
+      throw std::out_of_range("source id " + std::to_string(id) + " is out of range");
+    return c_.source_time[id];
+  }
+  void pick_weighted(uint64_t key, int64_t node, int64_t begin, int64_t population) {
+    const float* weight = c_.weight + begin;
+    const int64_t positive = std::count_if(weight, weight + population, [](float w) { return w > 0; });
+    if (positive == 0) return;
+    if (r_.fanout < 0 || (!r_.replace && positive <= r_.fanout)) {
+      for (int64_t i = 0; i < population; ++i)
+        if (weight[i] > 0) scratch.offsets.push_back(i);
+      return;
+    }
+    Draws draws(key, node, r_.stream);
+    r_.replace ? pick_by_sums(draws, weight, population) : pick_by_races(draws, weight, population);
+  }
+  // With replacement: invert the running sum of weights.
+  void pick_by_sums(Draws& draws, const float* weight, int64_t population) {
+    auto& sums = scratch.sums;
+    sums.resize(size_t(population));
+    double total = 0.0;
+    for (int64_t i = 0; i < population; ++i) sums[size_t(i)] = total += std::max(0.0, double(weight[i]));
+    const auto last = std::lower_bound(sums.begin(), sums.end(), total);
+    for (int64_t draw = 0; draw < r_.fanout; ++draw) {
+      const auto found = std::upper_bound(sums.begin(), sums.end(), draws.unit(uint64_t(draw)) * total);
+      scratch.offsets.push_back(std::min(found, last) - sums.begin());
+    }
+  }
+  // Without replacement: exponential races, the `fanout` earliest win (Efraimidis and Spirakis).
+  void pick_by_races(Draws& draws, const float* weight, int64_t population) {
+    auto& races = scratch.races;
+    races.clear();
+    for (int64_t i = 0; i < population; ++i)
+      if (weight[i] > 0) races.emplace_back(-exact_log(draws.unit(uint64_t(i))) / double(weight[i]), i);
+    keep_smallest(races, r_.fanout, scratch.offsets);
+  }
+  // LABOR: one rank per source, shared by every destination; each keeps its lowest ranks.
+  void pick_labor(int64_t begin, int64_t population) {
+    if (r_.fanout < 0 || population <= r_.fanout) return take_range(0, population);
+    auto& ranks = scratch.ranks;
+    ranks.clear();
+    for (int64_t i = 0; i < population; ++i)
+      ranks.emplace_back(Draws(r_.key, source(begin + i), ~0u).wide(0), i);
+    keep_smallest(ranks, r_.fanout, scratch.offsets);
+  }
+
+  const Adjacency& a_;
+  const EdgeColumns& c_;
+  const Rule& r_;
+};
+
+// Membership for Floyd: a linear scan while the set is small, then an open-addressing table.
+class FloydSet {
+ public:
+  FloydSet(Scratch& scratch, int64_t fanout) : scratch_(scratch), small_(fanout <= kVectorFanout) {
+    if (small_) return;
+    size_t slots = 64;
+    while (slots < size_t(fanout) * 2) slots *= 2;
+    scratch_.table.assign(slots, -1);
+  }
+  bool insert(int64_t offset) {  // false if it was there
+    if (small_) {
+      for (int64_t seen : scratch_.offsets)
+        if (seen == offset) return false;
+      return true;
+    }
+    const size_t mask = scratch_.table.size() - 1;
+    size_t slot = mix(0, uint64_t(offset)) & mask;
+    for (; scratch_.table[slot] != -1; slot = (slot + 1) & mask)
+      if (scratch_.table[slot] == offset) return false;
+    scratch_.table[slot] = offset;
+    return true;
+  }
+
+ private:
+  Scratch& scratch_;
+  bool small_;
+};
+
+}  // namespace
+
+void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t population, int64_t fanout,
+                  bool replace, Scratch& scratch) {
+  auto& offsets = scratch.offsets;
+  offsets.clear();
+  if (fanout < 0 || (!replace && population <= fanout)) {
+    for (int64_t i = 0; i < population; ++i) offsets.push_back(i);
+    return;
+  }
+  if (population == 0) return;
+  Draws draws(key, node, stream);
+  const bool wide = uint64_t(population) > kNarrowLimit;
+  if (replace) {
+    for (int64_t i = 0; i < fanout; ++i)
+      offsets.push_back(int64_t(draws.bounded(uint64_t(i), uint64_t(population), wide)));
+    return;
+  }
+  FloydSet chosen(scratch, fanout);
+  for (int64_t i = 0; i < fanout; ++i) {
+    const int64_t newest = population - fanout + i;
+    int64_t offset = int64_t(draws.bounded(uint64_t(i), uint64_t(newest) + 1, wide));
+    if (!chosen.insert(offset)) chosen.insert(offset = newest);
+    offsets.push_back(offset);
+  }
+}
+
+int64_t most_picks(const Adjacency& adjacency, const Frontier& frontier, const Rule& rule) {
+  if (rule.fanout >= 0 && (rule.replace || rule.fanout <= kVectorFanout)) {
+    int64_t picks;
+    if (__builtin_mul_overflow(frontier.size, rule.fanout, &picks)) throw std::bad_alloc();
+    return picks;
+  }
+  int64_t picks = 0;
+  for (int64_t i = 0; i < frontier.size; ++i) {
+    const int64_t degree = extent(adjacency, frontier.nodes[i]).degree;
+    picks += rule.fanout < 0 ? degree : std::min(degree, rule.fanout);
+  }
+  return picks;
+}
+
+Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier,
+             const Rule& rule) {
+  const bool plain = !columns.weight && !frontier.trees && !frontier.times && !rule.labor;
+  if (plain && rule.fanout <= kVectorFanout) return sample_vector(adjacency, frontier, rule);
+
+  const size_t capacity = size_t(most_picks(adjacency, frontier, rule));
+  Picks out{Buffer(size_t(frontier.size) * 8), Buffer(capacity * 8), Buffer(capacity * 8)};
+  int64_t* sources = out.sources.as<int64_t>();
+  int64_t* edges = out.edges.as<int64_t>();
+  Picker picker(adjacency, columns, rule);
+  for (int64_t i = 0; i < frontier.size; ++i) {
+    const int64_t node = frontier.nodes[i];
+    const uint64_t key = frontier.trees ? mix(rule.key, uint64_t(frontier.trees[i])) : rule.key;
+    const Extent list = extent(adjacency, node);
+    picker.pick(key, node, list, frontier.times ? frontier.times + i : nullptr);
+    const auto& offsets = picker.scratch.offsets;
+    out.counts.as<int64_t>()[i] = int64_t(offsets.size());
+    for (int64_t offset : offsets) {
+      *sources++ = picker.source(list.begin + offset);
+      *edges++ = adjacency.first_edge + list.begin + offset;
+    }
+  }
+  const size_t picks = size_t(sources - out.sources.as<int64_t>());
+  out.sources.trim(picks * 8);
+  out.edges.trim(picks * 8);
+  return out;
+}
+
+}  // namespace hoploom

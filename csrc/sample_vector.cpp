@@ -1,0 +1,183 @@
+// Uniform picks for groups of sixteen nodes at once: sixteen Philox streams side by side, and
+// three stages in flight (lists located, picks drawn, sources read) so that memory never waits.
+// Trades a fixed fanout limit and the plain strategy for about three times the speed.
+#include <string>
+
+#include "random.h"
+#include "sample.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && \
+    !defined(HOPLOOM_NO_CLONES)
+#define HOPLOOM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define HOPLOOM_CLONES
+#endif
+
+namespace hoploom {
+namespace {
+
+constexpr int kLanes = 16;
+
+enum class Kind : uint8_t { run, drawn, wide };  // all neighbours, drawn in lanes, drawn alone
+
+struct Group {
+  int size;
+  int64_t begin[kLanes], degree[kLanes];
+  Kind kind[kLanes];
+  alignas(64) uint32_t population[kLanes];  // of the drawn lanes; harmless in the others
+  alignas(64) uint32_t low[kLanes], high[kLanes];
+  alignas(64) uint32_t offsets[kVectorFanout][kLanes];
+};
+
+HOPLOOM_INLINE void philox_lanes(uint64_t key, const Group& g, uint32_t stream, uint32_t block,
+                                 uint32_t words[4][kLanes]) {
+  uint32_t c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
+  for (int l = 0; l < kLanes; ++l) c0[l] = g.low[l], c1[l] = g.high[l], c2[l] = stream, c3[l] = block;
+  uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+  for (int round = 0; round < 10; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {
+    for (int l = 0; l < kLanes; ++l) {
+      const uint64_t p0 = uint64_t(kPhiloxM0) * c0[l], p1 = uint64_t(kPhiloxM1) * c2[l];
+      c0[l] = uint32_t(p1 >> 32) ^ c1[l] ^ k0;
+      c1[l] = uint32_t(p1);
+      c2[l] = uint32_t(p0 >> 32) ^ c3[l] ^ k1;
+      c3[l] = uint32_t(p0);
+    }
+  }
+  for (int l = 0; l < kLanes; ++l)
+    words[0][l] = c0[l], words[1][l] = c1[l], words[2][l] = c2[l], words[3][l] = c3[l];
+}
+
+// Floyd's algorithm, or plain draws with replacement, in all lanes.
+HOPLOOM_CLONES void draw_lanes(uint64_t key, uint32_t stream, int fanout, bool replace, Group& g) {
+  alignas(64) uint32_t words[4][kLanes];
+  for (int i = 0; i < fanout; ++i) {
+    if (i % 4 == 0) philox_lanes(key, g, stream, uint32_t(i / 4), words);
+    const uint32_t* word = words[i % 4];
+    uint32_t* picked = g.offsets[i];
+    if (replace) {
+      for (int l = 0; l < kLanes; ++l) picked[l] = uint32_t(uint64_t(word[l]) * g.population[l] >> 32);
+      continue;
+    }
+    uint32_t newest[kLanes], repeated[kLanes] = {};
+    for (int l = 0; l < kLanes; ++l) {
+      newest[l] = g.population[l] - uint32_t(fanout) + uint32_t(i);
+      picked[l] = uint32_t(uint64_t(word[l]) * (newest[l] + 1) >> 32);
+    }
+    for (int j = 0; j < i; ++j)
+      for (int l = 0; l < kLanes; ++l) repeated[l] |= uint32_t(-(g.offsets[j][l] == picked[l]));
+    for (int l = 0; l < kLanes; ++l) picked[l] = repeated[l] ? newest[l] : picked[l];
+  }
+}
+
+template <typename Id>
+class Pipeline {
+ public:
+  Pipeline(const Adjacency& a, const Frontier& f, const Rule& r, Picks& out)
+      : a_(a), f_(f), r_(r), indices_(static_cast<const Id*>(a.indices)),
+        counts_(out.counts.as<int64_t>()), sources_(out.sources.as<int64_t>()),
+        edges_(out.edges.as<int64_t>()) {}
+
+  int64_t run() {
+    const int64_t groups = (f_.size + kLanes - 1) / kLanes;
+    constexpr int kRing = 8;
+    Group ring[kRing];
+    for (int64_t step = 0; step < groups + kRing; ++step) {
+      if (step < groups) locate(step);
+      if (step >= 1 && step - 1 < groups) draw(step - 1, ring[(step - 1) % kRing]);
+      if (step >= kRing) emit(step - kRing, ring[step % kRing]);
+    }
+    return written_;
+  }
+
+ private:
+  int lanes(int64_t group) const { return int(std::min<int64_t>(kLanes, f_.size - group * kLanes)); }
+
+  void locate(int64_t group) const {
+    const int64_t* nodes = f_.nodes + group * kLanes;
+    for (int l = 0, n = lanes(group); l < n; ++l) {
+      const uint64_t row = uint64_t(nodes[l] - a_.first_node);
+      if (row < uint64_t(a_.num_nodes)) __builtin_prefetch(a_.indptr + row);
+    }
+  }
+  void draw(int64_t group, Group& g) const {
+    const int64_t* nodes = f_.nodes + group * kLanes;
+    g.size = lanes(group);
+    bool any = false;
+    for (int l = 0; l < kLanes; ++l) {
+      const int64_t node = nodes[l < g.size ? l : 0];
+      const Extent list = extent(a_, node);
+      g.begin[l] = list.begin;
+      g.degree[l] = list.degree;
+      const bool whole = r_.fanout < 0 || list.degree == 0 || (!r_.replace && list.degree <= r_.fanout);
+      g.kind[l] = whole ? Kind::run : uint64_t(list.degree) > kNarrowLimit ? Kind::wide : Kind::drawn;
+      g.population[l] = g.kind[l] == Kind::drawn ? uint32_t(list.degree) : uint32_t(kVectorFanout);
+      g.low[l] = uint32_t(uint64_t(node));
+      g.high[l] = uint32_t(uint64_t(node) >> 32);
+      any |= g.kind[l] == Kind::drawn;
+    }
+    if (any) draw_lanes(r_.key, r_.stream, int(r_.fanout), r_.replace, g);
+    for (int l = 0; l < g.size; ++l) prefetch(g, l);
+  }
+  void prefetch(const Group& g, int l) const {
+    const Id* list = indices_ + g.begin[l];
+    if (g.kind[l] == Kind::run) {
+      for (int64_t i = 0; i < std::min<int64_t>(g.degree[l], 64); i += 64 / sizeof(Id))
+        __builtin_prefetch(list + i);
+    } else if (g.kind[l] == Kind::drawn) {
+      for (int i = 0; i < r_.fanout; ++i) __builtin_prefetch(list + g.offsets[i][l]);
+    }
+  }
+  void emit(int64_t group, const Group& g) {
+    // Locals, because a store through an int64 pointer could otherwise be a store to any member.
+    const Id* indices = indices_;
+    int64_t* sources = sources_ + written_;
+    int64_t* edges = edges_ + written_;
+    const int64_t first_edge = a_.first_edge;
+    for (int l = 0; l < g.size; ++l) {
+      const int64_t begin = g.begin[l];
+      int64_t picks = r_.fanout;
+      if (g.kind[l] == Kind::run) {
+        picks = g.degree[l];
+        for (int64_t i = 0; i < picks; ++i) sources[i] = indices[begin + i], edges[i] = first_edge + begin + i;
+      } else if (g.kind[l] == Kind::drawn) {
+        for (int64_t i = 0; i < picks; ++i) {
+          const int64_t position = begin + g.offsets[i][l];
+          sources[i] = indices[position];
+          edges[i] = first_edge + position;
+        }
+      } else {
+        pick_uniform(r_.key, f_.nodes[group * kLanes + l], r_.stream, g.degree[l], picks, r_.replace, scratch_);
+        for (int64_t i = 0; i < picks; ++i) {
+          sources[i] = indices[begin + scratch_.offsets[size_t(i)]];
+          edges[i] = first_edge + begin + scratch_.offsets[size_t(i)];
+        }
+      }
+      counts_[group * kLanes + l] = picks;
+      sources += picks;
+      edges += picks;
+    }
+    written_ = sources - sources_;
+  }
+
+  const Adjacency& a_;
+  const Frontier& f_;
+  const Rule& r_;
+  const Id* indices_;
+  int64_t *counts_, *sources_, *edges_, written_ = 0;
+  Scratch scratch_;
+};
+
+}  // namespace
+
+Picks sample_vector(const Adjacency& adjacency, const Frontier& frontier, const Rule& rule) {
+  const size_t capacity = size_t(most_picks(adjacency, frontier, rule));
+  Picks out{Buffer(size_t(frontier.size) * 8), Buffer(capacity * 8), Buffer(capacity * 8)};
+  const int64_t picks = adjacency.wide_ids
+                            ? Pipeline<int64_t>(adjacency, frontier, rule, out).run()
+                            : Pipeline<int32_t>(adjacency, frontier, rule, out).run();
+  out.sources.trim(size_t(picks) * 8);
+  out.edges.trim(size_t(picks) * 8);
+  return out;
+}
+
+}  // namespace hoploom

@@ -1,0 +1,29 @@
+"""Operations on tensors, one function each. CPU tensors go to the C++ core."""
+
+from hoploom.ops.buffers import empty, pool_trim, pool_use, tensor_of
+from hoploom.ops.csc import Csc, build_csc
+from hoploom.ops.gather import gather, scatter_lists, scatter_rows
+from hoploom.ops.order import draw_words, permute
+from hoploom.ops.relabel import NodeMap, fill_edges
+from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, sample
+
+__all__ = [
+    "Csc",
+    "EdgeLists",
+    "Frontier",
+    "NodeMap",
+    "Picks",
+    "Rule",
+    "build_csc",
+    "draw_words",
+    "empty",
+    "fill_edges",
+    "gather",
+    "permute",
+    "pool_trim",
+    "pool_use",
+    "sample",
+    "scatter_lists",
+    "scatter_rows",
+    "tensor_of",
+]

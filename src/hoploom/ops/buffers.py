@@ -1,0 +1,24 @@
+"""Tensors over the core's recycled buffers. The memory returns to the pool with the last reader."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hoploom import _core
+
+pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
+pool_trim = _core.pool_trim
+
+
+def tensor_of(buffer: _core.Buffer, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor over a buffer, no copy."""
+    return torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool = False) -> Tensor:
+    """An uninitialised tensor: recycled, or pinned (recycled by torch's own host cache)."""
+    if pinned:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    size = math.prod(shape) * dtype.itemsize
+    return tensor_of(_core.Buffer(size), dtype).view(shape) if size else torch.empty(shape, dtype=dtype)

@@ -1,0 +1,56 @@
+"""Global ids to batch-local ids, in order of first sight."""
+
+import torch
+from torch import Tensor
+
+from hoploom import _core
+from hoploom.ops.buffers import tensor_of
+
+MAP_BUDGET = 256 << 20  # bytes of one direct map; beyond it ids are hashed
+
+
+class NodeMap:
+    """The nodes of one type in one batch; reused from batch to batch."""
+
+    def __init__(self, num_nodes: int, budget: int = MAP_BUDGET) -> None:
+        self._core = _core.NodeMap(num_nodes, budget)
+
+    def add_seeds(self, nodes: Tensor, trees: Tensor | None = None) -> None:
+        """Append every seed, repeated ones too; a repeated seed is found at its first place."""
+        self._core.add_seeds(nodes.numpy(), None if trees is None else trees.numpy())
+
+    def add(self, sources: Tensor, counts: Tensor, trees: Tensor | None = None) -> Tensor:
+        """Local ids [n] int32 of the sources, new ones appended; trees are those of the frontier."""
+        buffer = self._core.add(sources.numpy(), counts.numpy(), None if trees is None else trees.numpy())
+        return tensor_of(buffer, torch.int32)
+
+    def find(self, sources: Tensor) -> Tensor:
+        """Local ids [n] int32 of the sources, -1 where they are not in the batch."""
+        return tensor_of(self._core.find(sources.numpy()), torch.int32)
+
+    def nodes(self, begin: int = 0) -> Tensor:
+        """The nodes from local id `begin` on."""
+        return tensor_of(self._core.nodes(begin))
+
+    def trees(self, begin: int = 0) -> Tensor:
+        """The trees of the nodes from local id `begin` on."""
+        return tensor_of(self._core.trees(begin))
+
+    def take(self) -> Tensor:
+        """All nodes; leaves an empty map."""
+        return tensor_of(self._core.take())
+
+    def clear(self) -> None:
+        """Forget the batch."""
+        self._core.clear()
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+
+def fill_edges(local: Tensor, counts: Tensor, first: int, offset: int, out: Tensor) -> None:
+    """Write one hop's edges into columns [offset, offset + n) of an edge_index.
+
+    Row 0 takes the local source ids, row 1 the frontier's local ids (`first`, `first` + 1, ...).
+    """
+    _core.fill_edges(local.numpy(), counts.numpy(), first, offset, out.numpy())

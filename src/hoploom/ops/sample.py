@@ -1,0 +1,82 @@
+"""One hop of picks from one relation's adjacency lists."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hoploom import _core
+from hoploom.ops.buffers import tensor_of
+
+
+class Frontier(NamedTuple):
+    """The nodes of one type that a hop expands."""
+
+    nodes: Tensor  # [n] int64
+    trees: Tensor | None = None  # [n] int64: disjoint sampling only
+    times: Tensor | None = None  # [n] int64: temporal sampling only
+
+
+class Picks(NamedTuple):
+    """The edges picked for one relation, in the order of its frontier."""
+
+    counts: Tensor  # [frontier] int64
+    sources: Tensor  # [picks] int64 node ids
+    edges: Tensor  # [picks] int64 positions in the store's CSC order
+
+
+class Rule(NamedTuple):
+    """How one hop of one relation is drawn."""
+
+    key: int
+    stream: int
+    fanout: int
+    replace: bool = False
+    last: bool = False
+    labor: bool = False
+    weighted: bool = False
+
+
+@dataclass(frozen=True)
+class EdgeLists:
+    """One relation's in-edges for a contiguous range of destinations."""
+
+    indptr: Tensor  # [num_nodes + 1] int64, positions within this part
+    indices: Tensor  # [num_edges] int32 or int64 source ids
+    first_node: int = 0
+    first_edge: int = 0
+    weight: Tensor | None = None  # [num_edges] float32
+    edge_time: Tensor | None = None  # [num_edges] int64
+    source_time: Tensor | None = None  # [num_sources] int64
+    core: _core.Lists = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        columns = (self.weight, self.edge_time, self.source_time)
+        core = _core.Lists(
+            self.indptr.numpy(),
+            self.indices.numpy(),
+            self.first_node,
+            self.first_edge,
+            *(None if column is None else column.numpy() for column in columns),
+        )
+        object.__setattr__(self, "core", core)
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+
+def sample(lists: EdgeLists, frontier: Frontier, rule: Rule) -> Picks:
+    """Pick edges for every node of a frontier.
+
+    >>> sample(lists, Frontier(torch.tensor([0, 7])), Rule(key=1, stream=0, fanout=5))
+    """
+    nodes, trees, times = frontier
+    counts, sources, edges = _core.sample(
+        lists.core,
+        nodes.numpy(),
+        None if trees is None else trees.numpy(),
+        None if times is None else times.numpy(),
+        *rule,
+    )
+    return Picks(tensor_of(counts), tensor_of(sources), tensor_of(edges))

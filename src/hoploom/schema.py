@@ -1,0 +1,127 @@
+"""What a graph is made of: node types, relations, and their named fields."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from hoploom.errors import ConfigError
+
+RelationName = tuple[str, str, str]  # (source type, name, destination type)
+Owner = str | RelationName  # whose field it is
+
+DTYPES: dict[str, torch.dtype] = {
+    "bool": torch.bool,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+EDGE_ID = "edge_id"  # the field that holds the user's own edge ids, where they are not the positions
+
+
+@dataclass(frozen=True)
+class Field:
+    """One value per node or edge: its dtype and the shape of a row."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def row_bytes(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class NodeType:
+    name: str
+    num_nodes: int
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    splits: Mapping[str, int] = field(default_factory=dict)  # name -> number of nodes
+
+
+@dataclass(frozen=True)
+class Relation:
+    source: str
+    name: str
+    destination: str
+    num_edges: int
+    fields: Mapping[str, Field] = field(default_factory=dict)
+
+    @property
+    def key(self) -> RelationName:
+        return (self.source, self.name, self.destination)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The types of a graph, in the order that everything else lists them.
+
+    `weight` and `time` name the fields that weighted and temporal sampling read; where `time` is set,
+    every adjacency list is in time order.
+    """
+
+    node_types: tuple[NodeType, ...]
+    relations: tuple[Relation, ...]
+    homogeneous: bool
+    weight: str | None = None
+    time: str | None = None
+
+    @cached_property
+    def type_index(self) -> dict[str, int]:
+        return {t.name: i for i, t in enumerate(self.node_types)}
+
+    @cached_property
+    def relation_index(self) -> dict[RelationName, int]:
+        return {r.key: i for i, r in enumerate(self.relations)}
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Per relation: the index of its source type."""
+        return tuple(self.type_index[r.source] for r in self.relations)
+
+    @cached_property
+    def destinations(self) -> tuple[int, ...]:
+        """Per relation: the index of its destination type."""
+        return tuple(self.type_index[r.destination] for r in self.relations)
+
+    @cached_property
+    def edge_time(self) -> bool:
+        """Times belong to edges, not to nodes."""
+        return self.time is not None and any(self.time in r.fields for r in self.relations)
+
+    def node_type(self, name: str) -> NodeType:
+        if name not in self.type_index:
+            raise ConfigError(f"unknown node type {name!r}; the graph has {list(self.type_index)}")
+        return self.node_types[self.type_index[name]]
+
+    def relation(self, key: RelationName) -> Relation:
+        if key not in self.relation_index:
+            raise ConfigError(f"unknown relation {key!r}; the graph has {list(self.relation_index)}")
+        return self.relations[self.relation_index[key]]
+
+
+HOMOGENEOUS_TYPE = "node"
+HOMOGENEOUS_RELATION: RelationName = ("node", "to", "node")
+
+
+def check_schema(schema: Schema) -> None:
+    """Raise ConfigError if a relation names a type that does not exist or a name is used twice."""
+    if len(schema.type_index) != len(schema.node_types):
+        raise ConfigError(f"a node type is named twice: {[t.name for t in schema.node_types]}")
+    if len(schema.relation_index) != len(schema.relations):
+        raise ConfigError(f"a relation is named twice: {[r.key for r in schema.relations]}")
+    for relation in schema.relations:
+        schema.node_type(relation.source)
+        schema.node_type(relation.destination)
