@@ -167,6 +167,7 @@ Buffer draw_words(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t bl
 }  // namespace
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // tensors held until the interpreter ends are no leak
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
       .def("__init__", [](Buffer* self, size_t size) { new (self) Buffer(size); }, "size"_a)
       .def("__len__", &Buffer::size);

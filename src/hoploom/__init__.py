@@ -1,1 +1,20 @@
-"""Hoploom."""
+"""Hoploom trains graph neural networks on graphs of any size with one script."""
+
+from hoploom.build import from_pyg, from_tensors
+from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, StoreError
+from hoploom.store import Store
+from hoploom.store.disk import open_store as open
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchError",
+    "ConfigError",
+    "DataError",
+    "HoploomError",
+    "Store",
+    "StoreError",
+    "from_pyg",
+    "from_tensors",
+    "open",
+]

@@ -1,0 +1,56 @@
+"""What sampling makes, before features join: subgraphs and blocks, listed by node type and relation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hoploom.schema import RelationName
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Where sampling starts: per node type the nodes, and their trees and times where those matter."""
+
+    nodes: tuple[Tensor | None, ...]  # per type: [n] int64
+    trees: tuple[Tensor | None, ...]  # per type: [n] int64
+    times: Tensor | None = None  # [num_trees] int64: the time of each tree
+    first_tree: int = 0
+
+
+@dataclass
+class Sampled:
+    """A sampled subgraph in local ids."""
+
+    nodes: list[Tensor]  # per type: [n] int64 node ids, seeds first
+    trees: list[Tensor] | None  # per type: [n] int64, disjoint sampling only
+    edge_index: list[Tensor]  # per relation: [2, e] int64 local ids
+    edges: list[Tensor | None]  # per relation: [e] int64 positions; None where they are not known
+    num_nodes: list[list[int]] | None  # per type and hop
+    num_edges: list[list[int]] | None  # per relation and hop
+    blocks: list["Block"] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer of a message-flow graph. Sources start with the destinations.
+
+    Homogeneous graphs hold tensors and ints, heterogeneous ones dictionaries by relation and node type.
+    """
+
+    edge_index: Tensor | Mapping[RelationName, Tensor]  # [2, e]: local source, local destination
+    e_id: Tensor | Mapping[RelationName, Tensor]
+    num_sources: int | Mapping[str, int]
+    num_destinations: int | Mapping[str, int]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Block":
+        """The same block on another device."""
+
+        def move(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {key: entry.to(device, non_blocking=non_blocking) for key, entry in value.items()}
+            return value.to(device, non_blocking=non_blocking)
+
+        return Block(move(self.edge_index), move(self.e_id), self.num_sources, self.num_destinations)

@@ -1,0 +1,159 @@
+"""Message-flow blocks: every destination of a layer is sampled afresh, sources start with the destinations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hoploom.batch import Block, Sampled, Seeds
+from hoploom.config import Sampling
+from hoploom.errors import ConfigError
+from hoploom.ops import Frontier, Picks
+from hoploom.sample.hops import HopEdges, Workspace, frontier_of, make_draw
+from hoploom.schema import RelationName
+from hoploom.store import Draw, GraphStore
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges into a layer's seeds, in global ids: what a frontier hook returns."""
+
+    sources: Tensor  # [e] int64
+    destinations: Tensor  # [e] int64, each of them one of the seeds
+    positions: Tensor | None = None  # [e] int64 positions in the store, where they are known
+
+
+HookEdges = Edges | Mapping[RelationName, Edges]
+SampleFrontier = Callable[[int, "LayerGraph", Tensor | Mapping[str, Tensor]], HookEdges]
+
+
+class LayerGraph:
+    """What a frontier hook sees of the graph, with the layer's randomness bound.
+
+    >>> def sample_frontier(layer, graph, seeds):
+    ...     return graph.sample_neighbors(seeds, fanout=10)
+    """
+
+    def __init__(self, graph: GraphStore, key: int, layer: int) -> None:
+        self.schema = graph.schema
+        self._graph, self._key, self._layer = graph, key, layer
+
+    def sample_neighbors(
+        self,
+        seeds: Tensor | Mapping[str, Tensor],
+        fanout: int | Mapping[RelationName, int],
+        *,
+        replace: bool = False,
+        labor: bool = False,
+        weighted: bool = False,
+    ) -> HookEdges:
+        """Picks of in-edges, as the sampler itself would make them; fanout -1 gives all."""
+        relations = self.schema.relations
+        if isinstance(fanout, Mapping):
+            fanouts = [fanout.get(relation.key, 0) for relation in relations]
+        else:
+            fanouts = [fanout] * len(relations)
+        by_type = seeds if isinstance(seeds, Mapping) else {self.schema.node_types[0].name: seeds}
+        frontiers = [Frontier(by_type[t.name]) if t.name in by_type else None for t in self.schema.node_types]
+        draw = Draw(self._key, self._layer, fanouts, replace, False, labor, weighted)
+        found = {}
+        for relation, picks in zip(relations, self._graph.sample(frontiers, draw), strict=True):
+            if picks is not None:
+                destinations = torch.repeat_interleave(by_type[relation.destination], picks.counts)
+                found[relation.key] = Edges(picks.sources, destinations, picks.edges)
+        return next(iter(found.values())) if self.schema.homogeneous and found else found
+
+    def in_edges(self, seeds: Tensor | Mapping[str, Tensor]) -> HookEdges:
+        """All in-edges of the seeds."""
+        return self.sample_neighbors(seeds, -1)
+
+
+def sample_blocks(
+    graph: GraphStore,
+    workspace: Workspace,
+    seeds: Seeds,
+    sampling: Sampling,
+    key: int,
+    sample_frontier: SampleFrontier | None = None,
+) -> Sampled:
+    """One block per layer, from the seeds inwards; `blocks` lists them from the input layer on."""
+    schema = graph.schema
+    blocks: list[Block] = []
+    layer_seeds = seeds
+    for hop in range(sampling.num_hops):
+        workspace.begin(layer_seeds)
+        maps = workspace.maps
+        sizes = [len(node_map) for node_map in maps]
+        frontiers = [frontier_of(node_map, 0, seeds, sampling.disjoint) for node_map in maps]
+        if sample_frontier is None:
+            answers = graph.sample(frontiers, make_draw(sampling, key, hop))
+        else:
+            answers = _ask_hook(sample_frontier, graph, key, hop, frontiers)
+        edges = [HopEdges() for _ in schema.relations]
+        for relation, picks in enumerate(answers):
+            frontier = frontiers[schema.destinations[relation]]
+            if picks is not None and frontier is not None:
+                local = maps[schema.sources[relation]].add(picks.sources, picks.counts, frontier.trees)
+                edges[relation].add(local, picks, 0)
+        blocks.append(_block(graph, workspace, edges, sizes))
+        trees = [node_map.trees() if sampling.disjoint else None for node_map in maps]
+        nodes = [node_map.nodes() for node_map in maps]
+        layer_seeds = Seeds(tuple(nodes), tuple(trees), seeds.times, seeds.first_tree)
+    batch_trees = None
+    if sampling.disjoint:
+        batch_trees = [trees - seeds.first_tree for trees in layer_seeds.trees if trees is not None]
+    for node_map in workspace.maps:
+        node_map.clear()
+    return Sampled(list(layer_seeds.nodes), batch_trees, [], [], None, None, blocks[::-1])  # type: ignore[arg-type]
+
+
+def _block(graph: GraphStore, workspace: Workspace, edges: Sequence[HopEdges], sizes: Sequence[int]) -> Block:
+    schema = graph.schema
+    names = [node_type.name for node_type in schema.node_types]
+    keys = [relation.key for relation in schema.relations]
+    return Block(
+        {key: one.edge_index() for key, one in zip(keys, edges, strict=True)},
+        {key: one.edges() for key, one in zip(keys, edges, strict=True)},
+        {name: len(node_map) for name, node_map in zip(names, workspace.maps, strict=True)},
+        dict(zip(names, sizes, strict=True)),
+    )
+
+
+def _ask_hook(
+    hook: SampleFrontier, graph: GraphStore, key: int, layer: int, frontiers: Sequence[Frontier | None]
+) -> list[Picks | None]:
+    schema = graph.schema
+    by_type = {
+        t.name: torch.empty(0, dtype=torch.int64) if f is None else f.nodes
+        for t, f in zip(schema.node_types, frontiers, strict=True)
+    }
+    seeds = by_type[schema.node_types[0].name] if schema.homogeneous else by_type
+    answer = hook(layer, LayerGraph(graph, key, layer), seeds)
+    by_relation = {schema.relations[0].key: answer} if isinstance(answer, Edges) else dict(answer)
+    for name, edges in by_relation.items():
+        schema.relation(name)
+        if not isinstance(edges, Edges):
+            raise ConfigError(f"sample_frontier returned a {type(edges).__name__} for {name}; return hoploom.Edges")
+    return [
+        _as_picks(by_relation[r.key], by_type[r.destination]) if r.key in by_relation else None
+        for r in schema.relations
+    ]
+
+
+def _as_picks(edges: Edges, seeds: Tensor) -> Picks:
+    """The hook's edges grouped by seed. A repeated seed takes the edges of its first place."""
+    order = torch.argsort(seeds, stable=True)
+    ascending = seeds[order]
+    found = torch.searchsorted(ascending, edges.destinations)
+    if seeds.numel() == 0 or edges.destinations.numel() != edges.sources.numel():
+        known = edges.destinations.numel() == edges.sources.numel() == 0
+    else:
+        known = bool((ascending[found.clamp(max=seeds.numel() - 1)] == edges.destinations).all())
+    if not known:
+        raise ConfigError("sample_frontier returned an edge into a node that is no seed of the layer; destinations must be seeds")
+    places = order[found] if seeds.numel() else found
+    by_seed = torch.argsort(places, stable=True)
+    counts = torch.bincount(places, minlength=seeds.numel())
+    positions = torch.full_like(edges.sources, -1) if edges.positions is None else edges.positions
+    return Picks(counts, edges.sources[by_seed].contiguous(), positions[by_seed].contiguous())

@@ -1,0 +1,132 @@
+"""The one hop loop: frontier -> picks -> local ids, over any store, for any graph."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.batch import Sampled, Seeds
+from hoploom.config import Sampling
+from hoploom.ops import Frontier, NodeMap, Picks
+from hoploom.schema import Schema
+from hoploom.store import Draw, GraphStore
+
+Expand = Callable[[Sequence[Frontier | None], Draw], list[Picks | None]]
+
+
+class Workspace:
+    """The node maps of one batch at a time, one per node type; reused, never shared between threads."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.maps = [NodeMap(node_type.num_nodes) for node_type in schema.node_types]
+
+    def begin(self, seeds: Seeds) -> None:
+        """Start a batch: forget the last one, place the seeds first."""
+        for node_map, nodes, trees in zip(self.maps, seeds.nodes, seeds.trees, strict=True):
+            node_map.clear()
+            if nodes is not None:
+                node_map.add_seeds(nodes, trees)
+
+
+class HopEdges:
+    """The edges of one relation, hop by hop, until all are known."""
+
+    def __init__(self) -> None:
+        self._hops: list[tuple[Tensor, Tensor, int]] = []  # local sources, counts, first destination
+        self._edges: list[Tensor] = []
+
+    def add(self, local: Tensor, picks: Picks, first: int) -> None:
+        self._hops.append((local, picks.counts, first))
+        self._edges.append(picks.edges)
+
+    def edge_index(self) -> Tensor:
+        """All edges [2, e] int64, in the order they were picked."""
+        total = sum(local.numel() for local, _, _ in self._hops)
+        out = ops.empty((2, total), torch.int64)
+        offset = 0
+        for local, counts, first in self._hops:
+            ops.fill_edges(local, counts, first, offset, out)
+            offset += local.numel()
+        return out
+
+    def edges(self) -> Tensor:
+        """The edges' positions [e] int64."""
+        if len(self._edges) == 1:
+            return self._edges[0]
+        out = ops.empty((sum(edges.numel() for edges in self._edges),), torch.int64)
+        return torch.cat(self._edges, out=out) if self._edges else out
+
+
+def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:
+    last = sampling.temporal == "last"
+    return Draw(key, hop, sampling.fanouts[hop], sampling.replace, last, sampling.labor, sampling.weighted)
+
+
+def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> Frontier | None:
+    """The nodes from `begin` on, with their trees and times; None if there are none."""
+    if len(node_map) == begin:
+        return None
+    nodes = node_map.nodes(begin)
+    if not disjoint:
+        return Frontier(nodes)
+    trees = node_map.trees(begin)
+    times = None if seeds.times is None else seeds.times[trees - seeds.first_tree]
+    return Frontier(nodes, trees, times)
+
+
+def sample_subgraph(
+    graph: GraphStore, workspace: Workspace, seeds: Seeds, sampling: Sampling, key: int
+) -> Sampled:
+    """Expand each node once, at the hop that first reaches it; edges and nodes in the order of first sight."""
+    schema, maps = graph.schema, workspace.maps
+    workspace.begin(seeds)
+    hop_edges = [HopEdges() for _ in schema.relations]
+    num_nodes = [[len(node_map)] for node_map in maps]
+    num_edges: list[list[int]] = [[] for _ in schema.relations]
+    begins = [0] * len(maps)
+    for hop in range(sampling.num_hops):
+        frontiers = [frontier_of(m, begin, seeds, sampling.disjoint) for m, begin in zip(maps, begins, strict=True)]
+        ends = [len(node_map) for node_map in maps]
+        answers = graph.sample(frontiers, make_draw(sampling, key, hop))
+        for relation, picks in enumerate(answers):
+            source, destination = schema.sources[relation], schema.destinations[relation]
+            frontier = frontiers[destination]
+            num_edges[relation].append(0 if picks is None else picks.sources.numel())
+            if picks is not None and frontier is not None:
+                local = maps[source].add(picks.sources, picks.counts, frontier.trees)
+                hop_edges[relation].add(local, picks, begins[destination])
+        begins = ends
+        for node_map, begin, counts in zip(maps, begins, num_nodes, strict=True):
+            counts.append(len(node_map) - begin)
+    if sampling.subgraph == "induced":
+        return _induced(graph, workspace, key)
+    trees = None
+    if sampling.disjoint:
+        trees = [node_map.trees() - seeds.first_tree for node_map in maps]
+    edge_index = [one.edge_index() for one in hop_edges]
+    edges: list[Tensor | None] = [one.edges() for one in hop_edges]
+    nodes = [node_map.take() for node_map in maps]
+    return Sampled(nodes, trees, edge_index, edges, num_nodes, num_edges)
+
+
+def _induced(graph: GraphStore, workspace: Workspace, key: int) -> Sampled:
+    """All edges between the nodes of the batch, by destination."""
+    schema, maps = graph.schema, workspace.maps
+    frontiers = [Frontier(node_map.nodes()) if len(node_map) else None for node_map in maps]
+    answers = graph.sample(frontiers, Draw(key, 0, [-1] * len(schema.relations)))
+    edge_index, edges = [], []
+    for relation, picks in enumerate(answers):
+        if picks is None:
+            edge_index.append(torch.empty(2, 0, dtype=torch.int64))
+            edges.append(torch.empty(0, dtype=torch.int64))
+            continue
+        local = maps[schema.sources[relation]].find(picks.sources)
+        whole = ops.empty((2, local.numel()), torch.int64)
+        ops.fill_edges(local, picks.counts, 0, 0, whole)
+        inside = torch.nonzero(local >= 0).view(-1)
+        edge_index.append(whole[:, inside])
+        edges.append(picks.edges[inside])
+    nodes = [node_map.take() for node_map in maps]
+    return Sampled(nodes, None, edge_index, list(edges), None, None)

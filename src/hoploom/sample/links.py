@@ -1,0 +1,207 @@
+"""Links as seeds: both ends, negatives, and where each link's ends stand in the batch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import NegativeSampling
+
+from hoploom.batch import Seeds
+from hoploom.schema import Schema
+from hoploom.sample.negatives import DESTINATION, SOURCE, EdgeTest, draw_nodes, draw_until, too_dense
+from hoploom.store import GraphStore
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of one batch."""
+
+    sources: Tensor  # [n] int64
+    destinations: Tensor  # [n] int64
+    labels: Tensor | None = None  # [n, ...]
+    times: Tensor | None = None  # [n] int64
+    first: int = 0  # the place of the first link within the step, over all ranks
+
+
+@dataclass(frozen=True)
+class LinkTask:
+    """What a batch of links is for: a relation, and the negatives that go with it."""
+
+    relation: int
+    negatives: NegativeSampling | None = None
+    strict: bool = False
+    node_times: Mapping[int, Tensor] | None = None  # by node type: temporal negatives exist at the link's time
+
+
+@dataclass(frozen=True)
+class LinkSeeds:
+    """Seeds, and the fields that say where the links are in the batch."""
+
+    seeds: Seeds
+    fields: Mapping[str, Tensor | None]  # edge_label_index, ... or src_index, dst_pos_index, ...
+    num_links: int  # positives: trees are numbered modulo this
+
+
+def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
+    """Both ends of every link, positives first, as seeds."""
+    sources, destinations, source_times, destination_times = _with_negatives(graph, links, task, key)
+    schema = graph.schema
+    ends = schema.sources[task.relation], schema.destinations[task.relation]
+    seeds, source_place, destination_place = _seeds(
+        schema, ends, sources, destinations, (source_times, destination_times), links, disjoint
+    )
+    fields = _fields(links, task.negatives, source_place, destination_place, source_times)
+    return LinkSeeds(seeds, fields, links.sources.numel())
+
+
+def _with_negatives(
+    graph: GraphStore, links: Links, task: LinkTask, key: int
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    times = links.times
+    if task.negatives is None:
+        return links.sources, links.destinations, times, times
+    count = links.sources.numel()
+    amount = task.negatives.amount
+    num_negatives = math.ceil(count * amount)
+    repeats = math.ceil(amount) if count else 0
+    slot_times = None if times is None else times.repeat(repeats)[:num_negatives]
+    destination_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
+    slots = _slots(links, num_negatives)
+    if task.negatives.is_binary():
+        sources, destinations = _negative_pairs(graph, task, key, slots, slot_times)
+        sources = torch.cat([links.sources, sources])
+        return sources, torch.cat([links.destinations, destinations]), destination_times, destination_times
+    sources = links.sources.repeat(repeats)
+    destinations = _negative_destinations(graph, task, key, slots, sources, slot_times)
+    return links.sources, torch.cat([links.destinations, destinations]), times, destination_times
+
+
+def _slots(links: Links, num_negatives: int) -> Tensor:
+    """A number per negative that no other rank of the step uses: its positive's place, and which of its own."""
+    count = max(1, links.sources.numel())
+    index = torch.arange(num_negatives)
+    return (links.first + index % count) | (index // count) << 40
+
+
+def _draw(graph: GraphStore, task: LinkTask, key: int, end: int):  # type: ignore[no-untyped-def]
+    schema = graph.schema
+    node_type = (schema.sources if end == SOURCE else schema.destinations)[task.relation]
+    assert task.negatives is not None
+    weight = task.negatives.src_weight if end == SOURCE else task.negatives.dst_weight
+    num_nodes = schema.node_types[node_type].num_nodes
+    node_times = (task.node_times or {}).get(node_type)
+    return lambda slots, attempt: draw_nodes(key, slots, end, attempt, num_nodes, weight), node_times
+
+
+def _in_time(drawn: Tensor, bad: Tensor, node_times: Tensor | None) -> Tensor:
+    """What no round could mend takes the oldest node, as PyG does."""
+    if bad.numel() and node_times is not None:
+        drawn[bad] = node_times.argmin()
+    return drawn
+
+
+def _negative_pairs(
+    graph: GraphStore, task: LinkTask, key: int, slots: Tensor, times: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    ends = []
+    draws = []
+    for end in (SOURCE, DESTINATION):
+        draw, node_times = _draw(graph, task, key, end)
+        drawn, bad = draw_until(draw, _too_late(node_times, times), slots)
+        ends.append(_in_time(drawn, bad, node_times))
+        draws.append((draw, node_times))
+    if not task.strict:
+        return ends[0], ends[1]
+    is_edge = EdgeTest(graph, task.relation)
+    bad = torch.nonzero(is_edge(*ends)).view(-1)
+    for attempt in range(64, 64 + 32):
+        if bad.numel() == 0:
+            return ends[0], ends[1]
+        for end, (draw, node_times) in zip(ends, draws, strict=True):
+            fresh = draw(slots[bad], attempt)
+            late = _too_late(node_times, times)(fresh, bad)
+            end[bad] = torch.where(late, end[bad], fresh)
+        bad = bad[is_edge(ends[0][bad], ends[1][bad])]
+    raise too_dense(graph.schema.relations[task.relation].key)
+
+
+def _negative_destinations(
+    graph: GraphStore, task: LinkTask, key: int, slots: Tensor, sources: Tensor, times: Tensor | None
+) -> Tensor:
+    draw, node_times = _draw(graph, task, key, DESTINATION)
+    too_late = _too_late(node_times, times)
+    if not task.strict:
+        return _in_time(*draw_until(draw, too_late, slots), node_times)
+    is_edge = EdgeTest(graph, task.relation)
+    drawn, bad = draw_until(draw, lambda nodes, at: too_late(nodes, at) | is_edge(sources[at], nodes), slots)
+    if bad.numel():
+        raise too_dense(graph.schema.relations[task.relation].key)
+    return drawn
+
+
+def _too_late(node_times: Tensor | None, times: Tensor | None):  # type: ignore[no-untyped-def]
+    if node_times is None or times is None:
+        return lambda nodes, at: torch.zeros_like(nodes, dtype=torch.bool)
+    return lambda nodes, at: node_times[nodes] > times[at]
+
+
+def _seeds(
+    schema: Schema,
+    ends: tuple[int, int],
+    sources: Tensor,
+    destinations: Tensor,
+    times: tuple[Tensor | None, Tensor | None],
+    links: Links,
+    disjoint: bool,
+) -> tuple[Seeds, Tensor, Tensor]:
+    """Seeds by type, and the local id of every link's source and destination."""
+    num_types = len(schema.node_types)
+    nodes: list[Tensor | None] = [None] * num_types
+    trees: list[Tensor | None] = [None] * num_types
+    one_type = ends[0] == ends[1]
+    if not disjoint:
+        if one_type:
+            nodes[ends[0]], place = torch.unique(torch.cat([sources, destinations]), return_inverse=True)
+            source_place, destination_place = place[: sources.numel()], place[sources.numel() :]
+        else:
+            nodes[ends[0]], source_place = torch.unique(sources, return_inverse=True)
+            nodes[ends[1]], destination_place = torch.unique(destinations, return_inverse=True)
+        return Seeds(tuple(nodes), tuple(trees)), source_place, destination_place
+    # Every end of every link grows a tree of its own; numbers are apart from every other rank's.
+    first = links.first << 20
+    tree = torch.arange(sources.numel() + destinations.numel()) + first
+    source_place, destination_place = torch.arange(sources.numel()), torch.arange(destinations.numel())
+    if one_type:
+        nodes[ends[0]], trees[ends[0]] = torch.cat([sources, destinations]), tree
+        destination_place = destination_place + sources.numel()
+    else:
+        nodes[ends[0]], trees[ends[0]] = sources, tree[: sources.numel()]
+        nodes[ends[1]], trees[ends[1]] = destinations, tree[sources.numel() :]
+    tree_times = None if times[0] is None or times[1] is None else torch.cat([times[0], times[1]])
+    return Seeds(tuple(nodes), tuple(trees), tree_times, first), source_place, destination_place
+
+
+def _fields(
+    links: Links, negatives: NegativeSampling | None, sources: Tensor, destinations: Tensor, times: Tensor | None
+) -> dict[str, Tensor | None]:
+    if negatives is None or negatives.is_binary():
+        labels = links.labels
+        if negatives is not None:
+            positive = torch.ones(links.sources.numel()) if labels is None else labels
+            extra = sources.numel() - links.sources.numel()
+            labels = torch.cat([positive, positive.new_zeros((extra, *positive.shape[1:]))])
+        return {
+            "edge_label_index": torch.stack([sources, destinations]),
+            "edge_label": labels,
+            "edge_label_time": times,
+        }
+    count = links.sources.numel()
+    negative = destinations[count:].view(-1, count).t().contiguous()  # triplet i holds column i
+    return {
+        "src_index": sources,
+        "dst_pos_index": destinations[:count],
+        "dst_neg_index": negative.squeeze(-1),
+        "seed_time": times,
+    }

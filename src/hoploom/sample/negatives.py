@@ -1,0 +1,68 @@
+"""Negative links: keyed draws of nodes, weighted, in time, and strict on request."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hoploom import keys, ops
+from hoploom.errors import DataError
+from hoploom.ops import Frontier
+from hoploom.store import Draw, GraphStore
+
+ROUNDS = 32
+SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
+
+
+def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: Tensor | None) -> Tensor:
+    """One node per slot: uniform by multiply-shift over 64 bits, or by inverting the running sum of weights."""
+    words = ops.draw_words(key, slots, keys.NEGATIVE_STREAM + end, attempt).to(torch.int64)
+    high, low = words[:, 0], words[:, 1]
+    if weight is None:
+        # (high * 2^32 + low) * n >> 64 in 64-bit steps; n < 2^31 keeps every product exact.
+        return (high * num_nodes + (low * num_nodes >> 32)) >> 32
+    unit = ((high << 20 | low >> 12).to(torch.float64) + 0.5) * 2.0**-52
+    sums = torch.cumsum(weight.to(torch.float64), 0)
+    last = int(torch.nonzero(weight > 0)[-1])
+    return torch.searchsorted(sums, unit * sums[-1], right=True).clamp(max=last)
+
+
+def draw_until(
+    draw: Callable[[Tensor, int], Tensor], is_bad: Callable[[Tensor, Tensor], Tensor], slots: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Redraw the bad slots, some rounds long. Returns the draws and the places still bad."""
+    drawn = draw(slots, 0)
+    bad = torch.nonzero(is_bad(drawn, torch.arange(slots.numel()))).view(-1)
+    for attempt in range(1, ROUNDS):
+        if bad.numel() == 0:
+            break
+        drawn[bad] = draw(slots[bad], attempt)
+        bad = bad[is_bad(drawn[bad], bad)]
+    return drawn, bad
+
+
+class EdgeTest:
+    """Which (source, destination) pairs are edges of one relation: reads the destinations' whole lists."""
+
+    def __init__(self, graph: GraphStore, relation: int) -> None:
+        self._graph, self._relation = graph, relation
+
+    def __call__(self, sources: Tensor, destinations: Tensor) -> Tensor:
+        """True where the pair is an edge."""
+        schema = self._graph.schema
+        unique, place = torch.unique(destinations, return_inverse=True)
+        frontiers: list[Frontier | None] = [None] * len(schema.node_types)
+        frontiers[schema.destinations[self._relation]] = Frontier(unique)
+        fanouts = [-1 if r == self._relation else 0 for r in range(len(schema.relations))]
+        picks = self._graph.sample(frontiers, Draw(0, 0, fanouts))[self._relation]
+        assert picks is not None
+        stride = schema.node_types[schema.sources[self._relation]].num_nodes
+        edges = torch.repeat_interleave(torch.arange(unique.numel()), picks.counts) * stride + picks.sources
+        return torch.isin(place * stride + sources, edges)
+
+
+def too_dense(relation: object) -> DataError:
+    return DataError(
+        f"no strict negatives found for {relation} in {ROUNDS} rounds: nearly every pair is an edge; "
+        f"set strict_negatives=False"
+    )

@@ -1,0 +1,19 @@
+"""Where data lives. The sampler sees two protocols: GraphStore and FeatureStore."""
+
+from hoploom.store.base import Draw, FeatureStore, GraphStore, Wanted
+from hoploom.store.part import Part, Table
+from hoploom.store.sharded import Routes, Sharded
+from hoploom.store.store import Store, assemble
+
+__all__ = [
+    "Draw",
+    "FeatureStore",
+    "GraphStore",
+    "Part",
+    "Routes",
+    "Sharded",
+    "Store",
+    "Table",
+    "Wanted",
+    "assemble",
+]

@@ -1,0 +1,86 @@
+"""Reading every byte of a store to say which file is wrong, and what is wrong with it."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from hoploom.errors import HoploomError
+from hoploom.store import layout
+from hoploom.store.disk import check_manifest, open_part
+from hoploom.store.part import Part
+
+CHUNK_BYTES = 16 << 20
+CHUNK_EDGES = 8 << 20
+
+
+def problems(path: str | Path) -> Iterator[str]:
+    """What is wrong with a store, one line each; nothing if it is sound.
+
+    >>> list(hoploom.store.check.problems("papers.store"))
+    []
+    """
+    folder = Path(path)
+    try:
+        manifest = layout.read_manifest(folder)
+        check_manifest(folder, manifest)
+    except HoploomError as error:
+        yield str(error)
+        return
+    damaged = False
+    for name, entry in manifest.files.items():
+        for problem in _file_problems(folder, name, entry):
+            damaged = True
+            yield problem
+    if damaged:
+        return
+    for number in range(len(manifest.parts)):
+        try:
+            part = open_part(folder, manifest, number)
+        except HoploomError as error:
+            yield str(error)
+            continue
+        yield from _part_problems(number, part)
+
+
+def _file_problems(folder: Path, name: str, entry: layout.FileEntry) -> Iterator[str]:
+    try:
+        path = layout.inside(folder, name)
+        size, crc = 0, 0
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                size += len(chunk)
+                crc = zlib.crc32(chunk, crc)
+    except FileNotFoundError:
+        yield f"{name}: missing"
+        return
+    except (OSError, HoploomError) as error:
+        yield f"{name}: {error}"
+        return
+    if size != entry.bytes:
+        yield f"{name}: {size} bytes, {entry.bytes} expected (truncated or changed)"
+    elif crc != entry.crc32:
+        yield f"{name}: checksum {crc:08x}, {entry.crc32:08x} expected (a bit has flipped, or it was changed)"
+
+
+def _part_problems(number: int, part: Part) -> Iterator[str]:
+    schema = part.schema
+    for index, relation in enumerate(schema.relations):
+        lists = part.lists[index]
+        steps = lists.indptr[1:] - lists.indptr[:-1]
+        if (steps < 0).any():
+            node = int(torch.nonzero(steps < 0)[0]) + lists.first_node
+            yield f"{layout.topology_file(number, relation, 'indptr')}: decreases at node {node}"
+        limit = schema.node_types[schema.sources[index]].num_nodes
+        for begin in range(0, lists.num_edges, CHUNK_EDGES):
+            ids = lists.indices[begin : begin + CHUNK_EDGES]
+            if int(ids.min()) < 0 or int(ids.max()) >= limit:
+                bad = int(torch.nonzero((ids < 0) | (ids >= limit))[0])
+                where = f"{layout.topology_file(number, relation, 'indices')}: position {begin + bad}"
+                yield f"{where} is {int(ids[bad])}, out of range [0, {limit})"
+                break
+    for (type_name, split), ids in part.splits.items():
+        limit = schema.node_type(type_name).num_nodes
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= limit):
+            yield f"{layout.split_file(number, type_name, split)}: an id is out of range [0, {limit})"

@@ -1,0 +1,131 @@
+"""Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import StoreError
+from hoploom.ops import EdgeLists
+from hoploom.schema import DTYPES, Owner, Relation, check_schema
+from hoploom.store import layout
+from hoploom.store.layout import Manifest, PartRange
+from hoploom.store.part import Part, Table
+from hoploom.store.store import Store, assemble
+
+# Private pages that are written to count against no limit: a store may exceed the machine's memory.
+MAP_NORESERVE = 0x4000
+ID_LIMIT = 2**31
+
+
+def open_store(path: str | Path) -> Store:
+    """Open a store from a directory. Nothing is read but store.json and the files' headers.
+
+    >>> store = hoploom.open("papers.store")
+    """
+    folder = Path(path)
+    manifest = layout.read_manifest(folder)
+    check_manifest(folder, manifest)
+    return assemble(manifest.schema, [open_part(folder, manifest, p) for p in range(len(manifest.parts))])
+
+
+def check_manifest(folder: Path, manifest: Manifest) -> None:
+    """Raise StoreError unless the parts cover every node and edge once, in order."""
+    schema, parts = manifest.schema, manifest.parts
+    check_schema(schema)
+    if not parts:
+        raise StoreError(f"{folder} has no parts")
+    spans = [("nodes of " + t.name, t.num_nodes, i, "first_nodes", "num_nodes") for i, t in enumerate(schema.node_types)]
+    spans += [(f"edges of {r.key}", r.num_edges, i, "first_edges", "num_edges") for i, r in enumerate(schema.relations)]
+    for what, total, index, first, count in spans:
+        position = 0
+        for part in parts:
+            if len(getattr(part, first)) <= index or getattr(part, first)[index] != position:
+                raise StoreError(f"{folder}: the parts do not cover the {what} once and in order; store.json is damaged")
+            position += getattr(part, count)[index]
+        if position != total:
+            raise StoreError(f"{folder}: the parts hold {position} {what}, not {total}; store.json is damaged")
+
+
+def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
+    """Map one part's files."""
+    schema, held = manifest.schema, manifest.parts[part]
+    tables: dict[tuple[Owner, str], Table] = {}
+    splits: dict[tuple[str, str], Tensor] = {}
+    for index, node_type in enumerate(schema.node_types):
+        for name, field in node_type.fields.items():
+            shape = (held.num_nodes[index], *field.shape)
+            rows = map_array(folder, manifest, layout.node_file(part, node_type.name, name), field.dtype, shape)
+            tables[node_type.name, name] = Table(rows, held.first_nodes[index])
+        for split, size in held.splits.get(node_type.name, {}).items():
+            file = layout.split_file(part, node_type.name, split)
+            splits[node_type.name, split] = map_array(folder, manifest, file, "int64", (size,))
+    lists = []
+    for index, relation in enumerate(schema.relations):
+        for name, field in relation.fields.items():
+            shape = (held.num_edges[index], *field.shape)
+            rows = map_array(folder, manifest, layout.edge_file(part, relation, name), field.dtype, shape)
+            tables[relation.key, name] = Table(rows, held.first_edges[index])
+        lists.append(_open_lists(folder, manifest, part, index))
+    return Part(schema, held.first_nodes, held.num_nodes, tuple(lists), tables, splits)
+
+
+def _open_lists(folder: Path, manifest: Manifest, part: int, index: int) -> EdgeLists:
+    schema, held = manifest.schema, manifest.parts[part]
+    relation = schema.relations[index]
+    destination = schema.destinations[index]
+    num_nodes, num_edges = held.num_nodes[destination], held.num_edges[index]
+
+    def column(name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        return map_array(folder, manifest, layout.topology_file(part, relation, name), dtype, shape)
+
+    def optional(name: str, dtype: str) -> Tensor | None:
+        present = layout.topology_file(part, relation, name) in manifest.files
+        return column(name, dtype, (num_edges,)) if present else None
+
+    indptr = column("indptr", "int64", (num_nodes + 1,))
+    if int(indptr[0]) != 0 or int(indptr[-1]) != num_edges:
+        file = layout.topology_file(part, relation, "indptr")
+        raise StoreError(f"{file} runs from {int(indptr[0])} to {int(indptr[-1])}, not from 0 to {num_edges}")
+    return EdgeLists(
+        indptr,
+        column("indices", id_dtype(schema.node_types[schema.sources[index]].num_nodes), (num_edges,)),
+        held.first_nodes[destination],
+        held.first_edges[index],
+        optional("weight", "float32"),
+        optional("time", "int64"),
+    )
+
+
+def id_dtype(num_nodes: int) -> str:
+    """Ids take 32 bits while they fit."""
+    return "int32" if num_nodes < ID_LIMIT else "int64"
+
+
+def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Sequence[int]) -> Tensor:
+    """Map one .npy file. Writes to the tensor stay in this process."""
+    entry = manifest.files.get(name)
+    if entry is None:
+        raise StoreError(f"{name} is not listed in store.json; copy the store again")
+    path = layout.inside(folder, name)
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size != entry.bytes:
+                raise StoreError(f"{name} has {size} bytes, store.json says {entry.bytes}: it is truncated or changed; copy it again")
+            file.seek(0)
+            offset = layout.read_npy_header(file, name, dtype, tuple(shape))
+            flags = mmap.MAP_PRIVATE | MAP_NORESERVE
+            pages = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except FileNotFoundError as error:
+        raise StoreError(f"{name} is missing from {folder}; copy the store again") from error
+    count = 1
+    for extent in shape:
+        count *= extent
+    if size - offset != count * DTYPES[dtype].itemsize:
+        raise StoreError(f"{name} has {size - offset} bytes of values, {count * DTYPES[dtype].itemsize} are needed")
+    if count == 0:
+        return torch.empty(tuple(shape), dtype=DTYPES[dtype])
+    return torch.frombuffer(pages, dtype=DTYPES[dtype], count=count, offset=offset).view(*shape)

@@ -1,0 +1,71 @@
+"""What a user holds: a graph with its features, labels and splits, wherever they live."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import ConfigError
+from hoploom.schema import Owner, Schema
+from hoploom.store.base import FeatureStore, GraphStore
+from hoploom.store.part import Part
+from hoploom.store.sharded import Routes, Sharded
+
+
+@dataclass(frozen=True)
+class Store:
+    """A graph, its features and its splits.
+
+    >>> store = hoploom.open("papers.store")
+    >>> loader = hoploom.NeighborLoader(store, [15, 10, 5], input_nodes="train", batch_size=1024)
+    """
+
+    schema: Schema
+    graph: GraphStore
+    features: FeatureStore
+    parts: tuple[Part, ...] = ()  # what of it this process can read directly
+
+    def split(self, name: str, node_type: str | None = None) -> Tensor:
+        """The node ids of a split, ascending by part: `store.split("train")`."""
+        type_name = node_type or self._type_with_split(name)
+        if name not in self.schema.node_type(type_name).splits:
+            have = sorted(self.schema.node_type(type_name).splits)
+            raise ConfigError(f"unknown split {name!r} of {type_name!r}; it has {have}")
+        pieces = [p.splits[type_name, name] for p in self.parts if (type_name, name) in p.splits]
+        return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
+
+    def _type_with_split(self, name: str) -> str:
+        having = [t.name for t in self.schema.node_types if name in t.splits]
+        if len(having) != 1:
+            known = {t.name: sorted(t.splits) for t in self.schema.node_types}
+            raise ConfigError(f"split {name!r} is in {having or 'no node type'}; the splits are {known}")
+        return having[0]
+
+    def save(self, path: str | Path) -> "Store":
+        """Write the store to a directory and open it from there."""
+        from hoploom.store.disk import open_store
+        from hoploom.store.write import write_parts
+
+        write_parts(path, self.schema, self.parts)
+        return open_store(path)
+
+
+def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
+    """A store over parts that together hold every node."""
+    parts = tuple(parts)
+    if len(parts) == 1:
+        return Store(schema, parts[0], parts[0], parts)
+    sharded = Sharded(schema, parts, routes_of(schema, parts))
+    return Store(schema, sharded, sharded, parts)
+
+
+def routes_of(schema: Schema, parts: Sequence[Part]) -> Mapping[Owner, Routes]:
+    """Where each node type and relation is cut."""
+    routes: dict[Owner, Routes] = {}
+    for index, node_type in enumerate(schema.node_types):
+        routes[node_type.name] = Routes([part.first_nodes[index] for part in parts])
+    for index, relation in enumerate(schema.relations):
+        routes[relation.key] = Routes([part.lists[index].first_edge for part in parts])
+    return routes

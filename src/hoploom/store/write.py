@@ -1,0 +1,202 @@
+"""Writing a store out of core: arrays stream into a temporary directory that is renamed when complete.
+
+A crash, an error or a full disk leaves no half store.
+"""
+
+import errno
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import StoreError
+from hoploom.ops import EdgeLists
+from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Relation, Schema
+from hoploom.store import layout
+from hoploom.store.disk import id_dtype
+from hoploom.store.layout import FileEntry, Manifest, PartRange
+from hoploom.store.part import Part, Table
+
+CHUNK_BYTES = 32 << 20
+
+
+class ArrayWriter:
+    """One .npy file, appended to in chunks of rows."""
+
+    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._dtype, self._shape, self._rows = dtype, shape, 0
+        self._file = path.open("wb+")
+        self._size = layout.write_npy_header(self._file, dtype, shape)
+        self._file.seek(0)
+        self._crc = zlib.crc32(self._file.read())
+
+    def append(self, rows: Tensor) -> None:
+        """Append rows; they are cast to the array's dtype."""
+        raw = rows.to(DTYPES[self._dtype]).contiguous()
+        values = memoryview(raw.reshape(-1).view(torch.uint8).numpy()) if raw.numel() else memoryview(b"")
+        self._file.write(values)
+        self._crc = zlib.crc32(values, self._crc)
+        self._size += len(values)
+        self._rows += rows.shape[0]
+
+    def finish(self) -> FileEntry:
+        """Flush to the disk; raise if rows are missing."""
+        if self._rows != self._shape[0]:
+            raise StoreError(f"{self._file.name} got {self._rows} rows of {self._shape[0]}")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return FileEntry(self._size, self._crc)
+
+    def close(self) -> None:
+        """Close without complaint: what is buffered on a full disk is lost, and so is the directory."""
+        try:
+            self._file.close()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+class StoreWriter:
+    """Writes a store; complete or not there at all.
+
+    >>> with StoreWriter("out.store", schema, parts) as writer:
+    ...     writer.write("part-00000/nodes/node/x.npy", "float32", (n, 100), chunks)
+    """
+
+    def __init__(self, path: str | Path, schema: Schema, parts: Sequence[PartRange]) -> None:
+        self._target = Path(path)
+        self._schema, self._parts = schema, tuple(parts)
+        self._files: dict[str, FileEntry] = {}
+        self._folder: Path | None = None
+
+    def __enter__(self) -> "StoreWriter":
+        if self._target.exists():
+            raise StoreError(f"{self._target} exists; give another path, or remove it first")
+        try:
+            self._target.absolute().parent.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.mkdtemp(prefix=f".{self._target.name}.partial-", dir=self._target.absolute().parent)
+        except OSError as error:
+            raise StoreError(f"cannot write beside {self._target}: {error}") from error
+        self._folder = Path(folder)
+        return self
+
+    def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: "Sequence[Tensor] | object") -> None:
+        """Write one array from an iterable of row chunks."""
+        assert self._folder is not None
+        path = layout.inside(self._folder, name)
+        try:
+            array = ArrayWriter(path, dtype, shape)
+            try:
+                for chunk in chunks:  # type: ignore[attr-defined]
+                    array.append(chunk)
+                self._files[name] = array.finish()
+            finally:
+                array.close()
+        except StoreError:
+            raise
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> StoreError:
+        if error.errno == errno.ENOSPC:
+            free = shutil.disk_usage(self._target.absolute().parent).free
+            return StoreError(f"the disk is full writing {self._target} ({free} bytes free); nothing was kept, free some space")
+        return StoreError(f"cannot write {self._target}: {error}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._folder is not None
+        try:
+            if error is None:
+                self._complete(self._folder)
+        except OSError as failure:
+            raise (failure if isinstance(failure, StoreError) else self._explained(failure)) from failure
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _complete(self, folder: Path) -> None:
+        text = layout.to_json(Manifest(self._schema, self._parts, self._files))
+        with (folder / layout.STORE_FILE).open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        folder.chmod(0o777 & ~_umask())
+        os.rename(folder, self._target)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None:
+    """Write parts that this process can read."""
+    ranges = [_range_of(schema, part) for part in parts]
+    with StoreWriter(path, schema, ranges) as writer:
+        for number, part in enumerate(parts):
+            _write_part(writer, number, part)
+
+
+def _range_of(schema: Schema, part: Part) -> PartRange:
+    splits: dict[str, dict[str, int]] = {t.name: {} for t in schema.node_types}
+    for (node_type, split), ids in part.splits.items():
+        splits[node_type][split] = ids.numel()
+    first_edges = tuple(lists.first_edge for lists in part.lists)
+    num_edges = tuple(lists.num_edges for lists in part.lists)
+    return PartRange(part.first_nodes, part.num_nodes, first_edges, num_edges, splits)
+
+
+def _write_part(writer: StoreWriter, number: int, part: Part) -> None:
+    schema = part.schema
+    for node_type in schema.node_types:
+        for name in node_type.fields:
+            table = part.tables[node_type.name, name]
+            _write_table(writer, layout.node_file(number, node_type.name, name), table.rows, None)
+    for (type_name, split), ids in part.splits.items():
+        _write_table(writer, layout.split_file(number, type_name, split), ids, None)
+    for index, relation in enumerate(schema.relations):
+        order = part.tables.get((relation.key, EDGE_ID))
+        for name in relation.fields:
+            table = part.tables[relation.key, name]
+            _write_table(writer, layout.edge_file(number, relation, name), table.rows, _order(table, order))
+        source_nodes = schema.node_types[schema.sources[index]].num_nodes
+        _write_lists(writer, number, relation, part.lists[index], source_nodes)
+
+
+def _order(table: Table, order: Table | None) -> Tensor | None:
+    return order.rows if table.by_edge_id and order is not None else None
+
+
+def _write_lists(writer: StoreWriter, number: int, relation: Relation, lists: EdgeLists, num_sources: int) -> None:
+    _write_table(writer, layout.topology_file(number, relation, "indptr"), lists.indptr, None)
+    indices = layout.topology_file(number, relation, "indices")
+    writer.write(indices, id_dtype(num_sources), tuple(lists.indices.shape), _chunks(lists.indices, None))
+    if lists.weight is not None:
+        _write_table(writer, layout.topology_file(number, relation, "weight"), lists.weight, None)
+    times = layout.topology_file(number, relation, "time")
+    if lists.edge_time is not None:
+        _write_table(writer, times, lists.edge_time, None)
+    elif lists.source_time is not None:
+        chunks = (lists.source_time[sources.to(torch.int64)] for sources in _chunks(lists.indices, None))
+        writer.write(times, "int64", tuple(lists.indices.shape), chunks)
+
+
+def _write_table(writer: StoreWriter, name: str, rows: Tensor, order: Tensor | None) -> None:
+    writer.write(name, DTYPE_NAMES[rows.dtype], tuple(rows.shape), _chunks(rows, order))
+
+
+def _chunks(rows: Tensor, order: Tensor | None):  # type: ignore[no-untyped-def]
+    count = rows.shape[0]
+    row_bytes = max(1, rows[0].numel() * rows.element_size()) if count else 1
+    step = max(1, CHUNK_BYTES // row_bytes)
+    for begin in range(0, count, step):
+        yield rows[begin : begin + step] if order is None else rows[order[begin : begin + step]]
