@@ -153,7 +153,16 @@ Buffer permute(uint64_t key, uint64_t size, uint64_t from, uint64_t to) {
   return out;
 }
 
-// The first two words of each id's block: for negatives and synthetic graphs.
+// One integer in [0, bound) per id, from 64 bits of its block.
+Buffer draw_bounded(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t draw, uint64_t bound) {
+  nb::gil_scoped_release release;
+  Buffer out(ids.shape(0) * 8);
+  for (size_t i = 0; i < ids.shape(0); ++i)
+    out.as<int64_t>()[i] = int64_t(Draws(key, ids.data()[i], stream).bounded(draw, bound, true));
+  return out;
+}
+
+// Four words per id: for weighted negatives and synthetic graphs.
 Buffer draw_words(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t block) {
   nb::gil_scoped_release release;
   Buffer out(ids.shape(0) * 16);
@@ -224,5 +233,6 @@ NB_MODULE(_core, m) {
         nb::arg("source_time").noconvert().none());
   m.def("mix", &mix, "state"_a, "value"_a);
   m.def("permute", &permute, "key"_a, "size"_a, "from"_a, "to"_a);
+  m.def("draw_bounded", &draw_bounded, "key"_a, nb::arg("ids").noconvert(), "stream"_a, "draw"_a, "bound"_a);
   m.def("draw_words", &draw_words, "key"_a, nb::arg("ids").noconvert(), "stream"_a, "block"_a);
 }

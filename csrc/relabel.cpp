@@ -13,8 +13,17 @@ constexpr size_t kFirstTable = 1024;
 }  // namespace
 
 NodeMap::NodeMap(int64_t num_nodes, int64_t budget) : num_nodes_(num_nodes) {
-  if (num_nodes <= budget / 4) slots_ = ZeroedPages(size_t(num_nodes) * 4);
-  else table_.resize(kFirstTable);
+  has_slots_ = num_nodes <= budget / 4;
+  if (has_slots_) slots_ = ZeroedPages(size_t(num_nodes) * 4);
+}
+
+// The first nodes of a batch decide how it is kept.
+void NodeMap::begin(bool with_trees) {
+  if (size_ > 0 && with_trees != with_trees_)
+    throw std::invalid_argument("a batch has trees for all of its nodes or for none");
+  with_trees_ = with_trees;
+  hashed_ = with_trees || !has_slots_;
+  if (hashed_ && table_.empty()) table_.resize(kFirstTable);
 }
 
 void NodeMap::check(int64_t node) const {
@@ -32,7 +41,7 @@ void NodeMap::reserve(int64_t more) {
 
 void NodeMap::add_seeds(const int64_t* nodes, const int64_t* trees, int64_t count) {
   for (int64_t i = 0; i < count; ++i) check(nodes[i]);
-  with_trees_ = trees != nullptr;
+  begin(trees != nullptr);
   reserve(count);
   for (int64_t i = 0; i < count; ++i) {
     if (direct()) {
@@ -75,7 +84,7 @@ void NodeMap::add_direct(const int64_t* sources, int64_t count, int32_t* local) 
 
 Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts,
                     const int64_t* frontier_trees, int64_t frontier_size) {
-  with_trees_ = frontier_trees != nullptr;
+  begin(frontier_trees != nullptr);
   reserve(count + 1);
   Buffer out(size_t(count) * 4);
   int32_t* local = out.as<int32_t>();
@@ -131,7 +140,7 @@ Buffer NodeMap::find(const int64_t* sources, int64_t count) const {
     if (direct() && i + kAhead < count && uint64_t(sources[i + kAhead]) < uint64_t(num_nodes_))
       __builtin_prefetch(slots + sources[i + kAhead]);
     check(sources[i]);
-    local[i] = (direct() ? slots[sources[i]] : table_[slot_of(sources[i], 0)].local) - 1;
+    local[i] = (direct() ? slots[sources[i]] : table_.empty() ? 0 : table_[slot_of(sources[i], 0)].local) - 1;
   }
   return out;
 }

@@ -34,7 +34,8 @@ class NodeMap {
     int64_t node, tree;
     int32_t local;  // plus one; 0 is empty
   };
-  bool direct() const { return table_.empty(); }
+  bool direct() const { return !hashed_; }
+  void begin(bool with_trees);
   void reserve(int64_t more);
   void check(int64_t node) const;
   size_t slot_of(int64_t node, int64_t tree) const;
@@ -47,7 +48,7 @@ class NodeMap {
   std::vector<Slot> table_;      // hashed: open addressing, a power of two
   std::vector<size_t> used_;     // hashed: the slots in use
   Buffer nodes_, trees_;
-  bool with_trees_ = false;
+  bool has_slots_ = false, hashed_ = false, with_trees_ = false;
   int64_t size_ = 0;
 };
 

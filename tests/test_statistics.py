@@ -1,52 +1,305 @@
 """Picks have the distribution they promise: chi-square tests of the core under fixed keys.
 
-Every list of a graph here has the same degree and its own sources, so one call is many trials.
-A p-value below 1e-4 fails, and so does one above 1 - 1e-4: too even is not random either.
+Every list of a graph here has the same degree and sources of its own, so that one call is many trials.
+A p-value below 1e-4 fails, and so does one above 1 - 1e-4: what is too even is not random either.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import combinations, permutations
 
 import pytest
 import torch
-from scipy import stats
+from scipy.stats import chi2
 from torch import Tensor
 
 from hoploom import keys, ops
 
 P_VALUE = 1e-4
-DEGREES = [3, 10, 100, 1000, 100_000]
-NUM_BINS = 100
-NUM_EDGES = 2_000_000  # of one graph
+NUM_BINS = 100  # of a population too large to be counted one by one
+FANOUTS = {3: 2, 10: 5, 100: 10, 1000: 10, 100_000: 64}  # by degree
+NUM_EDGES = 2_000_000  # of one graph, at most
 
-degrees = pytest.mark.parametrize("degree", DEGREES)
+degrees = pytest.mark.parametrize("degree", FANOUTS)
+replaces = pytest.mark.parametrize("replace", [False, True])
+in_trees = pytest.mark.parametrize("in_trees", [False, True], ids=["vector", "trees"])
 
 
-def assert_fits(counts: Tensor, expected: Tensor, shrink: float = 1.0) -> None:
-    """The counts are as far from the expected ones as chance makes them.
+# --- what is expected ----------------------------------------------------------------------------
 
-    `shrink` is by how much the variance is smaller than that of independent picks.
+
+def assert_in_proportion(values: Tensor, weights: Tensor, shrink: float = 1.0) -> None:
+    """Value v came up in proportion to weights[v], as exactly as chance makes it, and no more.
+
+    `shrink` is the variance of the counts over that of independent draws.
     """
-    assert expected.min() > 5
-    statistic = float(((counts - expected) ** 2 / expected).sum()) / shrink
-    p = stats.chi2.sf(statistic, df=len(counts) - 1)
-    assert P_VALUE < p < 1 - P_VALUE, f"p = {p:.2g}: {counts.tolist()} for {expected.tolist()}"
+    for bin_of_value in binnings(len(weights)):
+        expected = torch.bincount(bin_of_value, weights) * (len(values) / weights.sum())
+        counts = torch.bincount(bin_of_value[values], minlength=len(expected))
+        possible = expected > 0
+        assert counts[~possible].sum() == 0
+        assert expected[possible].min() > 5, "too few trials for a chi-square test"
+        terms = (counts - expected)[possible] ** 2 / expected[possible]
+        p = float(chi2.sf(float(terms.sum()) / shrink, df=int(possible.sum()) - 1))
+        assert P_VALUE < p < 1 - P_VALUE, f"p = {p:.2g}: {counts.tolist()} for {expected.tolist()}"
 
 
 def assert_uniform(values: Tensor, num_values: int, shrink: float = 1.0) -> None:
-    """Each of [0, num_values) is as likely as another: one by one, or in two ways of binning them."""
+    assert_in_proportion(values, torch.ones(num_values, dtype=torch.float64), shrink)
+
+
+def binnings(num_values: int) -> list[Tensor]:
+    """The bin of each value: its own, or by remainder and by range."""
+    values = torch.arange(num_values)
     if num_values <= 1000:
-        binnings = [values]
-        num_values_binned = num_values
-    else:
-        assert num_values % NUM_BINS == 0
-        binnings = [values % NUM_BINS, values // (num_values // NUM_BINS)]
-        num_values_binned = NUM_BINS
-    for binned in binnings:
-        counts = torch.bincount(binned, minlength=num_values_binned).double()
-        assert_fits(counts, torch.full_like(counts, len(values) / num_values_binned), shrink)
+        return [values]
+    return [values % NUM_BINS, values * NUM_BINS // num_values]
 
 
-def without_replacement(population: int, fanout: int) -> float:
-    """The variance of inclusion without replacement, over that of independent picks."""
-    return (population - fanout) / (population - 1)
+def shrink_of(population: int, fanout: int, *, replace: bool = False) -> float:
+    """Without replacement, inclusion varies less."""
+    return 1.0 if replace else (population - fanout) / (population - 1)
+
+
+def uneven(degree: int) -> Tensor:
+    """Weights 3 0 2 4 1, over and over."""
+    return ((torch.arange(degree) * 2 + 3) % 5).float()
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+def equal_lists(
+    degree: int, *, num_nodes: int = 20_000, weight: Tensor | None = None, timed: bool = False
+) -> ops.EdgeLists:
+    """Lists of one degree, weights [degree] and times 0, 1, 2, ...; no two share a source."""
+    num_nodes = min(num_nodes, NUM_EDGES // degree)
+    return ops.EdgeLists(
+        torch.arange(num_nodes + 1) * degree,
+        torch.arange(num_nodes * degree, dtype=torch.int32),
+        weight=None if weight is None else weight.repeat(num_nodes),
+        edge_time=torch.arange(degree).repeat(num_nodes) if timed else None,
+    )
+
+
+def num_keys(degree: int) -> int:
+    """More calls where a graph of long lists has few of them."""
+    return 1 if degree <= 100 else 10
+
+
+def draw(
+    lists: ops.EdgeLists,
+    fanout: int,
+    num_keys: int = 1,
+    *,
+    in_trees: bool = False,
+    until: int | None = None,
+    **flags: bool,
+) -> Tensor:
+    """Positions picked [picks] for every node, under so many keys; `until` is the seeds' time."""
+    num_nodes = len(lists.indptr) - 1
+    nodes = torch.arange(num_nodes)
+    times = None if until is None else torch.full_like(nodes, until)
+    frontier = ops.Frontier(nodes, nodes if in_trees else None, times)
+    rules = [ops.Rule(keys.batch_key(1, 2, step), 0, fanout, **flags) for step in range(num_keys)]
+    edges = torch.cat([ops.sample(lists, frontier, rule).edges for rule in rules])
+    return edges % (lists.num_edges // num_nodes)
+
+
+# --- every position as often as it should be -------------------------------------------------------
+
+
+@degrees
+@replaces
+@in_trees
+def test_uniform_picks_are_uniform(degree: int, replace: bool, in_trees: bool) -> None:
+    fanout = FANOUTS[degree]
+    positions = draw(equal_lists(degree), fanout, num_keys(degree), in_trees=in_trees, replace=replace)
+    assert_uniform(positions, degree, shrink_of(degree, fanout, replace=replace))
+
+
+@pytest.mark.parametrize("degree", [100, 1000, 100_000])
+def test_many_uniform_picks_are_uniform(degree: int) -> None:
+    positions = draw(equal_lists(degree), 80, num_keys(degree))
+    assert_uniform(positions, degree, shrink_of(degree, 80))
+
+
+@degrees
+def test_weighted_picks_with_replacement_are_in_proportion_to_weight(degree: int) -> None:
+    lists = equal_lists(degree, weight=uneven(degree))
+    positions = draw(lists, FANOUTS[degree], num_keys(degree), replace=True, weighted=True)
+    assert_in_proportion(positions, uneven(degree).double())
+
+
+@degrees
+def test_the_first_weighted_pick_without_replacement_is_in_proportion_to_weight(degree: int) -> None:
+    lists = equal_lists(degree, weight=uneven(degree))
+    fanout = 1 if degree <= 1000 else 64  # of 100 000: the later picks are as good as the first
+    positions = draw(lists, fanout, num_keys(degree), weighted=True)
+    assert_in_proportion(positions, uneven(degree).double())
+
+
+@degrees
+def test_equal_weights_are_picked_uniformly(degree: int) -> None:
+    fanout = FANOUTS[degree]
+    positions = draw(
+        equal_lists(degree, weight=torch.full((degree,), 0.3)), fanout, num_keys(degree), weighted=True
+    )
+    assert_uniform(positions, degree, shrink_of(degree, fanout))
+
+
+def test_weighted_picks_without_replacement_are_drawn_one_after_another() -> None:
+    weights = [1.0, 2.0, 3.0, 4.0]
+    chances = torch.zeros(16, dtype=torch.float64)  # of a set {i < j}, at 4 i + j
+    for i, j in permutations(range(4), 2):
+        chances[4 * min(i, j) + max(i, j)] += weights[i] / 10 * weights[j] / (10 - weights[i])
+    lists = equal_lists(4, num_nodes=100_000, weight=torch.tensor(weights))
+    pairs = draw(lists, 2, weighted=True).view(-1, 2).sort().values
+    assert_in_proportion(4 * pairs[:, 0] + pairs[:, 1], chances)
+
+
+@degrees
+@replaces
+def test_temporal_picks_are_uniform_over_what_the_seed_may_see(degree: int, replace: bool) -> None:
+    population = max(2, degree // 2)
+    fanout = FANOUTS[degree] // 2
+    lists = equal_lists(degree, timed=True)
+    positions = draw(lists, fanout, num_keys(degree), until=population - 1, replace=replace)
+    assert_uniform(positions, population, shrink_of(population, fanout, replace=replace))
+
+
+@degrees
+def test_labor_picks_are_uniform(degree: int) -> None:
+    fanout = FANOUTS[degree]
+    positions = draw(equal_lists(degree), fanout, num_keys(degree), labor=True)
+    assert_uniform(positions, degree, shrink_of(degree, fanout))
+
+
+def test_labor_needs_fewer_sources_for_as_many_picks() -> None:
+    """200 lists of 50 of the same 1000 sources; expected: 1000 (1 - 0.99^200) = 866 when uniform."""
+    generator = torch.Generator().manual_seed(1)
+    indices = torch.stack([torch.randperm(1000, generator=generator)[:50] for _ in range(200)]).flatten()
+    lists, frontier = ops.EdgeLists(torch.arange(201) * 50, indices), ops.Frontier(torch.arange(200))
+    uniform, labor = (ops.sample(lists, frontier, ops.Rule(1, 0, 10, labor=labor)) for labor in (False, True))
+    assert len(labor.sources) == len(uniform.sources) == 2000
+    assert 800 < len(uniform.sources.unique()) < 930
+    assert len(labor.sources.unique()) < 500
+
+
+def test_labor_picks_the_same_sources_from_equal_lists() -> None:
+    lists = ops.EdgeLists(torch.arange(101) * 50, torch.arange(50).repeat(100))
+    picks = ops.sample(lists, ops.Frontier(torch.arange(100)), ops.Rule(1, 0, 10, labor=True))
+    assert len(picks.sources.unique()) == 10
+
+
+# --- positions together ----------------------------------------------------------------------------
+
+STRATEGIES: dict[str, Callable[[ops.EdgeLists], Tensor]] = {
+    "vector": lambda lists: draw(lists, 2),
+    "trees": lambda lists: draw(lists, 2, in_trees=True),
+    "weighted": lambda lists: draw(lists, 2, weighted=True),
+    "temporal": lambda lists: draw(lists, 2, until=4),
+    "labor": lambda lists: draw(lists, 2, labor=True),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_sets_of_positions_are_equally_likely(strategy: str) -> None:
+    lists = equal_lists(5, num_nodes=50_000, weight=torch.ones(5), timed=True)
+    pairs = STRATEGIES[strategy](lists).view(-1, 2).sort().values
+    sets = torch.zeros(25, dtype=torch.float64)
+    sets[[5 * i + j for i, j in combinations(range(5), 2)]] = 1.0
+    assert_in_proportion(5 * pairs[:, 0] + pairs[:, 1], sets)
+
+
+def assert_independent(first: Tensor, second: Tensor, num_values: int = 10) -> None:
+    """All pairs of values are equally likely."""
+    assert_uniform(first * num_values + second, num_values**2)
+
+
+# (key, stream, tree) of two hops that must know nothing of each other
+NAMESAKES = {
+    "seed": ((keys.batch_key(0, 0, 0), 0, 0), (keys.batch_key(1, 0, 0), 0, 0)),
+    "epoch": ((keys.batch_key(0, 0, 0), 0, 0), (keys.batch_key(0, 1, 0), 0, 0)),
+    "step": ((keys.batch_key(0, 0, 0), 0, 0), (keys.batch_key(0, 0, 1), 0, 0)),
+    "epoch and step": ((keys.batch_key(0, 0, 1), 0, 0), (keys.batch_key(0, 1, 0), 0, 0)),
+    "hop": ((5, keys.stream(0, 0), 0), (5, keys.stream(1, 0), 0)),
+    "relation": ((5, keys.stream(0, 0), 0), (5, keys.stream(0, 1), 0)),
+    "hop and relation": ((5, keys.stream(0, 1), 0), (5, keys.stream(1, 0), 0)),
+    "tree": ((5, 0, 0), (5, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("differs", NAMESAKES)
+@pytest.mark.parametrize("flags", [{}, {"weighted": True}, {"weighted": True, "replace": True}], ids=str)
+def test_picks_are_unrelated_when_anything_differs(differs: str, flags: dict[str, bool]) -> None:
+    lists = equal_lists(10, weight=torch.ones(10))
+    nodes = torch.arange(20_000)
+    first, second = (
+        ops.sample(
+            lists, ops.Frontier(nodes, torch.full_like(nodes, tree)), ops.Rule(key, stream, 1, **flags)
+        )
+        for key, stream, tree in NAMESAKES[differs]
+    )
+    assert_independent(first.edges % 10, second.edges % 10)
+
+
+@pytest.mark.parametrize("differs", ["seed", "epoch", "step", "epoch and step"])
+def test_labor_picks_are_unrelated_between_batches(differs: str) -> None:
+    lists, frontier = equal_lists(10), ops.Frontier(torch.arange(20_000))
+    first, second = (
+        ops.sample(lists, frontier, ops.Rule(key, 0, 1, labor=True)) for key, _, _ in NAMESAKES[differs]
+    )
+    assert_independent(first.edges % 10, second.edges % 10)
+
+
+@pytest.mark.parametrize("flags", [{}, {"weighted": True}, {"labor": True}], ids=str)
+def test_neighbouring_nodes_pick_unrelated_positions(flags: dict[str, bool]) -> None:
+    picks = draw(equal_lists(10, weight=torch.ones(10)), 1, **flags).view(-1, 2)
+    assert_independent(picks[:, 0], picks[:, 1])
+
+
+@in_trees
+def test_the_draws_of_one_node_are_unrelated(in_trees: bool) -> None:
+    picks = draw(equal_lists(10), 10, in_trees=in_trees, replace=True).view(-1, 10)
+    for i, j in combinations(range(10), 2):
+        assert_independent(picks[:, i], picks[:, j])
+
+
+# --- order -----------------------------------------------------------------------------------------
+
+
+def orders(size: int, num_epochs: int) -> Tensor:
+    """The order of each epoch: [num_epochs, size]."""
+    return torch.stack([ops.permute(keys.epoch_key(3, epoch), size, 0, size) for epoch in range(num_epochs)])
+
+
+def test_shuffling_puts_each_element_at_each_place_equally_often() -> None:
+    for places in orders(10, 20_000).unbind(1):
+        assert_uniform(places, 10)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_orders_of_a_few_are_equally_likely(size: int) -> None:
+    numbered = {order: number for number, order in enumerate(permutations(range(size)))}
+    seen = torch.tensor([numbered[tuple(order)] for order in orders(size, 5000).tolist()])
+    assert_uniform(seen, len(numbered))
+
+
+def test_neighbours_in_an_order_are_unrelated() -> None:
+    shuffled = orders(10, 20_000)
+    different = (1 - torch.eye(10, dtype=torch.float64)).flatten()
+    for i in range(9):
+        assert_in_proportion(shuffled[:, i] * 10 + shuffled[:, i + 1], different)
+
+
+def test_successive_epochs_are_unrelated() -> None:
+    shuffled = orders(10, 20_000)
+    for place in range(10):
+        assert_independent(shuffled[0::2, place], shuffled[1::2, place])
+
+
+def test_a_long_order_keeps_no_distance() -> None:
+    """Neither from where an element was, nor to the next element, nor to its place in the next epoch."""
+    first, second = orders(100_000, 2)
+    for distance in (first - torch.arange(100_000), first.diff(), first - second):
+        assert_uniform(distance % 100_000, 100_000)

@@ -2,6 +2,8 @@
 
 from hoploom.build import from_pyg, from_tensors
 from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, StoreError
+from hoploom.load import LinkNeighborLoader, NeighborLoader
+from hoploom.sample import Edges
 from hoploom.store import Store
 from hoploom.store.disk import open_store as open
 
@@ -11,7 +13,10 @@ __all__ = [
     "BatchError",
     "ConfigError",
     "DataError",
+    "Edges",
     "HoploomError",
+    "LinkNeighborLoader",
+    "NeighborLoader",
     "Store",
     "StoreError",
     "from_pyg",

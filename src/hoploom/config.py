@@ -42,7 +42,9 @@ def resolve_fanouts(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[
             raise ConfigError(f"fanouts name {unknown[0]!r}; the relations are {list(schema.relation_index)}")
         lengths = {len(hops) for hops in num_neighbors.values()}
         if len(lengths) != 1:
-            raise ConfigError(f"fanouts have {sorted(lengths)} entries; give every relation the same number of hops")
+            raise ConfigError(
+                f"fanouts have {sorted(lengths)} entries; give every relation the same number of hops"
+            )
         missing = [key for key in schema.relation_index if key not in num_neighbors]
         if missing:
             raise ConfigError(f"fanouts leave out {missing[0]!r}; give it a list too, [0, ...] to skip it")
@@ -112,4 +114,6 @@ def _check_combination(sampling: Sampling) -> None:
     if sampling.subgraph != "directional" and sampling.mode == "blocks":
         raise ConfigError(f"mode='blocks' has no subgraph_type={sampling.subgraph!r}; leave it out")
     if sampling.labor and (sampling.replace or sampling.weighted or sampling.disjoint):
-        raise ConfigError("labor=True cannot be combined with replace, weights, disjoint or time; drop one of them")
+        raise ConfigError(
+            "labor=True cannot be combined with replace, weights, disjoint or time; drop one of them"
+        )

@@ -3,7 +3,7 @@
 from hoploom.ops.buffers import empty, pool_trim, pool_use, tensor_of
 from hoploom.ops.csc import Csc, build_csc
 from hoploom.ops.gather import gather, scatter_lists, scatter_rows
-from hoploom.ops.order import draw_words, permute
+from hoploom.ops.order import draw_bounded, draw_words, permute
 from hoploom.ops.relabel import NodeMap, fill_edges
 from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, sample
 
@@ -15,6 +15,7 @@ __all__ = [
     "Picks",
     "Rule",
     "build_csc",
+    "draw_bounded",
     "draw_words",
     "empty",
     "fill_edges",

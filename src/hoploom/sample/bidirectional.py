@@ -23,7 +23,10 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
             warnings.warn(f"relation {relation.key} has no reverse; its edges stay directional", stacklevel=2)
             continue
         known = schema.homogeneous  # a reverse edge of another relation has no id in this one
-        sizes = [sampled.nodes[schema.sources[index]].numel(), sampled.nodes[schema.destinations[index]].numel()]
+        sizes = [
+            sampled.nodes[schema.sources[index]].numel(),
+            sampled.nodes[schema.destinations[index]].numel(),
+        ]
         merged, kept = _merge(sampled.edge_index[index], sampled.edge_index[back].flip(0), sizes)
         edge_index[index] = merged
         edges[index] = _kept_edges(sampled.edges[index], sampled.edges[back], kept) if known else None
@@ -40,7 +43,9 @@ def _reverse_of(schema: Schema, index: int, relation: Relation) -> tuple[int | N
     if relation.source == relation.destination:
         return index, False
     candidates = [
-        i for i, r in enumerate(schema.relations) if (r.source, r.destination) == (relation.destination, relation.source)
+        i
+        for i, r in enumerate(schema.relations)
+        if (r.source, r.destination) == (relation.destination, relation.source)
     ]
     return (candidates[0], False) if len(candidates) == 1 else (None, False)
 

@@ -134,7 +134,9 @@ def _ask_hook(
     for name, edges in by_relation.items():
         schema.relation(name)
         if not isinstance(edges, Edges):
-            raise ConfigError(f"sample_frontier returned a {type(edges).__name__} for {name}; return hoploom.Edges")
+            raise ConfigError(
+                f"sample_frontier returned a {type(edges).__name__} for {name}; return hoploom.Edges"
+            )
     return [
         _as_picks(by_relation[r.key], by_type[r.destination]) if r.key in by_relation else None
         for r in schema.relations
@@ -151,7 +153,9 @@ def _as_picks(edges: Edges, seeds: Tensor) -> Picks:
     else:
         known = bool((ascending[found.clamp(max=seeds.numel() - 1)] == edges.destinations).all())
     if not known:
-        raise ConfigError("sample_frontier returned an edge into a node that is no seed of the layer; destinations must be seeds")
+        raise ConfigError(
+            "sample_frontier returned an edge into a node that is no seed of the layer; destinations must be seeds"
+        )
     places = order[found] if seeds.numel() else found
     by_seed = torch.argsort(places, stable=True)
     counts = torch.bincount(places, minlength=seeds.numel())

@@ -87,7 +87,9 @@ def sample_subgraph(
     num_edges: list[list[int]] = [[] for _ in schema.relations]
     begins = [0] * len(maps)
     for hop in range(sampling.num_hops):
-        frontiers = [frontier_of(m, begin, seeds, sampling.disjoint) for m, begin in zip(maps, begins, strict=True)]
+        frontiers = [
+            frontier_of(m, begin, seeds, sampling.disjoint) for m, begin in zip(maps, begins, strict=True)
+        ]
         ends = [len(node_map) for node_map in maps]
         answers = graph.sample(frontiers, make_draw(sampling, key, hop))
         for relation, picks in enumerate(answers):

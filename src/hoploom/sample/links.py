@@ -9,8 +9,8 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from hoploom.batch import Seeds
-from hoploom.schema import Schema
 from hoploom.sample.negatives import DESTINATION, SOURCE, EdgeTest, draw_nodes, draw_until, too_dense
+from hoploom.schema import Schema
 from hoploom.store import GraphStore
 
 
@@ -32,7 +32,9 @@ class LinkTask:
     relation: int
     negatives: NegativeSampling | None = None
     strict: bool = False
-    node_times: Mapping[int, Tensor] | None = None  # by node type: temporal negatives exist at the link's time
+    node_times: Mapping[int, Tensor] | None = (
+        None  # by node type: temporal negatives exist at the link's time
+    )
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class LinkSeeds:
     num_links: int  # positives: trees are numbered modulo this
 
 
-def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
+def make_link_seeds(
+    graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool
+) -> LinkSeeds:
     """Both ends of every link, positives first, as seeds."""
     sources, destinations, source_times, destination_times = _with_negatives(graph, links, task, key)
     schema = graph.schema
@@ -184,7 +188,11 @@ def _seeds(
 
 
 def _fields(
-    links: Links, negatives: NegativeSampling | None, sources: Tensor, destinations: Tensor, times: Tensor | None
+    links: Links,
+    negatives: NegativeSampling | None,
+    sources: Tensor,
+    destinations: Tensor,
+    times: Tensor | None,
 ) -> dict[str, Tensor | None]:
     if negatives is None or negatives.is_binary():
         labels = links.labels

@@ -14,13 +14,15 @@ ROUNDS = 32
 SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
 
 
-def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: Tensor | None) -> Tensor:
+def draw_nodes(
+    key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: Tensor | None
+) -> Tensor:
     """One node per slot: uniform by multiply-shift over 64 bits, or by inverting the running sum of weights."""
-    words = ops.draw_words(key, slots, keys.NEGATIVE_STREAM + end, attempt).to(torch.int64)
-    high, low = words[:, 0], words[:, 1]
+    stream = keys.NEGATIVE_STREAM + end
     if weight is None:
-        # (high * 2^32 + low) * n >> 64 in 64-bit steps; n < 2^31 keeps every product exact.
-        return (high * num_nodes + (low * num_nodes >> 32)) >> 32
+        return ops.draw_bounded(key, slots, stream, attempt, num_nodes)
+    words = ops.draw_words(key, slots, stream, attempt).to(torch.int64)
+    high, low = words[:, 0], words[:, 1]
     unit = ((high << 20 | low >> 12).to(torch.float64) + 0.5) * 2.0**-52
     sums = torch.cumsum(weight.to(torch.float64), 0)
     last = int(torch.nonzero(weight > 0)[-1])

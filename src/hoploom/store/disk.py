@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists
-from hoploom.schema import DTYPES, Owner, Relation, check_schema
+from hoploom.schema import DTYPES, Owner, check_schema
 from hoploom.store import layout
-from hoploom.store.layout import Manifest, PartRange
+from hoploom.store.layout import Manifest
 from hoploom.store.part import Part, Table
 from hoploom.store.store import Store, assemble
 
@@ -37,16 +37,26 @@ def check_manifest(folder: Path, manifest: Manifest) -> None:
     check_schema(schema)
     if not parts:
         raise StoreError(f"{folder} has no parts")
-    spans = [("nodes of " + t.name, t.num_nodes, i, "first_nodes", "num_nodes") for i, t in enumerate(schema.node_types)]
-    spans += [(f"edges of {r.key}", r.num_edges, i, "first_edges", "num_edges") for i, r in enumerate(schema.relations)]
+    spans = [
+        ("nodes of " + t.name, t.num_nodes, i, "first_nodes", "num_nodes")
+        for i, t in enumerate(schema.node_types)
+    ]
+    spans += [
+        (f"edges of {r.key}", r.num_edges, i, "first_edges", "num_edges")
+        for i, r in enumerate(schema.relations)
+    ]
     for what, total, index, first, count in spans:
         position = 0
         for part in parts:
             if len(getattr(part, first)) <= index or getattr(part, first)[index] != position:
-                raise StoreError(f"{folder}: the parts do not cover the {what} once and in order; store.json is damaged")
+                raise StoreError(
+                    f"{folder}: the parts do not cover the {what} once and in order; store.json is damaged"
+                )
             position += getattr(part, count)[index]
         if position != total:
-            raise StoreError(f"{folder}: the parts hold {position} {what}, not {total}; store.json is damaged")
+            raise StoreError(
+                f"{folder}: the parts hold {position} {what}, not {total}; store.json is damaged"
+            )
 
 
 def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
@@ -57,7 +67,9 @@ def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
     for index, node_type in enumerate(schema.node_types):
         for name, field in node_type.fields.items():
             shape = (held.num_nodes[index], *field.shape)
-            rows = map_array(folder, manifest, layout.node_file(part, node_type.name, name), field.dtype, shape)
+            rows = map_array(
+                folder, manifest, layout.node_file(part, node_type.name, name), field.dtype, shape
+            )
             tables[node_type.name, name] = Table(rows, held.first_nodes[index])
         for split, size in held.splits.get(node_type.name, {}).items():
             file = layout.split_file(part, node_type.name, split)
@@ -114,7 +126,9 @@ def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Se
         with path.open("rb") as file:
             size = file.seek(0, 2)
             if size != entry.bytes:
-                raise StoreError(f"{name} has {size} bytes, store.json says {entry.bytes}: it is truncated or changed; copy it again")
+                raise StoreError(
+                    f"{name} has {size} bytes, store.json says {entry.bytes}: it is truncated or changed; copy it again"
+                )
             file.seek(0)
             offset = layout.read_npy_header(file, name, dtype, tuple(shape))
             flags = mmap.MAP_PRIVATE | MAP_NORESERVE
@@ -125,7 +139,9 @@ def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Se
     for extent in shape:
         count *= extent
     if size - offset != count * DTYPES[dtype].itemsize:
-        raise StoreError(f"{name} has {size - offset} bytes of values, {count * DTYPES[dtype].itemsize} are needed")
+        raise StoreError(
+            f"{name} has {size - offset} bytes of values, {count * DTYPES[dtype].itemsize} are needed"
+        )
     if count == 0:
         return torch.empty(tuple(shape), dtype=DTYPES[dtype])
     return torch.frombuffer(pages, dtype=DTYPES[dtype], count=count, offset=offset).view(*shape)

@@ -81,13 +81,17 @@ class StoreWriter:
             raise StoreError(f"{self._target} exists; give another path, or remove it first")
         try:
             self._target.absolute().parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix=f".{self._target.name}.partial-", dir=self._target.absolute().parent)
+            folder = tempfile.mkdtemp(
+                prefix=f".{self._target.name}.partial-", dir=self._target.absolute().parent
+            )
         except OSError as error:
             raise StoreError(f"cannot write beside {self._target}: {error}") from error
         self._folder = Path(folder)
         return self
 
-    def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: "Sequence[Tensor] | object") -> None:
+    def write(
+        self, name: str, dtype: str, shape: tuple[int, ...], chunks: "Sequence[Tensor] | object"
+    ) -> None:
         """Write one array from an iterable of row chunks."""
         assert self._folder is not None
         path = layout.inside(self._folder, name)
@@ -107,7 +111,9 @@ class StoreWriter:
     def _explained(self, error: OSError) -> StoreError:
         if error.errno == errno.ENOSPC:
             free = shutil.disk_usage(self._target.absolute().parent).free
-            return StoreError(f"the disk is full writing {self._target} ({free} bytes free); nothing was kept, free some space")
+            return StoreError(
+                f"the disk is full writing {self._target} ({free} bytes free); nothing was kept, free some space"
+            )
         return StoreError(f"cannot write {self._target}: {error}")
 
     def __exit__(
@@ -176,7 +182,9 @@ def _order(table: Table, order: Table | None) -> Tensor | None:
     return order.rows if table.by_edge_id and order is not None else None
 
 
-def _write_lists(writer: StoreWriter, number: int, relation: Relation, lists: EdgeLists, num_sources: int) -> None:
+def _write_lists(
+    writer: StoreWriter, number: int, relation: Relation, lists: EdgeLists, num_sources: int
+) -> None:
     _write_table(writer, layout.topology_file(number, relation, "indptr"), lists.indptr, None)
     indices = layout.topology_file(number, relation, "indices")
     writer.write(indices, id_dtype(num_sources), tuple(lists.indices.shape), _chunks(lists.indices, None))

@@ -1,0 +1,148 @@
+// build_csc and order_by_time against a stable sort.
+#include "../csc.h"
+
+#include <algorithm>
+
+#include "check.h"
+#include "graphs.h"
+#include "reference.h"
+
+using namespace hoploom;
+using namespace hoploom::test;
+
+namespace {
+
+struct Coo {
+  std::vector<int64_t> sources, destinations;
+  int64_t num_sources, num_destinations;
+  int64_t num_edges() const { return int64_t(sources.size()); }
+};
+
+Coo random_coo(int64_t num_edges, int64_t num_sources, int64_t num_destinations) {
+  return {scattered(num_edges, num_sources, 3), scattered(num_edges, num_destinations, 4), num_sources, num_destinations};
+}
+
+Csc build(const Coo& coo, int threads) {
+  return build_csc(coo.sources.data(), coo.destinations.data(), coo.num_edges(), coo.num_sources, coo.num_destinations, threads);
+}
+
+void check_csc(const Csc& csc, const Coo& coo, const std::vector<Edge>& wanted) {
+  std::vector<int64_t> indptr(size_t(coo.num_destinations) + 1), indices, permutation;
+  for (const Edge& edge : wanted) {
+    indices.push_back(edge.source);
+    permutation.push_back(edge.position);
+    for (size_t d = size_t(edge.destination) + 1; d < indptr.size(); ++d) ++indptr[d];
+  }
+  CHECK_EQUAL(values_of<int64_t>(csc.indptr), indptr);
+  if (csc.wide_ids) {
+    CHECK_EQUAL(values_of<int64_t>(csc.indices), indices);
+  } else {
+    CHECK_EQUAL(values_of<int32_t>(csc.indices), std::vector<int32_t>(indices.begin(), indices.end()));
+  }
+  CHECK_EQUAL(csc.is_identity, std::is_sorted(permutation.begin(), permutation.end()));
+  CHECK_EQUAL(values_of<int64_t>(csc.permutation), csc.is_identity ? std::vector<int64_t>() : permutation);
+}
+
+}  // namespace
+
+TEST(csc_equals_a_stable_sort_for_every_number_of_threads) {
+  for (int64_t num_destinations : {1, 2, 3, 7, 8, 9, 100})
+    for (int64_t num_edges : {0, 1, 2, 50, 1000}) {
+      const Coo coo = random_coo(num_edges, 60, num_destinations);
+      const auto wanted = naive_csc(coo.sources, coo.destinations);
+      for (int threads = 1; threads <= 8; ++threads) check_csc(build(coo, threads), coo, wanted);
+    }
+}
+
+TEST(a_number_of_threads_out_of_reason_is_clamped) {
+  const Coo coo = random_coo(500, 60, 90);
+  for (int threads : {0, -5, 1000}) check_csc(build(coo, threads), coo, naive_csc(coo.sources, coo.destinations));
+}
+
+TEST(sources_beyond_32_bits_are_kept) {
+  Coo coo = random_coo(300, int64_t(1) << 50, 20);
+  CHECK(build(coo, 3).wide_ids);
+  check_csc(build(coo, 3), coo, naive_csc(coo.sources, coo.destinations));
+  coo = random_coo(300, INT32_MAX, 20);
+  CHECK(!build(coo, 3).wide_ids);
+  check_csc(build(coo, 3), coo, naive_csc(coo.sources, coo.destinations));
+}
+
+TEST(edges_in_order_of_destination_need_no_permutation) {
+  Coo coo = random_coo(500, 60, 40);
+  std::sort(coo.destinations.begin(), coo.destinations.end());
+  for (int threads = 1; threads <= 4; ++threads) {
+    const Csc csc = build(coo, threads);
+    CHECK(csc.is_identity);
+    CHECK_EQUAL(csc.permutation.size(), size_t(0));
+    check_csc(csc, coo, naive_csc(coo.sources, coo.destinations));
+  }
+  std::swap(coo.destinations.front(), coo.destinations.back());
+  CHECK(!build(coo, 2).is_identity);
+}
+
+TEST(an_edge_out_of_range_throws) {
+  for (int64_t bad : {int64_t(-1), int64_t(60), INT64_MAX, INT64_MIN})
+    for (size_t at : {size_t(0), size_t(99)}) {
+      Coo coo = random_coo(100, 60, 60);
+      coo.sources[at] = bad;
+      CHECK_THROWS(build(coo, 3));
+      coo = random_coo(100, 60, 60);
+      coo.destinations[at] = bad;
+      CHECK_THROWS(build(coo, 3));
+    }
+  Coo empty{{0}, {0}, 1, 0};
+  CHECK_THROWS(build(empty, 1));
+}
+
+TEST(a_graph_without_nodes_or_edges_is_built) {
+  const Coo coo{{}, {}, 0, 0};
+  for (int threads : {1, 4}) check_csc(build(coo, threads), coo, {});
+}
+
+TEST(lists_by_edge_time_equal_a_stable_sort) {
+  for (int64_t num_times : {1, 3, 1000}) {
+    const Coo coo = random_coo(600, 60, 13);
+    const auto edge_time = scattered(600, num_times, 8);
+    Csc csc = build(coo, 3);
+    order_by_time(csc, 600, 13, edge_time.data(), nullptr);
+    check_csc(csc, coo, naive_csc(coo.sources, coo.destinations, edge_time));
+  }
+}
+
+TEST(lists_by_source_time_equal_a_stable_sort) {
+  for (int64_t num_sources : {int64_t(60), int64_t(7)}) {
+    const Coo coo = random_coo(600, num_sources, 13);
+    const auto source_time = scattered(num_sources, 20, 8);
+    std::vector<int64_t> edge_time;
+    for (int64_t source : coo.sources) edge_time.push_back(source_time[size_t(source)]);
+    Csc csc = build(coo, 2);
+    order_by_time(csc, 600, 13, nullptr, source_time.data());
+    check_csc(csc, coo, naive_csc(coo.sources, coo.destinations, edge_time));
+  }
+}
+
+TEST(wide_lists_by_edge_time_equal_a_stable_sort) {
+  const Coo coo = random_coo(300, int64_t(1) << 40, 13);
+  const auto edge_time = scattered(300, 20, 8);
+  Csc csc = build(coo, 2);
+  order_by_time(csc, 300, 13, edge_time.data(), nullptr);
+  check_csc(csc, coo, naive_csc(coo.sources, coo.destinations, edge_time));
+}
+
+TEST(ordering_by_time_finds_and_loses_the_identity) {
+  Coo coo = random_coo(400, 60, 13);
+  std::sort(coo.destinations.begin(), coo.destinations.end());
+  const auto rising = counting(400), falling = [] {
+    auto times = counting(400);
+    std::reverse(times.begin(), times.end());
+    return times;
+  }();
+  Csc csc = build(coo, 2);
+  order_by_time(csc, 400, 13, rising.data(), nullptr);
+  CHECK(csc.is_identity);
+  check_csc(csc, coo, naive_csc(coo.sources, coo.destinations, rising));
+  order_by_time(csc, 400, 13, falling.data(), nullptr);
+  CHECK(!csc.is_identity);
+  check_csc(csc, coo, naive_csc(coo.sources, coo.destinations, falling));
+}

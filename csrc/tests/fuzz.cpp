@@ -1,0 +1,222 @@
+// Feeds the core calls that may be damaged. It must throw, or answer as the reference does; where
+// the reference says nothing (lists out of time order), the answer must still be consistent.
+#include <optional>
+#include <set>
+
+#include "../csc.h"
+#include "../gather.h"
+#include "../relabel.h"
+#include "check.h"
+#include "fuzz_input.h"
+#include "reference.h"
+
+using namespace hoploom;
+using namespace hoploom::test;
+
+namespace {
+
+// The answer, or nothing if it threw.
+template <typename Call>
+auto tried(Call call) -> std::optional<decltype(call())> {
+  try {
+    return call();
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+bool is_id(int64_t id, int64_t limit) { return id >= 0 && id < limit; }
+
+int64_t time_at(const Input& input, int64_t position) {
+  if (!input.edge_time.empty()) return input.edge_time[size_t(position)];
+  return input.source_time[size_t(source_at(input.adjacency(), position))];
+}
+
+bool is_timed(const Input& input) {
+  return input.with_frontier_times && !(input.edge_time.empty() && input.source_time.empty());
+}
+
+// Whether the reference knows the answer: every list is in time order, and its times can be read.
+bool lists_are_in_time_order(const Input& input) {
+  if (!is_timed(input)) return true;
+  const Adjacency adjacency = input.adjacency();
+  for (int64_t node : input.nodes) {
+    const auto list = tried([&] { return extent(adjacency, node); });
+    if (!list) continue;
+    for (int64_t p = list->begin; p < list->begin + list->degree; ++p) {
+      if (input.edge_time.empty() && !is_id(source_at(adjacency, p), int64_t(input.source_time.size()))) return false;
+      if (p > list->begin && time_at(input, p) < time_at(input, p - 1)) return false;
+    }
+  }
+  return true;
+}
+
+void check_node(const Input& input, size_t i, const int64_t* sources, const int64_t* edges, int64_t count, bool in_order) {
+  const Adjacency adjacency = input.adjacency();
+  const Extent list = extent(adjacency, input.nodes[i]);
+  const Rule& rule = input.rule;
+  const bool takes_last = rule.last && input.with_frontier_times && rule.fanout >= 0;
+  std::set<int64_t> distinct;
+  CHECK(count >= 0 && (rule.fanout < 0 || count <= rule.fanout));
+  if (rule.fanout < 0 || !rule.replace || rule.labor) CHECK(count <= list.degree || !input.weight.empty() || rule.replace);
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t position = edges[k] - input.graph.first_edge;
+    CHECK_BETWEEN(list.begin, position, list.begin + list.degree - 1);
+    CHECK_EQUAL(sources[k], source_at(adjacency, position));
+    if (!input.weight.empty() && !takes_last) CHECK(input.weight[size_t(position)] > 0);
+    if (is_timed(input) && in_order) CHECK(time_at(input, position) <= input.times[i]);
+    CHECK(distinct.insert(position).second || (rule.replace && rule.fanout >= 0 && !takes_last));
+  }
+}
+
+void check_consistent(const Input& input, const PickLists& picks, bool in_order) {
+  CHECK_EQUAL(picks.counts.size(), input.nodes.size());
+  CHECK_EQUAL(picks.sources.size(), picks.edges.size());
+  int64_t at = 0;
+  for (size_t i = 0; i < picks.counts.size(); ++i) {
+    CHECK_BETWEEN(int64_t(0), picks.counts[i], int64_t(picks.sources.size()) - at);
+    check_node(input, i, picks.sources.data() + at, picks.edges.data() + at, picks.counts[i], in_order);
+    at += picks.counts[i];
+  }
+  CHECK_EQUAL(at, int64_t(picks.sources.size()));
+}
+
+std::optional<PickLists> check_sample(const Input& input) {
+  const auto picks = tried([&] { return lists_of(sample(input.adjacency(), input.columns(), input.frontier(), input.rule)); });
+  const bool in_order = lists_are_in_time_order(input);
+  if (in_order) {
+    const auto wanted = tried([&] { return naive_sample(input.adjacency(), input.columns(), input.frontier(), input.rule); });
+    CHECK_EQUAL(picks.has_value(), wanted.has_value());
+    if (picks) CHECK_EQUAL(*picks, *wanted);
+  }
+  if (picks) check_consistent(input, *picks, in_order);
+  return picks;
+}
+
+void check_one_map(const Input& input, const PickLists& picks, NodeMap& map, bool all_known) {
+  NaiveMap naive;
+  const auto seeds = scattered(5, input.num_sources, input.salt + 6);
+  const auto seed_trees = input.trees.empty() ? input.trees : scattered(5, 3, input.salt + 7);
+  const int64_t* trees = input.trees.empty() ? nullptr : input.trees.data();
+  map.add_seeds(seeds.data(), trees ? seed_trees.data() : nullptr, 5);
+  naive.add_seeds(seeds, seed_trees);
+  const auto local = tried([&] {
+    return values_of<int32_t>(map.add(picks.sources.data(), int64_t(picks.sources.size()), picks.counts.data(), trees,
+                                      int64_t(picks.counts.size())));
+  });
+  CHECK_EQUAL(local.has_value(), all_known);
+  if (!local) return map.clear();
+  CHECK_EQUAL(*local, naive.add(picks.sources, picks.counts, input.trees));
+  if (trees) CHECK_EQUAL(values_of<int64_t>(map.copy_trees(0)), naive.trees);
+  CHECK_EQUAL(values_of<int64_t>(map.take()), naive.nodes);
+}
+
+void check_maps(const Input& input, const PickLists& picks) {
+  bool all_known = true;
+  for (int64_t source : picks.sources) all_known &= is_id(source, input.num_sources);
+  PickLists known = picks;
+  for (int64_t& source : known.sources)
+    if (!is_id(source, input.num_sources)) source = 0;
+  for (int64_t budget : {0, 1000}) {
+    if (budget && !input.trees.empty()) continue;  // trees always hash
+    NodeMap map(input.num_sources, budget);
+    check_one_map(input, picks, map, all_known);
+    const auto everyone = counting(input.num_sources);
+    const Buffer found = map.find(everyone.data(), input.num_sources);
+    CHECK_EQUAL(values_of<int32_t>(found), std::vector<int32_t>(everyone.size(), -1));
+    check_one_map(input, known, map, true);
+  }
+}
+
+void check_rows(const Input& input, const PickLists& picks, int64_t row_bytes) {
+  std::vector<uint8_t> table;
+  for (int64_t value : scattered(input.num_sources * row_bytes, 256, input.salt + 8)) table.push_back(uint8_t(value));
+  const auto num_rows = int64_t(picks.sources.size());
+  std::vector<uint8_t> rows(size_t(num_rows * row_bytes) + 1), back(table.size() + 1);
+  bool all_known = true;
+  for (int64_t source : picks.sources) all_known &= is_id(source, input.num_sources);
+  const auto gathered = tried([&] {
+    gather(table.data(), input.num_sources, row_bytes, picks.sources.data(), num_rows, 0, rows.data());
+    return true;
+  });
+  CHECK_EQUAL(gathered.has_value(), all_known);
+  const auto scattered_back = tried([&] {
+    scatter(rows.data(), row_bytes, picks.sources.data(), num_rows, input.num_sources, back.data());
+    return true;
+  });
+  CHECK_EQUAL(scattered_back.has_value(), all_known);
+  if (!all_known) return;
+  for (int64_t i = 0; i < num_rows * row_bytes; ++i) {
+    const size_t cell = size_t(picks.sources[size_t(i / row_bytes)] * row_bytes + i % row_bytes);
+    CHECK_EQUAL(int(rows[size_t(i)]), int(table[cell]));
+    CHECK_EQUAL(int(back[cell]), int(table[cell]));
+  }
+}
+
+// The counts of the picks, one of them perhaps damaged, as runs and as edge rows.
+void check_runs(const Input& input, const PickLists& picks, ByteReader& reader) {
+  std::vector<int64_t> counts = picks.counts, begins = {0}, places = counting(int64_t(counts.size()));
+  for (int64_t count : counts) begins.push_back(begins.back() + count);
+  const bool is_damaged = !counts.empty() && reader.one_in(3);
+  if (is_damaged) {
+    const size_t at = reader.raw() % counts.size();
+    const auto other = int64_t(reader.raw());
+    counts[at] = other == counts[at] ? -1 : other;
+  }
+  const auto num_picks = int64_t(picks.sources.size());
+  std::vector<int64_t> out(picks.sources.size() + 1), destinations(picks.sources.size() + 1);
+  const bool stitched = tried([&] {
+                          scatter_runs(picks.sources.data(), num_picks, counts.data(), places.data(), int64_t(counts.size()),
+                                       begins.data(), int64_t(counts.size()), out.data());
+                          return true;
+                        }).has_value();
+  CHECK_EQUAL(stitched, !is_damaged);
+  if (stitched) CHECK(std::equal(picks.sources.begin(), picks.sources.end(), out.begin()));
+  const std::vector<int32_t> local(picks.sources.begin(), picks.sources.end());
+  const bool filled = tried([&] {
+                        edge_rows(local.data(), num_picks, counts.data(), int64_t(counts.size()), input.graph.first_node,
+                                  out.data(), destinations.data());
+                        return true;
+                      }).has_value();
+  CHECK_EQUAL(filled, !is_damaged);
+  for (size_t i = 0, at = 0; filled && i < counts.size(); ++i)
+    for (int64_t k = 0; k < counts[i]; ++k, ++at) CHECK_EQUAL(destinations[at], input.graph.first_node + int64_t(i));
+}
+
+// The edge list source -> place in its list: any order of destinations, sources perhaps out of range.
+void check_csc(const Input& input, int threads) {
+  const auto& sources = input.graph.sources;
+  const auto num_edges = int64_t(sources.size());
+  if (num_edges > 5000) return;
+  const int64_t num_destinations = 1 + int64_t(input.salt % 30);
+  const auto destinations = scattered(num_edges, num_destinations, input.salt + 9);
+  bool all_known = true;
+  for (int64_t source : sources) all_known &= is_id(source, input.num_sources);
+  auto csc = tried([&] {
+    return build_csc(sources.data(), destinations.data(), num_edges, input.num_sources, num_destinations, threads);
+  });
+  CHECK_EQUAL(csc.has_value(), all_known);
+  if (!csc) return;
+  if (!input.edge_time.empty()) order_by_time(*csc, num_edges, num_destinations, input.edge_time.data(), nullptr);
+  const auto wanted = naive_csc(sources, destinations, input.edge_time);
+  for (size_t p = 0; p < wanted.size(); ++p) {
+    const int64_t d = wanted[p].destination;
+    CHECK_BETWEEN(csc->indptr.as<int64_t>()[d], int64_t(p), csc->indptr.as<int64_t>()[d + 1] - 1);
+    CHECK_EQUAL(int64_t(csc->indices.as<int32_t>()[p]), wanted[p].source);
+    CHECK_EQUAL(csc->is_identity ? int64_t(p) : csc->permutation.as<int64_t>()[p], wanted[p].position);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
+  ByteReader reader(bytes, size);
+  const Input input = read_input(reader);
+  if (const auto picks = check_sample(input)) {
+    check_maps(input, *picks);
+    check_rows(input, *picks, reader.any_of<int64_t>({0, 1, 2, 3, 4, 8, 16, 17}));
+    check_runs(input, *picks, reader);
+  }
+  check_csc(input, reader.one_in(32) ? 3 : 1);
+  return 0;
+}

@@ -1,0 +1,164 @@
+// gather, scatter, scatter_runs and edge_rows.
+#include "../gather.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "check.h"
+#include "graphs.h"
+#include "reference.h"
+
+using namespace hoploom;
+using namespace hoploom::test;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+// Byte k of row v is a hash of (v, k).
+uint8_t byte_at(int64_t row, int64_t at) { return uint8_t(mix(uint64_t(row), uint64_t(at)) >> 56); }
+
+Bytes table_of(int64_t num_rows, int64_t row_bytes, int64_t first = 0) {
+  Bytes table;
+  for (int64_t v = 0; v < num_rows; ++v)
+    for (int64_t k = 0; k < row_bytes; ++k) table.push_back(byte_at(first + v, k));
+  return table;
+}
+
+// `shift` misaligns the output.
+void check_gather(int64_t num_rows, int64_t row_bytes, int64_t count, int64_t first, size_t shift) {
+  const Bytes table = table_of(num_rows, row_bytes, first);
+  std::vector<int64_t> ids = scattered(count, num_rows, uint64_t(count));
+  for (int64_t& id : ids) id += first;
+  if (count > 1) ids.front() = first, ids.back() = first + num_rows - 1;
+  Buffer out(size_t(count * row_bytes) + shift + 1);
+  uint8_t* begin = out.as<uint8_t>() + shift;
+  begin[count * row_bytes] = 77;
+  gather(table.data(), num_rows, row_bytes, ids.data(), count, first, begin);
+  for (size_t i = 0; i < ids.size(); ++i)
+    CHECK_EQUAL(std::memcmp(begin + int64_t(i) * row_bytes, table.data() + (ids[i] - first) * row_bytes, size_t(row_bytes)), 0);
+  CHECK_EQUAL(int(begin[count * row_bytes]), 77);
+}
+
+const std::vector<int64_t> kRowBytes = {0, 1, 2, 3, 4, 5, 8, 12, 15, 16, 17, 32, 48, 63, 64, 65, 400};
+
+}  // namespace
+
+TEST(gathered_rows_are_the_rows_of_the_table) {
+  for (int64_t row_bytes : kRowBytes)
+    for (int64_t count : {0, 1, 2, 31, 32, 33, 34, 200})
+      for (int64_t first : {int64_t(0), int64_t(1) << 40}) check_gather(100, row_bytes, count, first, 0);
+}
+
+TEST(the_output_need_not_be_aligned) {
+  for (int64_t row_bytes : kRowBytes)
+    for (size_t shift : {1u, 4u, 8u}) check_gather(100, row_bytes, 50, 0, shift);
+}
+
+// Outputs of four megabytes and more are written past the cache.
+TEST(large_outputs_hold_the_rows_of_the_table) {
+  constexpr int64_t kBytes = int64_t(4) << 20;
+  for (int64_t row_bytes : {3, 8, 16, 17, 48, 400}) check_gather(1000, row_bytes, kBytes / row_bytes + 2, 0, 0);
+  for (int64_t count : {kBytes / 16 - 1, kBytes / 16}) check_gather(1000, 16, count, 0, 0);
+  check_gather(1000, 400, kBytes / 400 + 2, 0, 4);
+}
+
+TEST(rows_wider_than_what_is_requested_ahead_are_gathered) {
+  check_gather(5, 10000, 40, 0, 0);
+  check_gather(1, 2 << 20, 3, 0, 0);
+}
+
+TEST(an_id_out_of_range_throws_before_anything_is_written) {
+  const int64_t first = 1000;
+  for (int64_t row_bytes : kRowBytes)
+    for (int64_t bad : {int64_t(999), int64_t(1100), int64_t(-1), INT64_MAX, INT64_MIN / 2}) {
+      const Bytes table = table_of(100, row_bytes, first);
+      std::vector<int64_t> ids(50, first);
+      ids[49] = bad;
+      Bytes out(size_t(50 * row_bytes), 9);
+      const std::string message =
+          thrown_by([&] { gather(table.data(), 100, row_bytes, ids.data(), 50, first, out.data()); });
+      CHECK(message.find(std::to_string(bad)) != std::string::npos);
+      CHECK_EQUAL(out, Bytes(size_t(50 * row_bytes), 9));
+    }
+}
+
+TEST(scatter_undoes_gather) {
+  for (int64_t row_bytes : {1, 3, 8, 16, 400}) {
+    const Bytes table = table_of(64, row_bytes);
+    std::vector<int64_t> places = counting(64);
+    for (int64_t& place : places) place = place * 29 % 64;
+    Bytes rows(table.size()), out(table.size());
+    gather(table.data(), 64, row_bytes, places.data(), 64, 0, rows.data());
+    scatter(rows.data(), row_bytes, places.data(), 64, 64, out.data());
+    CHECK_EQUAL(out, table);
+  }
+}
+
+TEST(scatter_leaves_other_places_alone_and_rejects_bad_ones) {
+  const Bytes rows = {1, 2, 3, 4};
+  Bytes out(10, 0);
+  const std::vector<int64_t> places = {4, 1};
+  scatter(rows.data(), 2, places.data(), 2, 5, out.data());
+  CHECK_EQUAL(out, (Bytes{0, 0, 3, 4, 0, 0, 0, 0, 1, 2}));
+  for (int64_t bad : {int64_t(-1), int64_t(5), INT64_MAX, INT64_MIN}) {
+    const std::vector<int64_t> damaged = {0, bad};
+    CHECK_THROWS(scatter(rows.data(), 2, damaged.data(), 2, 5, out.data()));
+  }
+  CHECK_EQUAL(out, (Bytes{0, 0, 3, 4, 0, 0, 0, 0, 1, 2}));
+}
+
+// Run r holds r copies of r; two answers bring the odd and the even runs.
+TEST(runs_from_two_answers_are_stitched_in_order) {
+  constexpr int64_t kRuns = 9;
+  std::vector<int64_t> begins = {0}, wanted;
+  for (int64_t run = 0; run < kRuns; ++run) {
+    begins.push_back(begins.back() + run);
+    wanted.insert(wanted.end(), size_t(run), run);
+  }
+  std::vector<int64_t> out(wanted.size(), -1);
+  for (int64_t parity : {1, 0}) {
+    std::vector<int64_t> values, counts, places;
+    for (int64_t run = kRuns - 1; run >= 0; --run) {
+      if (run % 2 != parity) continue;
+      values.insert(values.end(), size_t(run), run);
+      counts.push_back(run);
+      places.push_back(run);
+    }
+    scatter_runs(values.data(), int64_t(values.size()), counts.data(), places.data(), int64_t(places.size()),
+                 begins.data(), kRuns, out.data());
+  }
+  CHECK_EQUAL(out, wanted);
+}
+
+TEST(runs_that_do_not_fit_throw) {
+  const std::vector<int64_t> values = {1, 2, 3}, begins = {0, 2, 3};
+  std::vector<int64_t> out(3);
+  const auto stitch = [&](std::vector<int64_t> counts, std::vector<int64_t> places, int64_t num_values) {
+    scatter_runs(values.data(), num_values, counts.data(), places.data(), int64_t(places.size()), begins.data(), 2, out.data());
+  };
+  stitch({1, 2}, {1, 0}, 3);
+  CHECK_EQUAL(out, (std::vector<int64_t>{2, 3, 1}));
+  CHECK_THROWS(stitch({2, 1}, {1, 0}, 3));  // the counts of the other order
+  CHECK_THROWS(stitch({1, 2}, {1, 0}, 2));  // a value is missing
+  CHECK_THROWS(stitch({2}, {2}, 3));
+  CHECK_THROWS(stitch({2}, {-1}, 3));
+  CHECK_THROWS(stitch({-2}, {0}, 3));
+}
+
+TEST(edge_rows_repeats_each_place_as_often_as_it_picked) {
+  const std::vector<int32_t> local = {5, 6, 7, 8};
+  const std::vector<int64_t> counts = {1, 0, 3};
+  std::vector<int64_t> sources(4), destinations(4);
+  edge_rows(local.data(), 4, counts.data(), 3, 10, sources.data(), destinations.data());
+  CHECK_EQUAL(sources, (std::vector<int64_t>{5, 6, 7, 8}));
+  CHECK_EQUAL(destinations, (std::vector<int64_t>{10, 12, 12, 12}));
+}
+
+TEST(edge_rows_rejects_counts_that_do_not_sum_to_the_picks) {
+  const std::vector<int32_t> local = {5, 6, 7};
+  std::vector<int64_t> sources(3), destinations(3);
+  for (const std::vector<int64_t>& counts :
+       {std::vector<int64_t>{1, 1}, {4}, {2, 2}, {-1, 4}, {INT64_MAX, 1}, {INT64_MIN}, {}})
+    CHECK_THROWS(edge_rows(local.data(), 3, counts.data(), int64_t(counts.size()), 0, sources.data(), destinations.data()));
+}

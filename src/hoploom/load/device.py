@@ -1,0 +1,52 @@
+"""Batches onto a CUDA device: pinned buffers, a side stream, copies that overlap compute."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import ConfigError
+from hoploom.load.assemble import Batch
+
+
+class OnItsWay(NamedTuple):
+    """A batch whose copies run on the side stream until `arrived`."""
+
+    batch: Batch
+    arrived: Any  # torch.cuda.Event
+    host: Batch  # keeps the pinned memory until the copies are done
+
+
+class Mover:
+    """Moves batches; one side stream for all of them."""
+
+    def __init__(self, device: torch.device | str | None) -> None:
+        self.device = None if device is None else torch.device(device)
+        if self.device is not None and self.device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device is {self.device}; batches go to the CPU or to a CUDA device")
+        if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device is {self.device}, but torch sees no CUDA device; leave device out")
+        self.is_cuda = self.device is not None and self.device.type == "cuda"
+        self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None
+
+    def send(self, batch: Batch) -> Batch | OnItsWay:
+        """Start the copies, on the thread that made the batch."""
+        if self._stream is None:
+            return batch
+        with torch.cuda.stream(self._stream):
+            moved = batch.to(self.device, non_blocking=True)
+            return OnItsWay(moved, self._stream.record_event(), batch)
+
+    def receive(self, sent: Batch | OnItsWay) -> Batch:
+        """Make the consumer's stream wait for the copies, on the consumer's thread."""
+        if not isinstance(sent, OnItsWay):
+            return sent
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(sent.arrived)
+        sent.batch.apply(lambda value: _recorded(value, stream))
+        return sent.batch
+
+
+def _recorded(value: Tensor, stream: Any) -> Tensor:
+    value.record_stream(stream)
+    return value

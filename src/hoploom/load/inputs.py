@@ -1,0 +1,234 @@
+"""What users hand to a loader, brought to one form: a store with its template, seeds, and PyG's arguments."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+
+from hoploom.build.pyg import read_pair, read_pyg
+from hoploom.errors import ConfigError
+from hoploom.load.assemble import Batch
+from hoploom.load.loader import DEADLINE, Delivery
+from hoploom.schema import HOMOGENEOUS_TYPE, Owner, RelationName, Schema
+from hoploom.store import Store
+from hoploom.store.disk import open_store
+
+PairOrData = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
+
+# torch's DataLoader arguments that mean something here, and those that cannot.
+LOADER_DEFAULTS: dict[str, Any] = {
+    "batch_size": 1,
+    "shuffle": False,
+    "drop_last": False,
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "timeout": 0,
+    "pin_memory": False,
+    "persistent_workers": False,
+}
+UNSUPPORTED = {
+    "sampler": "give the seeds as input_nodes and shuffle=True",
+    "batch_sampler": "give batch_size and shuffle",
+    "worker_init_fn": "workers are threads of this process",
+    "multiprocessing_context": "workers are threads of this process",
+    "generator": "give seed=",
+    "pin_memory_device": "give device=",
+    "in_order": "batches always come in order",
+}
+IGNORED = ("dataset", "collate_fn")  # Lightning passes them; PyG drops them too
+
+
+@dataclass(frozen=True)
+class Input:
+    """A graph in the one form that loaders work on."""
+
+    store: Store
+    template: Batch
+    field_order: Mapping[Owner, tuple[str, ...]] = field(default_factory=dict)
+
+
+def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | None) -> Input:
+    """A store from whatever PyG's loaders take, or from a store or its path."""
+    if isinstance(data, str | Path):
+        data = open_store(data)
+    if isinstance(data, Store):
+        return Input(data, Data() if data.schema.homogeneous else HeteroData())
+    if isinstance(data, tuple | list):
+        if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
+            raise ConfigError("data is a sequence, but not a (feature_store, graph_store) pair")
+        if weight_attr is not None:
+            raise ConfigError(
+                "weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData"
+            )
+        pair = read_pair(data[0], data[1], time_attr=time_attr)
+        return Input(pair.store, pair.template)
+    graph = read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
+    return Input(graph.store, graph.template, _field_order(data))
+
+
+def _field_order(data: Data | HeteroData) -> dict[Owner, tuple[str, ...]]:
+    if isinstance(data, Data):
+        return {HOMOGENEOUS_TYPE: tuple(data._store.keys())}
+    stores: list[tuple[Owner, Any]] = [*data.node_items(), *data.edge_items()]
+    return {owner: tuple(storage.keys()) for owner, storage in stores}
+
+
+def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
+    """PyG's remaining arguments with their defaults; ConfigError for those we do not have."""
+    known = {name: value for name, value in kwargs.items() if name not in IGNORED}
+    for name, value in known.items():
+        if name in UNSUPPORTED:
+            if value is not None:
+                raise ConfigError(f"{loader} does not support {name}=; {UNSUPPORTED[name]}")
+        elif name not in LOADER_DEFAULTS:
+            raise TypeError(f"{loader}() got an unexpected argument {name!r}")
+    merged = {name: known.get(name, default) for name, default in LOADER_DEFAULTS.items()}
+    for name in ("batch_size", "num_workers"):
+        if isinstance(merged[name], bool) or not isinstance(merged[name], int) or merged[name] < 0:
+            raise ConfigError(f"{name} is {merged[name]!r}; give a count")
+    return merged
+
+
+def delivery_of(arguments: Mapping[str, Any]) -> Delivery:
+    """How many threads work how far ahead."""
+    threads = arguments["num_workers"]
+    factor = arguments["prefetch_factor"]
+    if factor is not None and (not isinstance(factor, int) or factor < 1):
+        raise ConfigError(f"prefetch_factor is {factor!r}; give at least 1")
+    return Delivery(threads, max(1, threads * (factor or 2)), float(arguments["timeout"]) or DEADLINE)
+
+
+# --- seeds ----------------------------------------------------------------------------------
+
+
+def as_ids(what: str, values: Any, limit: int) -> Tensor:
+    """Ids from a mask, a list or a tensor; ConfigError for floats and ids out of range."""
+    ids = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    if ids.dtype == torch.bool:
+        if ids.numel() != limit:
+            raise ConfigError(f"{what} is a mask of {ids.numel()} entries for {limit} nodes")
+        return torch.nonzero(ids.cpu().view(-1)).view(-1)
+    if ids.numel() == 0:
+        raise ConfigError(f"{what} is empty; give at least one seed")
+    if ids.is_floating_point() or ids.is_complex() or ids.dim() != 1:
+        raise ConfigError(
+            f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids"
+        )
+    if int(ids.min()) < 0 or int(ids.max()) >= limit:
+        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise ConfigError(f"{what} holds id {bad}, out of range [0, {limit})")
+    return ids.to("cpu", torch.int64).contiguous()
+
+
+@dataclass(frozen=True)
+class NodeSeeds:
+    """The nodes a loader walks over."""
+
+    node_type: str
+    nodes: Tensor  # [n] int64
+    input_id: Tensor | None = None  # [n] int64; the positions where it is None
+    times: Tensor | None = None  # [n] int64
+
+
+def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
+    """The seeds' type and ids, and the input ids that a mask implies.
+
+    None: all nodes; a split's name; ids or a mask; for heterogeneous graphs also a type, or (type, any of these).
+    """
+    schema = store.schema
+    if schema.homogeneous:
+        node_type, given = schema.node_types[0].name, input_nodes
+    elif isinstance(input_nodes, str):
+        known = input_nodes in schema.type_index
+        node_type = input_nodes if known else store._type_with_split(input_nodes)
+        given = None if known else input_nodes
+    elif isinstance(input_nodes, tuple | list) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+        node_type, given = input_nodes
+        schema.node_type(node_type)
+    else:
+        raise ConfigError(f"input_nodes is {input_nodes!r:.80}; name the node type too: ('paper', ids)")
+    limit = schema.node_type(node_type).num_nodes
+    if given is None:
+        return node_type, torch.arange(limit), None
+    if isinstance(given, str):
+        return node_type, store.split(given, node_type), None
+    ids = as_ids("input_nodes", given, limit)
+    return node_type, ids, ids if isinstance(given, Tensor) and given.dtype == torch.bool else None
+
+
+def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[RelationName, Tensor]:
+    """The links' relation and their ends [2, n]."""
+    schema = store.schema
+    if schema.homogeneous:
+        key, given = schema.relations[0].key, edge_label_index
+    else:
+        key, given = _relation_and_links(schema, edge_label_index)
+    relation = schema.relation(key)
+    if given is None:
+        return key, all_edges(store, key)
+    links = torch.as_tensor(given)
+    if links.dim() != 2 or links.shape[0] != 2:
+        raise ConfigError(f"edge_label_index has shape {tuple(links.shape)}; give [2, n]")
+    ends = [("source", relation.source), ("destination", relation.destination)]
+    rows = [
+        as_ids(f"edge_label_index ({end} row)", row, schema.node_type(name).num_nodes)
+        for (end, name), row in zip(ends, links, strict=True)
+    ]
+    return key, torch.stack(rows)
+
+
+def _relation_and_links(schema: Schema, given: Any) -> tuple[RelationName, Any]:
+    if isinstance(given, tuple | list) and given and isinstance(given[0], str):
+        return canonical(schema, given), None
+    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):
+        return canonical(schema, given[0]), given[1]
+    raise ConfigError(
+        "edge_label_index needs the relation too: (('user', 'rates', 'item'), edge_label_index)"
+    )
+
+
+def canonical(schema: Schema, name: Sequence[str]) -> RelationName:
+    """A relation by its full name, or by its two ends where one relation joins them."""
+    if len(name) == 2:
+        found = [r.key for r in schema.relations if (r.source, r.destination) == tuple(name)]
+        if len(found) == 1:
+            return found[0]
+    key = tuple(name)
+    schema.relation(key)  # type: ignore[arg-type]
+    return key  # type: ignore[return-value]
+
+
+def all_edges(store: Store, key: RelationName) -> Tensor:
+    """Every edge of a relation [2, e], in the user's own order where he has one."""
+    index = store.schema.relation_index[key]
+    sources, destinations, order = [], [], []
+    for part in store.parts:
+        lists = part.lists[index]
+        sources.append(lists.indices.to(torch.int64))
+        count = lists.indptr.numel() - 1
+        nodes = torch.arange(lists.first_node, lists.first_node + count)
+        destinations.append(torch.repeat_interleave(nodes, lists.indptr.diff()))
+        if (key, "edge_id") in part.tables:
+            order.append(part.tables[key, "edge_id"].rows)
+    edges = torch.stack([torch.cat(sources), torch.cat(destinations)])
+    if not order:
+        return edges
+    ordered = torch.empty_like(edges)
+    ordered[:, torch.cat(order)] = edges
+    return ordered
+
+
+def as_times(what: str, times: Any, count: int) -> Tensor | None:
+    """One integer time per seed."""
+    if times is None:
+        return None
+    times = torch.as_tensor(times)
+    if times.is_floating_point() or times.dtype == torch.bool or times.shape != (count,):
+        raise ConfigError(
+            f"{what} has dtype {times.dtype} and shape {tuple(times.shape)}; give {count} integers"
+        )
+    return times.to("cpu", torch.int64).contiguous()

@@ -1,0 +1,141 @@
+"""The loader: an order, a pure function from steps to batches, threads, and a position that can be saved."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hoploom import keys
+from hoploom.errors import BatchError, ConfigError, HoploomError
+from hoploom.load.assemble import Batch
+from hoploom.load.device import Mover, OnItsWay
+from hoploom.load.order import Order
+from hoploom.load.prefetch import in_order
+
+DEADLINE = 600.0  # seconds that a batch may take where the user gives no timeout
+CALLS = (1 << 64) - 1  # the step that loader([ids]) draws from: no epoch gets there
+
+MakeBatch = Callable[[Tensor, int, int], Batch]  # (indices of the seeds, place of the first in its step, key)
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far an epoch has come."""
+
+    epoch: int = 0
+    step: int = 0
+    num_seeds: int = 0  # consumed by these steps, over all ranks
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How batches reach the consumer."""
+
+    num_threads: int = 0
+    num_ahead: int = 2
+    deadline: float = DEADLINE
+
+
+class Loader:
+    """Yields the batches of one epoch per loop. Made by NeighborLoader and LinkNeighborLoader."""
+
+    def __init__(self, order: Order, make_batch: MakeBatch, delivery: Delivery, mover: Mover) -> None:
+        order.check()
+        self._order, self._make_batch = order, make_batch
+        self._delivery, self._mover = delivery, mover
+        self._next = self._consumed = Position()
+
+    def __len__(self) -> int:
+        return self._order.num_steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        start = self._next
+        self._next, self._consumed = Position(start.epoch + 1), start
+        return self._epoch(start)
+
+    def _epoch(self, start: Position) -> Iterator[Batch]:
+        order = self._order.after(start.step, start.num_seeds)
+        steps = range(order.first_step, order.num_steps)
+        delivery = self._delivery
+
+        def make(step: int) -> Batch | OnItsWay:
+            return self._make_step(order, start.epoch, step)
+
+        made = in_order(make, steps, delivery.num_threads, delivery.num_ahead, delivery.deadline)
+        try:
+            for step, sent in zip(steps, made, strict=True):
+                done = Position(start.epoch, step + 1, order.step_span(step)[1])
+                self._consumed = Position(start.epoch + 1) if step == steps[-1] else done
+                yield self._mover.receive(sent)
+        finally:
+            made.close()  # type: ignore[attr-defined]
+
+    def _make_step(self, order: Order, epoch: int, step: int) -> Batch | OnItsWay:
+        """A pure function of the store, the options, seed, epoch, step, rank and world size."""
+        begin, end = order.rank_span(step)
+        try:
+            indices = order.indices(epoch, begin, end)
+            first = begin - order.step_span(step)[0]
+            return self._mover.send(self._make_batch(indices, first, keys.batch_key(order.seed, epoch, step)))
+        except HoploomError:
+            raise
+        except Exception as error:
+            message = (
+                f"step {step} of epoch {epoch} on rank {order.rank} failed: {type(error).__name__}: {error}"
+            )
+            raise BatchError(message) from error
+
+    def __call__(self, index: Tensor | list[int]) -> Batch:
+        """The batch of these positions among the seeds."""
+        indices = torch.as_tensor(index)
+        if indices.dtype == torch.bool or indices.is_floating_point() or indices.dim() != 1:
+            raise ConfigError(
+                f"index has dtype {indices.dtype} and shape {tuple(indices.shape)}; give a list of positions"
+            )
+        size = self._order.num_seeds
+        if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= size):
+            raise ConfigError(f"index holds {int(indices.max())}, out of range [0, {size})")
+        key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
+        return self._mover.receive(self._mover.send(self._make_batch(indices.to(torch.int64), 0, key)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next loop is. A restored position inside that epoch is kept."""
+        if epoch != self._next.epoch:
+            self._next = Position(epoch)
+        self._consumed = self._next
+
+    def state_dict(self) -> dict[str, int]:
+        """The position after the last batch that the newest loop has yielded."""
+        at, order = self._consumed, self._order
+        return {
+            "epoch": at.epoch,
+            "step": at.step,
+            "consumed_seeds": at.num_seeds,
+            "num_seeds": order.num_seeds,
+            "seed": order.seed,
+            "shuffle": int(order.shuffle),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a saved position, in O(1); the world size and the batch size may have changed."""
+        order = self._order
+        for name, mine in (
+            ("num_seeds", order.num_seeds),
+            ("seed", order.seed),
+            ("shuffle", int(order.shuffle)),
+        ):
+            if state.get(name) != mine:
+                raise ConfigError(
+                    f"the state has {name}={state.get(name)!r}, this loader {mine!r}; they must agree"
+                )
+        position = Position(int(state["epoch"]), int(state["step"]), int(state["consumed_seeds"]))
+        if not 0 <= position.num_seeds <= order.num_seeds or position.step < 0 or position.epoch < 0:
+            raise ConfigError(
+                f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds"
+            )
+        self._next = self._consumed = position
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

@@ -1,0 +1,175 @@
+"""From seeds to a batch: the one pure function that every placement calls."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hoploom.batch import Sampled, Seeds
+from hoploom.config import Sampling
+from hoploom.load.assemble import Assembler, Batch
+from hoploom.load.inputs import NodeSeeds
+from hoploom.sample import (
+    Links,
+    LinkTask,
+    SampleFrontier,
+    Workspace,
+    make_bidirectional,
+    make_link_seeds,
+    sample_blocks,
+    sample_subgraph,
+)
+from hoploom.schema import RelationName
+from hoploom.store import GraphStore, Store, Wanted
+
+
+class Workspaces:
+    """Idle workspaces; as many come to be as batches are made at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._schema = store.schema
+        self._idle: deque[Workspace] = deque()
+
+    @contextmanager
+    def borrowed(self):  # type: ignore[no-untyped-def]
+        """A workspace for one batch."""
+        try:
+            workspace = self._idle.pop()
+        except IndexError:
+            workspace = Workspace(self._schema)
+        try:
+            yield workspace
+        finally:
+            self._idle.append(workspace)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Seeds to a sampled subgraph or blocks, for one graph and one set of options."""
+
+    graph: GraphStore
+    sampling: Sampling
+    workspaces: Workspaces
+    sample_frontier: SampleFrontier | None = None
+
+    def sample(self, seeds: Seeds, key: int) -> Sampled:
+        with self.workspaces.borrowed() as workspace:
+            if self.sampling.mode == "blocks":
+                return sample_blocks(self.graph, workspace, seeds, self.sampling, key, self.sample_frontier)
+            sampled = sample_subgraph(self.graph, workspace, seeds, self.sampling, key)
+        if self.sampling.subgraph == "bidirectional":
+            return make_bidirectional(sampled, self.graph.schema)
+        return sampled
+
+
+@dataclass(frozen=True)
+class NodeMaker:
+    """Batches for nodes."""
+
+    sampler: Sampler
+    assembler: Assembler
+    seeds: NodeSeeds
+    transform: Callable[[Batch], Any] | None = None
+
+    def make(self, indices: Tensor, first: int, key: int) -> Batch:
+        """The batch of these seeds; `first` is the place of the first one in its step."""
+        nodes = self.seeds.nodes[indices]
+        times = self._times(indices, nodes)
+        seeds = one_type_seeds(self.sampler, self.seeds.node_type, nodes, times, first)
+        sampled = self.sampler.sample(seeds, key)
+        batch = self.assembler.assemble(sampled)
+        schema = self.assembler.store.schema
+        storage = batch if schema.homogeneous else batch[self.seeds.node_type]
+        storage.input_id = indices if self.seeds.input_id is None else self.seeds.input_id[indices]
+        if self.seeds.times is not None:
+            storage.seed_time = times
+        storage.batch_size = indices.numel()
+        return batch if self.transform is None else self.transform(batch)
+
+    def _times(self, indices: Tensor, nodes: Tensor) -> Tensor | None:
+        if self.seeds.times is not None:
+            return self.seeds.times[indices]
+        schema = self.assembler.store.schema
+        if self.sampler.sampling.temporal is None or schema.time is None:
+            return None
+        own = self.assembler.store.features.gather([Wanted(self.seeds.node_type, schema.time, nodes)])[0]
+        return own.long()
+
+
+def one_type_seeds(
+    sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int
+) -> Seeds:
+    """Seeds of a single type; one tree each where sampling is disjoint."""
+    schema = sampler.graph.schema
+    index, count = schema.type_index[node_type], len(schema.node_types)
+    by_type: list[Tensor | None] = [None] * count
+    trees: list[Tensor | None] = [None] * count
+    by_type[index] = nodes
+    if sampler.sampling.disjoint:
+        trees[index] = torch.arange(first, first + nodes.numel())
+    return Seeds(tuple(by_type), tuple(trees), times, first)
+
+
+@dataclass(frozen=True)
+class LinkInput:
+    """The links a loader walks over."""
+
+    key: RelationName
+    ends: Tensor  # [2, n] int64
+    labels: Tensor | None = None
+    times: Tensor | None = None
+    input_id: Tensor | None = None
+    task: LinkTask = field(default_factory=lambda: LinkTask(0))
+
+
+@dataclass(frozen=True)
+class LinkMaker:
+    """Batches for links."""
+
+    sampler: Sampler
+    assembler: Assembler
+    links: LinkInput
+    transform: Callable[[Batch], Any] | None = None
+
+    def make(self, indices: Tensor, first: int, key: int) -> Batch:
+        """The batch of these links; `first` is the place of the first one in its step."""
+        given = self.links
+        labels = None if given.labels is None else given.labels[indices]
+        times = None if given.times is None else given.times[indices]
+        links = Links(given.ends[0][indices], given.ends[1][indices], labels, times, first)
+        seeds = make_link_seeds(
+            self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint
+        )
+        sampled = self.sampler.sample(seeds.seeds, key)
+        if sampled.trees is not None:
+            sampled.trees = [trees % max(1, seeds.num_links) for trees in sampled.trees]
+        batch = self.assembler.assemble(sampled)
+        input_id = indices if given.input_id is None else given.input_id[indices]
+        self._label(batch, seeds.fields, input_id)
+        return batch if self.transform is None else self.transform(batch)
+
+    def _label(self, batch: Batch, fields: Mapping[str, Tensor | None], input_id: Tensor) -> None:
+        """Put the link fields where PyG puts them."""
+        if self.assembler.store.schema.homogeneous:
+            edges = sources = destinations = batch
+        else:
+            source, _, destination = self.links.key
+            edges, sources, destinations = batch[self.links.key], batch[source], batch[destination]
+        edges.input_id = input_id
+        if "src_index" in fields:
+            for name in ("edge_label_index", "edge_label_time"):
+                if name in edges:
+                    del edges[name]
+            sources.src_index = fields["src_index"]
+            destinations.dst_pos_index, destinations.dst_neg_index = (
+                fields["dst_pos_index"],
+                fields["dst_neg_index"],
+            )
+            sources.seed_time = destinations.seed_time = fields["seed_time"]
+            return
+        for name, value in fields.items():
+            edges[name] = value

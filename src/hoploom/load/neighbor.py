@@ -1,0 +1,308 @@
+"""NeighborLoader and LinkNeighborLoader: PyG's arguments in, PyG's batches out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
+
+from hoploom.config import NumNeighbors as Fanouts
+from hoploom.config import Sampling, make_sampling
+from hoploom.errors import ConfigError
+from hoploom.load import inputs
+from hoploom.load.assemble import Assembler, Batch
+from hoploom.load.device import Mover
+from hoploom.load.inputs import Input, NodeSeeds, PairOrData
+from hoploom.load.loader import Loader
+from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces
+from hoploom.load.order import Order
+from hoploom.sample import LinkTask, SampleFrontier
+from hoploom.schema import Schema
+
+
+def _fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
+    if isinstance(num_neighbors, NumNeighbors):
+        if schema.homogeneous:
+            return num_neighbors.values
+        return num_neighbors.get_values([relation.key for relation in schema.relations])
+    return num_neighbors
+
+
+def _reject(loader: str, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
+
+
+def _subgraph_type(subgraph_type: Any, directed: bool) -> Any:
+    return subgraph_type if directed else "induced"
+
+
+def _order(arguments: dict[str, Any], num_seeds: int, seed: int, rank: int, world_size: int) -> Order:
+    return Order(
+        num_seeds,
+        arguments["batch_size"],
+        shuffle=bool(arguments["shuffle"]),
+        drop_last=bool(arguments["drop_last"]),
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def _machinery(
+    given: Input, sampling: Sampling, hook: SampleFrontier | None, device: Any, pin_memory: bool
+) -> tuple[Sampler, Assembler, Mover]:
+    if hook is not None and sampling.mode != "blocks":
+        raise ConfigError("sample_frontier needs mode='blocks'")
+    mover = Mover(device)
+    sampler = Sampler(given.store.graph, sampling, Workspaces(given.store), hook)
+    pinned = mover.is_cuda or (pin_memory and torch.cuda.is_available())
+    return sampler, Assembler(given.store, given.template, given.field_order, pinned), mover
+
+
+class NeighborLoader(Loader):
+    """Neighbourhood-sampled batches around nodes.
+
+    Takes PyG's arguments and yields PyG's batches. Beyond PyG: `data` may be a store or its path, `input_nodes` a
+    split's name, `num_workers` are threads, and:
+
+    - `seed`, `rank`, `world_size`: the same batches everywhere, every seed once over all ranks
+    - `device`: batches arrive there, copied on a side stream
+    - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
+    - `labor`: layer-dependent picks that share sources between seeds
+
+    >>> loader = NeighborLoader("papers.store", [15, 10, 5], input_nodes="train", batch_size=1024, shuffle=True)
+    """
+
+    def __init__(
+        self,
+        data: PairOrData,
+        num_neighbors: Fanouts | NumNeighbors,
+        input_nodes: Any = None,
+        input_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: Any = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Batch], Any] | None = None,
+        transform_sampler_output: Callable[..., Any] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: Any = None,
+        directed: bool = True,
+        *,
+        input_id: Tensor | None = None,
+        custom_cls: Any = None,
+        labor: bool = False,
+        mode: str = "subgraph",
+        sample_frontier: SampleFrontier | None = None,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        name = "NeighborLoader"
+        _reject(
+            name,
+            transform_sampler_output=transform_sampler_output,
+            neighbor_sampler=neighbor_sampler,
+            custom_cls=custom_cls,
+        )
+        arguments = inputs.loader_arguments(kwargs, name)
+        if input_time is not None and time_attr is None:
+            raise ConfigError("input_time is set but time_attr is not; name the time attribute")
+        given = inputs.read_input(data, weight_attr=weight_attr, time_attr=time_attr)
+        sampling = make_sampling(
+            given.store.schema,
+            _fanouts(given.store.schema, num_neighbors),
+            replace=replace,
+            labor=labor,
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            subgraph_type=_subgraph_type(subgraph_type, directed),
+            mode=mode,
+        )
+        seeds = _node_seeds(given, input_nodes, input_id, input_time, time_attr)
+        sampler, assembler, mover = _machinery(
+            given, sampling, sample_frontier, device, arguments["pin_memory"]
+        )
+        maker = NodeMaker(sampler, assembler, seeds, transform)
+        order = _order(arguments, seeds.nodes.numel(), seed, rank, world_size)
+        super().__init__(order, maker.make, inputs.delivery_of(arguments), mover)
+        self.data, self.store = data, given.store
+
+
+def _node_seeds(
+    given: Input, input_nodes: Any, input_id: Tensor | None, input_time: Tensor | None, time_attr: str | None
+) -> NodeSeeds:
+    store = given.store
+    node_type, nodes, implied = inputs.read_input_nodes(store, input_nodes)
+    if nodes.numel() == 0:
+        raise ConfigError(f"input_nodes is empty ({input_nodes!r:.60}); give at least one seed")
+    if input_id is not None and input_id.numel() != nodes.numel():
+        raise ConfigError(f"input_id has {input_id.numel()} entries for {nodes.numel()} seeds; give one each")
+    times = inputs.as_times("input_time", input_time, nodes.numel())
+    if time_attr is not None and times is None and time_attr not in store.schema.node_type(node_type).fields:
+        raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")
+    return NodeSeeds(node_type, nodes, implied if input_id is None else input_id.cpu(), times)
+
+
+class LinkNeighborLoader(Loader):
+    """Neighbourhood-sampled batches around links, with negatives.
+
+    Takes PyG's arguments and yields PyG's batches; beyond PyG what NeighborLoader adds, and `strict_negatives`: no
+    negative is an edge of the graph.
+
+    >>> loader = LinkNeighborLoader(data, [10, 5], neg_sampling="binary", batch_size=512, shuffle=True)
+    """
+
+    def __init__(
+        self,
+        data: PairOrData,
+        num_neighbors: Fanouts | NumNeighbors,
+        edge_label_index: Any = None,
+        edge_label: Tensor | None = None,
+        edge_label_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: Any = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        neg_sampling: NegativeSampling | str | None = None,
+        neg_sampling_ratio: float | None = None,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Batch], Any] | None = None,
+        transform_sampler_output: Callable[..., Any] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: Any = None,
+        directed: bool = True,
+        *,
+        input_id: Tensor | None = None,
+        custom_cls: Any = None,
+        strict_negatives: bool = False,
+        labor: bool = False,
+        mode: str = "subgraph",
+        sample_frontier: SampleFrontier | None = None,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        name = "LinkNeighborLoader"
+        _reject(
+            name,
+            transform_sampler_output=transform_sampler_output,
+            neighbor_sampler=neighbor_sampler,
+            custom_cls=custom_cls,
+        )
+        arguments = inputs.loader_arguments(kwargs, name)
+        if (edge_label_time is not None) != (time_attr is not None):
+            raise ConfigError("edge_label_time and time_attr go together; give both or neither")
+        given = inputs.read_input(data, weight_attr=weight_attr, time_attr=time_attr)
+        sampling = make_sampling(
+            given.store.schema,
+            _fanouts(given.store.schema, num_neighbors),
+            replace=replace,
+            labor=labor,
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            subgraph_type=_subgraph_type(subgraph_type, directed),
+            mode=mode,
+        )
+        negatives = _negatives(neg_sampling, neg_sampling_ratio)
+        links = _links(
+            given, edge_label_index, edge_label, edge_label_time, input_id, negatives, strict_negatives
+        )
+        sampler, assembler, mover = _machinery(
+            given, sampling, sample_frontier, device, arguments["pin_memory"]
+        )
+        maker = LinkMaker(sampler, assembler, links, transform)
+        order = _order(arguments, links.ends.shape[1], seed, rank, world_size)
+        super().__init__(order, maker.make, inputs.delivery_of(arguments), mover)
+        self.data, self.store = data, given.store
+
+
+def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:
+    if ratio is not None and ratio != 0.0:
+        return NegativeSampling("binary", ratio)
+    return None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
+
+
+def _links(
+    given: Input,
+    edge_label_index: Any,
+    edge_label: Tensor | None,
+    edge_label_time: Tensor | None,
+    input_id: Tensor | None,
+    negatives: NegativeSampling | None,
+    strict: bool,
+) -> LinkInput:
+    key, ends = inputs.read_edge_label_index(given.store, edge_label_index)
+    count = ends.shape[1]
+    if count == 0:
+        raise ConfigError("edge_label_index is empty; give at least one link")
+    for name, values in (("edge_label", edge_label), ("input_id", input_id)):
+        if values is not None and values.shape[0] != count:
+            raise ConfigError(f"{name} has {values.shape[0]} entries for {count} links; give one each")
+    if negatives is not None and edge_label is not None:
+        if negatives.is_triplet():
+            raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
+        if edge_label.min() == 0:
+            edge_label = edge_label + 1  # zero now means negative, as in PyG
+    if strict and negatives is None:
+        raise ConfigError("strict_negatives needs neg_sampling")
+    store = given.store
+    relation = store.schema.relation_index[key]
+    times = inputs.as_times("edge_label_time", edge_label_time, count)
+    task = LinkTask(
+        relation, _checked_weights(store.schema, relation, negatives), strict, _node_times(given, relation)
+    )
+    label = None if edge_label is None else edge_label.cpu()
+    return LinkInput(key, ends, label, times, None if input_id is None else input_id.cpu(), task)
+
+
+def _checked_weights(
+    schema: Schema, relation: int, negatives: NegativeSampling | None
+) -> NegativeSampling | None:
+    if negatives is None:
+        return None
+    ends = ((negatives.src_weight, schema.sources), (negatives.dst_weight, schema.destinations))
+    for weight, types in ends:
+        node_type = schema.node_types[types[relation]]
+        if weight is None:
+            continue
+        if weight.numel() != node_type.num_nodes:
+            raise ConfigError(
+                f"negative weights have {weight.numel()} entries for {node_type.num_nodes} nodes"
+            )
+        if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool((weight > 0).any()):
+            raise ConfigError("negative weights must be finite, none negative, and not all zero")
+    return negatives
+
+
+def _node_times(given: Input, relation: int) -> dict[int, Tensor]:
+    schema = given.store.schema
+    if schema.time is None or schema.edge_time:
+        return {}
+    times = {}
+    for index in {schema.sources[relation], schema.destinations[relation]}:
+        name = schema.node_types[index].name
+        rows = [
+            part.tables[name, schema.time].rows
+            for part in given.store.parts
+            if (name, schema.time) in part.tables
+        ]
+        if rows:
+            times[index] = torch.cat(rows).to(torch.int64)
+    return times
