@@ -54,8 +54,7 @@ void check_bijection(uint64_t key, uint64_t size) {
   std::vector<bool> hit(size);
   for (uint64_t i = 0; i < size; ++i) {
     const uint64_t value = permutation.at(i);
-    CHECK_BETWEEN(uint64_t(0), value, size - 1);
-    CHECK(!hit[value]);
+    CHECK(value < size && !hit[value]);
     hit[value] = true;
   }
 }

@@ -118,7 +118,6 @@ void check_maps(const Input& input, const PickLists& picks) {
   for (int64_t& source : known.sources)
     if (!is_id(source, input.num_sources)) source = 0;
   for (int64_t budget : {0, 1000}) {
-    if (budget && !input.trees.empty()) continue;  // trees always hash
     NodeMap map(input.num_sources, budget);
     check_one_map(input, picks, map, all_known);
     const auto everyone = counting(input.num_sources);

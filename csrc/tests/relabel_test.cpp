@@ -65,11 +65,13 @@ TEST(both_maps_equal_the_reference_batch_after_batch) {
 }
 
 TEST(trees_equal_the_reference_batch_after_batch) {
-  NodeMap map(50, kHashed);
-  for (uint64_t batch = 0; batch < 30; ++batch) {
-    check_batch(map, 50, batch * 100, batch % 3 ? 6 : 0);
-    if (batch % 2) map.clear();
-    else map.take();
+  for (int64_t budget : {kDirect, kHashed}) {
+    NodeMap map(50, budget);
+    for (uint64_t batch = 0; batch < 30; ++batch) {
+      check_batch(map, 50, batch * 100, batch % 3 ? 6 : 0);
+      if (batch % 2) map.clear();
+      else map.take();
+    }
   }
 }
 
@@ -111,16 +113,16 @@ TEST(find_tells_who_is_absent_and_adds_nothing) {
   }
 }
 
-// Node n of 300000 is seen first at place n, whatever the table's size is by then.
+// Node n of 100000 is seen first at place n, whatever the table's size is by then.
 TEST(a_hashed_map_grows) {
   NodeMap map(int64_t(1) << 40, kHashed);
   for (int round = 0; round < 2; ++round) {
     std::vector<int64_t> sources;
-    for (int64_t i = 0; i < 300000; ++i) sources.push_back(i * 3000000 % 999999999989);
-    const auto local = add(map, sources, {100000, 0, 200000});
+    for (int64_t i = 0; i < 100000; ++i) sources.push_back(i * 3000000 % 999999999989);
+    const auto local = add(map, sources, {40000, 0, 60000});
     CHECK_EQUAL(local.size(), sources.size());
     for (size_t i = 0; i < local.size(); ++i) CHECK_EQUAL(local[i], int32_t(i));
-    CHECK_EQUAL(add(map, sources, {300000}), local);
+    CHECK_EQUAL(add(map, sources, {100000}), local);
     CHECK_EQUAL(values_of<int64_t>(map.take()), sources);
   }
 }
@@ -185,4 +187,18 @@ TEST(nodes_that_were_taken_stay_as_they_were) {
   const Buffer taken = map.take();
   add_seeds(map, counting(500, 500));
   CHECK_EQUAL(values_of<int64_t>(taken), counting(500));
+}
+
+TEST(a_batch_has_trees_for_all_or_for_none) {
+  for (int64_t budget : {kDirect, kHashed}) {
+    NodeMap map(10, budget);
+    add_seeds(map, {4, 5}, {0, 1});
+    CHECK_THROWS(add(map, {4}, {1}));
+    CHECK_THROWS(add_seeds(map, {6}));
+    CHECK_EQUAL(add(map, {5, 5}, {1, 1}, {0, 1}), (std::vector<int32_t>{2, 1}));
+    map.clear();
+    add_seeds(map, {4, 5});
+    CHECK_THROWS(add(map, {4}, {1}, {0}));
+    CHECK_EQUAL(add(map, {5, 6}, {2}), (std::vector<int32_t>{1, 2}));
+  }
 }

@@ -61,7 +61,7 @@ std::vector<int> frequencies(const std::vector<float>& list, int64_t num_nodes, 
 }  // namespace
 
 TEST(weighted_picks_equal_the_reference) {
-  const Graph graph = graph_of_degrees({0, 1, 2, 5, 10, 64, 65, 66, 500, 70000}, 1000);
+  const Graph graph = graph_of_degrees({0, 1, 2, 5, 10, 64, 65, 66, 500, 3000}, 1000);
   for (const std::vector<float>& menu :
        {std::vector<float>{1}, {1, 2, 3, 4}, {0, 1}, {0, 0, 0, 0, 0, 0, 0, 5}, {0, -1, kNan, 2.5f, 1e-30f}, {1e30f, 1e-45f}}) {
     const auto weights = weights_from(graph.num_edges(), menu);

@@ -57,9 +57,7 @@ def scatter(rows: NDArray[Any], places: NDArray[Any], out: NDArray[Any]) -> None
 def scatter_lists(
     values: NDArray[Any], counts: NDArray[Any], places: NDArray[Any], begins: NDArray[Any], out: NDArray[Any]
 ) -> None: ...
-def fill_edges(
-    local: NDArray[Any], counts: NDArray[Any], first: int, offset: int, out: NDArray[Any]
-) -> None: ...
+def fill_edges(local: NDArray[Any], counts: NDArray[Any], first: int, offset: int, out: NDArray[Any]) -> None: ...
 def build_csc(
     sources: NDArray[Any],
     destinations: NDArray[Any],

@@ -42,9 +42,7 @@ def resolve_fanouts(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[
             raise ConfigError(f"fanouts name {unknown[0]!r}; the relations are {list(schema.relation_index)}")
         lengths = {len(hops) for hops in num_neighbors.values()}
         if len(lengths) != 1:
-            raise ConfigError(
-                f"fanouts have {sorted(lengths)} entries; give every relation the same number of hops"
-            )
+            raise ConfigError(f"fanouts have {sorted(lengths)} entries; give every relation the same number of hops")
         missing = [key for key in schema.relation_index if key not in num_neighbors]
         if missing:
             raise ConfigError(f"fanouts leave out {missing[0]!r}; give it a list too, [0, ...] to skip it")
@@ -103,8 +101,7 @@ def _choice(name: str, value: object, allowed: Sequence[str]) -> str:
 def _check_attr(name: str, wanted: str | None, prepared: str | None) -> None:
     if wanted is not None and wanted != prepared:
         raise ConfigError(
-            f"{name} is {wanted!r}, but the store was built with {name}={prepared!r}; "
-            f"build it with {name}={wanted!r}"
+            f"{name} is {wanted!r}, but the store was built with {name}={prepared!r}; build it with {name}={wanted!r}"
         )
 
 
@@ -114,6 +111,4 @@ def _check_combination(sampling: Sampling) -> None:
     if sampling.subgraph != "directional" and sampling.mode == "blocks":
         raise ConfigError(f"mode='blocks' has no subgraph_type={sampling.subgraph!r}; leave it out")
     if sampling.labor and (sampling.replace or sampling.weighted or sampling.disjoint):
-        raise ConfigError(
-            "labor=True cannot be combined with replace, weights, disjoint or time; drop one of them"
-        )
+        raise ConfigError("labor=True cannot be combined with replace, weights, disjoint or time; drop one of them")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from hoploom.schema import HOMOGENEOUS_TYPE, Owner, RelationName, Schema
 from hoploom.store import Store
 from hoploom.store.disk import open_store
 
-PairOrData = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
+PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
 
 # torch's DataLoader arguments that mean something here, and those that cannot.
 LOADER_DEFAULTS: dict[str, Any] = {
@@ -61,9 +61,7 @@ def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | No
         if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
             raise ConfigError("data is a sequence, but not a (feature_store, graph_store) pair")
         if weight_attr is not None:
-            raise ConfigError(
-                "weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData"
-            )
+            raise ConfigError("weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData")
         pair = read_pair(data[0], data[1], time_attr=time_attr)
         return Input(pair.store, pair.template)
     graph = read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
@@ -115,9 +113,7 @@ def as_ids(what: str, values: Any, limit: int) -> Tensor:
     if ids.numel() == 0:
         raise ConfigError(f"{what} is empty; give at least one seed")
     if ids.is_floating_point() or ids.is_complex() or ids.dim() != 1:
-        raise ConfigError(
-            f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids"
-        )
+        raise ConfigError(f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
     if int(ids.min()) < 0 or int(ids.max()) >= limit:
         bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise ConfigError(f"{what} holds id {bad}, out of range [0, {limit})")
@@ -186,9 +182,7 @@ def _relation_and_links(schema: Schema, given: Any) -> tuple[RelationName, Any]:
         return canonical(schema, given), None
     if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):
         return canonical(schema, given[0]), given[1]
-    raise ConfigError(
-        "edge_label_index needs the relation too: (('user', 'rates', 'item'), edge_label_index)"
-    )
+    raise ConfigError("edge_label_index needs the relation too: (('user', 'rates', 'item'), edge_label_index)")
 
 
 def canonical(schema: Schema, name: Sequence[str]) -> RelationName:
@@ -228,7 +222,5 @@ def as_times(what: str, times: Any, count: int) -> Tensor | None:
         return None
     times = torch.as_tensor(times)
     if times.is_floating_point() or times.dtype == torch.bool or times.shape != (count,):
-        raise ConfigError(
-            f"{what} has dtype {times.dtype} and shape {tuple(times.shape)}; give {count} integers"
-        )
+        raise ConfigError(f"{what} has dtype {times.dtype} and shape {tuple(times.shape)}; give {count} integers")
     return times.to("cpu", torch.int64).contiguous()

@@ -82,9 +82,7 @@ class Loader:
         except HoploomError:
             raise
         except Exception as error:
-            message = (
-                f"step {step} of epoch {epoch} on rank {order.rank} failed: {type(error).__name__}: {error}"
-            )
+            message = f"step {step} of epoch {epoch} on rank {order.rank} failed: {type(error).__name__}: {error}"
             raise BatchError(message) from error
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
@@ -127,14 +125,10 @@ class Loader:
             ("shuffle", int(order.shuffle)),
         ):
             if state.get(name) != mine:
-                raise ConfigError(
-                    f"the state has {name}={state.get(name)!r}, this loader {mine!r}; they must agree"
-                )
+                raise ConfigError(f"the state has {name}={state.get(name)!r}, this loader {mine!r}; they must agree")
         position = Position(int(state["epoch"]), int(state["step"]), int(state["consumed_seeds"]))
         if not 0 <= position.num_seeds <= order.num_seeds or position.step < 0 or position.epoch < 0:
-            raise ConfigError(
-                f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds"
-            )
+            raise ConfigError(f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds")
         self._next = self._consumed = position
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from hoploom.sample import (
     sample_blocks,
     sample_subgraph,
 )
-from hoploom.schema import RelationName
+from hoploom.schema import Owner, RelationName
 from hoploom.store import GraphStore, Store, Wanted
 
 
@@ -81,13 +81,12 @@ class NodeMaker:
         times = self._times(indices, nodes)
         seeds = one_type_seeds(self.sampler, self.seeds.node_type, nodes, times, first)
         sampled = self.sampler.sample(seeds, key)
-        batch = self.assembler.assemble(sampled)
-        schema = self.assembler.store.schema
-        storage = batch if schema.homogeneous else batch[self.seeds.node_type]
-        storage.input_id = indices if self.seeds.input_id is None else self.seeds.input_id[indices]
-        if self.seeds.times is not None:
-            storage.seed_time = times
-        storage.batch_size = indices.numel()
+        extras: dict[str, Any] = {
+            "input_id": indices if self.seeds.input_id is None else self.seeds.input_id[indices],
+            "seed_time": times if self.seeds.times is not None else None,
+            "batch_size": indices.numel(),
+        }
+        batch = self.assembler.assemble(sampled, {self.seeds.node_type: extras})
         return batch if self.transform is None else self.transform(batch)
 
     def _times(self, indices: Tensor, nodes: Tensor) -> Tensor | None:
@@ -100,9 +99,7 @@ class NodeMaker:
         return own.long()
 
 
-def one_type_seeds(
-    sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int
-) -> Seeds:
+def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int) -> Seeds:
     """Seeds of a single type; one tree each where sampling is disjoint."""
     schema = sampler.graph.schema
     index, count = schema.type_index[node_type], len(schema.node_types)
@@ -141,35 +138,23 @@ class LinkMaker:
         labels = None if given.labels is None else given.labels[indices]
         times = None if given.times is None else given.times[indices]
         links = Links(given.ends[0][indices], given.ends[1][indices], labels, times, first)
-        seeds = make_link_seeds(
-            self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint
-        )
+        seeds = make_link_seeds(self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint)
         sampled = self.sampler.sample(seeds.seeds, key)
         if sampled.trees is not None:
             sampled.trees = [trees % max(1, seeds.num_links) for trees in sampled.trees]
-        batch = self.assembler.assemble(sampled)
         input_id = indices if given.input_id is None else given.input_id[indices]
-        self._label(batch, seeds.fields, input_id)
+        batch = self.assembler.assemble(sampled, self._extras(seeds.fields, input_id))
         return batch if self.transform is None else self.transform(batch)
 
-    def _label(self, batch: Batch, fields: Mapping[str, Tensor | None], input_id: Tensor) -> None:
-        """Put the link fields where PyG puts them."""
-        if self.assembler.store.schema.homogeneous:
-            edges = sources = destinations = batch
-        else:
-            source, _, destination = self.links.key
-            edges, sources, destinations = batch[self.links.key], batch[source], batch[destination]
-        edges.input_id = input_id
-        if "src_index" in fields:
-            for name in ("edge_label_index", "edge_label_time"):
-                if name in edges:
-                    del edges[name]
-            sources.src_index = fields["src_index"]
-            destinations.dst_pos_index, destinations.dst_neg_index = (
-                fields["dst_pos_index"],
-                fields["dst_neg_index"],
-            )
-            sources.seed_time = destinations.seed_time = fields["seed_time"]
-            return
-        for name, value in fields.items():
-            edges[name] = value
+    def _extras(self, fields: Mapping[str, Tensor | None], input_id: Tensor) -> dict[Owner, dict[str, Any]]:
+        """The link fields, where PyG puts them."""
+        key = self.links.key
+        if "src_index" not in fields:
+            return {key: {"input_id": input_id, **fields}}
+        extras: dict[Owner, dict[str, Any]] = {
+            key: {"input_id": input_id, "edge_label_index": None, "edge_label_time": None},
+            key[0]: {"src_index": fields["src_index"], "seed_time": fields["seed_time"]},
+        }
+        destinations = extras.setdefault(key[2], {})
+        destinations.update({name: fields[name] for name in ("dst_pos_index", "dst_neg_index", "seed_time")})
+        return extras

@@ -130,9 +130,7 @@ class NeighborLoader(Loader):
             mode=mode,
         )
         seeds = _node_seeds(given, input_nodes, input_id, input_time, time_attr)
-        sampler, assembler, mover = _machinery(
-            given, sampling, sample_frontier, device, arguments["pin_memory"]
-        )
+        sampler, assembler, mover = _machinery(given, sampling, sample_frontier, device, arguments["pin_memory"])
         maker = NodeMaker(sampler, assembler, seeds, transform)
         order = _order(arguments, seeds.nodes.numel(), seed, rank, world_size)
         super().__init__(order, maker.make, inputs.delivery_of(arguments), mover)
@@ -221,12 +219,8 @@ class LinkNeighborLoader(Loader):
             mode=mode,
         )
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
-        links = _links(
-            given, edge_label_index, edge_label, edge_label_time, input_id, negatives, strict_negatives
-        )
-        sampler, assembler, mover = _machinery(
-            given, sampling, sample_frontier, device, arguments["pin_memory"]
-        )
+        links = _links(given, edge_label_index, edge_label, edge_label_time, input_id, negatives, strict_negatives)
+        sampler, assembler, mover = _machinery(given, sampling, sample_frontier, device, arguments["pin_memory"])
         maker = LinkMaker(sampler, assembler, links, transform)
         order = _order(arguments, links.ends.shape[1], seed, rank, world_size)
         super().__init__(order, maker.make, inputs.delivery_of(arguments), mover)
@@ -265,16 +259,12 @@ def _links(
     store = given.store
     relation = store.schema.relation_index[key]
     times = inputs.as_times("edge_label_time", edge_label_time, count)
-    task = LinkTask(
-        relation, _checked_weights(store.schema, relation, negatives), strict, _node_times(given, relation)
-    )
+    task = LinkTask(relation, _checked_weights(store.schema, relation, negatives), strict, _node_times(given, relation))
     label = None if edge_label is None else edge_label.cpu()
     return LinkInput(key, ends, label, times, None if input_id is None else input_id.cpu(), task)
 
 
-def _checked_weights(
-    schema: Schema, relation: int, negatives: NegativeSampling | None
-) -> NegativeSampling | None:
+def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling | None) -> NegativeSampling | None:
     if negatives is None:
         return None
     ends = ((negatives.src_weight, schema.sources), (negatives.dst_weight, schema.destinations))
@@ -283,9 +273,7 @@ def _checked_weights(
         if weight is None:
             continue
         if weight.numel() != node_type.num_nodes:
-            raise ConfigError(
-                f"negative weights have {weight.numel()} entries for {node_type.num_nodes} nodes"
-            )
+            raise ConfigError(f"negative weights have {weight.numel()} entries for {node_type.num_nodes} nodes")
         if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool((weight > 0).any()):
             raise ConfigError("negative weights must be finite, none negative, and not all zero")
     return negatives
@@ -298,11 +286,7 @@ def _node_times(given: Input, relation: int) -> dict[int, Tensor]:
     times = {}
     for index in {schema.sources[relation], schema.destinations[relation]}:
         name = schema.node_types[index].name
-        rows = [
-            part.tables[name, schema.time].rows
-            for part in given.store.parts
-            if (name, schema.time) in part.tables
-        ]
+        rows = [part.tables[name, schema.time].rows for part in given.store.parts if (name, schema.time) in part.tables]
         if rows:
             times[index] = torch.cat(rows).to(torch.int64)
     return times

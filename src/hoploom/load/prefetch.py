@@ -36,7 +36,5 @@ def _result(future: "Future[Made]", step: int, deadline: float) -> Made:
     except FutureTimeoutError as error:
         if future.done():
             raise
-        message = (
-            f"step {step} was not made within {deadline:g} s; make the transform faster, or raise timeout"
-        )
+        message = f"step {step} was not made within {deadline:g} s; make the transform faster, or raise timeout"
         raise BatchError(message) from error

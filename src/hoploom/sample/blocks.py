@@ -134,9 +134,7 @@ def _ask_hook(
     for name, edges in by_relation.items():
         schema.relation(name)
         if not isinstance(edges, Edges):
-            raise ConfigError(
-                f"sample_frontier returned a {type(edges).__name__} for {name}; return hoploom.Edges"
-            )
+            raise ConfigError(f"sample_frontier returned a {type(edges).__name__} for {name}; return hoploom.Edges")
     return [
         _as_picks(by_relation[r.key], by_type[r.destination]) if r.key in by_relation else None
         for r in schema.relations

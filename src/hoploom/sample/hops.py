@@ -76,9 +76,7 @@ def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> 
     return Frontier(nodes, trees, times)
 
 
-def sample_subgraph(
-    graph: GraphStore, workspace: Workspace, seeds: Seeds, sampling: Sampling, key: int
-) -> Sampled:
+def sample_subgraph(graph: GraphStore, workspace: Workspace, seeds: Seeds, sampling: Sampling, key: int) -> Sampled:
     """Expand each node once, at the hop that first reaches it; edges and nodes in the order of first sight."""
     schema, maps = graph.schema, workspace.maps
     workspace.begin(seeds)
@@ -87,9 +85,7 @@ def sample_subgraph(
     num_edges: list[list[int]] = [[] for _ in schema.relations]
     begins = [0] * len(maps)
     for hop in range(sampling.num_hops):
-        frontiers = [
-            frontier_of(m, begin, seeds, sampling.disjoint) for m, begin in zip(maps, begins, strict=True)
-        ]
+        frontiers = [frontier_of(m, begin, seeds, sampling.disjoint) for m, begin in zip(maps, begins, strict=True)]
         ends = [len(node_map) for node_map in maps]
         answers = graph.sample(frontiers, make_draw(sampling, key, hop))
         for relation, picks in enumerate(answers):

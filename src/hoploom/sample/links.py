@@ -32,9 +32,7 @@ class LinkTask:
     relation: int
     negatives: NegativeSampling | None = None
     strict: bool = False
-    node_times: Mapping[int, Tensor] | None = (
-        None  # by node type: temporal negatives exist at the link's time
-    )
+    node_times: Mapping[int, Tensor] | None = None  # by node type: temporal negatives exist at the link's time
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,7 @@ class LinkSeeds:
     num_links: int  # positives: trees are numbered modulo this
 
 
-def make_link_seeds(
-    graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool
-) -> LinkSeeds:
+def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
     """Both ends of every link, positives first, as seeds."""
     sources, destinations, source_times, destination_times = _with_negatives(graph, links, task, key)
     schema = graph.schema

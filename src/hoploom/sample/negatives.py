@@ -14,9 +14,7 @@ ROUNDS = 32
 SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
 
 
-def draw_nodes(
-    key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: Tensor | None
-) -> Tensor:
+def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: Tensor | None) -> Tensor:
     """One node per slot: uniform by multiply-shift over 64 bits, or by inverting the running sum of weights."""
     stream = keys.NEGATIVE_STREAM + end
     if weight is None:

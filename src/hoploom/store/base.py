@@ -24,9 +24,7 @@ class Draw(NamedTuple):
     def rule(self, relation: int) -> Rule:
         """The part of it that concerns one relation."""
         word = keys.stream(self.hop, relation)
-        return Rule(
-            self.key, word, self.fanouts[relation], self.replace, self.last, self.labor, self.weighted
-        )
+        return Rule(self.key, word, self.fanouts[relation], self.replace, self.last, self.labor, self.weighted)
 
 
 class Wanted(NamedTuple):

@@ -38,13 +38,9 @@ def check_manifest(folder: Path, manifest: Manifest) -> None:
     if not parts:
         raise StoreError(f"{folder} has no parts")
     spans = [
-        ("nodes of " + t.name, t.num_nodes, i, "first_nodes", "num_nodes")
-        for i, t in enumerate(schema.node_types)
+        ("nodes of " + t.name, t.num_nodes, i, "first_nodes", "num_nodes") for i, t in enumerate(schema.node_types)
     ]
-    spans += [
-        (f"edges of {r.key}", r.num_edges, i, "first_edges", "num_edges")
-        for i, r in enumerate(schema.relations)
-    ]
+    spans += [(f"edges of {r.key}", r.num_edges, i, "first_edges", "num_edges") for i, r in enumerate(schema.relations)]
     for what, total, index, first, count in spans:
         position = 0
         for part in parts:
@@ -54,9 +50,7 @@ def check_manifest(folder: Path, manifest: Manifest) -> None:
                 )
             position += getattr(part, count)[index]
         if position != total:
-            raise StoreError(
-                f"{folder}: the parts hold {position} {what}, not {total}; store.json is damaged"
-            )
+            raise StoreError(f"{folder}: the parts hold {position} {what}, not {total}; store.json is damaged")
 
 
 def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
@@ -67,9 +61,7 @@ def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
     for index, node_type in enumerate(schema.node_types):
         for name, field in node_type.fields.items():
             shape = (held.num_nodes[index], *field.shape)
-            rows = map_array(
-                folder, manifest, layout.node_file(part, node_type.name, name), field.dtype, shape
-            )
+            rows = map_array(folder, manifest, layout.node_file(part, node_type.name, name), field.dtype, shape)
             tables[node_type.name, name] = Table(rows, held.first_nodes[index])
         for split, size in held.splits.get(node_type.name, {}).items():
             file = layout.split_file(part, node_type.name, split)
@@ -139,9 +131,7 @@ def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Se
     for extent in shape:
         count *= extent
     if size - offset != count * DTYPES[dtype].itemsize:
-        raise StoreError(
-            f"{name} has {size - offset} bytes of values, {count * DTYPES[dtype].itemsize} are needed"
-        )
+        raise StoreError(f"{name} has {size - offset} bytes of values, {count * DTYPES[dtype].itemsize} are needed")
     if count == 0:
         return torch.empty(tuple(shape), dtype=DTYPES[dtype])
     return torch.frombuffer(pages, dtype=DTYPES[dtype], count=count, offset=offset).view(*shape)

@@ -94,9 +94,7 @@ def read_npy_header(file: BinaryIO, name: str, dtype: str, shape: tuple[int, ...
     except ValueError as error:
         raise StoreError(f"{name} has no readable .npy header ({error}); copy the file again") from error
     if fortran or descr != np.dtype(npy_descr(dtype)) or found != shape:
-        raise StoreError(
-            f"{name} holds {descr} {found}, but store.json says {dtype} {shape}; copy the store again"
-        )
+        raise StoreError(f"{name} holds {descr} {found}, but store.json says {dtype} {shape}; copy the store again")
     return file.tell()
 
 
@@ -131,9 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{path} is no store: its format is not {FORMAT!r}")
     version = contents.get("version")
     if not isinstance(version, int) or version < 1 or version > VERSION:
-        raise StoreError(
-            f"{path} has format version {version!r}, this Hoploom reads up to {VERSION}; upgrade Hoploom"
-        )
+        raise StoreError(f"{path} has format version {version!r}, this Hoploom reads up to {VERSION}; upgrade Hoploom")
     try:
         return _parse(contents)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -149,9 +145,7 @@ def _parse(contents: Mapping[str, Any]) -> Manifest:
         Relation(r["source"], r["name"], r["destination"], _count(r["num_edges"]), _fields(r["fields"]))
         for r in contents["relations"]
     )
-    schema = Schema(
-        node_types, relations, bool(contents["homogeneous"]), contents["weight"], contents["time"]
-    )
+    schema = Schema(node_types, relations, bool(contents["homogeneous"]), contents["weight"], contents["time"])
     parts = tuple(
         PartRange(
             *(tuple(map(_count, p[k])) for k in ("first_nodes", "num_nodes", "first_edges", "num_edges")),

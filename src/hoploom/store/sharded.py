@@ -65,9 +65,7 @@ class Sharded:
         """Rows: every shard is asked once, for all fields."""
         places = [self._routes[want.owner].split(want.ids) for want in wanted]
         answers = [
-            shard.gather(
-                [Wanted(w.owner, w.field, w.ids[p[index]]) for w, p in zip(wanted, places, strict=True)]
-            )
+            shard.gather([Wanted(w.owner, w.field, w.ids[p[index]]) for w, p in zip(wanted, places, strict=True)])
             for index, shard in enumerate(self._shards)
         ]
         return [

@@ -81,17 +81,13 @@ class StoreWriter:
             raise StoreError(f"{self._target} exists; give another path, or remove it first")
         try:
             self._target.absolute().parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(
-                prefix=f".{self._target.name}.partial-", dir=self._target.absolute().parent
-            )
+            folder = tempfile.mkdtemp(prefix=f".{self._target.name}.partial-", dir=self._target.absolute().parent)
         except OSError as error:
             raise StoreError(f"cannot write beside {self._target}: {error}") from error
         self._folder = Path(folder)
         return self
 
-    def write(
-        self, name: str, dtype: str, shape: tuple[int, ...], chunks: "Sequence[Tensor] | object"
-    ) -> None:
+    def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: "Sequence[Tensor] | object") -> None:
         """Write one array from an iterable of row chunks."""
         assert self._folder is not None
         path = layout.inside(self._folder, name)
@@ -182,9 +178,7 @@ def _order(table: Table, order: Table | None) -> Tensor | None:
     return order.rows if table.by_edge_id and order is not None else None
 
 
-def _write_lists(
-    writer: StoreWriter, number: int, relation: Relation, lists: EdgeLists, num_sources: int
-) -> None:
+def _write_lists(writer: StoreWriter, number: int, relation: Relation, lists: EdgeLists, num_sources: int) -> None:
     _write_table(writer, layout.topology_file(number, relation, "indptr"), lists.indptr, None)
     indices = layout.topology_file(number, relation, "indices")
     writer.write(indices, id_dtype(num_sources), tuple(lists.indices.shape), _chunks(lists.indices, None))
