@@ -41,14 +41,22 @@ std::string shown(const std::vector<T>& values) {
   return text.str();
 }
 
-// Says which input was running; the fuzz driver sets it.
-inline void (*before_failing)() = nullptr;
-
 [[noreturn]] inline void fail(const char* file, int line, const std::string& message) {
   std::fprintf(stderr, "%s:%d: %s\n", file, line, message.c_str());
-  if (before_failing) before_failing();
   std::fflush(nullptr);
   std::_Exit(1);
+}
+
+// Out of line, so that a check costs its caller a comparison and a call.
+template <typename Seen, typename Wanted>
+[[noreturn, gnu::noinline]] void fail_unequal(const char* file, int line, const char* what, const Seen& seen,
+                                              const Wanted& wanted) {
+  fail(file, line, std::string(what) + ": " + shown(seen) + " is not " + shown(wanted));
+}
+template <typename Low, typename Value, typename High>
+[[noreturn, gnu::noinline]] void fail_outside(const char* file, int line, const char* what, const Low& low,
+                                              const Value& value, const High& high) {
+  fail(file, line, std::string(what) + " is " + shown(value) + ", not in [" + shown(low) + ", " + shown(high) + "]");
 }
 
 #define CHECK(holds)                                                                            \
@@ -61,20 +69,14 @@ inline void (*before_failing)() = nullptr;
     const auto& seen_ = (left);                                                              \
     const auto& wanted_ = (right);                                                           \
     if (!(seen_ == wanted_))                                                                 \
-      ::hoploom::test::fail(__FILE__, __LINE__,                                              \
-                            "CHECK_EQUAL(" #left ", " #right "): " +                         \
-                                ::hoploom::test::shown(seen_) + " is not " +                 \
-                                ::hoploom::test::shown(wanted_));                            \
+      ::hoploom::test::fail_unequal(__FILE__, __LINE__, #left " == " #right, seen_, wanted_); \
   } while (0)
 
 #define CHECK_BETWEEN(low, value, high)                                                       \
   do {                                                                                        \
     const auto& seen_ = (value);                                                              \
     if (!((low) <= seen_ && seen_ <= (high)))                                                 \
-      ::hoploom::test::fail(__FILE__, __LINE__,                                               \
-                            #value " is " + ::hoploom::test::shown(seen_) + ", not in [" +    \
-                                ::hoploom::test::shown(low) + ", " +                          \
-                                ::hoploom::test::shown(high) + "]");                          \
+      ::hoploom::test::fail_outside(__FILE__, __LINE__, #value, (low), seen_, (high));        \
   } while (0)
 
 // What the statement threw, or "" if it threw nothing.

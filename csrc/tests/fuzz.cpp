@@ -189,19 +189,21 @@ void check_csc(const Input& input, int threads) {
   if (num_edges > 5000) return;
   const int64_t num_destinations = 1 + int64_t(input.salt % 30);
   const auto destinations = scattered(num_edges, num_destinations, input.salt + 9);
+  const int64_t num_sources = input.wide_ids ? INT64_MAX : input.num_sources;
   bool all_known = true;
-  for (int64_t source : sources) all_known &= is_id(source, input.num_sources);
+  for (int64_t source : sources) all_known &= is_id(source, num_sources);
   auto csc = tried([&] {
-    return build_csc(sources.data(), destinations.data(), num_edges, input.num_sources, num_destinations, threads);
+    return build_csc(sources.data(), destinations.data(), num_edges, num_sources, num_destinations, threads);
   });
   CHECK_EQUAL(csc.has_value(), all_known);
   if (!csc) return;
+  CHECK_EQUAL(csc->wide_ids, input.wide_ids);
   if (!input.edge_time.empty()) order_by_time(*csc, num_edges, num_destinations, input.edge_time.data(), nullptr);
   const auto wanted = naive_csc(sources, destinations, input.edge_time);
   for (size_t p = 0; p < wanted.size(); ++p) {
     const int64_t d = wanted[p].destination;
     CHECK_BETWEEN(csc->indptr.as<int64_t>()[d], int64_t(p), csc->indptr.as<int64_t>()[d + 1] - 1);
-    CHECK_EQUAL(int64_t(csc->indices.as<int32_t>()[p]), wanted[p].source);
+    CHECK_EQUAL(csc->wide_ids ? csc->indices.as<int64_t>()[p] : csc->indices.as<int32_t>()[p], wanted[p].source);
     CHECK_EQUAL(csc->is_identity ? int64_t(p) : csc->permutation.as<int64_t>()[p], wanted[p].position);
   }
 }

@@ -75,7 +75,7 @@ inline int64_t damaged_id(ByteReader& reader) {
 
 inline void read_graph(ByteReader& reader, Input& input) {
   Graph& graph = input.graph;
-  input.num_sources = 1 + reader.below(60);
+  input.num_sources = (1 + reader.below(60)) * reader.any_of<int64_t>({1, 1, 1, 50});
   input.wide_ids = reader.one_in(2);
   const int64_t num_nodes = reader.below(24);
   for (int64_t v = 0; v < num_nodes; ++v) {
@@ -83,7 +83,7 @@ inline void read_graph(ByteReader& reader, Input& input) {
     if (reader.one_in(4)) std::sort(list.begin(), list.end());
     graph.append(list);
   }
-  if (num_nodes && reader.one_in(64)) graph.append(scattered(65530 + reader.byte(), input.num_sources, input.salt));
+  if (num_nodes && reader.one_in(250)) graph.append(scattered(65530 + reader.byte(), input.num_sources, input.salt));
   graph.first_node = reader.any_of<int64_t>({0, 0, 5, int64_t(1) << 40});
   graph.first_edge = reader.any_of<int64_t>({0, 1000, int64_t(1) << 40});
   if (reader.one_in(4))

@@ -2,7 +2,7 @@
 
 from hoploom.build import from_pyg, from_tensors
 from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, StoreError
-from hoploom.load import LinkNeighborLoader, NeighborLoader
+from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from hoploom.sample import Edges
 from hoploom.store import Store
 from hoploom.store.disk import open_store as open
@@ -17,6 +17,7 @@ __all__ = [
     "HoploomError",
     "LinkNeighborLoader",
     "NeighborLoader",
+    "NeighborSampler",
     "Store",
     "StoreError",
     "from_pyg",

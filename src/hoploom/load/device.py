@@ -27,7 +27,7 @@ class Mover:
         if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device is {self.device}, but torch sees no CUDA device; leave device out")
         self.is_cuda = self.device is not None and self.device.type == "cuda"
-        self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None
+        self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
 
     def send(self, batch: Batch) -> Batch | OnItsWay:
         """Start the copies, on the thread that made the batch."""

@@ -223,4 +223,5 @@ def as_times(what: str, times: Any, count: int) -> Tensor | None:
     times = torch.as_tensor(times)
     if times.is_floating_point() or times.dtype == torch.bool or times.shape != (count,):
         raise ConfigError(f"{what} has dtype {times.dtype} and shape {tuple(times.shape)}; give {count} integers")
-    return times.to("cpu", torch.int64).contiguous()
+    as_int64: Tensor = times.to("cpu", torch.int64).contiguous()
+    return as_int64

@@ -1,7 +1,7 @@
 """From seeds to a batch: the one pure function that every placement calls."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +35,7 @@ class Workspaces:
         self._idle: deque[Workspace] = deque()
 
     @contextmanager
-    def borrowed(self):  # type: ignore[no-untyped-def]
+    def borrowed(self) -> Iterator[Workspace]:
         """A workspace for one batch."""
         try:
             workspace = self._idle.pop()

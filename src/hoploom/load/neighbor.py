@@ -23,9 +23,10 @@ from hoploom.schema import Schema
 
 def _fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
     if isinstance(num_neighbors, NumNeighbors):
-        if schema.homogeneous:
-            return num_neighbors.values
-        return num_neighbors.get_values([relation.key for relation in schema.relations])
+        values: Fanouts = num_neighbors.values
+        if not schema.homogeneous:
+            values = num_neighbors.get_values([relation.key for relation in schema.relations])
+        return values
     return num_neighbors
 
 

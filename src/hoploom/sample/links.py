@@ -9,7 +9,17 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from hoploom.batch import Seeds
-from hoploom.sample.negatives import DESTINATION, SOURCE, EdgeTest, draw_nodes, draw_until, too_dense
+from hoploom.sample.negatives import (
+    DESTINATION,
+    ROUNDS,
+    SOURCE,
+    DrawNodes,
+    EdgeTest,
+    IsBad,
+    draw_nodes,
+    draw_until,
+    too_dense,
+)
 from hoploom.schema import Schema
 from hoploom.store import GraphStore
 
@@ -85,7 +95,8 @@ def _slots(links: Links, num_negatives: int) -> Tensor:
     return (links.first + index % count) | (index // count) << 40
 
 
-def _draw(graph: GraphStore, task: LinkTask, key: int, end: int):  # type: ignore[no-untyped-def]
+def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:
+    """How nodes of one end are drawn, and their times where negatives must exist at the link's time."""
     schema = graph.schema
     node_type = (schema.sources if end == SOURCE else schema.destinations)[task.relation]
     assert task.negatives is not None
@@ -116,13 +127,13 @@ def _negative_pairs(
         return ends[0], ends[1]
     is_edge = EdgeTest(graph, task.relation)
     bad = torch.nonzero(is_edge(*ends)).view(-1)
-    for attempt in range(64, 64 + 32):
+    for attempt in range(ROUNDS, 2 * ROUNDS):
         if bad.numel() == 0:
             return ends[0], ends[1]
-        for end, (draw, node_times) in zip(ends, draws, strict=True):
+        for nodes, (draw, node_times) in zip(ends, draws, strict=True):
             fresh = draw(slots[bad], attempt)
             late = _too_late(node_times, times)(fresh, bad)
-            end[bad] = torch.where(late, end[bad], fresh)
+            nodes[bad] = torch.where(late, nodes[bad], fresh)
         bad = bad[is_edge(ends[0][bad], ends[1][bad])]
     raise too_dense(graph.schema.relations[task.relation].key)
 
@@ -141,7 +152,7 @@ def _negative_destinations(
     return drawn
 
 
-def _too_late(node_times: Tensor | None, times: Tensor | None):  # type: ignore[no-untyped-def]
+def _too_late(node_times: Tensor | None, times: Tensor | None) -> IsBad:
     if node_times is None or times is None:
         return lambda nodes, at: torch.zeros_like(nodes, dtype=torch.bool)
     return lambda nodes, at: node_times[nodes] > times[at]

@@ -11,6 +11,8 @@ from hoploom.ops import Frontier
 from hoploom.store import Draw, GraphStore
 
 ROUNDS = 32
+DrawNodes = Callable[[Tensor, int], Tensor]  # (slots, attempt) -> nodes
+IsBad = Callable[[Tensor, Tensor], Tensor]  # (nodes, their places) -> which must be drawn again
 SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
 
 
@@ -27,9 +29,7 @@ def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, 
     return torch.searchsorted(sums, unit * sums[-1], right=True).clamp(max=last)
 
 
-def draw_until(
-    draw: Callable[[Tensor, int], Tensor], is_bad: Callable[[Tensor, Tensor], Tensor], slots: Tensor
-) -> tuple[Tensor, Tensor]:
+def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Redraw the bad slots, some rounds long. Returns the draws and the places still bad."""
     drawn = draw(slots, 0)
     bad = torch.nonzero(is_bad(drawn, torch.arange(slots.numel()))).view(-1)

@@ -88,7 +88,7 @@ def write_npy_header(file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> int:
 def read_npy_header(file: BinaryIO, name: str, dtype: str, shape: tuple[int, ...]) -> int:
     """Check a header against what is expected; returns where the values begin."""
     try:
-        if np.lib.format.read_magic(file) != (1, 0):  # type: ignore[no-untyped-call]
+        if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("not .npy version 1.0")
         found, fortran, descr = np.lib.format.read_array_header_1_0(file)
     except ValueError as error:
@@ -148,8 +148,11 @@ def _parse(contents: Mapping[str, Any]) -> Manifest:
     schema = Schema(node_types, relations, bool(contents["homogeneous"]), contents["weight"], contents["time"])
     parts = tuple(
         PartRange(
-            *(tuple(map(_count, p[k])) for k in ("first_nodes", "num_nodes", "first_edges", "num_edges")),
-            p["splits"],
+            first_nodes=tuple(map(_count, p["first_nodes"])),
+            num_nodes=tuple(map(_count, p["num_nodes"])),
+            first_edges=tuple(map(_count, p["first_edges"])),
+            num_edges=tuple(map(_count, p["num_edges"])),
+            splits={t: {name: _count(size) for name, size in sizes.items()} for t, sizes in p["splits"].items()},
         )
         for p in contents["parts"]
     )

@@ -51,7 +51,9 @@ class Sharded:
             for node_type, frontier in zip(self.schema.node_types, frontiers, strict=True)
         ]
         answers = [
-            shard.sample([_select(f, p and p[index]) for f, p in zip(frontiers, places, strict=True)], draw)
+            shard.sample(
+                [_select(f, None if p is None else p[index]) for f, p in zip(frontiers, places, strict=True)], draw
+            )
             for index, shard in enumerate(self._shards)
         ]
         out: list[Picks | None] = []
@@ -77,7 +79,8 @@ class Sharded:
 def _select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
     if frontier is None or places is None:
         return None
-    return Frontier(*(None if column is None else column[places] for column in frontier))
+    nodes, trees, times = frontier
+    return Frontier(nodes[places], None if trees is None else trees[places], None if times is None else times[places])
 
 
 def _stitch(parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier) -> Picks | None:

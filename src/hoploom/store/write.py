@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -40,7 +40,7 @@ class ArrayWriter:
     def append(self, rows: Tensor) -> None:
         """Append rows; they are cast to the array's dtype."""
         raw = rows.to(DTYPES[self._dtype]).contiguous()
-        values = memoryview(raw.reshape(-1).view(torch.uint8).numpy()) if raw.numel() else memoryview(b"")
+        values = raw.reshape(-1).view(torch.uint8).numpy().data if raw.numel() else memoryview(b"")
         self._file.write(values)
         self._crc = zlib.crc32(values, self._crc)
         self._size += len(values)
@@ -87,14 +87,14 @@ class StoreWriter:
         self._folder = Path(folder)
         return self
 
-    def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: "Sequence[Tensor] | object") -> None:
+    def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: Iterable[Tensor]) -> None:
         """Write one array from an iterable of row chunks."""
         assert self._folder is not None
         path = layout.inside(self._folder, name)
         try:
             array = ArrayWriter(path, dtype, shape)
             try:
-                for chunk in chunks:  # type: ignore[attr-defined]
+                for chunk in chunks:
                     array.append(chunk)
                 self._files[name] = array.finish()
             finally:
@@ -196,7 +196,7 @@ def _write_table(writer: StoreWriter, name: str, rows: Tensor, order: Tensor | N
     writer.write(name, DTYPE_NAMES[rows.dtype], tuple(rows.shape), _chunks(rows, order))
 
 
-def _chunks(rows: Tensor, order: Tensor | None):  # type: ignore[no-untyped-def]
+def _chunks(rows: Tensor, order: Tensor | None) -> Iterator[Tensor]:
     count = rows.shape[0]
     row_bytes = max(1, rows[0].numel() * rows.element_size()) if count else 1
     step = max(1, CHUNK_BYTES // row_bytes)

@@ -1,0 +1,125 @@
+"""Our sampler behind PyG's BaseSampler, for PyG's own NodeLoader and LinkLoader.
+
+Batches depend on the seeds and on how many batches came before; PyG's loaders keep no position to resume from.
+"""
+
+import itertools
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+
+from hoploom import keys
+from hoploom.batch import Sampled
+from hoploom.config import NumNeighbors, make_sampling
+from hoploom.load.inputs import PairOrData, read_input
+from hoploom.load.maker import Sampler, Workspaces, one_type_seeds
+from hoploom.sample import Links, LinkTask, make_link_seeds
+from hoploom.schema import EDGE_ID
+from hoploom.store import Wanted
+
+
+class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
+    """PyG's sampler interface over Hoploom's core.
+
+    >>> sampler = hoploom.NeighborSampler(data, num_neighbors=[15, 10])
+    >>> loader = torch_geometric.loader.NodeLoader(data, node_sampler=sampler, batch_size=64)
+    """
+
+    def __init__(
+        self,
+        data: PairOrData,
+        num_neighbors: NumNeighbors,
+        *,
+        seed: int = 0,
+        weight_attr: str | None = None,
+        time_attr: str | None = None,
+        **options: Any,
+    ) -> None:
+        store = read_input(data, weight_attr=weight_attr, time_attr=time_attr).store
+        schema = store.schema
+        sampling = make_sampling(schema, num_neighbors, weight_attr=weight_attr, time_attr=time_attr, **options)
+        self._store, self._schema = store, schema
+        self._sampler = Sampler(store.graph, sampling, Workspaces(store))
+        self._seed, self._calls = seed, itertools.count()
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
+        """What PyG's NodeLoader calls."""
+        node_type = index.input_type or self._schema.node_types[0].name
+        times = index.time
+        if times is None and self._sampler.sampling.temporal is not None and self._schema.time is not None:
+            times = self._store.features.gather([Wanted(node_type, self._schema.time, index.node)])[0].long()
+        seeds = one_type_seeds(self._sampler, node_type, index.node.contiguous(), times, 0)
+        out = self._output(self._sampler.sample(seeds, self._key()))
+        out.metadata = (index.input_id, index.time)
+        return out
+
+    def sample_from_edges(
+        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """What PyG's LinkLoader calls."""
+        relation = self._schema.relation_index[index.input_type or self._schema.relations[0].key]
+        links = Links(index.row, index.col, index.label, index.time)
+        key = self._key()
+        task = LinkTask(relation, neg_sampling)
+        seeds = make_link_seeds(self._store.graph, links, task, key, disjoint=self._sampler.sampling.disjoint)
+        sampled = self._sampler.sample(seeds.seeds, key)
+        if sampled.trees is not None:
+            sampled.trees = [trees % max(1, seeds.num_links) for trees in sampled.trees]
+        out = self._output(sampled)
+        out.metadata = (index.input_id, *seeds.fields.values())
+        return out
+
+    def _key(self) -> int:
+        return keys.batch_key(self._seed, 0, next(self._calls))
+
+    def _output(self, sampled: Sampled) -> SamplerOutput | HeteroSamplerOutput:
+        edges = self._edge_ids(sampled)
+        if self._schema.homogeneous:
+            row, col = sampled.edge_index[0]
+            return SamplerOutput(
+                node=sampled.nodes[0],
+                row=row,
+                col=col,
+                edge=edges[0],
+                batch=None if sampled.trees is None else sampled.trees[0],
+                num_sampled_nodes=None if sampled.num_nodes is None else sampled.num_nodes[0],
+                num_sampled_edges=None if sampled.num_edges is None else sampled.num_edges[0],
+            )
+        types = [node_type.name for node_type in self._schema.node_types]
+        relations = [relation.key for relation in self._schema.relations]
+
+        def by(names: list[Any], values: list[Any] | None) -> dict[Any, Any] | None:
+            return None if values is None else dict(zip(names, values, strict=True))
+
+        return HeteroSamplerOutput(
+            node=by(types, sampled.nodes),
+            row=by(relations, [edge_index[0] for edge_index in sampled.edge_index]),
+            col=by(relations, [edge_index[1] for edge_index in sampled.edge_index]),
+            edge=by(relations, edges),
+            batch=by(types, sampled.trees),
+            num_sampled_nodes=by(types, sampled.num_nodes),
+            num_sampled_edges=by(relations, sampled.num_edges),
+        )
+
+    def _edge_ids(self, sampled: Sampled) -> list[Tensor | None]:
+        """The user's own edge ids, so that PyG needs no permutation."""
+        found: list[Tensor | None] = []
+        for relation, edges in zip(self._schema.relations, sampled.edges, strict=True):
+            if edges is None or EDGE_ID not in relation.fields:
+                found.append(edges)
+            else:
+                found.append(self._store.features.gather([Wanted(relation.key, EDGE_ID, edges)])[0])
+        return found
+
+    @property
+    def edge_permutation(self) -> None:
+        """None: the edge ids given are the user's own."""
+        return None
