@@ -1,0 +1,61 @@
+# Two commands do everything on a fresh Debian machine with python3, g++ and make: `make demo`, `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
+
+.PHONY: demo test test-all lint format asan tsan fuzz bench docs clean
+
+.venv/tools: constraints.txt
+	scripts/venv.sh $(PYTHON)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
+	touch $@
+
+# Editable: Python changes need no build, changes of the core rebuild it.
+.venv/installed: .venv/tools $(CORE)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable '.[demo]'
+	touch $@
+
+.venv/dev: .venv/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable '.[demo,dev]'
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/python examples/demo.py
+
+test: .venv/dev lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: .venv/dev lint asan
+	$(BIN)/python -m pytest
+
+lint: .venv/dev
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/tests/*.cpp csrc/tests/*.h
+
+format: .venv/dev
+	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp csrc/tests/*.cpp csrc/tests/*.h
+
+# The core under AddressSanitizer and UndefinedBehaviorSanitizer: unit tests and a bounded fuzz run.
+asan:
+	$(MAKE) -C csrc/tests asan
+
+tsan:
+	$(MAKE) -C csrc/tests tsan
+
+fuzz:
+	$(MAKE) -C csrc/tests fuzz
+
+bench: .venv/dev
+	$(BIN)/python benchmarks/run.py
+
+docs: .venv/dev
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv build site demo-store
