@@ -1,6 +1,8 @@
 """Order, coverage, position, and what happens when a loop ends early."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -222,6 +224,36 @@ def test_a_batch_that_takes_too_long_ends_the_loop_with_an_error() -> None:
     with pytest.raises(hoploom.BatchError, match="step 0 was not made within"):
         next(batches)
     assert time.monotonic() - started < 5
+
+
+STUCK = """
+import sys, threading, torch, hoploom
+from torch_geometric.data import Data
+data = Data(x=torch.zeros(50, 1), edge_index=torch.zeros(2, 0, dtype=torch.long))
+stuck = lambda batch: threading.Event().wait()
+for batch in hoploom.NeighborLoader(data, [1], batch_size=5, num_workers=2, timeout=0.2, transform=stuck):
+    pass
+"""
+
+UNFINISHED = """
+import torch, hoploom
+from torch_geometric.data import Data
+data = Data(x=torch.zeros(20000, 64), edge_index=torch.randint(20000, (2, 200000)))
+batches = iter(hoploom.NeighborLoader(data, [10, 10], batch_size=500, num_workers=2))
+next(batches)
+"""
+
+
+def test_a_transform_that_never_returns_ends_the_process_with_the_error() -> None:
+    impatient = "import hoploom.load.prefetch\nhoploom.load.prefetch.CLOSE_DEADLINE = 0.2\n"
+    done = subprocess.run([sys.executable, "-c", impatient + STUCK], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "BatchError: step 0 was not made within 0.2 s" in done.stderr
+
+
+def test_a_process_that_ends_in_the_middle_of_an_epoch_ends_cleanly() -> None:
+    done = subprocess.run([sys.executable, "-c", UNFINISHED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_buffers_recycle_when_batches_are_dropped() -> None:

@@ -225,3 +225,12 @@ def as_times(what: str, times: Any, count: int) -> Tensor | None:
         raise ConfigError(f"{what} has dtype {times.dtype} and shape {tuple(times.shape)}; give {count} integers")
     as_int64: Tensor = times.to("cpu", torch.int64).contiguous()
     return as_int64
+
+
+def as_input_id(input_id: Tensor | None, count: int) -> Tensor | None:
+    """One number per seed, to be found again in the batch."""
+    if input_id is None:
+        return None
+    if input_id.numel() != count:
+        raise ConfigError(f"input_id has {input_id.numel()} entries for {count} seeds; give one each")
+    return input_id.cpu()

@@ -1,6 +1,8 @@
 """NeighborLoader and LinkNeighborLoader: PyG's arguments in, PyG's batches out."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -8,17 +10,17 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
 from hoploom.config import NumNeighbors as Fanouts
-from hoploom.config import Sampling, make_sampling
+from hoploom.config import make_sampling
 from hoploom.errors import ConfigError
 from hoploom.load import inputs
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.device import Mover
 from hoploom.load.inputs import Input, NodeSeeds, PairOrData
-from hoploom.load.loader import Loader
+from hoploom.load.loader import Delivery, Loader
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces
 from hoploom.load.order import Order
 from hoploom.sample import LinkTask, SampleFrontier
-from hoploom.schema import Schema
+from hoploom.schema import RelationName, Schema
 
 
 def _fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
@@ -36,31 +38,46 @@ def _reject(loader: str, **given: Any) -> None:
             raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
 
 
-def _subgraph_type(subgraph_type: Any, directed: bool) -> Any:
-    return subgraph_type if directed else "induced"
+@dataclass(frozen=True)
+class Setup:
+    """What both loaders make of their common arguments."""
+
+    arguments: dict[str, Any]  # torch's DataLoader's
+    given: Input
+    sampler: Sampler
+    assembler: Assembler
+    mover: Mover
+
+    def order(self, num_seeds: int, seed: int, rank: int, world_size: int) -> Order:
+        """The order of an epoch of these seeds."""
+        batch_size, shuffle, drop_last = (self.arguments[name] for name in ("batch_size", "shuffle", "drop_last"))
+        return Order(num_seeds, batch_size, bool(shuffle), bool(drop_last), seed, rank, world_size)
+
+    @property
+    def delivery(self) -> Delivery:
+        return inputs.delivery_of(self.arguments)
 
 
-def _order(arguments: dict[str, Any], num_seeds: int, seed: int, rank: int, world_size: int) -> Order:
-    return Order(
-        num_seeds,
-        arguments["batch_size"],
-        shuffle=bool(arguments["shuffle"]),
-        drop_last=bool(arguments["drop_last"]),
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-    )
-
-
-def _machinery(
-    given: Input, sampling: Sampling, hook: SampleFrontier | None, device: Any, pin_memory: bool
-) -> tuple[Sampler, Assembler, Mover]:
+def _set_up(
+    loader: str,
+    data: PairOrData,
+    num_neighbors: Fanouts | NumNeighbors,
+    options: dict[str, Any],
+    placement: tuple[SampleFrontier | None, torch.device | str | None],
+    kwargs: dict[str, Any],
+) -> Setup:
+    """Check the common arguments, open the graph. `options` are those of make_sampling."""
+    arguments = inputs.loader_arguments(kwargs, loader)
+    given = inputs.read_input(data, weight_attr=options["weight_attr"], time_attr=options["time_attr"])
+    sampling = make_sampling(given.store.schema, _fanouts(given.store.schema, num_neighbors), **options)
+    hook, device = placement
     if hook is not None and sampling.mode != "blocks":
         raise ConfigError("sample_frontier needs mode='blocks'")
     mover = Mover(device)
+    pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
     sampler = Sampler(given.store.graph, sampling, Workspaces(given.store), hook)
-    pinned = mover.is_cuda or (pin_memory and torch.cuda.is_available())
-    return sampler, Assembler(given.store, given.template, given.field_order, pinned), mover
+    assembler = Assembler(given.store, given.template, given.field_order, pinned)
+    return Setup(arguments, given, sampler, assembler, mover)
 
 
 class NeighborLoader(Loader):
@@ -114,28 +131,24 @@ class NeighborLoader(Loader):
             neighbor_sampler=neighbor_sampler,
             custom_cls=custom_cls,
         )
-        arguments = inputs.loader_arguments(kwargs, name)
         if input_time is not None and time_attr is None:
             raise ConfigError("input_time is set but time_attr is not; name the time attribute")
-        given = inputs.read_input(data, weight_attr=weight_attr, time_attr=time_attr)
-        sampling = make_sampling(
-            given.store.schema,
-            _fanouts(given.store.schema, num_neighbors),
-            replace=replace,
-            labor=labor,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            subgraph_type=_subgraph_type(subgraph_type, directed),
-            mode=mode,
-        )
-        seeds = _node_seeds(given, input_nodes, input_id, input_time, time_attr)
-        sampler, assembler, mover = _machinery(given, sampling, sample_frontier, device, arguments["pin_memory"])
-        maker = NodeMaker(sampler, assembler, seeds, transform)
-        order = _order(arguments, seeds.nodes.numel(), seed, rank, world_size)
-        super().__init__(order, maker.make, inputs.delivery_of(arguments), mover)
-        self.data, self.store = data, given.store
+        options = {
+            "replace": replace,
+            "labor": labor,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+            "subgraph_type": subgraph_type if directed else "induced",
+            "mode": mode,
+        }
+        setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device), kwargs)
+        seeds = _node_seeds(setup.given, input_nodes, input_id, input_time, time_attr)
+        maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform)
+        order = setup.order(seeds.nodes.numel(), seed, rank, world_size)
+        super().__init__(order, maker.make, setup.delivery, setup.mover)
+        self.data, self.store = data, setup.given.store
 
 
 def _node_seeds(
@@ -145,12 +158,11 @@ def _node_seeds(
     node_type, nodes, implied = inputs.read_input_nodes(store, input_nodes)
     if nodes.numel() == 0:
         raise ConfigError(f"input_nodes is empty ({input_nodes!r:.60}); give at least one seed")
-    if input_id is not None and input_id.numel() != nodes.numel():
-        raise ConfigError(f"input_id has {input_id.numel()} entries for {nodes.numel()} seeds; give one each")
+    input_id = inputs.as_input_id(input_id, nodes.numel())
     times = inputs.as_times("input_time", input_time, nodes.numel())
     if time_attr is not None and times is None and time_attr not in store.schema.node_type(node_type).fields:
         raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")
-    return NodeSeeds(node_type, nodes, implied if input_id is None else input_id.cpu(), times)
+    return NodeSeeds(node_type, nodes, implied if input_id is None else input_id, times)
 
 
 class LinkNeighborLoader(Loader):
@@ -203,29 +215,31 @@ class LinkNeighborLoader(Loader):
             neighbor_sampler=neighbor_sampler,
             custom_cls=custom_cls,
         )
-        arguments = inputs.loader_arguments(kwargs, name)
         if (edge_label_time is not None) != (time_attr is not None):
             raise ConfigError("edge_label_time and time_attr go together; give both or neither")
-        given = inputs.read_input(data, weight_attr=weight_attr, time_attr=time_attr)
-        sampling = make_sampling(
-            given.store.schema,
-            _fanouts(given.store.schema, num_neighbors),
-            replace=replace,
-            labor=labor,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            subgraph_type=_subgraph_type(subgraph_type, directed),
-            mode=mode,
-        )
+        options = {
+            "replace": replace,
+            "labor": labor,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+            "subgraph_type": subgraph_type if directed else "induced",
+            "mode": mode,
+        }
+        setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device), kwargs)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
-        links = _links(given, edge_label_index, edge_label, edge_label_time, input_id, negatives, strict_negatives)
-        sampler, assembler, mover = _machinery(given, sampling, sample_frontier, device, arguments["pin_memory"])
-        maker = LinkMaker(sampler, assembler, links, transform)
-        order = _order(arguments, links.ends.shape[1], seed, rank, world_size)
-        super().__init__(order, maker.make, inputs.delivery_of(arguments), mover)
-        self.data, self.store = data, given.store
+        links = _links(setup.given, edge_label_index, edge_label, negatives)
+        links = replace_fields(
+            links,
+            times=inputs.as_times("edge_label_time", edge_label_time, links.ends.shape[1]),
+            input_id=inputs.as_input_id(input_id, links.ends.shape[1]),
+            task=_link_task(setup.given, links.key, negatives, strict=strict_negatives),
+        )
+        maker = LinkMaker(setup.sampler, setup.assembler, links, transform)
+        order = setup.order(links.ends.shape[1], seed, rank, world_size)
+        super().__init__(order, maker.make, setup.delivery, setup.mover)
+        self.data, self.store = data, setup.given.store
 
 
 def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:
@@ -235,34 +249,29 @@ def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | Non
 
 
 def _links(
-    given: Input,
-    edge_label_index: Any,
-    edge_label: Tensor | None,
-    edge_label_time: Tensor | None,
-    input_id: Tensor | None,
-    negatives: NegativeSampling | None,
-    strict: bool,
+    given: Input, edge_label_index: Any, edge_label: Tensor | None, negatives: NegativeSampling | None
 ) -> LinkInput:
     key, ends = inputs.read_edge_label_index(given.store, edge_label_index)
     count = ends.shape[1]
     if count == 0:
         raise ConfigError("edge_label_index is empty; give at least one link")
-    for name, values in (("edge_label", edge_label), ("input_id", input_id)):
-        if values is not None and values.shape[0] != count:
-            raise ConfigError(f"{name} has {values.shape[0]} entries for {count} links; give one each")
-    if negatives is not None and edge_label is not None:
-        if negatives.is_triplet():
-            raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
-        if edge_label.min() == 0:
-            edge_label = edge_label + 1  # zero now means negative, as in PyG
+    if edge_label is None:
+        return LinkInput(key, ends)
+    if edge_label.shape[0] != count:
+        raise ConfigError(f"edge_label has {edge_label.shape[0]} entries for {count} links; give one each")
+    if negatives is not None and negatives.is_triplet():
+        raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
+    if negatives is not None and edge_label.min() == 0:
+        edge_label = edge_label + 1  # zero now means negative, as in PyG
+    return LinkInput(key, ends, edge_label.cpu())
+
+
+def _link_task(given: Input, key: RelationName, negatives: NegativeSampling | None, *, strict: bool) -> LinkTask:
     if strict and negatives is None:
         raise ConfigError("strict_negatives needs neg_sampling")
-    store = given.store
-    relation = store.schema.relation_index[key]
-    times = inputs.as_times("edge_label_time", edge_label_time, count)
-    task = LinkTask(relation, _checked_weights(store.schema, relation, negatives), strict, _node_times(given, relation))
-    label = None if edge_label is None else edge_label.cpu()
-    return LinkInput(key, ends, label, times, None if input_id is None else input_id.cpu(), task)
+    schema = given.store.schema
+    relation = schema.relation_index[key]
+    return LinkTask(relation, _checked_weights(schema, relation, negatives), strict, _node_times(given, relation))
 
 
 def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling | None) -> NegativeSampling | None:

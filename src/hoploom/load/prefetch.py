@@ -1,14 +1,22 @@
-"""Batches made ahead by threads, delivered in order; nothing outlives the loop that reads them."""
+"""Batches made ahead by threads, delivered in order; nothing outlives the loop that reads them.
 
+Not a ThreadPoolExecutor: that one joins a stuck thread for ever when the interpreter ends.
+"""
+
+import atexit
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TypeVar
+from types import TracebackType
+from typing import Generic, TypeVar
 
 from hoploom.errors import BatchError
 
 Made = TypeVar("Made")
+CLOSE_DEADLINE = 10.0  # seconds that a thread may take to finish the batch it is at
 
 
 def in_order(
@@ -18,16 +26,13 @@ def in_order(
     if num_threads == 0:
         yield from map(make, steps)
         return
-    executor = ThreadPoolExecutor(num_threads, thread_name_prefix="hoploom")
     under_way: deque[Future[Made]] = deque()
     waiting = iter(steps)
-    try:
+    with Workers(make, num_threads) as workers:
         for step in steps:
             while len(under_way) < num_ahead and (next_step := next(waiting, None)) is not None:
-                under_way.append(executor.submit(make, next_step))
+                under_way.append(workers.submit(next_step))
             yield _result(under_way.popleft(), step, deadline)
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _result(future: "Future[Made]", step: int, deadline: float) -> Made:
@@ -38,3 +43,55 @@ def _result(future: "Future[Made]", step: int, deadline: float) -> Made:
             raise
         message = f"step {step} was not made within {deadline:g} s; make the transform faster, or raise timeout"
         raise BatchError(message) from error
+
+
+class Workers(Generic[Made]):
+    """Threads that call one function. Daemons, so that a transform that never returns cannot hold up the exit."""
+
+    def __init__(self, make: Callable[[int], Made], num_threads: int) -> None:
+        self._make = make
+        self._jobs: queue.SimpleQueue[tuple[Future[Made], int] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"hoploom-{i}", daemon=True) for i in range(num_threads)
+        ]
+
+    def __enter__(self) -> "Workers[Made]":
+        atexit.register(self.close)  # a thread inside the core must be done before the interpreter is
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def submit(self, step: int) -> "Future[Made]":
+        """Queue one step."""
+        future: Future[Made] = Future()
+        self._jobs.put((future, step))
+        return future
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, step = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._make(step))
+            except BaseException as error:  # it belongs to the consumer, whatever it is
+                future.set_exception(error)
+            del future, job
+
+    def close(self) -> None:
+        """Drop what has not begun, wait for what has, a bounded time."""
+        atexit.unregister(self.close)
+        try:
+            while (job := self._jobs.get_nowait()) is not None:
+                job[0].cancel()
+        except queue.Empty:
+            pass
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(CLOSE_DEADLINE)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

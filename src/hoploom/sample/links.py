@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,38 +55,46 @@ class LinkSeeds:
     num_links: int  # positives: trees are numbered modulo this
 
 
+class Ends(NamedTuple):
+    """Both ends of all links, positives first. A triplet's negatives are destinations only."""
+
+    sources: Tensor
+    destinations: Tensor
+    source_times: Tensor | None
+    destination_times: Tensor | None
+
+
 def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
     """Both ends of every link, positives first, as seeds."""
-    sources, destinations, source_times, destination_times = _with_negatives(graph, links, task, key)
+    ends = _with_negatives(graph, links, task, key)
     schema = graph.schema
-    ends = schema.sources[task.relation], schema.destinations[task.relation]
-    seeds, source_place, destination_place = _seeds(
-        schema, ends, sources, destinations, (source_times, destination_times), links, disjoint
-    )
-    fields = _fields(links, task.negatives, source_place, destination_place, source_times)
+    types = schema.sources[task.relation], schema.destinations[task.relation]
+    if disjoint:
+        seeds, sources, destinations = _seeds_with_trees(schema, types, ends, links.first)
+    else:
+        seeds, sources, destinations = _unique_seeds(schema, types, ends)
+    fields = _fields(links, task.negatives, sources, destinations, ends.source_times)
     return LinkSeeds(seeds, fields, links.sources.numel())
 
 
-def _with_negatives(
-    graph: GraphStore, links: Links, task: LinkTask, key: int
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -> Ends:
     times = links.times
     if task.negatives is None:
-        return links.sources, links.destinations, times, times
+        return Ends(links.sources, links.destinations, times, times)
     count = links.sources.numel()
     amount = task.negatives.amount
     num_negatives = math.ceil(count * amount)
     repeats = math.ceil(amount) if count else 0
     slot_times = None if times is None else times.repeat(repeats)[:num_negatives]
-    destination_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
+    all_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
     slots = _slots(links, num_negatives)
     if task.negatives.is_binary():
         sources, destinations = _negative_pairs(graph, task, key, slots, slot_times)
         sources = torch.cat([links.sources, sources])
-        return sources, torch.cat([links.destinations, destinations]), destination_times, destination_times
+        return Ends(sources, torch.cat([links.destinations, destinations]), all_times, all_times)
     sources = links.sources.repeat(repeats)
-    destinations = _negative_destinations(graph, task, key, slots, sources, slot_times)
-    return links.sources, torch.cat([links.destinations, destinations]), times, destination_times
+    destinations = _negative_destinations(graph, task, key, (slots, sources), slot_times)
+    return Ends(links.sources, torch.cat([links.destinations, destinations]), times, all_times)
 
 
 def _slots(links: Links, num_negatives: int) -> Tensor:
@@ -139,8 +148,9 @@ def _negative_pairs(
 
 
 def _negative_destinations(
-    graph: GraphStore, task: LinkTask, key: int, slots: Tensor, sources: Tensor, times: Tensor | None
+    graph: GraphStore, task: LinkTask, key: int, asked: tuple[Tensor, Tensor], times: Tensor | None
 ) -> Tensor:
+    slots, sources = asked
     draw, node_times = _draw(graph, task, key, DESTINATION)
     too_late = _too_late(node_times, times)
     if not task.strict:
@@ -158,40 +168,39 @@ def _too_late(node_times: Tensor | None, times: Tensor | None) -> IsBad:
     return lambda nodes, at: node_times[nodes] > times[at]
 
 
-def _seeds(
-    schema: Schema,
-    ends: tuple[int, int],
-    sources: Tensor,
-    destinations: Tensor,
-    times: tuple[Tensor | None, Tensor | None],
-    links: Links,
-    disjoint: bool,
+def _unique_seeds(schema: Schema, types: tuple[int, int], ends: Ends) -> tuple[Seeds, Tensor, Tensor]:
+    """Every end once, ascending as in PyG; and the local id of every link's source and destination."""
+    nodes: list[Tensor | None] = [None] * len(schema.node_types)
+    no_trees = (None,) * len(nodes)
+    if types[0] == types[1]:
+        nodes[types[0]], place = torch.unique(torch.cat([ends.sources, ends.destinations]), return_inverse=True)
+        split = ends.sources.numel()
+        return Seeds(tuple(nodes), no_trees), place[:split], place[split:]
+    nodes[types[0]], sources = torch.unique(ends.sources, return_inverse=True)
+    nodes[types[1]], destinations = torch.unique(ends.destinations, return_inverse=True)
+    return Seeds(tuple(nodes), no_trees), sources, destinations
+
+
+def _seeds_with_trees(
+    schema: Schema, types: tuple[int, int], ends: Ends, first_link: int
 ) -> tuple[Seeds, Tensor, Tensor]:
-    """Seeds by type, and the local id of every link's source and destination."""
-    num_types = len(schema.node_types)
-    nodes: list[Tensor | None] = [None] * num_types
-    trees: list[Tensor | None] = [None] * num_types
-    one_type = ends[0] == ends[1]
-    if not disjoint:
-        if one_type:
-            nodes[ends[0]], place = torch.unique(torch.cat([sources, destinations]), return_inverse=True)
-            source_place, destination_place = place[: sources.numel()], place[sources.numel() :]
-        else:
-            nodes[ends[0]], source_place = torch.unique(sources, return_inverse=True)
-            nodes[ends[1]], destination_place = torch.unique(destinations, return_inverse=True)
-        return Seeds(tuple(nodes), tuple(trees)), source_place, destination_place
-    # Every end of every link grows a tree of its own; numbers are apart from every other rank's.
-    first = links.first << 20
-    tree = torch.arange(sources.numel() + destinations.numel()) + first
-    source_place, destination_place = torch.arange(sources.numel()), torch.arange(destinations.numel())
-    if one_type:
-        nodes[ends[0]], trees[ends[0]] = torch.cat([sources, destinations]), tree
-        destination_place = destination_place + sources.numel()
+    """Every end of every link grows a tree of its own; numbers are apart from every other rank's."""
+    nodes: list[Tensor | None] = [None] * len(schema.node_types)
+    trees: list[Tensor | None] = [None] * len(nodes)
+    num_sources, num_destinations = ends.sources.numel(), ends.destinations.numel()
+    first = first_link << 20
+    tree = torch.arange(num_sources + num_destinations) + first
+    sources, destinations = torch.arange(num_sources), torch.arange(num_destinations)
+    if types[0] == types[1]:
+        nodes[types[0]], trees[types[0]] = torch.cat([ends.sources, ends.destinations]), tree
+        destinations = destinations + num_sources
     else:
-        nodes[ends[0]], trees[ends[0]] = sources, tree[: sources.numel()]
-        nodes[ends[1]], trees[ends[1]] = destinations, tree[sources.numel() :]
-    tree_times = None if times[0] is None or times[1] is None else torch.cat([times[0], times[1]])
-    return Seeds(tuple(nodes), tuple(trees), tree_times, first), source_place, destination_place
+        nodes[types[0]], trees[types[0]] = ends.sources, tree[:num_sources]
+        nodes[types[1]], trees[types[1]] = ends.destinations, tree[num_sources:]
+    times = None
+    if ends.source_times is not None and ends.destination_times is not None:
+        times = torch.cat([ends.source_times, ends.destination_times])
+    return Seeds(tuple(nodes), tuple(trees), times, first), sources, destinations
 
 
 def _fields(
