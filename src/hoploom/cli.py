@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check found problems, 2 the user's mistake (one line, no
 import argparse
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     command: Command = arguments.command
     try:
-        return command.run(arguments)
+        code = command.run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (HoploomError, OSError) as error:
         print(f"hoploom: {error}", file=sys.stderr)
         return 2
@@ -53,12 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hoploom {hoploom.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
-        subparser = commands.add_parser(
-            command.name,
-            help=command.help,
-            description=command.help,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
+        subparser = commands.add_parser(command.name, help=command.help, description=command.help)
         command.add_arguments(subparser)
         subparser.set_defaults(command=command)
     return parser
@@ -94,22 +95,20 @@ def _as_text(path: Path, manifest: Manifest) -> str:
         (t.name, t.num_nodes, _fields(t.fields.items()), ", ".join(f"{k} {n:,}" for k, n in t.splits.items()))
         for t in schema.node_types
     ]
-    relations = [("-".join(r.key), r.num_edges, _fields(r.fields.items())) for r in schema.relations]
+    relations = [(" ".join(r.key), r.num_edges, _fields(r.fields.items())) for r in schema.relations]
     parts = [
         (number, sum(part.num_nodes), sum(part.num_edges), _part_bytes(manifest, number))
         for number, part in enumerate(manifest.parts)
     ]
-    read = ", ".join(
-        f"{word} by {name!r}" for word, name in (("weights", schema.weight), ("times", schema.time)) if name
+    named = (("weights", schema.weight), ("times", schema.time))
+    fields_read = [f"{what} are in field {name!r}" for what, name in named if name]
+    sections = (
+        "\n".join((_headline(path, manifest), *fields_read)),
+        _table(("node type", "nodes", "fields", "splits"), node_types),
+        _table(("relation", "edges", "fields"), relations),
+        _table(("part", "nodes", "edges", "bytes"), parts),
     )
-    return "\n\n".join(
-        (
-            _headline(path, manifest) + (f"\nedge {read}" if read else ""),
-            _table(("node type", "nodes", "fields", "splits"), node_types),
-            _table(("relation", "edges", "fields"), relations),
-            _table(("part", "nodes", "edges", "bytes"), parts),
-        )
-    )
+    return "\n\n".join(sections)
 
 
 def _headline(path: Path, manifest: Manifest) -> str:
@@ -187,15 +186,18 @@ GENERATE_OPTIONS = (  # flag, argument of synthetic.generate, help
 
 def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="where to write the store; must not exist")
-    parser.add_argument("--nodes", dest="num_nodes", type=int, required=True, help="nodes of the labelled type")
-    defaults = inspect.signature(synthetic.generate).parameters
+    parser.add_argument(
+        "--nodes", dest="num_nodes", type=int, required=True, metavar="N", help="nodes of the labelled type"
+    )
+    parameters = inspect.signature(synthetic.generate).parameters
     for flag, keyword, text in GENERATE_OPTIONS:
-        default = defaults[keyword].default
+        default = parameters[keyword].default
         if default is False:
             parser.add_argument(flag, dest=keyword, action="store_true", help=text)
         else:
-            metavar = flag.removeprefix("--").upper()
-            parser.add_argument(flag, dest=keyword, type=type(default), default=default, metavar=metavar, help=text)
+            help_text = f"{text} (default: {default})"
+            kind = type(default)
+            parser.add_argument(flag, dest=keyword, type=kind, default=default, metavar="X", help=help_text)
 
 
 def _generate(arguments: Arguments) -> int:

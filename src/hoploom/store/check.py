@@ -80,7 +80,21 @@ def _part_problems(number: int, part: Part) -> Iterator[str]:
                 where = f"{layout.topology_file(number, relation, 'indices')}: position {begin + bad}"
                 yield f"{where} is {int(ids[bad])}, out of range [0, {limit})"
                 break
+        yield from _column_problems(number, part, index)
     for (type_name, split), ids in part.splits.items():
         limit = schema.node_type(type_name).num_nodes
         if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= limit):
             yield f"{layout.split_file(number, type_name, split)}: an id is out of range [0, {limit})"
+
+
+def _column_problems(number: int, part: Part, index: int) -> Iterator[str]:
+    relation, lists = part.schema.relations[index], part.lists[index]
+    if lists.weight is not None and not bool((torch.isfinite(lists.weight) & (lists.weight >= 0)).all()):
+        yield f"{layout.topology_file(number, relation, 'weight')}: a weight is negative or not finite"
+    if lists.edge_time is not None and lists.num_edges:
+        falls = lists.edge_time[1:] < lists.edge_time[:-1]
+        starts = lists.indptr[1:-1]
+        falls[starts[(starts > 0) & (starts < lists.num_edges)] - 1] = False
+        if falls.any():
+            file = layout.topology_file(number, relation, "time")
+            yield f"{file}: position {int(torch.nonzero(falls)[0]) + 1} is earlier than the one before it"
