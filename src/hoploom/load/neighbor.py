@@ -73,6 +73,8 @@ def _set_up(
     hook, device = placement
     if hook is not None and sampling.mode != "blocks":
         raise ConfigError("sample_frontier needs mode='blocks'")
+    if hook is not None and sampling.disjoint:
+        raise ConfigError("sample_frontier cannot be disjoint or temporal; drop one of the two")
     mover = Mover(device)
     pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
     sampler = Sampler(given.store.graph, sampling, Workspaces(given.store), hook)

@@ -124,10 +124,11 @@ def _ask_hook(
     hook: SampleFrontier, graph: GraphStore, key: int, layer: int, frontiers: Sequence[Frontier | None]
 ) -> list[Picks | None]:
     schema = graph.schema
-    by_type = {
+    nodes = {
         t.name: torch.empty(0, dtype=torch.int64) if f is None else f.nodes
         for t, f in zip(schema.node_types, frontiers, strict=True)
     }
+    by_type = {name: _distinct(seeds) for name, seeds in nodes.items()}
     seeds = by_type[schema.node_types[0].name] if schema.homogeneous else by_type
     answer = hook(layer, LayerGraph(graph, key, layer), seeds)
     by_relation = {schema.relations[0].key: answer} if isinstance(answer, Edges) else dict(answer)
@@ -136,26 +137,41 @@ def _ask_hook(
         if not isinstance(edges, Edges):
             raise ConfigError(f"sample_frontier returned a {type(edges).__name__} for {name}; return hoploom.Edges")
     return [
-        _as_picks(by_relation[r.key], by_type[r.destination]) if r.key in by_relation else None
-        for r in schema.relations
+        _as_picks(by_relation[r.key], nodes[r.destination]) if r.key in by_relation else None for r in schema.relations
     ]
 
 
+def _distinct(nodes: Tensor) -> Tensor:
+    """Each node once, in order of first sight."""
+    unique, inverse = torch.unique(nodes, return_inverse=True)
+    if unique.numel() == nodes.numel():
+        return nodes
+    first = torch.full_like(unique, nodes.numel()).scatter_reduce(0, inverse, torch.arange(nodes.numel()), "amin")
+    return nodes[torch.sort(first).values]
+
+
 def _as_picks(edges: Edges, seeds: Tensor) -> Picks:
-    """The hook's edges grouped by seed. A repeated seed takes the edges of its first place."""
-    order = torch.argsort(seeds, stable=True)
-    ascending = seeds[order]
-    found = torch.searchsorted(ascending, edges.destinations)
-    if seeds.numel() == 0 or edges.destinations.numel() != edges.sources.numel():
-        known = edges.destinations.numel() == edges.sources.numel() == 0
-    else:
-        known = bool((ascending[found.clamp(max=seeds.numel() - 1)] == edges.destinations).all())
-    if not known:
-        raise ConfigError(
-            "sample_frontier returned an edge into a node that is no seed of the layer; destinations must be seeds"
-        )
-    places = order[found] if seeds.numel() else found
-    by_seed = torch.argsort(places, stable=True)
-    counts = torch.bincount(places, minlength=seeds.numel())
+    """The hook's edges grouped by seed; a repeated seed has the same edges at every place."""
+    unique, inverse = torch.unique(seeds, return_inverse=True)
+    _check_ends(edges, unique)
+    group = torch.searchsorted(unique, edges.destinations)
+    by_group = torch.argsort(group, stable=True)
+    group_counts = torch.bincount(group, minlength=unique.numel())
+    begins = torch.cumsum(group_counts, 0) - group_counts
+    counts = group_counts[inverse]
+    shift = begins[inverse] - (torch.cumsum(counts, 0) - counts)
+    chosen = by_group[torch.repeat_interleave(shift, counts) + torch.arange(int(counts.sum()))]
     positions = torch.full_like(edges.sources, -1) if edges.positions is None else edges.positions
-    return Picks(counts, edges.sources[by_seed].contiguous(), positions[by_seed].contiguous())
+    return Picks(counts, edges.sources[chosen], positions[chosen])
+
+
+def _check_ends(edges: Edges, seeds: Tensor) -> None:
+    if edges.sources.shape != edges.destinations.shape or edges.sources.dim() != 1:
+        shapes = tuple(edges.sources.shape), tuple(edges.destinations.shape)
+        raise ConfigError(f"sample_frontier returned ends of shapes {shapes}; give one source per destination")
+    strangers = edges.destinations[~torch.isin(edges.destinations, seeds)]
+    if strangers.numel():
+        raise ConfigError(
+            f"sample_frontier returned an edge into node {int(strangers[0])}, which is no seed of the layer; "
+            f"destinations must be seeds"
+        )
