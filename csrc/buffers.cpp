@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -18,6 +19,7 @@ constexpr size_t kIdleLimit = size_t(512) << 20;
 // Size classes in steps of a quarter of a power of two: at most 25 % is wasted, and batches of
 // nearly the same size share a class.
 size_t size_class(size_t size) {
+  if (size > PTRDIFF_MAX / 2) throw std::bad_alloc();
   size_t power = 256;
   while (power < size) power *= 2;
   const size_t step = power / 8;
@@ -58,7 +60,13 @@ class Pool {
         return block;
       }
     }
-    return allocate(bytes);
+    try {
+      return allocate(bytes);
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      live_ -= bytes;
+      throw;
+    }
   }
   void give(void* block, size_t bytes) {
     {

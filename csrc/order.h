@@ -1,5 +1,6 @@
 // A keyed bijection on [0, n): shuffling without memory. A Feistel network with cycle walking.
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -11,7 +12,7 @@ class Permutation {
  public:
   Permutation(uint64_t key, uint64_t size) : key_(key), size_(size) {
     const int bits = size > 1 ? 64 - std::countl_zero(size - 1) : 1;
-    half_ = (bits + 1) / 2;
+    half_ = std::max(4, (bits + 1) / 2);  // fewer bits a half would leave small shuffles uneven
     mask_ = (uint64_t(1) << half_) - 1;
   }
   uint64_t at(uint64_t position) const {

@@ -153,6 +153,7 @@ Buffer NodeMap::copy_nodes(int64_t from) const {
 
 Buffer NodeMap::copy_trees(int64_t from) const {
   Buffer out(size_t(size_ - from) * 8);
+  if (!with_trees_ && size_ > from) throw std::invalid_argument("this batch has no trees");
   if (size_ > from) std::memcpy(out.as<int64_t>(), trees_.as<int64_t>() + from, out.size());
   return out;
 }

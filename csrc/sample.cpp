@@ -186,7 +186,7 @@ void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t populatio
 int64_t most_picks(const Adjacency& adjacency, const Frontier& frontier, const Rule& rule) {
   if (rule.fanout >= 0 && (rule.replace || rule.fanout <= kVectorFanout)) {
     int64_t picks;
-    if (__builtin_mul_overflow(frontier.size, rule.fanout, &picks)) throw std::bad_alloc();
+    if (__builtin_mul_overflow(frontier.size, rule.fanout, &picks) || picks > PTRDIFF_MAX / 16) throw std::bad_alloc();
     return picks;
   }
   int64_t picks = 0;

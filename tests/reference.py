@@ -83,7 +83,7 @@ def exact_log(x: float) -> float:
 def permute(key: int, size: int, position: int) -> int:
     """Where `position` goes in a keyed permutation of [0, size): Feistel rounds, walked back into range."""
     bits = max(1, (size - 1).bit_length())
-    half = (bits + 1) // 2
+    half = max(4, (bits + 1) // 2)  # fewer bits a half would leave small shuffles uneven
     mask = (1 << half) - 1
     while True:
         left, right = position >> half, position & mask
@@ -188,9 +188,7 @@ def pick_by_sums(draws: Draws, weights: Sequence[float], fanout: int) -> list[in
 def pick_by_races(draws: Draws, weights: Sequence[float], fanout: int) -> list[int]:
     """Without replacement, ascending: edge i finishes at -ln(draw i) / weight i, the earliest win."""
     races = [
-        (-exact_log(draws.unit(position)) / weight, position)
-        for position, weight in enumerate(weights)
-        if weight > 0
+        (-exact_log(draws.unit(position)) / weight, position) for position, weight in enumerate(weights) if weight > 0
     ]
     return sorted(position for _, position in sorted(races)[:fanout])
 

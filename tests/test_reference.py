@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -52,7 +53,8 @@ class Graph:
             tensor_or_none(self.columns.edge_time),
             tensor_or_none(self.columns.source_time),
         )
-        frontier = ops.Frontier(*(tensor_or_none(column) for column in self.frontier))
+        nodes, trees, times = self.frontier
+        frontier = ops.Frontier(int64(nodes), tensor_or_none(trees), tensor_or_none(times))
         picks = ops.sample(lists, frontier, ops.Rule(*rule))
         return reference.Picks(*(column.tolist() for column in picks))
 
@@ -60,7 +62,11 @@ class Graph:
         return reference.Rule(self.key, self.stream, fanout, **flags)
 
 
-def tensor_or_none(values: object, dtype: torch.dtype = torch.int64) -> Tensor | None:
+def int64(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def tensor_or_none(values: Sequence[float] | None, dtype: torch.dtype = torch.int64) -> Tensor | None:
     return None if values is None else torch.tensor(values, dtype=dtype)
 
 
@@ -82,9 +88,7 @@ def random_times(rng: random.Random, degrees: list[int]) -> list[int]:
 def timed_sources(rng: random.Random, degrees: list[int]) -> tuple[list[int], list[int]]:
     """Source ids whose lists ascend by the sources' times, and those times."""
     source_time = [rng.randint(-20, 20) for _ in range(50)]
-    lists = [
-        sorted((rng.randrange(50) for _ in range(degree)), key=source_time.__getitem__) for degree in degrees
-    ]
+    lists = [sorted((rng.randrange(50) for _ in range(degree)), key=source_time.__getitem__) for degree in degrees]
     return [source for sources in lists for source in sources], source_time
 
 
@@ -134,9 +138,7 @@ def ring(num_nodes: int, degree: int, first_node: int = 0) -> Graph:
     indices = [(node + step) % num_nodes for node in range(num_nodes) for step in range(1, degree + 1)]
     frontier = reference.Frontier([first_node + node for node in range(num_nodes)])
     indptr = [node * degree for node in range(num_nodes + 1)]
-    return Graph(
-        indptr, indices, torch.int32, frontier, reference.NO_COLUMNS, (first_node, 0), key=7, stream=3
-    )
+    return Graph(indptr, indices, torch.int32, frontier, reference.NO_COLUMNS, (first_node, 0), key=7, stream=3)
 
 
 # --- random numbers ------------------------------------------------------------------------------
@@ -185,6 +187,12 @@ def test_core_words_equal_the_reference(key: int, node: int, stream: int, block:
     assert words == [[draws.word(4 * block + i) for i in range(4)]]
 
 
+@given(words64, words32, st.integers(0, 100), st.integers(1, (1 << 63) - 1))
+def test_bounded_draws_equal_the_reference(key: int, node: int, draw: int, bound: int) -> None:
+    wide = reference.Draws(key, node, 4).wide(draw)
+    assert ops.draw_bounded(key, torch.tensor([node]), 4, draw, bound).tolist() == [wide * bound >> 64]
+
+
 @given(words64, words32)
 def test_units_are_strictly_between_zero_and_one(key: int, node: int) -> None:
     assert 0.0 < reference.Draws(key, node, 0).unit(0) < 1.0
@@ -207,17 +215,8 @@ def test_the_reference_speaks_of_rules_and_frontiers_as_the_ops_do() -> None:
 @fanouts
 @replaces
 @few
-@given(graph=graphs())
+@given(graph=st.one_of(graphs(), graphs(trees=True)))
 def test_uniform_picks_equal_the_reference(graph: Graph, fanout: int, replace: bool) -> None:
-    rule = graph.rule(fanout, replace=replace)
-    assert graph.by_core(rule) == graph.by_reference(rule)
-
-
-@fanouts
-@replaces
-@few
-@given(graph=graphs(trees=True))
-def test_picks_in_trees_equal_the_reference(graph: Graph, fanout: int, replace: bool) -> None:
     rule = graph.rule(fanout, replace=replace)
     assert graph.by_core(rule) == graph.by_reference(rule)
 
@@ -257,9 +256,7 @@ def test_temporal_picks_equal_the_reference(graph: Graph, fanout: int, last: boo
     ),
     flags=st.fixed_dictionaries({flag: st.booleans() for flag in ("replace", "last", "labor", "weighted")}),
 )
-def test_any_mixture_of_options_equals_the_reference(
-    graph: Graph, fanout: int, flags: dict[str, bool]
-) -> None:
+def test_any_mixture_of_options_equals_the_reference(graph: Graph, fanout: int, flags: dict[str, bool]) -> None:
     rule = graph.rule(fanout, **flags)
     assert graph.by_core(rule) == graph.by_reference(rule)
 
@@ -370,25 +367,26 @@ def test_relabelling_equals_the_reference(
 ) -> None:
     node_map = ops.NodeMap(31, budget)
     for _ in range(2):  # the second batch finds nothing of the first
-        node_map.add_seeds(torch.tensor(seeds, dtype=torch.int64))
+        node_map.add_seeds(int64(seeds))
         local = []
         for hop in (sources, again):
             counts = torch.tensor(runs(len(hop), rng))
-            local += node_map.add(torch.tensor(hop, dtype=torch.int64), counts).tolist()
+            local += node_map.add(int64(hop), counts).tolist()
         nodes, expected = reference.relabel(seeds, sources + again)
         assert (node_map.nodes().tolist(), local) == (nodes, expected)
         assert node_map.take().tolist() == nodes
 
 
+@budgets
 @given(seeds=ids, sources=ids, rng=st.randoms(use_true_random=False))
 def test_relabelling_in_trees_equals_the_reference(
-    seeds: list[int], sources: list[int], rng: random.Random
+    seeds: list[int], sources: list[int], rng: random.Random, budget: int
 ) -> None:
-    node_map = ops.NodeMap(31, budget=0)
+    node_map = ops.NodeMap(31, budget)
     seed_trees = [rng.randrange(3) for _ in seeds]
     trees, counts = [2, 0, 1, 1, 0], runs(len(sources), rng)
-    node_map.add_seeds(torch.tensor(seeds, dtype=torch.int64), torch.tensor(seed_trees, dtype=torch.int64))
-    local = node_map.add(torch.tensor(sources, dtype=torch.int64), torch.tensor(counts), torch.tensor(trees))
+    node_map.add_seeds(int64(seeds), int64(seed_trees))
+    local = node_map.add(int64(sources), torch.tensor(counts), torch.tensor(trees))
     source_trees = [tree for tree, count in zip(trees, counts, strict=True) for _ in range(count)]
     nodes, expected = reference.relabel(
         list(zip(seed_trees, seeds, strict=True)), list(zip(source_trees, sources, strict=True))

@@ -158,10 +158,10 @@ TEST(threads_with_maps_of_their_own_make_the_batches_of_one_thread) {
 // Buffers made by one thread are read and dropped by another, while a third trims the pool.
 TEST(buffers_may_be_dropped_by_another_thread) {
   const size_t live = pool_use().live_bytes;
-  std::vector<Buffer> made(200);
+  std::vector<Buffer> made(60);
   std::thread maker([&] {
     for (size_t i = 0; i < made.size(); ++i) {
-      made[i] = Buffer(100 + i * 15000);
+      made[i] = Buffer(100 + i * 50000);
       std::memset(made[i].as<char>(), int(i), made[i].size());
     }
   });

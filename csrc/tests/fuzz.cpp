@@ -131,7 +131,7 @@ void check_rows(const Input& input, const PickLists& picks, int64_t row_bytes) {
   std::vector<uint8_t> table;
   for (int64_t value : scattered(input.num_sources * row_bytes, 256, input.salt + 8)) table.push_back(uint8_t(value));
   const auto num_rows = int64_t(picks.sources.size());
-  std::vector<uint8_t> rows(size_t(num_rows * row_bytes) + 1), back(table.size() + 1);
+  std::vector<uint8_t> rows(size_t(num_rows * row_bytes)), back(table.size());
   bool all_known = true;
   for (int64_t source : picks.sources) all_known &= is_id(source, input.num_sources);
   const auto gathered = tried([&] {
@@ -152,34 +152,54 @@ void check_rows(const Input& input, const PickLists& picks, int64_t row_bytes) {
   }
 }
 
-// The counts of the picks, one of them perhaps damaged, as runs and as edge rows.
-void check_runs(const Input& input, const PickLists& picks, ByteReader& reader) {
-  std::vector<int64_t> counts = picks.counts, begins = {0}, places = counting(int64_t(counts.size()));
-  for (int64_t count : counts) begins.push_back(begins.back() + count);
-  const bool is_damaged = !counts.empty() && reader.one_in(3);
-  if (is_damaged) {
-    const size_t at = reader.raw() % counts.size();
-    const auto other = int64_t(reader.raw());
-    counts[at] = other == counts[at] ? -1 : other;
-  }
-  const auto num_picks = int64_t(picks.sources.size());
-  std::vector<int64_t> out(picks.sources.size() + 1), destinations(picks.sources.size() + 1);
-  const bool stitched = tried([&] {
-                          scatter_runs(picks.sources.data(), num_picks, counts.data(), places.data(), int64_t(counts.size()),
-                                       begins.data(), int64_t(counts.size()), out.data());
-                          return true;
-                        }).has_value();
-  CHECK_EQUAL(stitched, !is_damaged);
-  if (stitched) CHECK(std::equal(picks.sources.begin(), picks.sources.end(), out.begin()));
+struct Runs {
+  std::vector<int64_t> counts, begins = {0};
+  bool must_throw = false, may_throw = false;
+};
+
+// The counts of the picks as runs; perhaps one count or one begin is damaged, or one of each so
+// that they agree.
+Runs runs_from(const PickLists& picks, ByteReader& reader) {
+  Runs runs;
+  runs.counts = picks.counts;
+  for (int64_t count : picks.counts) runs.begins.push_back(runs.begins.back() + count);
+  const int64_t damage = reader.below(6);
+  if (runs.counts.empty() || damage > 2) return runs;
+  const size_t at = reader.raw() % runs.counts.size();
+  const int64_t other = damaged_id(reader);
+  int64_t& damaged = damage == 0 ? runs.counts[at] : runs.begins[at];
+  damaged = other == damaged ? other / 2 - 1 : other;
+  if (damage == 2) runs.counts[at] = int64_t(uint64_t(runs.begins[at + 1]) - uint64_t(damaged));
+  runs.must_throw = damage < 2;
+  runs.may_throw = damage == 2;
+  return runs;
+}
+
+void check_runs(const PickLists& picks, const Runs& runs) {
+  const auto places = counting(int64_t(runs.counts.size()));
+  std::vector<int64_t> out(picks.sources.size());
+  const auto stitched = tried([&] {
+    scatter_runs(picks.sources.data(), int64_t(picks.sources.size()), runs.counts.data(), places.data(),
+                 int64_t(places.size()), runs.begins.data(), int64_t(places.size()), out.data());
+    return true;
+  });
+  if (runs.may_throw) return;
+  CHECK_EQUAL(stitched.has_value(), !runs.must_throw);
+  if (stitched) CHECK_EQUAL(out, picks.sources);
+}
+
+void check_edge_rows(const PickLists& picks, const std::vector<int64_t>& counts) {
   const std::vector<int32_t> local(picks.sources.begin(), picks.sources.end());
-  const bool filled = tried([&] {
-                        edge_rows(local.data(), num_picks, counts.data(), int64_t(counts.size()), input.graph.first_node,
-                                  out.data(), destinations.data());
-                        return true;
-                      }).has_value();
-  CHECK_EQUAL(filled, !is_damaged);
-  for (size_t i = 0, at = 0; filled && i < counts.size(); ++i)
-    for (int64_t k = 0; k < counts[i]; ++k, ++at) CHECK_EQUAL(destinations[at], input.graph.first_node + int64_t(i));
+  std::vector<int64_t> sources(local.size()), destinations(local.size());
+  const auto filled = tried([&] {
+    edge_rows(local.data(), int64_t(local.size()), counts.data(), int64_t(counts.size()), 7, sources.data(), destinations.data());
+    return true;
+  });
+  CHECK_EQUAL(filled.has_value(), counts == picks.counts);
+  if (!filled) return;
+  CHECK_EQUAL(sources, std::vector<int64_t>(local.begin(), local.end()));
+  for (size_t i = 0, at = 0; i < counts.size(); ++i)
+    for (int64_t k = 0; k < counts[i]; ++k, ++at) CHECK_EQUAL(destinations[at], 7 + int64_t(i));
 }
 
 // The edge list source -> place in its list: any order of destinations, sources perhaps out of range.
@@ -216,7 +236,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   if (const auto picks = check_sample(input)) {
     check_maps(input, *picks);
     check_rows(input, *picks, reader.any_of<int64_t>({0, 1, 2, 3, 4, 8, 16, 17}));
-    check_runs(input, *picks, reader);
+    const Runs runs = runs_from(*picks, reader);
+    check_runs(*picks, runs);
+    check_edge_rows(*picks, runs.counts);
   }
   check_csc(input, reader.one_in(32) ? 3 : 1);
   return 0;

@@ -67,10 +67,9 @@ inline int64_t degree_from(ByteReader& reader) {
   return choice < 240 ? choice - 160 : choice * 2;
 }
 
-// Ids so low that `id - first` overflows are left to misuse_test.cpp.
 inline int64_t damaged_id(ByteReader& reader) {
   const auto id = int64_t(reader.raw());
-  return reader.one_in(2) ? id % 100 : std::max(id, INT64_MIN / 2);
+  return reader.any_of<int64_t>({id, id % 100, -1, INT64_MIN, INT64_MAX});
 }
 
 inline void read_graph(ByteReader& reader, Input& input) {

@@ -61,8 +61,8 @@ inline std::vector<int64_t> counting(int64_t count, int64_t first = 0) {
 
 // `count` pseudo-random values in [0, limit).
 inline std::vector<int64_t> scattered(int64_t count, int64_t limit, uint64_t key = 7) {
-  std::vector<int64_t> values;
-  for (int64_t i = 0; i < count; ++i) values.push_back(int64_t(mix(key, uint64_t(i)) % uint64_t(limit)));
+  std::vector<int64_t> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = int64_t(mix(key, i) % uint64_t(limit));
   return values;
 }
 

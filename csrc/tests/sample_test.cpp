@@ -64,7 +64,7 @@ TEST(uniform_picks_equal_the_reference_for_wide_degrees) {
   const std::vector<int64_t> nodes = {0, 1, 2, 3, 4, 5, 3, 2};
   for (int64_t fanout : {0, 1, 5, 64, 65, 1000})
     for (bool replace : {false, true}) check_all_paths(graph, nodes, fanout, replace);
-  for (int64_t fanout : {-1, 65536, 65537}) check_all_paths(graph, {5, 3}, fanout, false);
+  for (int64_t fanout : {-1, 65536}) check_all_paths(graph, {5, 3}, fanout, false);
 }
 
 TEST(pick_uniform_gives_the_offsets_of_sample_vector) {
@@ -199,7 +199,7 @@ TEST(key_and_stream_and_high_half_of_the_node_change_the_picks) {
 TEST(a_node_outside_the_part_throws_on_both_paths) {
   Graph graph = graph_of_equal_degrees(30, 4, 100);
   graph.first_node = 10;
-  for (int64_t node : {int64_t(9), int64_t(40), int64_t(-1), INT64_MAX, INT64_MIN / 2})
+  for (int64_t node : {int64_t(9), int64_t(40), int64_t(-1), INT64_MAX, INT64_MIN})
     for (int64_t fanout : {-1, 3, 65}) {
       std::vector<int64_t> nodes = counting(20, 10);
       nodes[17] = node;

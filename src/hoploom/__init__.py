@@ -1,6 +1,7 @@
 """Hoploom trains graph neural networks on graphs of any size with one script."""
 
-from hoploom.build import from_pyg, from_tensors
+from hoploom.batch import Block
+from hoploom.build import from_pyg, from_tensors, generate
 from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, StoreError
 from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from hoploom.sample import Edges
@@ -11,6 +12,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchError",
+    "Block",
     "ConfigError",
     "DataError",
     "Edges",
@@ -22,5 +24,6 @@ __all__ = [
     "StoreError",
     "from_pyg",
     "from_tensors",
+    "generate",
     "open",
 ]

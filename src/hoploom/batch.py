@@ -1,6 +1,6 @@
 """What sampling makes, before features join: subgraphs and blocks, listed by node type and relation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,16 +41,21 @@ class Block:
     """
 
     edge_index: Tensor | Mapping[RelationName, Tensor]  # [2, e]: local source, local destination
-    e_id: Tensor | Mapping[RelationName, Tensor]
+    e_id: Tensor | Mapping[RelationName, Tensor | None] | None  # None where a frontier hook gave no positions
     num_sources: int | Mapping[str, int]
     num_destinations: int | Mapping[str, int]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Block":
         """The same block on another device."""
 
-        def move(value: Any) -> Any:
-            if isinstance(value, Mapping):
-                return {key: entry.to(device, non_blocking=non_blocking) for key, entry in value.items()}
-            return value.to(device, non_blocking=non_blocking)
+        return self.apply(lambda value: value.to(device, non_blocking=non_blocking))
 
-        return Block(move(self.edge_index), move(self.e_id), self.num_sources, self.num_destinations)
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "Block":
+        """The same block with a function applied to every tensor."""
+
+        def applied(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {key: applied(entry) for key, entry in value.items()}
+            return None if value is None else function(value)
+
+        return Block(applied(self.edge_index), applied(self.e_id), self.num_sources, self.num_destinations)

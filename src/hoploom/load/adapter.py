@@ -6,6 +6,7 @@ Batches depend on the seeds and on how many batches came before; PyG's loaders k
 import itertools
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.sampler import (
     BaseSampler,
@@ -13,13 +14,15 @@ from torch_geometric.sampler import (
     HeteroSamplerOutput,
     NegativeSampling,
     NodeSamplerInput,
+    NumNeighbors,
     SamplerOutput,
 )
 
 from hoploom import keys
 from hoploom.batch import Sampled
-from hoploom.config import NumNeighbors, make_sampling
-from hoploom.load.inputs import PairOrData, read_input
+from hoploom.config import NumNeighbors as Fanouts
+from hoploom.config import make_sampling
+from hoploom.load.inputs import PairOrData, fanouts_of, read_input
 from hoploom.load.maker import Sampler, Workspaces, one_type_seeds
 from hoploom.sample import Links, LinkTask, make_link_seeds
 from hoploom.schema import EDGE_ID
@@ -36,7 +39,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def __init__(
         self,
         data: PairOrData,
-        num_neighbors: NumNeighbors,
+        num_neighbors: Fanouts | NumNeighbors,
         *,
         seed: int = 0,
         weight_attr: str | None = None,
@@ -45,7 +48,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     ) -> None:
         store = read_input(data, weight_attr=weight_attr, time_attr=time_attr).store
         schema = store.schema
-        sampling = make_sampling(schema, num_neighbors, weight_attr=weight_attr, time_attr=time_attr, **options)
+        sampling = make_sampling(
+            schema, fanouts_of(schema, num_neighbors), weight_attr=weight_attr, time_attr=time_attr, **options
+        )
         self._store, self._schema = store, schema
         self._sampler = Sampler(store.graph, sampling, Workspaces(store))
         self._seed, self._calls = seed, itertools.count()
@@ -55,8 +60,10 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         node_type = index.input_type or self._schema.node_types[0].name
         times = index.time
         if times is None and self._sampler.sampling.temporal is not None and self._schema.time is not None:
-            times = self._store.features.gather([Wanted(node_type, self._schema.time, index.node)])[0].long()
-        seeds = one_type_seeds(self._sampler, node_type, index.node.contiguous(), times, 0)
+            times = self._store.features.gather([Wanted(node_type, self._schema.time, index.node.to(torch.int64))])[
+                0
+            ].long()
+        seeds = one_type_seeds(self._sampler, node_type, index.node.to(torch.int64).contiguous(), times, 0)
         out = self._output(self._sampler.sample(seeds, self._key()))
         out.metadata = (index.input_id, index.time)
         return out
@@ -66,7 +73,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     ) -> SamplerOutput | HeteroSamplerOutput:
         """What PyG's LinkLoader calls."""
         relation = self._schema.relation_index[index.input_type or self._schema.relations[0].key]
-        links = Links(index.row, index.col, index.label, index.time)
+        links = Links(index.row.to(torch.int64), index.col.to(torch.int64), index.label, index.time)
         key = self._key()
         task = LinkTask(relation, neg_sampling)
         seeds = make_link_seeds(self._store.graph, links, task, key, disjoint=self._sampler.sampling.disjoint)

@@ -14,6 +14,7 @@ from hoploom.store import Store, Wanted
 
 Batch: TypeAlias = Data | HeteroData
 NUM_NODES = "num_nodes"
+ADDED = ("n_id", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges", "input_id", "seed_time", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,21 @@ class Assembler:
         named: list[tuple[Owner, str]] = [(want.owner, want.field) for want in wanted]
         for index, block in enumerate(sampled.blocks):
             for relation in self.store.schema.relations:
-                if EDGE_ID in relation.fields and isinstance(block.e_id, Mapping):
-                    wanted.append(Wanted(relation.key, EDGE_ID, block.e_id[relation.key]))
+                positions = block.e_id[relation.key] if isinstance(block.e_id, Mapping) else None
+                if EDGE_ID in relation.fields and positions is not None:
+                    wanted.append(Wanted(relation.key, EDGE_ID, positions))
                     named.append((relation.key, f"{EDGE_ID}/{index}"))
         return dict(zip(named, self.store.features.gather(wanted, pinned=self.pinned), strict=True))
 
     def _node_fields(self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], index: int) -> dict[str, Any]:
         node_type, nodes = self.store.schema.node_types[index], sampled.nodes[index]
         fields: dict[str, Any] = {name: rows[node_type.name, name] for name in node_type.fields}
-        if not fields or NUM_NODES in self.field_order.get(node_type.name, ()):
+        own = self.field_order.get(node_type.name)
+        if (not fields) if own is None else NUM_NODES in own:
             fields[NUM_NODES] = nodes.numel()
-        fields["n_id"] = nodes
-        if sampled.trees is not None:
-            fields["batch"] = sampled.trees[index]
-        if sampled.num_nodes is not None:
-            fields["num_sampled_nodes"] = sampled.num_nodes[index]
+        fields.setdefault("n_id", nodes)  # a field of the user's own goes first, as in PyG
+        fields["batch"] = None if sampled.trees is None else sampled.trees[index]
+        fields["num_sampled_nodes"] = None if sampled.num_nodes is None else sampled.num_nodes[index]
         return fields
 
 
@@ -89,9 +90,8 @@ def _edge_fields(
     fields: dict[str, Any] = {"edge_index": sampled.edge_index[index]}
     if edges is not None:
         fields.update({name: rows[relation.key, name] for name in relation.fields if name != EDGE_ID})
-        fields["e_id"] = rows.get((relation.key, EDGE_ID), edges)
-    if sampled.num_edges is not None:
-        fields["num_sampled_edges"] = sampled.num_edges[index]
+        fields.setdefault("e_id", rows.get((relation.key, EDGE_ID), edges))
+    fields["num_sampled_edges"] = None if sampled.num_edges is None else sampled.num_edges[index]
     return fields
 
 
@@ -99,8 +99,8 @@ def _install(storage: Any, values: Mapping[str, Any], names: tuple[str, ...]) ->
     """Set a storage's fields in the user's order. Straight into its mapping: PyG's setter costs 5 us a field."""
     mapping = storage._mapping
     found = {**mapping, **values}
-    ordered = {name: found[name] for name in names if name in found}
-    ordered.update(found)
+    own = [name for name in found if name not in ADDED]
+    ordered = {name: found[name] for name in (*names, *own, *ADDED, *found) if name in found}
     mapping.clear()
     mapping.update((name, value) for name, value in ordered.items() if value is not None)
 

@@ -44,6 +44,8 @@ class Mover:
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(sent.arrived)
         sent.batch.apply(lambda value: _recorded(value, stream))
+        for block in sent.batch.to_dict().get("blocks", ()):  # PyG's apply passes over them
+            block.apply(lambda value: _recorded(value, stream))
         return sent.batch
 
 

@@ -8,8 +8,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.sampler import NumNeighbors
 
 from hoploom.build.pyg import read_pair, read_pyg
+from hoploom.config import NumNeighbors as Fanouts
 from hoploom.errors import ConfigError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import DEADLINE, Delivery
@@ -37,9 +39,8 @@ UNSUPPORTED = {
     "multiprocessing_context": "workers are threads of this process",
     "generator": "give seed=",
     "pin_memory_device": "give device=",
-    "in_order": "batches always come in order",
 }
-IGNORED = ("dataset", "collate_fn")  # Lightning passes them; PyG drops them too
+IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | No
         if weight_attr is not None:
             raise ConfigError("weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData")
         pair = read_pair(data[0], data[1], time_attr=time_attr)
-        return Input(pair.store, pair.template)
+        return Input(pair.store, pair.template, _pair_order(pair.store.schema))
     graph = read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
     return Input(graph.store, graph.template, _field_order(data))
 
@@ -73,6 +74,22 @@ def _field_order(data: Data | HeteroData) -> dict[Owner, tuple[str, ...]]:
         return {HOMOGENEOUS_TYPE: tuple(data._store.keys())}
     stores: list[tuple[Owner, Any]] = [*data.node_items(), *data.edge_items()]
     return {owner: tuple(storage.keys()) for owner, storage in stores}
+
+
+def _pair_order(schema: Schema) -> dict[Owner, tuple[str, ...]]:
+    """The order of PyG's batches from a pair of stores."""
+    first = ("edge_index", "num_nodes") if schema.homogeneous else ("num_nodes",)
+    return {t.name: (*first, *t.fields) if t.fields else () for t in schema.node_types}
+
+
+def fanouts_of(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
+    """Fanouts as they are, or out of PyG's NumNeighbors."""
+    if not isinstance(num_neighbors, NumNeighbors):
+        return num_neighbors
+    values: Fanouts = num_neighbors.values
+    if not schema.homogeneous:
+        values = num_neighbors.get_values([relation.key for relation in schema.relations])
+    return values
 
 
 def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:

@@ -129,6 +129,12 @@ class Loader:
         position = Position(int(state["epoch"]), int(state["step"]), int(state["consumed_seeds"]))
         if not 0 <= position.num_seeds <= order.num_seeds or position.step < 0 or position.epoch < 0:
             raise ConfigError(f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds")
+        left = order.num_seeds - position.num_seeds
+        if 0 < left < order.world_size:
+            raise ConfigError(
+                f"{left} seeds are left of epoch {position.epoch} for {order.world_size} ranks; "
+                f"resume with at most {left} ranks, or go on with set_epoch({position.epoch + 1})"
+            )
         self._next = self._consumed = position
 
     def __repr__(self) -> str:

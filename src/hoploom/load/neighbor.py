@@ -23,15 +23,6 @@ from hoploom.sample import LinkTask, SampleFrontier
 from hoploom.schema import RelationName, Schema
 
 
-def _fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
-    if isinstance(num_neighbors, NumNeighbors):
-        values: Fanouts = num_neighbors.values
-        if not schema.homogeneous:
-            values = num_neighbors.get_values([relation.key for relation in schema.relations])
-        return values
-    return num_neighbors
-
-
 def _reject(loader: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
@@ -69,7 +60,7 @@ def _set_up(
     """Check the common arguments, open the graph. `options` are those of make_sampling."""
     arguments = inputs.loader_arguments(kwargs, loader)
     given = inputs.read_input(data, weight_attr=options["weight_attr"], time_attr=options["time_attr"])
-    sampling = make_sampling(given.store.schema, _fanouts(given.store.schema, num_neighbors), **options)
+    sampling = make_sampling(given.store.schema, inputs.fanouts_of(given.store.schema, num_neighbors), **options)
     hook, device = placement
     if hook is not None and sampling.mode != "blocks":
         raise ConfigError("sample_frontier needs mode='blocks'")

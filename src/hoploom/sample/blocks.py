@@ -114,10 +114,14 @@ def _block(graph: GraphStore, workspace: Workspace, edges: Sequence[HopEdges], s
     keys = [relation.key for relation in schema.relations]
     return Block(
         {key: one.edge_index() for key, one in zip(keys, edges, strict=True)},
-        {key: one.edges() for key, one in zip(keys, edges, strict=True)},
+        {key: _known(one.edges()) for key, one in zip(keys, edges, strict=True)},
         {name: len(node_map) for name, node_map in zip(names, workspace.maps, strict=True)},
         dict(zip(names, sizes, strict=True)),
     )
+
+
+def _known(positions: Tensor) -> Tensor | None:
+    return None if positions.numel() and int(positions.min()) < 0 else positions
 
 
 def _ask_hook(

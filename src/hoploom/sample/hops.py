@@ -52,7 +52,7 @@ class HopEdges:
         return out
 
     def edges(self) -> Tensor:
-        """The edges' positions [e] int64."""
+        """The edges' positions [e] int64, -1 where they are not known."""
         if len(self._edges) == 1:
             return self._edges[0]
         out = ops.empty((sum(edges.numel() for edges in self._edges),), torch.int64)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hoploom.errors import StoreError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPES, Owner, check_schema
 from hoploom.store import layout
@@ -34,9 +34,17 @@ def open_store(path: str | Path) -> Store:
 def check_manifest(folder: Path, manifest: Manifest) -> None:
     """Raise StoreError unless the parts cover every node and edge once, in order."""
     schema, parts = manifest.schema, manifest.parts
-    check_schema(schema)
+    try:
+        check_schema(schema)
+    except ConfigError as error:
+        raise StoreError(f"{folder}: {error}; store.json is damaged") from error
     if not parts:
         raise StoreError(f"{folder} has no parts")
+    widths = {len(part.first_nodes) for part in parts} | {len(part.num_nodes) for part in parts}
+    edge_widths = {len(part.first_edges) for part in parts} | {len(part.num_edges) for part in parts}
+    if widths != {len(schema.node_types)} or edge_widths != {len(schema.relations)}:
+        raise StoreError(f"{folder}: a part does not list every type and relation; store.json is damaged")
+    _check_splits(folder, manifest)
     spans = [
         ("nodes of " + t.name, t.num_nodes, i, "first_nodes", "num_nodes") for i, t in enumerate(schema.node_types)
     ]
@@ -44,13 +52,24 @@ def check_manifest(folder: Path, manifest: Manifest) -> None:
     for what, total, index, first, count in spans:
         position = 0
         for part in parts:
-            if len(getattr(part, first)) <= index or getattr(part, first)[index] != position:
+            if getattr(part, first)[index] != position:
                 raise StoreError(
                     f"{folder}: the parts do not cover the {what} once and in order; store.json is damaged"
                 )
             position += getattr(part, count)[index]
         if position != total:
             raise StoreError(f"{folder}: the parts hold {position} {what}, not {total}; store.json is damaged")
+
+
+def _check_splits(folder: Path, manifest: Manifest) -> None:
+    for node_type in manifest.schema.node_types:
+        held: dict[str, int] = {}
+        for part in manifest.parts:
+            for split, size in part.splits.get(node_type.name, {}).items():
+                held[split] = held.get(split, 0) + size
+        if held != dict(node_type.splits):
+            declared = dict(node_type.splits)
+            raise StoreError(f"{folder}: the parts hold splits {held} of {node_type.name!r}, not {declared}")
 
 
 def open_part(folder: Path, manifest: Manifest, part: int) -> Part:

@@ -45,7 +45,7 @@ class Manifest:
 
 
 def _plain(name: str) -> str:
-    return quote(name, safe="").replace(".", "%2E")
+    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
 
 
 def part_folder(part: int) -> str:

@@ -14,7 +14,7 @@ from hoploom.store.part import Part
 from hoploom.store.sharded import Routes, Sharded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Store:
     """A graph, its features and its splits.
 
@@ -26,6 +26,11 @@ class Store:
     graph: GraphStore
     features: FeatureStore
     parts: tuple[Part, ...] = ()  # what of it this process can read directly
+
+    def __repr__(self) -> str:
+        nodes = ", ".join(f"{t.name}={t.num_nodes}" for t in self.schema.node_types)
+        edges = ", ".join(f"{r.name}={r.num_edges}" for r in self.schema.relations)
+        return f"Store(nodes: {nodes}; edges: {edges}; parts: {len(self.parts)})"
 
     def split(self, name: str, node_type: str | None = None) -> Tensor:
         """The node ids of a split, ascending by part: `store.split("train")`."""

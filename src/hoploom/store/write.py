@@ -39,6 +39,8 @@ class ArrayWriter:
 
     def append(self, rows: Tensor) -> None:
         """Append rows; they are cast to the array's dtype."""
+        if tuple(rows.shape[1:]) != self._shape[1:]:
+            raise StoreError(f"{self._file.name} got rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}")
         raw = rows.to(DTYPES[self._dtype]).contiguous()
         values = raw.reshape(-1).view(torch.uint8).numpy().data if raw.numel() else memoryview(b"")
         self._file.write(values)

@@ -1,0 +1,77 @@
+// Calls that a caller should not make: each must throw, none may hang or touch foreign memory.
+#include "../gather.h"
+#include "../relabel.h"
+#include "check.h"
+#include "graphs.h"
+#include "reference.h"
+
+using namespace hoploom;
+using namespace hoploom::test;
+
+TEST(the_lowest_id_is_out_of_range_and_overflows_nothing) {
+  Graph graph = graph_of_equal_degrees(30, 4, 100);
+  graph.first_node = 10;
+  const std::vector<int64_t> nodes = {10, INT64_MIN}, times = {0, 0};
+  CHECK_THROWS(sample(graph.adjacency(), {}, frontier_of(nodes), rule_of(3)));
+  CHECK_THROWS(sample(graph.adjacency(), {}, frontier_of(nodes, nullptr, &times), rule_of(3)));
+  const std::vector<uint8_t> table(100, 0);
+  std::vector<uint8_t> rows(2);
+  CHECK_THROWS(gather(table.data(), 100, 1, nodes.data(), 2, 10, rows.data()));
+}
+
+// fanout * 8 bytes is a multiple of 2^64: outputs of no size for 100 picks.
+TEST(a_fanout_whose_bytes_overflow_throws_or_picks_all) {
+  const Graph graph = graph_of_equal_degrees(1, 100, 1000);
+  const std::vector<int64_t> nodes = {0}, times = {0};
+  for (int64_t fanout : {int64_t(1) << 61, int64_t(1) << 62})
+    for (bool labor : {false, true}) {
+      Rule rule = rule_of(fanout, true);
+      rule.labor = labor;
+      rule.last = !labor;
+      std::vector<int64_t> edges;
+      const std::string error = thrown_by(
+          [&] { edges = lists_of(sample(graph.adjacency(), {}, frontier_of(nodes, nullptr, &times), rule)).edges; });
+      CHECK(!error.empty() || edges == counting(100));
+    }
+}
+
+TEST(a_buffer_beyond_all_memory_throws_and_is_not_counted) {
+  const size_t live = pool_use().live_bytes;
+  for (size_t size : {size_t(1) << 60, (size_t(1) << 63) + 1, ~size_t(0)}) {
+    CHECK_THROWS(Buffer(size));
+    CHECK_EQUAL(pool_use().live_bytes, live);
+  }
+}
+
+TEST(an_untouched_map_finds_nobody) {
+  for (int64_t budget : {0, 1000}) {
+    const NodeMap map(100, budget);
+    const std::vector<int64_t> nodes = {87, 0, 99};
+    CHECK_EQUAL(values_of<int32_t>(map.find(nodes.data(), 3)), (std::vector<int32_t>{-1, -1, -1}));
+  }
+}
+
+TEST(the_trees_of_a_batch_without_trees_cannot_be_copied) {
+  for (int64_t budget : {0, 1000}) {
+    NodeMap map(100, budget);
+    const std::vector<int64_t> seeds = {1, 2, 3};
+    map.add_seeds(seeds.data(), nullptr, 3);
+    CHECK_THROWS(map.copy_trees(0));
+  }
+}
+
+TEST(empty_arrays_may_be_null) {
+  const std::vector<int64_t> zeros = {0, 0};
+  scatter(nullptr, 0, zeros.data(), 1, 1, nullptr);
+  gather(nullptr, 1, 0, zeros.data(), 1, 0, nullptr);
+  scatter_runs(nullptr, 0, zeros.data(), zeros.data(), 1, zeros.data(), 1, nullptr);
+  edge_rows(nullptr, 0, zeros.data(), 2, 0, nullptr, nullptr);
+}
+
+TEST(runs_that_begin_before_the_output_or_end_after_it_throw) {
+  const std::vector<int64_t> values(8, 1), counts = {4}, places = {0};
+  std::vector<int64_t> out(4);
+  for (const std::vector<int64_t>& begins : {std::vector<int64_t>{-4, 0, 4}, {4, 8, 4}, {INT64_MIN, INT64_MAX, 4}})
+    CHECK_THROWS(scatter_runs(values.data(), 8, counts.data(), places.data(), 1, begins.data(), 2, out.data()));
+  CHECK_EQUAL(out, std::vector<int64_t>(4, 0));
+}
