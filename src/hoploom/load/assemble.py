@@ -1,7 +1,7 @@
 """Sampled ids join their features: PyG's own Data or HeteroData, field by field as PyG fills them."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,7 +14,12 @@ from hoploom.store import Store, Wanted
 
 Batch: TypeAlias = Data | HeteroData
 NUM_NODES = "num_nodes"
-ADDED = ("n_id", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges", "input_id", "seed_time", "batch_size")
+# What a batch has beside the user's own fields, in the order in which PyG adds it.
+ADDED = (
+    *("n_id", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges", "input_id"),
+    *("edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index"),
+    *("seed_time", "batch_size"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Assembler:
             fields[node_type.name] = self._node_fields(sampled, rows, index)
         if not sampled.blocks:
             for index, relation in enumerate(schema.relations):
-                fields[relation.key] = _edge_fields(sampled, rows, relation, index)
+                fields[relation.key] = self._edge_fields(sampled, rows, relation, index)
         for owner, more in extras.items():
             fields.setdefault(owner, {}).update(more)
         batch = copy.copy(self.template)
@@ -78,29 +83,33 @@ class Assembler:
         if (not fields) if own is None else NUM_NODES in own:
             fields[NUM_NODES] = nodes.numel()
         fields.setdefault("n_id", nodes)  # a field of the user's own goes first, as in PyG
-        fields["batch"] = None if sampled.trees is None else sampled.trees[index]
-        fields["num_sampled_nodes"] = None if sampled.num_nodes is None else sampled.num_nodes[index]
-        return fields
+        trees = None if sampled.trees is None else sampled.trees[index]
+        num_nodes = None if sampled.num_nodes is None else sampled.num_nodes[index]
+        return fields | self._set({"batch": trees, "num_sampled_nodes": num_nodes})
+
+    def _edge_fields(
+        self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], relation: Relation, index: int
+    ) -> dict[str, Any]:
+        edges = sampled.edges[index]
+        fields: dict[str, Any] = {"edge_index": sampled.edge_index[index]}
+        if edges is not None:
+            fields.update({name: rows[relation.key, name] for name in relation.fields if name != EDGE_ID})
+            fields.setdefault("e_id", rows.get((relation.key, EDGE_ID), edges))
+        num_edges = None if sampled.num_edges is None else sampled.num_edges[index]
+        return fields | self._set({"num_sampled_edges": num_edges})
+
+    def _set(self, added: dict[str, Any]) -> dict[str, Any]:
+        """PyG removes a field that it sets to None, but not from a heterogeneous batch."""
+        keep_none = self.store.schema.homogeneous
+        return {name: value for name, value in added.items() if keep_none or value is not None}
 
 
-def _edge_fields(
-    sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], relation: Relation, index: int
-) -> dict[str, Any]:
-    edges = sampled.edges[index]
-    fields: dict[str, Any] = {"edge_index": sampled.edge_index[index]}
-    if edges is not None:
-        fields.update({name: rows[relation.key, name] for name in relation.fields if name != EDGE_ID})
-        fields.setdefault("e_id", rows.get((relation.key, EDGE_ID), edges))
-    fields["num_sampled_edges"] = None if sampled.num_edges is None else sampled.num_edges[index]
-    return fields
-
-
-def _install(storage: Any, values: Mapping[str, Any], names: tuple[str, ...]) -> None:
+def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> None:
     """Set a storage's fields in the user's order. Straight into its mapping: PyG's setter costs 5 us a field."""
     mapping = storage._mapping
     found = {**mapping, **values}
-    own = [name for name in found if name not in ADDED]
-    ordered = {name: found[name] for name in (*names, *own, *ADDED, *found) if name in found}
+    early = [name for name in found if name not in ADDED]
+    ordered = {name: found[name] for name in (*order, *early, *ADDED) if name in found}
     mapping.clear()
     mapping.update((name, value) for name, value in ordered.items() if value is not None)
 
