@@ -111,6 +111,20 @@ def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tenso
     return Seeds(tuple(by_type), tuple(trees), times, first)
 
 
+def node_times(store: Store, relation: int) -> dict[int, Tensor]:
+    """The times of a relation's end types, whole: a negative must exist at its link's time."""
+    schema = store.schema
+    if schema.time is None or schema.edge_time:
+        return {}
+    times = {}
+    for index in {schema.sources[relation], schema.destinations[relation]}:
+        name = schema.node_types[index].name
+        rows = [part.tables[name, schema.time].rows for part in store.parts if (name, schema.time) in part.tables]
+        if rows:
+            times[index] = torch.cat(rows).to(torch.int64)
+    return times
+
+
 @dataclass(frozen=True)
 class LinkInput:
     """The links a loader walks over."""
