@@ -1,5 +1,6 @@
 """Graphs whose every value is known from arithmetic, and a store cut into parts."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -86,7 +87,7 @@ def cut(store: Store, num_parts: int) -> list[Part]:
     (whole,) = store.parts
     totals = [node_type.num_nodes for node_type in store.schema.node_types]
     bounds = [[total * number // num_parts for total in totals] for number in range(num_parts + 1)]
-    return [_slice(whole, tuple(first), tuple(end)) for first, end in zip(bounds, bounds[1:], strict=False)]
+    return [_slice(whole, tuple(first), tuple(end)) for first, end in pairwise(bounds)]
 
 
 def _slice(whole: Part, first: tuple[int, ...], end: tuple[int, ...]) -> Part:

@@ -195,7 +195,8 @@ def test_labels_make_room_for_negatives_as_in_pyg() -> None:
 @pytest.mark.parametrize("negatives", [BINARY, NegativeSampling("triplet", 2)], ids=["binary", "triplet"])
 def test_the_trees_of_a_link_and_its_negatives_have_the_links_number(key: Any, negatives: NegativeSampling) -> None:
     data = ring(12) if key is None else library()
-    for batch in LinkNeighborLoader(data, [2], key, neg_sampling=negatives, disjoint=True, batch_size=5):
+    options: Options = {"neg_sampling": negatives, "disjoint": True, "batch_size": 5, "rank": 1, "world_size": 2}
+    for batch in LinkNeighborLoader(data, [2], key, **options):
         source, link, destination = (batch,) * 3 if key is None else (batch[key[0]], batch[key], batch[key[2]])
         count = link.input_id.numel()
         if negatives.is_binary():

@@ -214,9 +214,9 @@ def test_labor_gives_seeds_of_the_same_neighbourhood_the_same_sources() -> None:
 
 
 def test_trees_of_disjoint_seeds_share_nothing() -> None:
-    data, seeds = random_graph(40, 400, 1), torch.tensor([3, 8, 3, 20])
-    batch = sample(data, [4, 3], seeds, disjoint=True)
-    assert torch.equal(batch.n_id[:4], seeds)
+    data, seeds = random_graph(40, 400, 1), torch.tensor([0, 1, 2, 3, 8, 3, 20])
+    batch = sample(data, [4, 3], seeds, disjoint=True, rank=1, world_size=2)
+    assert torch.equal(batch.n_id[:4], seeds[3:])
     assert batch.batch[:4].tolist() == [0, 1, 2, 3]
     assert torch.equal(batch.batch[batch.edge_index[0]], batch.batch[batch.edge_index[1]])
     assert len(set(zip(batch.n_id.tolist(), batch.batch.tolist(), strict=True))) == batch.num_nodes

@@ -38,6 +38,7 @@ TEST(a_dropped_buffer_is_used_again) {
     const Buffer again(size), other(size);
     CHECK_EQUAL(again.as<void>(), bytes);
     CHECK(other.as<void>() != bytes);
+    CHECK_EQUAL(pool_use().idle_bytes, size_t(0));
   }
 }
 

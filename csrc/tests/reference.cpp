@@ -1,3 +1,4 @@
+// Each function mirrors one of the core; where they differ, one of the two is wrong.
 #include "reference.h"
 
 #include <algorithm>

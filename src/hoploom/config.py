@@ -1,8 +1,11 @@
 """How batches are sampled: the options, checked against a schema before any loop starts."""
 
-from collections.abc import Mapping, Sequence
+import math
+import numbers
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hoploom.errors import ConfigError
 from hoploom.schema import RelationName, Schema
@@ -31,31 +34,59 @@ class Sampling:
         return len(self.fanouts)
 
 
+def as_int(what: str, value: object, least: int | None, way_out: str) -> int:
+    """The value as an int if it is of any integer type; ConfigError for all else, and below `least`."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least):
+        raise ConfigError(f"{what} is {value!r:.80}; {way_out}")
+    return number
+
+
+def as_number(what: str, value: object, way_out: str) -> float:
+    """The value as a finite float of at least 0; ConfigError for all else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
+        raise ConfigError(f"{what} is {value!r:.80}; {way_out}")
+    return float(value)
+
+
 def resolve_fanouts(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[int, ...], ...]:
     """One fanout per hop and relation.
 
     >>> resolve_fanouts(schema, [15, 10, 5])
     """
     if isinstance(num_neighbors, Mapping):
-        unknown = [key for key in num_neighbors if key not in schema.relation_index]
-        if unknown:
-            raise ConfigError(f"fanouts name {unknown[0]!r}; the relations are {list(schema.relation_index)}")
-        lengths = {len(hops) for hops in num_neighbors.values()}
-        if len(lengths) != 1:
-            raise ConfigError(f"fanouts have {sorted(lengths)} entries; give every relation the same number of hops")
-        missing = [key for key in schema.relation_index if key not in num_neighbors]
-        if missing:
-            raise ConfigError(f"fanouts leave out {missing[0]!r}; give it a list too, [0, ...] to skip it")
-        per_relation = [list(num_neighbors[r.key]) for r in schema.relations]
+        per_relation = _hops_by_relation(schema, num_neighbors)
     else:
-        per_relation = [list(num_neighbors) for _ in schema.relations]
+        per_relation = [_hops(num_neighbors)] * len(schema.relations)
     num_hops = len(per_relation[0]) if per_relation else 0
     if num_hops == 0:
         raise ConfigError("fanouts are empty; give one per layer, e.g. [15, 10, 5]")
-    for fanout in (fanout for hops in per_relation for fanout in hops):
-        if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
-            raise ConfigError(f"fanout {fanout!r} is not valid; give a count, or -1 for all neighbours")
     return tuple(tuple(hops[hop] for hops in per_relation) for hop in range(num_hops))
+
+
+def _hops_by_relation(schema: Schema, num_neighbors: Mapping[RelationName, Sequence[int]]) -> list[list[int]]:
+    unknown = [key for key in num_neighbors if key not in schema.relation_index]
+    if unknown:
+        raise ConfigError(f"fanouts name {unknown[0]!r}; the relations are {list(schema.relation_index)}")
+    if not num_neighbors:
+        return []
+    by_relation = {key: _hops(hops) for key, hops in num_neighbors.items()}
+    lengths = {len(hops) for hops in by_relation.values()}
+    if len(lengths) > 1:
+        raise ConfigError(f"fanouts have {sorted(lengths)} entries; give every relation the same number of hops")
+    missing = [key for key in schema.relation_index if key not in by_relation]
+    if missing:
+        raise ConfigError(f"fanouts leave out {missing[0]!r}; give it a list too, [0, ...] to skip it")
+    return [by_relation[key] for key in schema.relation_index]
+
+
+def _hops(fanouts: Any) -> list[int]:
+    if isinstance(fanouts, str) or not isinstance(fanouts, Iterable):
+        raise ConfigError(f"fanouts are {fanouts!r:.80}; give one per layer in a list, e.g. [15, 10, 5]")
+    return [as_int("fanout", fanout, -1, "give a count, or -1 for all neighbours") for fanout in fanouts]
 
 
 def make_sampling(

@@ -117,7 +117,7 @@ HOMOGENEOUS_RELATION: RelationName = ("node", "to", "node")
 
 
 def check_schema(schema: Schema) -> None:
-    """Raise ConfigError if a relation names a type that does not exist or a name is used twice."""
+    """Raise ConfigError if types, relations, weight and time do not fit together."""
     if len(schema.type_index) != len(schema.node_types):
         raise ConfigError(f"a node type is named twice: {[t.name for t in schema.node_types]}")
     if len(schema.relation_index) != len(schema.relations):
@@ -125,3 +125,18 @@ def check_schema(schema: Schema) -> None:
     for relation in schema.relations:
         schema.node_type(relation.source)
         schema.node_type(relation.destination)
+    if schema.homogeneous and (len(schema.node_types), len(schema.relations)) != (1, 1):
+        raise ConfigError("homogeneous is true, but there is more than one node type or relation")
+    _check_attrs(schema)
+
+
+def _check_attrs(schema: Schema) -> None:
+    weight, time = schema.weight, schema.time
+    node_fields = sorted({name for t in schema.node_types for name in t.fields})
+    edge_fields = sorted({name for r in schema.relations for name in r.fields} - {EDGE_ID})
+    if weight is not None and weight not in edge_fields:
+        raise ConfigError(f"weight_attr {weight!r} is no edge field; the edge fields are {edge_fields}")
+    if time is not None and time in node_fields and time in edge_fields:
+        raise ConfigError(f"time_attr {time!r} is both a node field and an edge field; rename one of them")
+    if time is not None and time not in node_fields and time not in edge_fields:
+        raise ConfigError(f"time_attr {time!r} is no field; nodes have {node_fields}, edges have {edge_fields}")

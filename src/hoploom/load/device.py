@@ -21,7 +21,7 @@ class Mover:
     """Moves batches; one side stream for all of them."""
 
     def __init__(self, device: torch.device | str | None) -> None:
-        self.device = None if device is None else torch.device(device)
+        self.device = _device(device)
         if self.device is not None and self.device.type not in ("cpu", "cuda"):
             raise ConfigError(f"device is {self.device}; batches go to the CPU or to a CUDA device")
         if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_available():
@@ -47,6 +47,13 @@ class Mover:
         for block in sent.batch.to_dict().get("blocks", ()):  # PyG's apply passes over them
             block.apply(lambda value: _recorded(value, stream))
         return sent.batch
+
+
+def _device(device: Any) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device is {device!r:.80}; give 'cpu', 'cuda', or 'cuda:0' and so on") from error
 
 
 def _recorded(value: Tensor, stream: Any) -> Tensor:

@@ -11,11 +11,13 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
 from hoploom.build.pyg import read_pair, read_pyg
+from hoploom.build.tensors import ID_DTYPES, read_ids, read_members, read_permutation
 from hoploom.config import NumNeighbors as Fanouts
-from hoploom.errors import ConfigError
+from hoploom.config import as_int, as_number
+from hoploom.errors import ConfigError, StoreError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import DEADLINE, Delivery
-from hoploom.schema import HOMOGENEOUS_TYPE, Owner, RelationName, Schema
+from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, Owner, RelationName, Schema
 from hoploom.store import Store
 from hoploom.store.disk import open_store
 
@@ -60,7 +62,7 @@ def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | No
         return Input(data, Data() if data.schema.homogeneous else HeteroData())
     if isinstance(data, tuple | list):
         if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
-            raise ConfigError("data is a sequence, but not a (feature_store, graph_store) pair")
+            raise ConfigError(f"data is a {type(data).__name__}, but not a pair; give (feature_store, graph_store)")
         if weight_attr is not None:
             raise ConfigError("weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData")
         pair = read_pair(data[0], data[1], time_attr=time_attr)
@@ -97,44 +99,38 @@ def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
     known = {name: value for name, value in kwargs.items() if name not in IGNORED}
     for name, value in known.items():
         if name in UNSUPPORTED:
-            if value is not None:
+            if value is not None and not (isinstance(value, str) and value == ""):  # torch's defaults
                 raise ConfigError(f"{loader} does not support {name}=; {UNSUPPORTED[name]}")
         elif name not in LOADER_DEFAULTS:
             raise TypeError(f"{loader}() got an unexpected argument {name!r}")
     merged = {name: known.get(name, default) for name, default in LOADER_DEFAULTS.items()}
-    for name in ("batch_size", "num_workers"):
-        if isinstance(merged[name], bool) or not isinstance(merged[name], int) or merged[name] < 0:
-            raise ConfigError(f"{name} is {merged[name]!r}; give a count")
+    merged["batch_size"] = as_int("batch_size", merged["batch_size"], 1, "give at least 1")
+    merged["num_workers"] = as_int("num_workers", merged["num_workers"], 0, "give a count of threads, 0 for none")
+    merged["timeout"] = as_number("timeout", merged["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
+    if merged["prefetch_factor"] is not None:
+        merged["prefetch_factor"] = as_int("prefetch_factor", merged["prefetch_factor"], 1, "give at least 1")
     return merged
 
 
 def delivery_of(arguments: Mapping[str, Any]) -> Delivery:
     """How many threads work how far ahead."""
-    threads = arguments["num_workers"]
-    factor = arguments["prefetch_factor"]
-    if factor is not None and (not isinstance(factor, int) or factor < 1):
-        raise ConfigError(f"prefetch_factor is {factor!r}; give at least 1")
-    return Delivery(threads, max(1, threads * (factor or 2)), float(arguments["timeout"]) or DEADLINE)
+    threads, factor = arguments["num_workers"], arguments["prefetch_factor"] or 2
+    return Delivery(threads, max(1, threads * factor), arguments["timeout"] or DEADLINE)
 
 
 # --- seeds ----------------------------------------------------------------------------------
 
 
-def as_ids(what: str, values: Any, limit: int) -> Tensor:
-    """Ids from a mask, a list or a tensor; ConfigError for floats and ids out of range."""
-    ids = values if isinstance(values, Tensor) else torch.as_tensor(values)
-    if ids.dtype == torch.bool:
-        if ids.numel() != limit:
-            raise ConfigError(f"{what} is a mask of {ids.numel()} entries for {limit} nodes")
-        return torch.nonzero(ids.cpu().view(-1)).view(-1)
-    if ids.numel() == 0:
-        raise ConfigError(f"{what} is empty; give at least one seed")
-    if ids.is_floating_point() or ids.is_complex() or ids.dim() != 1:
-        raise ConfigError(f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
-    if int(ids.min()) < 0 or int(ids.max()) >= limit:
-        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-        raise ConfigError(f"{what} holds id {bad}, out of range [0, {limit})")
-    return ids.to("cpu", torch.int64).contiguous()
+def read_tensor(what: str, values: Any) -> Tensor:
+    """A tensor on the CPU from a tensor, an array or a list."""
+    try:
+        return torch.as_tensor(values).cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ConfigError(f"{what} is {_shown(values)}; give numbers in a list, an array or a tensor") from error
+
+
+def _shown(values: Any) -> str:
+    return " ".join(repr(values).split())[:80]
 
 
 @dataclass(frozen=True)
@@ -163,14 +159,15 @@ def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tenso
         node_type, given = input_nodes
         schema.node_type(node_type)
     else:
-        raise ConfigError(f"input_nodes is {input_nodes!r:.80}; name the node type too: ('paper', ids)")
+        raise ConfigError(f"input_nodes is {_shown(input_nodes)}; name the node type too: ('paper', ids)")
     limit = schema.node_type(node_type).num_nodes
     if given is None:
         return node_type, torch.arange(limit), None
     if isinstance(given, str):
         return node_type, store.split(given, node_type), None
-    ids = as_ids("input_nodes", given, limit)
-    return node_type, ids, ids if isinstance(given, Tensor) and given.dtype == torch.bool else None
+    members = read_tensor("input_nodes", given)
+    ids = read_members("input_nodes", members, limit, ConfigError)
+    return node_type, ids, ids if members.dtype == torch.bool else None
 
 
 def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[RelationName, Tensor]:
@@ -178,17 +175,19 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
     schema = store.schema
     if schema.homogeneous:
         key, given = schema.relations[0].key, edge_label_index
+        if isinstance(given, tuple) and len(given) == 2 and given[0] is None:
+            given = given[1]  # PyG's way to say that there is but one relation
     else:
         key, given = _relation_and_links(schema, edge_label_index)
     relation = schema.relation(key)
     if given is None:
         return key, all_edges(store, key)
-    links = torch.as_tensor(given)
+    links = read_tensor("edge_label_index", given)
     if links.dim() != 2 or links.shape[0] != 2:
         raise ConfigError(f"edge_label_index has shape {tuple(links.shape)}; give [2, n]")
     ends = [("source", relation.source), ("destination", relation.destination)]
     rows = [
-        as_ids(f"edge_label_index ({end} row)", row, schema.node_type(name).num_nodes)
+        read_ids(f"edge_label_index ({end} row)", row, schema.node_type(name).num_nodes, ConfigError)
         for (end, name), row in zip(ends, links, strict=True)
     ]
     return key, torch.stack(rows)
@@ -219,17 +218,18 @@ def all_edges(store: Store, key: RelationName) -> Tensor:
     sources, destinations, order = [], [], []
     for part in store.parts:
         lists = part.lists[index]
+        if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
+            raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
         sources.append(lists.indices.to(torch.int64))
-        count = lists.indptr.numel() - 1
-        nodes = torch.arange(lists.first_node, lists.first_node + count)
+        nodes = torch.arange(lists.first_node, lists.first_node + lists.indptr.numel() - 1)
         destinations.append(torch.repeat_interleave(nodes, lists.indptr.diff()))
-        if (key, "edge_id") in part.tables:
-            order.append(part.tables[key, "edge_id"].rows)
+        if (key, EDGE_ID) in part.tables:
+            order.append(part.tables[key, EDGE_ID].rows)
     edges = torch.stack([torch.cat(sources), torch.cat(destinations)])
     if not order:
         return edges
     ordered = torch.empty_like(edges)
-    ordered[:, torch.cat(order)] = edges
+    ordered[:, read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), edges.shape[1])] = edges
     return ordered
 
 
@@ -237,17 +237,17 @@ def as_times(what: str, times: Any, count: int) -> Tensor | None:
     """One integer time per seed."""
     if times is None:
         return None
-    times = torch.as_tensor(times)
-    if times.is_floating_point() or times.dtype == torch.bool or times.shape != (count,):
-        raise ConfigError(f"{what} has dtype {times.dtype} and shape {tuple(times.shape)}; give {count} integers")
-    as_int64: Tensor = times.to("cpu", torch.int64).contiguous()
-    return as_int64
+    given = read_tensor(what, times)
+    if given.dtype not in ID_DTYPES or given.shape != (count,):
+        raise ConfigError(f"{what} has dtype {given.dtype} and shape {tuple(given.shape)}; give {count} integers")
+    return given.to(torch.int64).contiguous()
 
 
-def as_input_id(input_id: Tensor | None, count: int) -> Tensor | None:
+def as_input_id(input_id: Any, count: int) -> Tensor | None:
     """One number per seed, to be found again in the batch."""
     if input_id is None:
         return None
-    if input_id.numel() != count:
-        raise ConfigError(f"input_id has {input_id.numel()} entries for {count} seeds; give one each")
-    return input_id.cpu()
+    given = read_tensor("input_id", input_id)
+    if given.shape != (count,):
+        raise ConfigError(f"input_id has shape {tuple(given.shape)} for {count} seeds; give one each")
+    return given

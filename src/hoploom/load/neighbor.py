@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
 from hoploom.config import NumNeighbors as Fanouts
-from hoploom.config import make_sampling
+from hoploom.config import as_int, as_number, make_sampling
 from hoploom.errors import ConfigError
 from hoploom.load import inputs
 from hoploom.load.assemble import Assembler, Batch
@@ -29,6 +29,12 @@ def _reject(loader: str, **given: Any) -> None:
             raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
 
 
+def _check_callable(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise ConfigError(f"{name} is of type {type(value).__name__}; give a function")
+
+
 @dataclass(frozen=True)
 class Setup:
     """What both loaders make of their common arguments."""
@@ -42,6 +48,9 @@ class Setup:
     def order(self, num_seeds: int, seed: int, rank: int, world_size: int) -> Order:
         """The order of an epoch of these seeds."""
         batch_size, shuffle, drop_last = (self.arguments[name] for name in ("batch_size", "shuffle", "drop_last"))
+        seed = as_int("seed", seed, None, "give an integer")
+        rank = as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first")
+        world_size = as_int("world_size", world_size, 1, "give the number of ranks")
         return Order(num_seeds, batch_size, bool(shuffle), bool(drop_last), seed, rank, world_size)
 
     @property
@@ -62,6 +71,7 @@ def _set_up(
     given = inputs.read_input(data, weight_attr=options["weight_attr"], time_attr=options["time_attr"])
     sampling = make_sampling(given.store.schema, inputs.fanouts_of(given.store.schema, num_neighbors), **options)
     hook, device = placement
+    _check_callable(sample_frontier=hook)
     if hook is not None and sampling.mode != "blocks":
         raise ConfigError("sample_frontier needs mode='blocks'")
     if hook is not None and sampling.disjoint:
@@ -138,6 +148,7 @@ class NeighborLoader(Loader):
         }
         setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device), kwargs)
         seeds = _node_seeds(setup.given, input_nodes, input_id, input_time, time_attr)
+        _check_callable(transform=transform)
         maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform)
         order = setup.order(seeds.nodes.numel(), seed, rank, world_size)
         super().__init__(order, maker.make, setup.delivery, setup.mover)
@@ -229,6 +240,7 @@ class LinkNeighborLoader(Loader):
             input_id=inputs.as_input_id(input_id, links.ends.shape[1]),
             task=_link_task(setup.given, links.key, negatives, strict=strict_negatives),
         )
+        _check_callable(transform=transform)
         maker = LinkMaker(setup.sampler, setup.assembler, links, transform)
         order = setup.order(links.ends.shape[1], seed, rank, world_size)
         super().__init__(order, maker.make, setup.delivery, setup.mover)
@@ -236,27 +248,32 @@ class LinkNeighborLoader(Loader):
 
 
 def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:
-    if ratio is not None and ratio != 0.0:
-        return NegativeSampling("binary", ratio)
-    return None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
+    amount = 0.0 if ratio is None else as_number("neg_sampling_ratio", ratio, "give negatives per link")
+    if amount > 0:
+        return NegativeSampling("binary", amount)
+    try:
+        return None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"neg_sampling is {neg_sampling!r:.80} ({error}); give 'binary', 'triplet' or a NegativeSampling"
+        ) from error
 
 
-def _links(
-    given: Input, edge_label_index: Any, edge_label: Tensor | None, negatives: NegativeSampling | None
-) -> LinkInput:
+def _links(given: Input, edge_label_index: Any, edge_label: Any, negatives: NegativeSampling | None) -> LinkInput:
     key, ends = inputs.read_edge_label_index(given.store, edge_label_index)
     count = ends.shape[1]
     if count == 0:
         raise ConfigError("edge_label_index is empty; give at least one link")
     if edge_label is None:
         return LinkInput(key, ends)
-    if edge_label.shape[0] != count:
-        raise ConfigError(f"edge_label has {edge_label.shape[0]} entries for {count} links; give one each")
+    labels = inputs.read_tensor("edge_label", edge_label)
+    if labels.shape[:1] != (count,):
+        raise ConfigError(f"edge_label has shape {tuple(labels.shape)} for {count} links; give one each")
     if negatives is not None and negatives.is_triplet():
         raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
-    if negatives is not None and edge_label.min() == 0:
-        edge_label = edge_label + 1  # zero now means negative, as in PyG
-    return LinkInput(key, ends, edge_label.cpu())
+    if negatives is not None and labels.min() == 0:
+        labels = labels + 1  # zero now means negative, as in PyG
+    return LinkInput(key, ends, labels)
 
 
 def _link_task(given: Input, key: RelationName, negatives: NegativeSampling | None, *, strict: bool) -> LinkTask:
@@ -270,16 +287,26 @@ def _link_task(given: Input, key: RelationName, negatives: NegativeSampling | No
 def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling | None) -> NegativeSampling | None:
     if negatives is None:
         return None
-    ends = ((negatives.src_weight, schema.sources), (negatives.dst_weight, schema.destinations))
-    for weight, types in ends:
-        node_type = schema.node_types[types[relation]]
-        if weight is None:
-            continue
-        if weight.numel() != node_type.num_nodes:
-            raise ConfigError(f"negative weights have {weight.numel()} entries for {node_type.num_nodes} nodes")
-        if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not bool((weight > 0).any()):
-            raise ConfigError("negative weights must be finite, none negative, and not all zero")
-    return negatives
+    ends = (("src_weight", schema.sources), ("dst_weight", schema.destinations))
+    weights = {
+        name: _checked_weight(name, getattr(negatives, name), schema.node_types[types[relation]].num_nodes)
+        for name, types in ends
+    }
+    return NegativeSampling(negatives.mode, negatives.amount, **weights)
+
+
+def _checked_weight(name: str, given: Any, num_nodes: int) -> Tensor | None:
+    if given is None:
+        return None
+    weight = inputs.read_tensor(name, given)
+    if weight.shape != (num_nodes,):
+        raise ConfigError(f"{name} has shape {tuple(weight.shape)} for {num_nodes} nodes; give one number each")
+    bad = ~(torch.isfinite(weight) & (weight >= 0))
+    if bad.any():
+        raise ConfigError(f"{name} holds {float(weight[bad][0])}; give finite weights, none negative")
+    if not weight.any():
+        raise ConfigError(f"{name} is all zero; give some node a weight")
+    return weight
 
 
 def _node_times(given: Input, relation: int) -> dict[int, Tensor]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from hoploom.errors import HoploomError
+from hoploom.schema import EDGE_ID
 from hoploom.store import layout
 from hoploom.store.disk import check_manifest, open_part
 from hoploom.store.part import Part
@@ -68,9 +69,9 @@ def _part_problems(number: int, part: Part) -> Iterator[str]:
     schema = part.schema
     for index, relation in enumerate(schema.relations):
         lists = part.lists[index]
-        steps = lists.indptr[1:] - lists.indptr[:-1]
-        if (steps < 0).any():
-            node = int(torch.nonzero(steps < 0)[0]) + lists.first_node
+        falls = lists.indptr[1:] < lists.indptr[:-1]
+        if falls.any():
+            node = int(torch.nonzero(falls)[0]) + lists.first_node
             yield f"{layout.topology_file(number, relation, 'indptr')}: decreases at node {node}"
         limit = schema.node_types[schema.sources[index]].num_nodes
         for begin in range(0, lists.num_edges, CHUNK_EDGES):
@@ -89,6 +90,10 @@ def _part_problems(number: int, part: Part) -> Iterator[str]:
 
 def _column_problems(number: int, part: Part, index: int) -> Iterator[str]:
     relation, lists = part.schema.relations[index], part.lists[index]
+    if EDGE_ID in relation.fields and lists.num_edges:
+        ids = part.tables[relation.key, EDGE_ID].rows
+        if int(ids.min()) < 0 or int(ids.max()) >= relation.num_edges:
+            yield f"{layout.edge_file(number, relation, EDGE_ID)}: an id is out of range [0, {relation.num_edges})"
     if lists.weight is not None and not bool((torch.isfinite(lists.weight) & (lists.weight >= 0)).all()):
         yield f"{layout.topology_file(number, relation, 'weight')}: a weight is negative or not finite"
     if lists.edge_time is not None and lists.num_edges:

@@ -1,5 +1,6 @@
 """Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
 
+import math
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,13 +101,11 @@ def _open_lists(folder: Path, manifest: Manifest, part: int, index: int) -> Edge
     relation = schema.relations[index]
     destination = schema.destinations[index]
     num_nodes, num_edges = held.num_nodes[destination], held.num_edges[index]
+    source = schema.node_types[schema.sources[index]]
+    timed = schema.time in relation.fields or schema.time in source.fields
 
     def column(name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
         return map_array(folder, manifest, layout.topology_file(part, relation, name), dtype, shape)
-
-    def optional(name: str, dtype: str) -> Tensor | None:
-        present = layout.topology_file(part, relation, name) in manifest.files
-        return column(name, dtype, (num_edges,)) if present else None
 
     indptr = column("indptr", "int64", (num_nodes + 1,))
     if int(indptr[0]) != 0 or int(indptr[-1]) != num_edges:
@@ -114,11 +113,11 @@ def _open_lists(folder: Path, manifest: Manifest, part: int, index: int) -> Edge
         raise StoreError(f"{file} runs from {int(indptr[0])} to {int(indptr[-1])}, not from 0 to {num_edges}")
     return EdgeLists(
         indptr,
-        column("indices", id_dtype(schema.node_types[schema.sources[index]].num_nodes), (num_edges,)),
+        column("indices", id_dtype(source.num_nodes), (num_edges,)),
         held.first_nodes[destination],
         held.first_edges[index],
-        optional("weight", "float32"),
-        optional("time", "int64"),
+        column("weight", "float32", (num_edges,)) if schema.weight in relation.fields else None,
+        column("time", "int64", (num_edges,)) if timed else None,
     )
 
 
@@ -132,25 +131,32 @@ def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Se
     entry = manifest.files.get(name)
     if entry is None:
         raise StoreError(f"{name} is not listed in store.json; copy the store again")
-    path = layout.inside(folder, name)
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size != entry.bytes:
-                raise StoreError(
-                    f"{name} has {size} bytes, store.json says {entry.bytes}: it is truncated or changed; copy it again"
-                )
-            file.seek(0)
-            offset = layout.read_npy_header(file, name, dtype, tuple(shape))
-            flags = mmap.MAP_PRIVATE | MAP_NORESERVE
-            pages = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        pages, offset = _map(layout.inside(folder, name), name, entry.bytes, (dtype, tuple(shape)))
+    except StoreError:
+        raise
     except FileNotFoundError as error:
         raise StoreError(f"{name} is missing from {folder}; copy the store again") from error
-    count = 1
-    for extent in shape:
-        count *= extent
-    if size - offset != count * DTYPES[dtype].itemsize:
-        raise StoreError(f"{name} has {size - offset} bytes of values, {count * DTYPES[dtype].itemsize} are needed")
+    except OSError as error:
+        raise StoreError(f"{name} of {folder} cannot be read: {error}") from error
+    count = math.prod(shape)
     if count == 0:
         return torch.empty(tuple(shape), dtype=DTYPES[dtype])
     return torch.frombuffer(pages, dtype=DTYPES[dtype], count=count, offset=offset).view(*shape)
+
+
+def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...]]) -> tuple[mmap.mmap, int]:
+    """The file's pages, and where its values begin. What is expected: dtype and shape."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size != listed:
+            raise StoreError(
+                f"{name} has {size} bytes, store.json says {listed}: it is truncated or changed; copy it again"
+            )
+        file.seek(0)
+        offset = layout.read_npy_header(file, name, *expected)
+        needed = math.prod(expected[1]) * DTYPES[expected[0]].itemsize
+        if size - offset != needed:
+            raise StoreError(f"{name} has {size - offset} bytes of values, {needed} are needed; copy it again")
+        flags = mmap.MAP_PRIVATE | MAP_NORESERVE
+        return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE), offset

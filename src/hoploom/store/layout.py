@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from types import UnionType
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
@@ -45,7 +46,7 @@ class Manifest:
 
 
 def _plain(name: str) -> str:
-    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+    return quote(name, safe="", errors="surrogatepass").replace(".", "%2E").replace("~", "%7E")
 
 
 def part_folder(part: int) -> str:
@@ -91,7 +92,7 @@ def read_npy_header(file: BinaryIO, name: str, dtype: str, shape: tuple[int, ...
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("not .npy version 1.0")
         found, fortran, descr = np.lib.format.read_array_header_1_0(file)
-    except ValueError as error:
+    except Exception as error:  # NumPy evaluates a literal: whatever Python's parser raises may come
         raise StoreError(f"{name} has no readable .npy header ({error}); copy the file again") from error
     if fortran or descr != np.dtype(npy_descr(dtype)) or found != shape:
         raise StoreError(f"{name} holds {descr} {found}, but store.json says {dtype} {shape}; copy the store again")
@@ -123,61 +124,96 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{folder} is no store: it has no {STORE_FILE}") from error
     except NotADirectoryError as error:
         raise StoreError(f"{folder} is no store: it is not a directory") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: {error}; copy the store again") from error
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise StoreError(f"{path} is no store: its format is not {FORMAT!r}")
     version = contents.get("version")
-    if not isinstance(version, int) or version < 1 or version > VERSION:
+    if type(version) is not int or not 1 <= version <= VERSION:
         raise StoreError(f"{path} has format version {version!r}, this Hoploom reads up to {VERSION}; upgrade Hoploom")
     try:
         return _parse(contents)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: {error}; copy the store again") from error
 
 
-def _parse(contents: Mapping[str, Any]) -> Manifest:
-    node_types = tuple(
-        NodeType(t["name"], _count(t["num_nodes"]), _fields(t["fields"]), dict(t["splits"]))
-        for t in contents["node_types"]
-    )
-    relations = tuple(
-        Relation(r["source"], r["name"], r["destination"], _count(r["num_edges"]), _fields(r["fields"]))
-        for r in contents["relations"]
-    )
-    schema = Schema(node_types, relations, bool(contents["homogeneous"]), contents["weight"], contents["time"])
-    parts = tuple(
-        PartRange(
-            first_nodes=tuple(map(_count, p["first_nodes"])),
-            num_nodes=tuple(map(_count, p["num_nodes"])),
-            first_edges=tuple(map(_count, p["first_edges"])),
-            num_edges=tuple(map(_count, p["num_edges"])),
-            splits={t: {name: _count(size) for name, size in sizes.items()} for t, sizes in p["splits"].items()},
-        )
-        for p in contents["parts"]
-    )
-    files = {name: FileEntry(_count(f["bytes"]), _count(f["crc32"])) for name, f in contents["files"].items()}
-    return Manifest(schema, parts, files)
+# What may stand in store.json: every value is read by one of these, so that nothing else gets further.
 
 
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is not a count")
+def _get(holder: Any, key: str, kind: type | UnionType) -> Any:
+    """A value of an object, of the kind it must have; true and false are no numbers."""
+    if not isinstance(holder, dict) or key not in holder:
+        raise ValueError(f"{key!r} is missing")
+    value = holder[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{key} is {value!r:.80}, not of type {getattr(kind, '__name__', kind)}")
     return value
 
 
-def _fields(fields: Mapping[str, Any]) -> dict[str, Field]:
-    unknown = [f["dtype"] for f in fields.values() if f["dtype"] not in DTYPES]
+def _count(holder: Any, key: str) -> int:
+    value: int = _get(holder, key, int)
+    if value < 0:
+        raise ValueError(f"{key} is {value}, not a count")
+    return value
+
+
+def _counts(holder: Any, key: str) -> tuple[int, ...]:
+    return tuple(_count({key: value}, key) for value in _get(holder, key, list))
+
+
+def _sizes(holder: Any, key: str) -> dict[str, int]:
+    sizes = _get(holder, key, dict)
+    return {name: _count(sizes, name) for name in sizes}
+
+
+def _fields(holder: Any) -> dict[str, Field]:
+    fields = _get(holder, "fields", dict)
+    found = {name: Field(_get(fields[name], "dtype", str), _counts(fields[name], "shape")) for name in fields}
+    unknown = [field.dtype for field in found.values() if field.dtype not in DTYPES]
     if unknown:
         raise ValueError(f"dtype {unknown[0]!r} is unknown")
-    return {name: Field(f["dtype"], tuple(map(_count, f["shape"]))) for name, f in fields.items()}
+    return found
+
+
+def _relation(holder: Any) -> Relation:
+    source, name, destination = (_get(holder, key, str) for key in ("source", "name", "destination"))
+    return Relation(source, name, destination, _count(holder, "num_edges"), _fields(holder))
+
+
+def _part(holder: Any) -> PartRange:
+    splits = _get(holder, "splits", dict)
+    return PartRange(
+        _counts(holder, "first_nodes"),
+        _counts(holder, "num_nodes"),
+        _counts(holder, "first_edges"),
+        _counts(holder, "num_edges"),
+        {name: _sizes(splits, name) for name in splits},
+    )
+
+
+def _parse(contents: Any) -> Manifest:
+    node_types = tuple(
+        NodeType(_get(t, "name", str), _count(t, "num_nodes"), _fields(t), _sizes(t, "splits"))
+        for t in _get(contents, "node_types", list)
+    )
+    relations = tuple(map(_relation, _get(contents, "relations", list)))
+    weight, time = (_get(contents, key, str | None) for key in ("weight", "time"))
+    schema = Schema(node_types, relations, _get(contents, "homogeneous", bool), weight, time)
+    files = _get(contents, "files", dict)
+    entries = {name: FileEntry(_count(files[name], "bytes"), _count(files[name], "crc32")) for name in files}
+    return Manifest(schema, tuple(map(_part, _get(contents, "parts", list))), entries)
 
 
 def inside(folder: Path, name: str) -> Path:
     """The path of a store's file; StoreError if it leads out of the store."""
     pure = PurePosixPath(name)
     path = folder / name
-    root = os.path.realpath(folder)
-    if pure.is_absolute() or ".." in pure.parts or not os.path.realpath(path).startswith(root + os.sep):
+    try:
+        leads_out = not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
+    except ValueError as error:  # a null character, or half of a pair of surrogates
+        raise StoreError(f"{name!r} is no path of a file ({error}); copy the store again") from error
+    if leads_out or pure.is_absolute() or ".." in pure.parts:
         raise StoreError(f"{name} leads out of the store {folder}; a store's files lie inside it")
     return path

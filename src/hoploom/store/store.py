@@ -41,6 +41,10 @@ class Store:
         pieces = [p.splits[type_name, name] for p in self.parts if (type_name, name) in p.splits]
         return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
 
+    def _fields(self) -> list[tuple[Owner, str]]:
+        of_nodes: list[tuple[Owner, str]] = [(t.name, name) for t in self.schema.node_types for name in t.fields]
+        return of_nodes + [(r.key, name) for r in self.schema.relations for name in r.fields]
+
     def _type_with_split(self, name: str) -> str:
         having = [t.name for t in self.schema.node_types if name in t.splits]
         if len(having) != 1:
@@ -53,6 +57,10 @@ class Store:
         from hoploom.store.disk import open_store
         from hoploom.store.write import write_parts
 
+        if not all((owner, name) in part.tables for part in self.parts for owner, name in self._fields()):
+            raise ConfigError("the store cannot be saved, some of its features lie elsewhere; use from_tensors")
+        if not self.parts:
+            raise ConfigError("the store cannot be saved, nothing of it lies in this process; save the one it is from")
         write_parts(path, self.schema, self.parts)
         return open_store(path)
 

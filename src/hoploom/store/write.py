@@ -79,15 +79,18 @@ class StoreWriter:
         self._folder: Path | None = None
 
     def __enter__(self) -> "StoreWriter":
-        if self._target.exists():
-            raise StoreError(f"{self._target} exists; give another path, or remove it first")
+        self._refuse_existing()
         try:
             self._target.absolute().parent.mkdir(parents=True, exist_ok=True)
             folder = tempfile.mkdtemp(prefix=f".{self._target.name}.partial-", dir=self._target.absolute().parent)
         except OSError as error:
-            raise StoreError(f"cannot write beside {self._target}: {error}") from error
+            raise self._explained(error) from error
         self._folder = Path(folder)
         return self
+
+    def _refuse_existing(self) -> None:
+        if os.path.lexists(self._target):
+            raise StoreError(f"{self._target} exists; give another path, or remove it first")
 
     def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: Iterable[Tensor]) -> None:
         """Write one array from an iterable of row chunks."""
@@ -108,10 +111,7 @@ class StoreWriter:
 
     def _explained(self, error: OSError) -> StoreError:
         if error.errno == errno.ENOSPC:
-            free = shutil.disk_usage(self._target.absolute().parent).free
-            return StoreError(
-                f"the disk is full writing {self._target} ({free} bytes free); nothing was kept, free some space"
-            )
+            return StoreError(f"the disk is full writing {self._target} and nothing was kept; free some space")
         return StoreError(f"cannot write {self._target}: {error}")
 
     def __exit__(
@@ -133,7 +133,12 @@ class StoreWriter:
             file.flush()
             os.fsync(file.fileno())
         folder.chmod(0o777 & ~_umask())
-        os.rename(folder, self._target)
+        self._refuse_existing()  # rename would take the place of an empty directory
+        try:
+            os.rename(folder, self._target)
+        except OSError:
+            self._refuse_existing()  # another writer was first
+            raise
 
 
 def _umask() -> int:

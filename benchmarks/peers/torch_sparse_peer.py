@@ -1,0 +1,116 @@
+"""PyG with torch-sparse, driven by a benchmark: a line of JSON in, a line of JSON out. Runs in a venv of its own.
+
+What PyG is given costs it nothing in the loop: edges sorted by destination (`is_sorted=True`), features in memory.
+"""
+
+import importlib.util
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+warnings.filterwarnings("ignore")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+MODULES = {
+    "torch-sparse": "torch_sparse",
+    "pyg-lib": "pyg_lib",
+    "DGL": "dgl",
+    "GraphBolt": "dgl.graphbolt",
+    "GLT": "graphlearn_torch",
+}
+
+
+def is_present(module: str) -> bool:
+    """Whether a module could be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
+
+
+def greeting() -> dict[str, Any]:
+    """Which peers this venv has."""
+    import torch_geometric
+
+    present = [name for name, module in MODULES.items() if is_present(module)]
+    if not torch_geometric.typing.WITH_TORCH_SPARSE and "torch-sparse" in present:
+        present.remove("torch-sparse")  # installed, but PyG could not import it
+    torch_geometric.typing.WITH_PYG_LIB = False  # PyG would prefer it to torch-sparse
+    return {"present": present, "torch": torch.__version__, "torch_geometric": torch_geometric.__version__}
+
+
+class Peer:
+    """PyG's sampler and loader over one graph."""
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.sampler: Any = None
+        self.loader: Any = None
+
+    def read(self, indptr: str, indices: str, fields: dict[str, str]) -> dict[str, Any]:
+        """Build the Data from a store's .npy files."""
+        from torch_geometric.data import Data
+
+        begins, sources = np.load(indptr), np.load(indices, mmap_mode="r")
+        edge_index = np.empty((2, len(sources)), dtype=np.int64)
+        edge_index[0] = sources
+        edge_index[1] = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
+        tensors = {name: torch.from_numpy(np.load(path)) for name, path in fields.items()}
+        self.graph = Data(edge_index=torch.from_numpy(edge_index), num_nodes=len(begins) - 1, **tensors)
+        return {}
+
+    def sample(self, seeds: list[int], fanouts: list[int]) -> dict[str, Any]:
+        """One batch's subgraph."""
+        from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
+
+        if self.sampler is None:
+            self.sampler = NeighborSampler(self.graph, num_neighbors=fanouts, is_sorted=True)
+        request = NodeSamplerInput(input_id=None, node=torch.tensor(seeds))
+        begin = time.perf_counter()
+        sampled = self.sampler.sample_from_nodes(request)
+        return {"seconds": time.perf_counter() - begin, "picks": sampled.row.numel(), "nodes": sampled.node.numel()}
+
+    def make_loader(self, seeds: list[int], fanouts: list[int], batch_size: int, num_workers: int) -> dict[str, Any]:
+        """A loader over these seeds; its workers persist, so that no epoch pays for starting them."""
+        from torch_geometric.loader import NeighborLoader
+
+        self.loader = NeighborLoader(
+            self.graph,
+            fanouts,
+            input_nodes=torch.tensor(seeds),
+            batch_size=batch_size,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            is_sorted=True,
+        )
+        return {}
+
+    def run_epoch(self) -> dict[str, Any]:
+        """All batches of the loader."""
+        begin = time.perf_counter()
+        num_batches = sum(1 for _ in self.loader)
+        return {"seconds": time.perf_counter() - begin, "batches": num_batches}
+
+
+def main() -> None:
+    """Answer requests until the other side closes the pipe."""
+    print(json.dumps(greeting()), flush=True)
+    peer = Peer()
+    handlers: dict[str, Callable[..., dict[str, Any]]] = {
+        "read": peer.read,
+        "sample": peer.sample,
+        "make_loader": peer.make_loader,
+        "run_epoch": peer.run_epoch,
+    }
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(handlers[request.pop("ask")](**request)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
