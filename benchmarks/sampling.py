@@ -40,9 +40,8 @@ def measure(tiny: bool) -> Report:
             sides["peer"] = theirs
         spreads = take_turns(sides)
         batch = sample(0)
-        notes = [
-            f"one batch of {graph.NUM_SEEDS} seeds: {batch.edge_index[0].shape[1]:,} picks, {batch.nodes[0].numel():,} nodes"
-        ]
+        num_picks, num_nodes = batch.edge_index[0].shape[1], batch.nodes[0].numel()
+        notes = [f"one batch of {graph.NUM_SEEDS} seeds: {num_picks:,} picks, {num_nodes:,} nodes"]
         return Report(_rows(spreads), notes + ([found.versions] if found else []), peer.absent(found))
 
 

@@ -63,14 +63,14 @@ void make_lists(Lists* self, Array<int64_t> indptr,
   require(!weight || int64_t(weight->shape(0)) == num_edges, "one weight per edge is needed");
   require(!edge_time || int64_t(edge_time->shape(0)) == num_edges, "one time per edge is needed");
   new (self) Lists{indptr, indices, weight, edge_time, source_time, {}, {}};
-  self->adjacency = {indptr.data(), indices.data(), wide, int64_t(indptr.shape(0)) - 1, num_edges, first_node, first_edge};
+  self->adjacency = {indptr.data(), indices.data(), wide,      int64_t(indptr.shape(0)) - 1,
+                     num_edges,     first_node,     first_edge};
   self->columns = {pointer(weight), pointer(edge_time), pointer(source_time),
                    source_time ? int64_t(source_time->shape(0)) : 0};
 }
 
 auto sample_lists(const Lists& lists, Array<int64_t> nodes, Optional<int64_t> trees, Optional<int64_t> times,
-                  uint64_t key, uint32_t stream, int64_t fanout, bool replace, bool last, bool labor,
-                  bool weighted) {
+                  uint64_t key, uint32_t stream, int64_t fanout, bool replace, bool last, bool labor, bool weighted) {
   const int64_t size = int64_t(nodes.shape(0));
   require(!trees || int64_t(trees->shape(0)) == size, "one tree per frontier node is needed");
   require(!times || int64_t(times->shape(0)) == size, "one time per frontier node is needed");
@@ -90,8 +90,9 @@ Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, 
   nb::gil_scoped_release release;
   int64_t total = 0;
   for (size_t i = 0; i < counts.shape(0); ++i) {
-    require(counts.data()[i] >= 0, "counts are never negative");
-    total += counts.data()[i];
+    const int64_t count = counts.data()[i];
+    require(count >= 0 && count <= int64_t(sources.shape(0)) - total, "counts do not sum to the sources");
+    total += count;
   }
   require(total == int64_t(sources.shape(0)), "counts do not sum to the sources");
   return map.add(sources.data(), int64_t(sources.shape(0)), counts.data(), pointer(trees), int64_t(counts.shape(0)));
@@ -100,13 +101,15 @@ Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, 
 void gather_rows(Rows<const uint8_t> table, Array<int64_t> ids, int64_t first, Rows<uint8_t> out) {
   require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
   nb::gil_scoped_release release;
-  gather(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)), first, out.data());
+  gather(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)), first,
+         out.data());
 }
 
 void scatter_rows(Rows<const uint8_t> rows, Array<int64_t> places, Rows<uint8_t> out) {
   require(rows.shape(0) == places.shape(0) && out.shape(1) == rows.shape(1), "the output has another shape");
   nb::gil_scoped_release release;
-  scatter(rows.data(), int64_t(rows.shape(1)), places.data(), int64_t(places.shape(0)), int64_t(out.shape(0)), out.data());
+  scatter(rows.data(), int64_t(rows.shape(1)), places.data(), int64_t(places.shape(0)), int64_t(out.shape(0)),
+          out.data());
 }
 
 void scatter_lists(Array<int64_t> values, Array<int64_t> counts, Array<int64_t> places, Array<int64_t> begins,
@@ -120,7 +123,8 @@ void scatter_lists(Array<int64_t> values, Array<int64_t> counts, Array<int64_t> 
 
 void fill_edges(Array<int32_t> local, Array<int64_t> counts, int64_t first, int64_t offset, Rows<int64_t> out) {
   const int64_t picks = int64_t(local.shape(0)), width = int64_t(out.shape(1));
-  require(out.shape(0) == 2 && offset >= 0 && offset + picks <= width, "the edges do not fit the output");
+  require(out.shape(0) == 2 && offset >= 0 && picks <= width && offset <= width - picks,
+          "the edges do not fit the output");
   nb::gil_scoped_release release;
   edge_rows(local.data(), picks, counts.data(), int64_t(counts.shape(0)), first, out.data() + offset,
             out.data() + width + offset);
@@ -145,7 +149,7 @@ auto make_csc(Array<int64_t> sources, Array<int64_t> destinations, int64_t num_s
 }
 
 Buffer permute(uint64_t key, uint64_t size, uint64_t from, uint64_t to) {
-  require(from <= to && to <= size, "the range exceeds the permutation");
+  require(from <= to && to <= size && to - from <= PTRDIFF_MAX / 16, "the range exceeds the permutation");
   nb::gil_scoped_release release;
   const Permutation permutation(key, size);
   Buffer out((to - from) * 8);
@@ -178,9 +182,13 @@ Buffer draw_words(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t bl
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // tensors held until the interpreter ends are no leak
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
-      .def("__init__", [](Buffer* self, size_t size) { new (self) Buffer(size); }, "size"_a)
+      .def(
+          "__init__", [](Buffer* self, size_t size) { new (self) Buffer(size); }, "size"_a)
       .def("__len__", &Buffer::size);
-  m.def("pool_use", [] { const PoolUse use = pool_use(); return std::make_tuple(use.idle_bytes, use.live_bytes); });
+  m.def("pool_use", [] {
+    const PoolUse use = pool_use();
+    return std::make_tuple(use.idle_bytes, use.live_bytes);
+  });
   m.def("pool_trim", &pool_trim);
 
   nb::class_<Lists>(m, "Lists")
@@ -193,29 +201,37 @@ NB_MODULE(_core, m) {
 
   nb::class_<NodeMap>(m, "NodeMap")
       .def(nb::init<int64_t, int64_t>(), "num_nodes"_a, "budget"_a)
-      .def("add_seeds",
-           [](NodeMap& map, Array<int64_t> nodes, Optional<int64_t> trees) {
-             require(!trees || trees->shape(0) == nodes.shape(0), "one tree per seed is needed");
-             nb::gil_scoped_release release;
-             map.add_seeds(nodes.data(), pointer(trees), int64_t(nodes.shape(0)));
-           },
-           nb::arg("nodes").noconvert(), nb::arg("trees").noconvert().none())
+      .def(
+          "add_seeds",
+          [](NodeMap& map, Array<int64_t> nodes, Optional<int64_t> trees) {
+            require(!trees || trees->shape(0) == nodes.shape(0), "one tree per seed is needed");
+            nb::gil_scoped_release release;
+            map.add_seeds(nodes.data(), pointer(trees), int64_t(nodes.shape(0)));
+          },
+          nb::arg("nodes").noconvert(), nb::arg("trees").noconvert().none())
       .def("add", &add_sources, nb::arg("sources").noconvert(), nb::arg("counts").noconvert(),
            nb::arg("trees").noconvert().none())
-      .def("find",
-           [](NodeMap& map, Array<int64_t> sources) {
-             nb::gil_scoped_release release;
-             return map.find(sources.data(), int64_t(sources.shape(0)));
-           },
-           nb::arg("sources").noconvert())
-      .def("nodes", [](NodeMap& map, int64_t from) {
-             require(from >= 0 && from <= map.size(), "from is beyond the nodes");
-             return map.copy_nodes(from);
-           }, "from"_a)
-      .def("trees", [](NodeMap& map, int64_t from) {
-             require(from >= 0 && from <= map.size(), "from is beyond the nodes");
-             return map.copy_trees(from);
-           }, "from"_a)
+      .def(
+          "find",
+          [](NodeMap& map, Array<int64_t> sources) {
+            nb::gil_scoped_release release;
+            return map.find(sources.data(), int64_t(sources.shape(0)));
+          },
+          nb::arg("sources").noconvert())
+      .def(
+          "nodes",
+          [](NodeMap& map, int64_t from) {
+            require(from >= 0 && from <= map.size(), "from is beyond the nodes");
+            return map.copy_nodes(from);
+          },
+          "from"_a)
+      .def(
+          "trees",
+          [](NodeMap& map, int64_t from) {
+            require(from >= 0 && from <= map.size(), "from is beyond the nodes");
+            return map.copy_trees(from);
+          },
+          "from"_a)
       .def("take", &NodeMap::take, nb::call_guard<nb::gil_scoped_release>())
       .def("clear", &NodeMap::clear)
       .def("__len__", &NodeMap::size);
@@ -226,10 +242,10 @@ NB_MODULE(_core, m) {
         nb::arg("out").noconvert());
   m.def("scatter_lists", &scatter_lists, nb::arg("values").noconvert(), nb::arg("counts").noconvert(),
         nb::arg("places").noconvert(), nb::arg("begins").noconvert(), nb::arg("out").noconvert());
-  m.def("fill_edges", &fill_edges, nb::arg("local").noconvert(), nb::arg("counts").noconvert(), "first"_a,
-        "offset"_a, nb::arg("out").noconvert());
-  m.def("build_csc", &make_csc, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(),
-        "num_sources"_a, "num_destinations"_a, "threads"_a, nb::arg("edge_time").noconvert().none(),
+  m.def("fill_edges", &fill_edges, nb::arg("local").noconvert(), nb::arg("counts").noconvert(), "first"_a, "offset"_a,
+        nb::arg("out").noconvert());
+  m.def("build_csc", &make_csc, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(), "num_sources"_a,
+        "num_destinations"_a, "threads"_a, nb::arg("edge_time").noconvert().none(),
         nb::arg("source_time").noconvert().none());
   m.def("mix", &mix, "state"_a, "value"_a);
   m.def("permute", &permute, "key"_a, "size"_a, "from"_a, "to"_a);

@@ -27,8 +27,7 @@ size_t size_class(size_t size) {
 }
 
 void* map_pages(size_t bytes) {
-  void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages == MAP_FAILED) throw std::bad_alloc();
   madvise(pages, bytes, MADV_HUGEPAGE);
   return pages;
@@ -106,9 +105,7 @@ Pool& pool() {
 
 }  // namespace
 
-Buffer::Buffer(size_t size) : size_(size), capacity_(size_class(size)) {
-  bytes_ = pool().take(capacity_);
-}
+Buffer::Buffer(size_t size) : size_(size), capacity_(size_class(size)) { bytes_ = pool().take(capacity_); }
 
 Buffer::~Buffer() {
   if (bytes_) pool().give(bytes_, capacity_);

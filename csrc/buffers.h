@@ -20,7 +20,9 @@ class Buffer {
   ~Buffer();
 
   template <typename T>
-  T* as() const { return static_cast<T*>(bytes_); }
+  T* as() const {
+    return static_cast<T*>(bytes_);
+  }
   size_t size() const { return size_; }
   size_t capacity() const { return capacity_; }
   void trim(size_t size) { size_ = size; }
@@ -56,7 +58,9 @@ class ZeroedPages {
   }
   ~ZeroedPages();
   template <typename T>
-  T* as() const { return static_cast<T*>(bytes_); }
+  T* as() const {
+    return static_cast<T*>(bytes_);
+  }
 
  private:
   void* bytes_ = nullptr;

@@ -14,22 +14,21 @@ namespace {
 void check_range(const int64_t* ids, int64_t count, int64_t limit, const char* side) {
   for (int64_t i = 0; i < count; ++i)
     if (uint64_t(ids[i]) >= uint64_t(limit))
-      throw std::out_of_range(std::string(side) + " id " + std::to_string(ids[i]) + " of edge " +
-                              std::to_string(i) + " is out of range [0, " + std::to_string(limit) + ")");
+      throw std::out_of_range(std::string(side) + " id " + std::to_string(ids[i]) + " of edge " + std::to_string(i) +
+                              " is out of range [0, " + std::to_string(limit) + ")");
 }
 
 // Runs work(thread) on every thread and waits.
 template <typename Work>
 void on_threads(int threads, Work work) {
-  std::vector<std::thread> others;
+  std::vector<std::jthread> others;  // joined even if one cannot be started
   for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
   work(0);
-  for (auto& other : others) other.join();
 }
 
 template <typename Id>
-void fill(const int64_t* sources, const int64_t* destinations, int64_t num_edges, int64_t from,
-          int64_t to, std::vector<int64_t>& cursor, Id* indices, int64_t* permutation) {
+void fill(const int64_t* sources, const int64_t* destinations, int64_t num_edges, int64_t from, int64_t to,
+          std::vector<int64_t>& cursor, Id* indices, int64_t* permutation) {
   for (int64_t e = 0; e < num_edges; ++e) {
     const int64_t d = destinations[e];
     if (d < from || d >= to) continue;
@@ -43,8 +42,8 @@ void fill(const int64_t* sources, const int64_t* destinations, int64_t num_edges
 
 // Each thread owns a range of destinations and reads all edges: reading twice costs less than
 // sharing counters.
-Csc build_csc(const int64_t* sources, const int64_t* destinations, int64_t num_edges,
-              int64_t num_sources, int64_t num_destinations, int threads) {
+Csc build_csc(const int64_t* sources, const int64_t* destinations, int64_t num_edges, int64_t num_sources,
+              int64_t num_destinations, int threads) {
   threads = std::clamp(threads, 1, 64);
   check_range(sources, num_edges, num_sources, "source");
   check_range(destinations, num_edges, num_destinations, "destination");
@@ -55,7 +54,9 @@ Csc build_csc(const int64_t* sources, const int64_t* destinations, int64_t num_e
   int64_t* indptr = csc.indptr.as<int64_t>();
   std::memset(indptr, 0, csc.indptr.size());
 
-  const auto first_of = [&](int t) { return num_destinations / threads * t + std::min<int64_t>(t, num_destinations % threads); };
+  const auto first_of = [&](int t) {
+    return num_destinations / threads * t + std::min<int64_t>(t, num_destinations % threads);
+  };
   on_threads(threads, [&](int t) {
     const int64_t from = first_of(t), to = first_of(t + 1);
     for (int64_t e = 0; e < num_edges; ++e)
@@ -69,9 +70,11 @@ Csc build_csc(const int64_t* sources, const int64_t* destinations, int64_t num_e
   std::vector<int64_t> cursor(indptr, indptr + num_destinations);
   on_threads(threads, [&](int t) {
     if (csc.wide_ids)
-      fill(sources, destinations, num_edges, first_of(t), first_of(t + 1), cursor, csc.indices.as<int64_t>(), permutation);
+      fill(sources, destinations, num_edges, first_of(t), first_of(t + 1), cursor, csc.indices.as<int64_t>(),
+           permutation);
     else
-      fill(sources, destinations, num_edges, first_of(t), first_of(t + 1), cursor, csc.indices.as<int32_t>(), permutation);
+      fill(sources, destinations, num_edges, first_of(t), first_of(t + 1), cursor, csc.indices.as<int32_t>(),
+           permutation);
   });
   return csc;
 }
@@ -90,7 +93,8 @@ void order_lists(Csc& csc, int64_t num_destinations, const int64_t* edge_time, c
   for (int64_t d = 0; d < num_destinations; ++d) {
     list.clear();
     for (int64_t p = indptr[d]; p < indptr[d + 1]; ++p)
-      list.push_back({edge_time ? edge_time[permutation[p]] : source_time[indices[p]], int64_t(indices[p]), permutation[p]});
+      list.push_back(
+          {edge_time ? edge_time[permutation[p]] : source_time[indices[p]], int64_t(indices[p]), permutation[p]});
     std::stable_sort(list.begin(), list.end(), [](const Timed& a, const Timed& b) { return a.time < b.time; });
     for (int64_t p = indptr[d]; p < indptr[d + 1]; ++p) {
       indices[p] = Id(list[size_t(p - indptr[d])].source);

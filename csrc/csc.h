@@ -13,8 +13,8 @@ struct Csc {
   bool wide_ids, is_identity;
 };
 
-Csc build_csc(const int64_t* sources, const int64_t* destinations, int64_t num_edges,
-              int64_t num_sources, int64_t num_destinations, int threads);
+Csc build_csc(const int64_t* sources, const int64_t* destinations, int64_t num_edges, int64_t num_sources,
+              int64_t num_destinations, int threads);
 
 // Puts every list in time order (stable). Time of an edge: edge_time[permutation[position]], or
 // source_time[source]. Exactly one of the two is given.

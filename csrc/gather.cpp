@@ -20,12 +20,12 @@ inline void request(const uint8_t* row, int64_t bytes) {
 
 void check_ids(const int64_t* ids, int64_t count, int64_t first, int64_t num_rows) {
   uint64_t worst = 0;
-  for (int64_t i = 0; i < count; ++i) worst |= uint64_t(uint64_t(ids[i] - first) >= uint64_t(num_rows));
+  for (int64_t i = 0; i < count; ++i) worst |= uint64_t(uint64_t(ids[i]) - uint64_t(first) >= uint64_t(num_rows));
   if (!worst) return;
   for (int64_t i = 0; i < count; ++i)
-    if (uint64_t(ids[i] - first) >= uint64_t(num_rows))
-      throw std::out_of_range("id " + std::to_string(ids[i]) + " is out of range [" +
-                              std::to_string(first) + ", " + std::to_string(first + num_rows) + ")");
+    if (uint64_t(ids[i]) - uint64_t(first) >= uint64_t(num_rows))
+      throw std::out_of_range("id " + std::to_string(ids[i]) + " is out of range [" + std::to_string(first) + ", " +
+                              std::to_string(first + num_rows) + ")");
 }
 
 template <int64_t kBytes>
@@ -39,16 +39,21 @@ void gather_small(const uint8_t* table, const int64_t* ids, int64_t count, int64
 
 }  // namespace
 
-void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int64_t* ids,
-            int64_t count, int64_t first, uint8_t* out) {
+void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int64_t* ids, int64_t count, int64_t first,
+            uint8_t* out) {
   check_ids(ids, count, first, num_rows);
   if (row_bytes == 0) return;
   switch (row_bytes) {
-    case 1: return gather_small<1>(table, ids, count, first, out);
-    case 2: return gather_small<2>(table, ids, count, first, out);
-    case 4: return gather_small<4>(table, ids, count, first, out);
-    case 8: return gather_small<8>(table, ids, count, first, out);
-    default: break;
+    case 1:
+      return gather_small<1>(table, ids, count, first, out);
+    case 2:
+      return gather_small<2>(table, ids, count, first, out);
+    case 4:
+      return gather_small<4>(table, ids, count, first, out);
+    case 8:
+      return gather_small<8>(table, ids, count, first, out);
+    default:
+      break;
   }
   const int64_t ahead = std::clamp<int64_t>(kAheadBytes / row_bytes, 2, 32);
   for (int64_t i = 0; i < std::min(ahead, count); ++i) request(table + (ids[i] - first) * row_bytes, row_bytes);
@@ -59,29 +64,28 @@ void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int
   }
 }
 
-void scatter(const uint8_t* rows, int64_t row_bytes, const int64_t* places, int64_t count,
-             int64_t out_rows, uint8_t* out) {
+void scatter(const uint8_t* rows, int64_t row_bytes, const int64_t* places, int64_t count, int64_t out_rows,
+             uint8_t* out) {
   check_ids(places, count, 0, out_rows);
-  for (int64_t i = 0; i < count; ++i)
-    std::memcpy(out + places[i] * row_bytes, rows + i * row_bytes, size_t(row_bytes));
+  if (row_bytes == 0) return;
+  for (int64_t i = 0; i < count; ++i) std::memcpy(out + places[i] * row_bytes, rows + i * row_bytes, size_t(row_bytes));
 }
 
-void scatter_runs(const int64_t* values, int64_t num_values, const int64_t* counts,
-                  const int64_t* places, int64_t count, const int64_t* begins, int64_t num_runs,
-                  int64_t* out) {
+void scatter_runs(const int64_t* values, int64_t num_values, const int64_t* counts, const int64_t* places,
+                  int64_t count, const int64_t* begins, int64_t num_runs, int64_t* out) {
   check_ids(places, count, 0, num_runs);
   int64_t read = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t begin = begins[places[i]], room = begins[places[i] + 1] - begin;
-    if (counts[i] != room || counts[i] < 0 || read + counts[i] > num_values)
+    const int64_t begin = begins[places[i]], end = begins[places[i] + 1];
+    if (begin < 0 || end < begin || end > begins[num_runs] || counts[i] != end - begin || counts[i] > num_values - read)
       throw std::out_of_range("the runs do not match their counts");
-    std::memcpy(out + begin, values + read, size_t(counts[i]) * 8);
+    if (counts[i]) std::memcpy(out + begin, values + read, size_t(counts[i]) * 8);
     read += counts[i];
   }
 }
 
-void edge_rows(const int32_t* local, int64_t picks, const int64_t* counts, int64_t frontier_size,
-               int64_t first, int64_t* sources, int64_t* destinations) {
+void edge_rows(const int32_t* local, int64_t picks, const int64_t* counts, int64_t frontier_size, int64_t first,
+               int64_t* sources, int64_t* destinations) {
   for (int64_t i = 0; i < picks; ++i) sources[i] = local[i];
   int64_t at = 0;
   for (int64_t i = 0; i < frontier_size; ++i) {

@@ -8,21 +8,20 @@ namespace hoploom {
 
 // out[i] = table[ids[i] - first], rows of any size. Ids outside [first, first + num_rows) throw
 // before anything else is read.
-void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int64_t* ids,
-            int64_t count, int64_t first, uint8_t* out);
+void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int64_t* ids, int64_t count, int64_t first,
+            uint8_t* out);
 
 // Writes rows at places: out[places[i]] = rows[i].
-void scatter(const uint8_t* rows, int64_t row_bytes, const int64_t* places, int64_t count,
-             int64_t out_rows, uint8_t* out);
+void scatter(const uint8_t* rows, int64_t row_bytes, const int64_t* places, int64_t count, int64_t out_rows,
+             uint8_t* out);
 
 // Runs of values, one run per place: copies run i to where run places[i] begins.
 // `begins` holds the prefix sums of all runs' lengths.
-void scatter_runs(const int64_t* values, int64_t num_values, const int64_t* counts,
-                  const int64_t* places, int64_t count, const int64_t* begins, int64_t num_runs,
-                  int64_t* out);
+void scatter_runs(const int64_t* values, int64_t num_values, const int64_t* counts, const int64_t* places,
+                  int64_t count, const int64_t* begins, int64_t num_runs, int64_t* out);
 
 // The two rows of an edge_index: local source ids, and each frontier position repeated.
-void edge_rows(const int32_t* local, int64_t picks, const int64_t* counts, int64_t frontier_size,
-               int64_t first, int64_t* sources, int64_t* destinations);
+void edge_rows(const int32_t* local, int64_t picks, const int64_t* counts, int64_t frontier_size, int64_t first,
+               int64_t* sources, int64_t* destinations);
 
 }  // namespace hoploom

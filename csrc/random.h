@@ -19,8 +19,7 @@ constexpr uint32_t kPhiloxM0 = 0xD2511F53u, kPhiloxM1 = 0xCD9E8D57u;
 constexpr uint32_t kPhiloxW0 = 0x9E3779B9u, kPhiloxW1 = 0xBB67AE85u;
 
 // One Philox block: four 32-bit words from a 64-bit key and a 128-bit counter.
-HOPLOOM_INLINE void philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
-                           uint32_t words[4]) {
+HOPLOOM_INLINE void philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t words[4]) {
   uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t(kPhiloxM0) * c0, p1 = uint64_t(kPhiloxM1) * c2;
@@ -41,8 +40,7 @@ constexpr uint64_t kNarrowLimit = 1u << 16;
 class Draws {
  public:
   Draws(uint64_t key, int64_t id, uint32_t stream)
-      : key_(key), low_(uint32_t(uint64_t(id))), high_(uint32_t(uint64_t(id) >> 32)),
-        stream_(stream) {}
+      : key_(key), low_(uint32_t(uint64_t(id))), high_(uint32_t(uint64_t(id) >> 32)), stream_(stream) {}
 
   uint32_t word(uint64_t draw) {
     if (draw / 4 != block_) {

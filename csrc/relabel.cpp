@@ -14,6 +14,7 @@ constexpr size_t kFirstTable = 1024;
 
 NodeMap::NodeMap(int64_t num_nodes, int64_t budget) : num_nodes_(num_nodes) {
   has_slots_ = num_nodes <= budget / 4;
+  hashed_ = !has_slots_;
   if (has_slots_) slots_ = ZeroedPages(size_t(num_nodes) * 4);
 }
 
@@ -28,8 +29,8 @@ void NodeMap::begin(bool with_trees) {
 
 void NodeMap::check(int64_t node) const {
   if (uint64_t(node) >= uint64_t(num_nodes_))
-    throw std::out_of_range("node id " + std::to_string(node) + " is out of range [0, " +
-                            std::to_string(num_nodes_) + ")");
+    throw std::out_of_range("node id " + std::to_string(node) + " is out of range [0, " + std::to_string(num_nodes_) +
+                            ")");
 }
 
 void NodeMap::reserve(int64_t more) {
@@ -63,8 +64,7 @@ void NodeMap::add_direct(const int64_t* sources, int64_t count, int32_t* local) 
   int64_t size = size_;
   const uint64_t limit = uint64_t(num_nodes_);
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count && uint64_t(sources[i + kAhead]) < limit)
-      __builtin_prefetch(slots + sources[i + kAhead], 1);
+    if (i + kAhead < count && uint64_t(sources[i + kAhead]) < limit) __builtin_prefetch(slots + sources[i + kAhead], 1);
     const int64_t node = sources[i];
     if (uint64_t(node) >= limit) {
       size_ = size;
@@ -82,8 +82,8 @@ void NodeMap::add_direct(const int64_t* sources, int64_t count, int32_t* local) 
   size_ = size;
 }
 
-Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts,
-                    const int64_t* frontier_trees, int64_t frontier_size) {
+Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees,
+                    int64_t frontier_size) {
   begin(frontier_trees != nullptr);
   reserve(count + 1);
   Buffer out(size_t(count) * 4);
@@ -104,9 +104,8 @@ Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts
 
 size_t NodeMap::slot_of(int64_t node, int64_t tree) const {
   const size_t mask = table_.size() - 1;
-  size_t slot = mix(uint64_t(tree), uint64_t(node)) & mask;
-  while (table_[slot].local && (table_[slot].node != node || table_[slot].tree != tree))
-    slot = (slot + 1) & mask;
+  size_t slot = mix(mix(0, uint64_t(tree)), uint64_t(node)) & mask;
+  while (table_[slot].local && (table_[slot].node != node || table_[slot].tree != tree)) slot = (slot + 1) & mask;
   return slot;
 }
 
@@ -133,6 +132,7 @@ void NodeMap::grow_table() {
 }
 
 Buffer NodeMap::find(const int64_t* sources, int64_t count) const {
+  if (with_trees_ && size_ > 0) throw std::invalid_argument("find knows no trees");
   Buffer out(size_t(count) * 4);
   int32_t* local = out.as<int32_t>();
   const int32_t* slots = slots_.as<int32_t>();

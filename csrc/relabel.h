@@ -17,8 +17,8 @@ class NodeMap {
   // Appends every seed, repeated ones too; a repeated seed is found at its first place.
   void add_seeds(const int64_t* nodes, const int64_t* trees, int64_t count);
   // Local ids of the sources; `counts` and `frontier_trees` say whose tree each source joins.
-  Buffer add(const int64_t* sources, int64_t count, const int64_t* counts,
-             const int64_t* frontier_trees, int64_t frontier_size);
+  Buffer add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees,
+             int64_t frontier_size);
   // Local ids, -1 for nodes that are not in the batch. Adds nothing.
   Buffer find(const int64_t* sources, int64_t count) const;
 
@@ -44,9 +44,9 @@ class NodeMap {
   void add_direct(const int64_t* sources, int64_t count, int32_t* local);
 
   int64_t num_nodes_;
-  ZeroedPages slots_;            // direct: [num_nodes] int32, local id plus one
-  std::vector<Slot> table_;      // hashed: open addressing, a power of two
-  std::vector<size_t> used_;     // hashed: the slots in use
+  ZeroedPages slots_;         // direct: [num_nodes] int32, local id plus one
+  std::vector<Slot> table_;   // hashed: open addressing, a power of two
+  std::vector<size_t> used_;  // hashed: the slots in use
   Buffer nodes_, trees_;
   bool has_slots_ = false, hashed_ = false, with_trees_ = false;
   int64_t size_ = 0;

@@ -118,8 +118,7 @@ class Picker {
     if (r_.fanout < 0 || population <= r_.fanout) return take_range(0, population);
     auto& ranks = scratch.ranks;
     ranks.clear();
-    for (int64_t i = 0; i < population; ++i)
-      ranks.emplace_back(Draws(r_.key, source(begin + i), ~0u).wide(0), i);
+    for (int64_t i = 0; i < population; ++i) ranks.emplace_back(Draws(r_.key, source(begin + i), ~0u).wide(0), i);
     keep_smallest(ranks, r_.fanout, scratch.offsets);
   }
 
@@ -158,8 +157,8 @@ class FloydSet {
 
 }  // namespace
 
-void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t population, int64_t fanout,
-                  bool replace, Scratch& scratch) {
+void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t population, int64_t fanout, bool replace,
+                  Scratch& scratch) {
   auto& offsets = scratch.offsets;
   offsets.clear();
   if (fanout < 0 || (!replace && population <= fanout)) {
@@ -197,8 +196,7 @@ int64_t most_picks(const Adjacency& adjacency, const Frontier& frontier, const R
   return picks;
 }
 
-Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier,
-             const Rule& rule) {
+Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier, const Rule& rule) {
   const bool plain = !columns.weight && !frontier.trees && !frontier.times && !rule.labor;
   if (plain && rule.fanout <= kVectorFanout) return sample_vector(adjacency, frontier, rule);
 

@@ -20,9 +20,9 @@ struct Adjacency {
 
 // Optional columns; null where the strategy does not need them.
 struct EdgeColumns {
-  const float* weight = nullptr;           // [num_edges]
-  const int64_t* edge_time = nullptr;      // [num_edges], ascending within a list
-  const int64_t* source_time = nullptr;    // [num_sources], lists ascending by it
+  const float* weight = nullptr;         // [num_edges]
+  const int64_t* edge_time = nullptr;    // [num_edges], ascending within a list
+  const int64_t* source_time = nullptr;  // [num_sources], lists ascending by it
   int64_t num_sources = 0;
 };
 
@@ -46,8 +46,7 @@ struct Picks {
   Buffer edges;    // [picks] int64 positions in the store's CSC order
 };
 
-Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier,
-             const Rule& rule);
+Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier, const Rule& rule);
 
 // --- shared by the two paths ---------------------------------------------------------------
 
@@ -56,9 +55,8 @@ struct Extent {
   int64_t begin, degree;
 };
 inline Extent extent(const Adjacency& a, int64_t node) {
-  const int64_t row = node - a.first_node;
-  if (uint64_t(row) >= uint64_t(a.num_nodes))
-    throw std::out_of_range("node " + std::to_string(node) + " is not in this part");
+  const uint64_t row = uint64_t(node) - uint64_t(a.first_node);  // may wrap: no id is too low
+  if (row >= uint64_t(a.num_nodes)) throw std::out_of_range("node " + std::to_string(node) + " is not in this part");
   const int64_t begin = a.indptr[row], end = a.indptr[row + 1];
   if (begin < 0 || end < begin || end > a.num_edges)
     throw std::out_of_range("indptr is damaged at node " + std::to_string(node));
@@ -73,8 +71,8 @@ struct Scratch {
   std::vector<std::pair<uint64_t, int64_t>> ranks;
 };
 
-void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t population, int64_t fanout,
-                  bool replace, Scratch& scratch);
+void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t population, int64_t fanout, bool replace,
+                  Scratch& scratch);
 
 // How many picks a call can make at most: what the outputs are sized by.
 int64_t most_picks(const Adjacency& adjacency, const Frontier& frontier, const Rule& rule);

@@ -6,8 +6,7 @@
 #include "random.h"
 #include "sample.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && \
-    !defined(HOPLOOM_NO_CLONES)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && !defined(HOPLOOM_NO_CLONES)
 #define HOPLOOM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define HOPLOOM_CLONES
@@ -43,8 +42,7 @@ HOPLOOM_INLINE void philox_lanes(uint64_t key, const Group& g, uint32_t stream, 
       c3[l] = uint32_t(p0);
     }
   }
-  for (int l = 0; l < kLanes; ++l)
-    words[0][l] = c0[l], words[1][l] = c1[l], words[2][l] = c2[l], words[3][l] = c3[l];
+  for (int l = 0; l < kLanes; ++l) words[0][l] = c0[l], words[1][l] = c1[l], words[2][l] = c2[l], words[3][l] = c3[l];
 }
 
 // Floyd's algorithm, or plain draws with replacement, in all lanes.
@@ -73,8 +71,12 @@ template <typename Id>
 class Pipeline {
  public:
   Pipeline(const Adjacency& a, const Frontier& f, const Rule& r, Picks& out)
-      : a_(a), f_(f), r_(r), indices_(static_cast<const Id*>(a.indices)),
-        counts_(out.counts.as<int64_t>()), sources_(out.sources.as<int64_t>()),
+      : a_(a),
+        f_(f),
+        r_(r),
+        indices_(static_cast<const Id*>(a.indices)),
+        counts_(out.counts.as<int64_t>()),
+        sources_(out.sources.as<int64_t>()),
         edges_(out.edges.as<int64_t>()) {}
 
   int64_t run() {
@@ -95,7 +97,7 @@ class Pipeline {
   void locate(int64_t group) const {
     const int64_t* nodes = f_.nodes + group * kLanes;
     for (int l = 0, n = lanes(group); l < n; ++l) {
-      const uint64_t row = uint64_t(nodes[l] - a_.first_node);
+      const uint64_t row = uint64_t(nodes[l]) - uint64_t(a_.first_node);
       if (row < uint64_t(a_.num_nodes)) __builtin_prefetch(a_.indptr + row);
     }
   }
@@ -121,8 +123,7 @@ class Pipeline {
   void prefetch(const Group& g, int l) const {
     const Id* list = indices_ + g.begin[l];
     if (g.kind[l] == Kind::run) {
-      for (int64_t i = 0; i < std::min<int64_t>(g.degree[l], 64); i += 64 / sizeof(Id))
-        __builtin_prefetch(list + i);
+      for (int64_t i = 0; i < std::min<int64_t>(g.degree[l], 64); i += 64 / sizeof(Id)) __builtin_prefetch(list + i);
     } else if (g.kind[l] == Kind::drawn) {
       for (int i = 0; i < r_.fanout; ++i) __builtin_prefetch(list + g.offsets[i][l]);
     }
@@ -172,9 +173,8 @@ class Pipeline {
 Picks sample_vector(const Adjacency& adjacency, const Frontier& frontier, const Rule& rule) {
   const size_t capacity = size_t(most_picks(adjacency, frontier, rule));
   Picks out{Buffer(size_t(frontier.size) * 8), Buffer(capacity * 8), Buffer(capacity * 8)};
-  const int64_t picks = adjacency.wide_ids
-                            ? Pipeline<int64_t>(adjacency, frontier, rule, out).run()
-                            : Pipeline<int32_t>(adjacency, frontier, rule, out).run();
+  const int64_t picks = adjacency.wide_ids ? Pipeline<int64_t>(adjacency, frontier, rule, out).run()
+                                           : Pipeline<int32_t>(adjacency, frontier, rule, out).run();
   out.sources.trim(size_t(picks) * 8);
   out.edges.trim(size_t(picks) * 8);
   return out;

@@ -19,8 +19,8 @@ constexpr size_t kMega = size_t(1) << 20;
 }
 
 TEST(a_buffer_has_room_for_its_size_and_wastes_at_most_a_quarter) {
-  for (size_t size : {0u, 1u, 8u, 255u, 256u, 257u, 320u, 321u, 1000u, 4096u, 4097u, 100000u, 2097151u, 2097152u, 2097153u,
-                      5000000u}) {
+  for (size_t size : {0u, 1u, 8u, 255u, 256u, 257u, 320u, 321u, 1000u, 4096u, 4097u, 100000u, 2097151u, 2097152u,
+                      2097153u, 5000000u}) {
     const Buffer buffer(size);
     CHECK_EQUAL(buffer.size(), size);
     CHECK_BETWEEN(size, buffer.capacity(), std::max<size_t>(256, size + size / 4));
@@ -67,7 +67,9 @@ TEST(a_live_buffer_outlasts_pool_trim) {
 // 512 MB may lie idle; the pages are never touched, so they cost nothing here.
 TEST(idle_memory_is_bounded) {
   pool_trim();
-  { const Buffer one(300 * kMega), other(300 * kMega), third(100 * kMega); }
+  {
+    const Buffer one(300 * kMega), other(300 * kMega), third(100 * kMega);
+  }
   CHECK_BETWEEN(300 * kMega, pool_use().idle_bytes, 512 * kMega);
   pool_trim();
 }
@@ -129,8 +131,8 @@ Batch make_batch(const Graph& graph, NodeMap& map, uint64_t key, const std::vect
   }
   const Buffer nodes = map.take();
   Buffer rows(nodes.size());
-  gather(reinterpret_cast<const uint8_t*>(table.data()), graph.num_nodes(), 8, nodes.as<int64_t>(), int64_t(nodes.size() / 8),
-         0, rows.as<uint8_t>());
+  gather(reinterpret_cast<const uint8_t*>(table.data()), graph.num_nodes(), 8, nodes.as<int64_t>(),
+         int64_t(nodes.size() / 8), 0, rows.as<uint8_t>());
   CHECK_EQUAL(values_of<int64_t>(rows), values_of<int64_t>(nodes));
   batch.nodes = values_of<int64_t>(nodes);
   batch.rows = values_of<uint8_t>(rows);
@@ -150,7 +152,8 @@ TEST(threads_with_maps_of_their_own_make_the_batches_of_one_thread) {
   for (uint64_t t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
       NodeMap own(2000, t % 2 ? 1 << 20 : 0);
-      for (uint64_t step = t; step < together.size(); step += kThreads) together[step] = make_batch(graph, own, step, table);
+      for (uint64_t step = t; step < together.size(); step += kThreads)
+        together[step] = make_batch(graph, own, step, table);
     });
   for (auto& thread : threads) thread.join();
   for (size_t step = 0; step < alone.size(); ++step) CHECK(together[step] == alone[step]);

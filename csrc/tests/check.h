@@ -20,8 +20,8 @@ inline std::vector<Test>& tests() {
   return listed;
 }
 
-#define TEST(name)                                                                              \
-  static void name();                                                                           \
+#define TEST(name)                                                                                \
+  static void name();                                                                             \
   [[maybe_unused]] static const bool name##_is_listed = (tests().push_back({#name, name}), true); \
   static void name()
 
@@ -64,19 +64,18 @@ template <typename Low, typename Value, typename High>
     if (!(holds)) ::hoploom::test::fail(__FILE__, __LINE__, "CHECK(" #holds ") does not hold"); \
   } while (0)
 
-#define CHECK_EQUAL(left, right)                                                             \
-  do {                                                                                       \
-    const auto& seen_ = (left);                                                              \
-    const auto& wanted_ = (right);                                                           \
-    if (!(seen_ == wanted_))                                                                 \
-      ::hoploom::test::fail_unequal(__FILE__, __LINE__, #left " == " #right, seen_, wanted_); \
+#define CHECK_EQUAL(left, right)                                                                                     \
+  do {                                                                                                               \
+    const auto& seen_ = (left);                                                                                      \
+    const auto& wanted_ = (right);                                                                                   \
+    if (!(seen_ == wanted_)) ::hoploom::test::fail_unequal(__FILE__, __LINE__, #left " == " #right, seen_, wanted_); \
   } while (0)
 
-#define CHECK_BETWEEN(low, value, high)                                                       \
-  do {                                                                                        \
-    const auto& seen_ = (value);                                                              \
-    if (!((low) <= seen_ && seen_ <= (high)))                                                 \
-      ::hoploom::test::fail_outside(__FILE__, __LINE__, #value, (low), seen_, (high));        \
+#define CHECK_BETWEEN(low, value, high)                                                \
+  do {                                                                                 \
+    const auto& seen_ = (value);                                                       \
+    if (!((low) <= seen_ && seen_ <= (high)))                                          \
+      ::hoploom::test::fail_outside(__FILE__, __LINE__, #value, (low), seen_, (high)); \
   } while (0)
 
 // What the statement threw, or "" if it threw nothing.
@@ -90,9 +89,9 @@ std::string thrown_by(Statement statement) {
   return "";
 }
 
-#define CHECK_THROWS(...)                                                                      \
-  do {                                                                                         \
-    if (::hoploom::test::thrown_by([&] { (void)(__VA_ARGS__); }).empty())                      \
+#define CHECK_THROWS(...)                                                                        \
+  do {                                                                                           \
+    if (::hoploom::test::thrown_by([&] { (void)(__VA_ARGS__); }).empty())                        \
       ::hoploom::test::fail(__FILE__, __LINE__, "CHECK_THROWS(" #__VA_ARGS__ ") threw nothing"); \
   } while (0)
 

@@ -19,11 +19,13 @@ struct Coo {
 };
 
 Coo random_coo(int64_t num_edges, int64_t num_sources, int64_t num_destinations) {
-  return {scattered(num_edges, num_sources, 3), scattered(num_edges, num_destinations, 4), num_sources, num_destinations};
+  return {scattered(num_edges, num_sources, 3), scattered(num_edges, num_destinations, 4), num_sources,
+          num_destinations};
 }
 
 Csc build(const Coo& coo, int threads) {
-  return build_csc(coo.sources.data(), coo.destinations.data(), coo.num_edges(), coo.num_sources, coo.num_destinations, threads);
+  return build_csc(coo.sources.data(), coo.destinations.data(), coo.num_edges(), coo.num_sources, coo.num_destinations,
+                   threads);
 }
 
 void check_csc(const Csc& csc, const Coo& coo, const std::vector<Edge>& wanted) {

@@ -1,10 +1,10 @@
 // buffers.cpp for the fuzzer: no pool, not a byte to spare, so that AddressSanitizer sees every
 // overrun that rounded and recycled buffers would hide.
-#include "../buffers.h"
-
 #include <cstdlib>
 #include <cstring>
 #include <new>
+
+#include "../buffers.h"
 
 namespace hoploom {
 namespace {

@@ -51,14 +51,16 @@ bool lists_are_in_time_order(const Input& input) {
   return true;
 }
 
-void check_node(const Input& input, size_t i, const int64_t* sources, const int64_t* edges, int64_t count, bool in_order) {
+void check_node(const Input& input, size_t i, const int64_t* sources, const int64_t* edges, int64_t count,
+                bool in_order) {
   const Adjacency adjacency = input.adjacency();
   const Extent list = extent(adjacency, input.nodes[i]);
   const Rule& rule = input.rule;
   const bool takes_last = rule.last && input.with_frontier_times && rule.fanout >= 0;
   std::set<int64_t> distinct;
   CHECK(count >= 0 && (rule.fanout < 0 || count <= rule.fanout));
-  if (rule.fanout < 0 || !rule.replace || rule.labor) CHECK(count <= list.degree || !input.weight.empty() || rule.replace);
+  if (rule.fanout < 0 || !rule.replace || rule.labor)
+    CHECK(count <= list.degree || !input.weight.empty() || rule.replace);
   for (int64_t k = 0; k < count; ++k) {
     const int64_t position = edges[k] - input.graph.first_edge;
     CHECK_BETWEEN(list.begin, position, list.begin + list.degree - 1);
@@ -82,10 +84,12 @@ void check_consistent(const Input& input, const PickLists& picks, bool in_order)
 }
 
 std::optional<PickLists> check_sample(const Input& input) {
-  const auto picks = tried([&] { return lists_of(sample(input.adjacency(), input.columns(), input.frontier(), input.rule)); });
+  const auto picks =
+      tried([&] { return lists_of(sample(input.adjacency(), input.columns(), input.frontier(), input.rule)); });
   const bool in_order = lists_are_in_time_order(input);
   if (in_order) {
-    const auto wanted = tried([&] { return naive_sample(input.adjacency(), input.columns(), input.frontier(), input.rule); });
+    const auto wanted =
+        tried([&] { return naive_sample(input.adjacency(), input.columns(), input.frontier(), input.rule); });
     CHECK_EQUAL(picks.has_value(), wanted.has_value());
     if (picks) CHECK_EQUAL(*picks, *wanted);
   }
@@ -192,7 +196,8 @@ void check_edge_rows(const PickLists& picks, const std::vector<int64_t>& counts)
   const std::vector<int32_t> local(picks.sources.begin(), picks.sources.end());
   std::vector<int64_t> sources(local.size()), destinations(local.size());
   const auto filled = tried([&] {
-    edge_rows(local.data(), int64_t(local.size()), counts.data(), int64_t(counts.size()), 7, sources.data(), destinations.data());
+    edge_rows(local.data(), int64_t(local.size()), counts.data(), int64_t(counts.size()), 7, sources.data(),
+              destinations.data());
     return true;
   });
   CHECK_EQUAL(filled.has_value(), counts == picks.counts);

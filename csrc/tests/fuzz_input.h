@@ -29,7 +29,9 @@ class ByteReader {
   int64_t below(int limit) { return limit > 0 ? byte() % limit : 0; }
   bool one_in(int chances) { return byte() % chances == chances - 1; }
   template <typename T>
-  T any_of(const std::vector<T>& menu) { return menu[size_t(byte()) % menu.size()]; }
+  T any_of(const std::vector<T>& menu) {
+    return menu[size_t(byte()) % menu.size()];
+  }
 
  private:
   const uint8_t* bytes_;
@@ -39,8 +41,8 @@ class ByteReader {
 struct Input {
   Graph graph;
   bool wide_ids;
-  int64_t num_sources;                         // ids a sound graph may name
-  std::vector<float> weight;                   // empty: none; so below
+  int64_t num_sources;        // ids a sound graph may name
+  std::vector<float> weight;  // empty: none; so below
   std::vector<int64_t> edge_time, source_time;
   std::vector<int64_t> nodes, trees, times;
   bool with_frontier_times;
@@ -107,7 +109,8 @@ inline void read_columns(ByteReader& reader, Input& input) {
   if (reader.one_in(3)) {
     std::vector<float> menu;
     for (int i = 0; i < 4; ++i) menu.push_back(any_weight(reader));
-    for (int64_t choice : scattered(int64_t(num_edges), 4, input.salt + 1)) input.weight.push_back(menu[size_t(choice)]);
+    for (int64_t choice : scattered(int64_t(num_edges), 4, input.salt + 1))
+      input.weight.push_back(menu[size_t(choice)]);
   }
   if (reader.one_in(3)) {
     input.edge_time = scattered(int64_t(num_edges), 1 + reader.byte(), input.salt + 2);
@@ -137,7 +140,8 @@ inline Input read_input(ByteReader& reader) {
   input.salt = reader.raw();
   input.rule.key = reader.raw();
   input.rule.stream = uint32_t(reader.raw());
-  input.rule.fanout = reader.one_in(4) ? reader.any_of<int64_t>({0, 63, 64, 65, 66, 300, -1, -1}) : 1 + reader.below(20);
+  input.rule.fanout =
+      reader.one_in(4) ? reader.any_of<int64_t>({0, 63, 64, 65, 66, 300, -1, -1}) : 1 + reader.below(20);
   input.rule.replace = reader.one_in(3);
   input.rule.last = reader.one_in(3);
   input.rule.labor = reader.one_in(4);

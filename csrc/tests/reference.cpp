@@ -27,8 +27,7 @@ struct NodeDraws {
 
   uint64_t word(uint64_t draw) const {
     uint32_t words[4];
-    philox(key, uint32_t(uint64_t(node)), uint32_t(uint64_t(node) >> 32), stream,
-           uint32_t(draw / 4), words);
+    philox(key, uint32_t(uint64_t(node)), uint32_t(uint64_t(node) >> 32), stream, uint32_t(draw / 4), words);
     return words[draw % 4];
   }
   uint64_t wide(uint64_t draw) const { return word(2 * draw) << 32 | word(2 * draw + 1); }
@@ -124,13 +123,12 @@ int64_t source_at(const Adjacency& a, int64_t position) {
 }
 
 PickLists lists_of(const Picks& picks) {
-  return {values_of<int64_t>(picks.counts), values_of<int64_t>(picks.sources),
-          values_of<int64_t>(picks.edges)};
+  return {values_of<int64_t>(picks.counts), values_of<int64_t>(picks.sources), values_of<int64_t>(picks.edges)};
 }
 
 std::ostream& operator<<(std::ostream& text, const PickLists& picks) {
-  return text << "\n  counts " << shown(picks.counts) << "\n  sources " << shown(picks.sources)
-              << "\n  edges " << shown(picks.edges) << "\n ";
+  return text << "\n  counts " << shown(picks.counts) << "\n  sources " << shown(picks.sources) << "\n  edges "
+              << shown(picks.edges) << "\n ";
 }
 
 PickLists naive_sample(const Adjacency& a, const EdgeColumns& c, const Frontier& f, const Rule& r) {

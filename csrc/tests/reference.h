@@ -25,8 +25,8 @@ PickLists lists_of(const Picks& picks);
 std::ostream& operator<<(std::ostream& text, const PickLists& picks);
 
 // Lists are taken to be in time order.
-PickLists naive_sample(const Adjacency& adjacency, const EdgeColumns& columns,
-                       const Frontier& frontier, const Rule& rule);
+PickLists naive_sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier,
+                       const Rule& rule);
 
 int64_t source_at(const Adjacency& adjacency, int64_t position);
 
@@ -44,8 +44,7 @@ struct Edge {
   int64_t source, destination, position;
 };
 // Edges by destination, then by time if times are given, then as they came.
-std::vector<Edge> naive_csc(const std::vector<int64_t>& sources,
-                            const std::vector<int64_t>& destinations,
+std::vector<Edge> naive_csc(const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations,
                             const std::vector<int64_t>& edge_time = {});
 
 }  // namespace hoploom::test

@@ -1,9 +1,8 @@
 // gather, scatter, scatter_runs and edge_rows.
-#include "../gather.h"
-
 #include <algorithm>
 #include <cstring>
 
+#include "../gather.h"
 #include "check.h"
 #include "graphs.h"
 #include "reference.h"
@@ -36,7 +35,8 @@ void check_gather(int64_t num_rows, int64_t row_bytes, int64_t count, int64_t fi
   begin[count * row_bytes] = 77;
   gather(table.data(), num_rows, row_bytes, ids.data(), count, first, begin);
   for (size_t i = 0; row_bytes && i < ids.size(); ++i)
-    CHECK_EQUAL(std::memcmp(begin + int64_t(i) * row_bytes, table.data() + (ids[i] - first) * row_bytes, size_t(row_bytes)), 0);
+    CHECK_EQUAL(
+        std::memcmp(begin + int64_t(i) * row_bytes, table.data() + (ids[i] - first) * row_bytes, size_t(row_bytes)), 0);
   CHECK_EQUAL(int(begin[count * row_bytes]), 77);
 }
 
@@ -135,7 +135,8 @@ TEST(runs_that_do_not_fit_throw) {
   const std::vector<int64_t> values = {1, 2, 3}, begins = {0, 2, 3};
   std::vector<int64_t> out(3);
   const auto stitch = [&](std::vector<int64_t> counts, std::vector<int64_t> places, int64_t num_values) {
-    scatter_runs(values.data(), num_values, counts.data(), places.data(), int64_t(places.size()), begins.data(), 2, out.data());
+    scatter_runs(values.data(), num_values, counts.data(), places.data(), int64_t(places.size()), begins.data(), 2,
+                 out.data());
   };
   stitch({1, 2}, {1, 0}, 3);
   CHECK_EQUAL(out, (std::vector<int64_t>{2, 3, 1}));
@@ -160,5 +161,6 @@ TEST(edge_rows_rejects_counts_that_do_not_sum_to_the_picks) {
   std::vector<int64_t> sources(3), destinations(3);
   for (const std::vector<int64_t>& counts :
        {std::vector<int64_t>{1, 1}, {4}, {2, 2}, {-1, 4}, {INT64_MAX, 1}, {INT64_MIN}, {}})
-    CHECK_THROWS(edge_rows(local.data(), 3, counts.data(), int64_t(counts.size()), 0, sources.data(), destinations.data()));
+    CHECK_THROWS(
+        edge_rows(local.data(), 3, counts.data(), int64_t(counts.size()), 0, sources.data(), destinations.data()));
 }

@@ -32,8 +32,8 @@ void check_all_paths(const Graph& graph, const std::vector<int64_t>& nodes, int6
 }
 
 Graph graph_of_many_degrees() {
-  Graph graph = graph_of_degrees({0, 1, 2, 3, 4, 5, 9, 10, 11, 14, 15, 16, 17, 31, 63, 64, 65, 66, 100, 999, 1000, 1001, 0},
-                                 5000);
+  Graph graph = graph_of_degrees(
+      {0, 1, 2, 3, 4, 5, 9, 10, 11, 14, 15, 16, 17, 31, 63, 64, 65, 66, 100, 999, 1000, 1001, 0}, 5000);
   graph.first_node = 40;
   graph.first_edge = int64_t(1) << 33;
   return graph;
@@ -133,7 +133,8 @@ TEST(two_parts_make_the_same_picks_as_one) {
   const Graph whole = graph_of_equal_degrees(60, 30, 1000);
   Graph low, high;
   for (size_t v = 0; v < 60; ++v)
-    (v < 25 ? low : high).append({whole.sources.begin() + int64_t(v) * 30, whole.sources.begin() + int64_t(v) * 30 + 30});
+    (v < 25 ? low : high)
+        .append({whole.sources.begin() + int64_t(v) * 30, whole.sources.begin() + int64_t(v) * 30 + 30});
   high.first_node = 25;
   high.first_edge = low.num_edges();
   for (int64_t fanout : {-1, 7, 64}) {
@@ -153,8 +154,7 @@ TEST(every_subset_is_equally_likely) {
   const auto nodes = counting(20000);
   const PickLists picks = lists_of(sample(graph.adjacency(), {}, frontier_of(nodes), rule_of(2)));
   std::map<std::pair<int64_t, int64_t>, int> pairs;
-  for (size_t i = 0; i < picks.edges.size(); i += 2)
-    ++pairs[std::minmax({picks.edges[i] % 5, picks.edges[i + 1] % 5})];
+  for (size_t i = 0; i < picks.edges.size(); i += 2) ++pairs[std::minmax({picks.edges[i] % 5, picks.edges[i + 1] % 5})];
   CHECK_EQUAL(pairs.size(), size_t(10));
   for (const auto& [_, count] : pairs) CHECK_BETWEEN(1790, count, 2210);
 }

@@ -15,7 +15,8 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-PickLists picks_of(const Graph& graph, const EdgeColumns& columns, const std::vector<int64_t>& nodes, const Rule& rule) {
+PickLists picks_of(const Graph& graph, const EdgeColumns& columns, const std::vector<int64_t>& nodes,
+                   const Rule& rule) {
   return lists_of(sample(graph.adjacency(), columns, frontier_of(nodes), rule));
 }
 
@@ -61,8 +62,12 @@ std::vector<int> frequencies(const std::vector<float>& list, int64_t num_nodes, 
 
 TEST(weighted_picks_equal_the_reference) {
   const Graph graph = graph_of_degrees({0, 1, 2, 5, 10, 64, 65, 66, 500, 3000}, 1000);
-  for (const std::vector<float>& menu :
-       {std::vector<float>{1}, {1, 2, 3, 4}, {0, 1}, {0, 0, 0, 0, 0, 0, 0, 5}, {0, -1, kNan, 2.5f, 1e-30f}, {1e30f, 1e-45f}}) {
+  for (const std::vector<float>& menu : {std::vector<float>{1},
+                                         {1, 2, 3, 4},
+                                         {0, 1},
+                                         {0, 0, 0, 0, 0, 0, 0, 5},
+                                         {0, -1, kNan, 2.5f, 1e-30f},
+                                         {1e30f, 1e-45f}}) {
     const auto weights = weights_from(graph.num_edges(), menu);
     const EdgeColumns columns{.weight = weights.data()};
     const auto nodes = counting(graph.num_nodes());
@@ -161,8 +166,8 @@ TEST(the_last_picks_are_the_most_recent_ones) {
   const std::vector<int64_t> times = {6, 1, -1, 50}, nodes = {0, 0, 0, 0};
   Rule rule = rule_of(3);
   rule.last = true;
-  const PickLists picks = lists_of(
-      sample(graph.adjacency(), {.edge_time = edge_time.data()}, frontier_of(nodes, nullptr, &times), rule));
+  const PickLists picks =
+      lists_of(sample(graph.adjacency(), {.edge_time = edge_time.data()}, frontier_of(nodes, nullptr, &times), rule));
   CHECK_EQUAL(picks.counts, (std::vector<int64_t>{3, 2, 0, 3}));
   CHECK_EQUAL(picks.edges, (std::vector<int64_t>{4, 5, 6, 0, 1, 7, 8, 9}));
 }
@@ -266,6 +271,7 @@ TEST(a_damaged_indptr_throws_for_every_strategy) {
       EdgeColumns columns;
       if (strategy == 2) columns.weight = weights.data();
       columns.edge_time = edge_time.data();
-      CHECK_THROWS(sample(graph.adjacency(), columns, frontier_of(nodes, nullptr, strategy == 0 ? nullptr : &times), rule));
+      CHECK_THROWS(
+          sample(graph.adjacency(), columns, frontier_of(nodes, nullptr, strategy == 0 ? nullptr : &times), rule));
     }
 }

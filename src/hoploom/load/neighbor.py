@@ -17,7 +17,7 @@ from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.device import Mover
 from hoploom.load.inputs import Input, NodeSeeds, PairOrData
 from hoploom.load.loader import Delivery, Loader
-from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces
+from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces, node_times
 from hoploom.load.order import Order
 from hoploom.sample import LinkTask, SampleFrontier
 from hoploom.schema import RelationName, Schema
@@ -281,7 +281,7 @@ def _link_task(given: Input, key: RelationName, negatives: NegativeSampling | No
         raise ConfigError("strict_negatives needs neg_sampling")
     schema = given.store.schema
     relation = schema.relation_index[key]
-    return LinkTask(relation, _checked_weights(schema, relation, negatives), strict, _node_times(given, relation))
+    return LinkTask(relation, _checked_weights(schema, relation, negatives), strict, node_times(given.store, relation))
 
 
 def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling | None) -> NegativeSampling | None:
@@ -307,16 +307,3 @@ def _checked_weight(name: str, given: Any, num_nodes: int) -> Tensor | None:
     if not weight.any():
         raise ConfigError(f"{name} is all zero; give some node a weight")
     return weight
-
-
-def _node_times(given: Input, relation: int) -> dict[int, Tensor]:
-    schema = given.store.schema
-    if schema.time is None or schema.edge_time:
-        return {}
-    times = {}
-    for index in {schema.sources[relation], schema.destinations[relation]}:
-        name = schema.node_types[index].name
-        rows = [part.tables[name, schema.time].rows for part in given.store.parts if (name, schema.time) in part.tables]
-        if rows:
-            times[index] = torch.cat(rows).to(torch.int64)
-    return times
