@@ -5,8 +5,8 @@ A crash, an error or a full disk leaves no half store.
 
 import errno
 import os
+import secrets
 import shutil
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -82,10 +82,11 @@ class StoreWriter:
         self._refuse_existing()
         try:
             self._target.absolute().parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix=f".{self._target.name}.partial-", dir=self._target.absolute().parent)
+            folder = self._target.absolute().with_name(f".{self._target.name}.partial-{secrets.token_hex(8)}")
+            folder.mkdir()
         except OSError as error:
             raise self._explained(error) from error
-        self._folder = Path(folder)
+        self._folder = folder
         return self
 
     def _refuse_existing(self) -> None:
@@ -132,19 +133,24 @@ class StoreWriter:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        folder.chmod(0o777 & ~_umask())
+        for inner in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+            _sync_folder(inner)
         self._refuse_existing()  # rename would take the place of an empty directory
         try:
             os.rename(folder, self._target)
         except OSError:
             self._refuse_existing()  # another writer was first
             raise
+        _sync_folder(self._target.absolute().parent)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a directory survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None:
