@@ -20,7 +20,7 @@ DEADLINE = 7200.0  # seconds for one script, making its graph included
 
 
 def run_script(name: str, tiny: bool) -> Report | None:
-    """One script in a process of its own; None if it failed."""
+    """One script in a process of its own; None if it failed. Its own message stands on stderr."""
     script = Path(__file__).with_name(f"{name}.py")
     command = [sys.executable, str(script), "--json", *(["--tiny"] if tiny else [])]
     print(f"{name} ...", file=sys.stderr, flush=True)
@@ -72,12 +72,15 @@ def main() -> int:
     report.use_two_cores()
     load = os.getloadavg()[0]
     chosen = arguments.names or list(NAMES)
-    found = [one for name in chosen if (one := run_script(name, arguments.tiny)) is not None]
-    text = page(merged(found), load)
+    reports = {name: run_script(name, arguments.tiny) for name in chosen}
+    failed = [name for name, found in reports.items() if found is None]
+    text = page(merged([found for found in reports.values() if found is not None]), load)
     print(text)
-    if len(found) == len(NAMES) and not arguments.tiny:
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    elif set(chosen) == set(NAMES) and not arguments.tiny:
         report.RESULTS.write_text(text)
-    return 0 if len(found) == len(chosen) else 1
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

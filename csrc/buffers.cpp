@@ -67,17 +67,28 @@ class Pool {
       throw;
     }
   }
+  // Keeps the block; blocks of other sizes make room, so that sizes nobody asks for any more go.
   void give(void* block, size_t bytes) {
+    std::vector<std::pair<void*, size_t>> evicted;
     {
       std::lock_guard lock(mutex_);
       live_ -= bytes;
+      for (auto found = idle_.begin(); found != idle_.end() && idle_bytes_ + bytes > kIdleLimit; ++found) {
+        if (found->first == bytes) continue;
+        while (!found->second.empty() && idle_bytes_ + bytes > kIdleLimit) {
+          evicted.emplace_back(found->second.back(), found->first);
+          found->second.pop_back();
+          idle_bytes_ -= found->first;
+        }
+      }
       if (idle_bytes_ + bytes <= kIdleLimit) {
         idle_[bytes].push_back(block);
         idle_bytes_ += bytes;
-        return;
+      } else {
+        evicted.emplace_back(block, bytes);
       }
     }
-    release(block, bytes);
+    for (auto [old, size] : evicted) release(old, size);
   }
   PoolUse use() {
     std::lock_guard lock(mutex_);

@@ -21,7 +21,7 @@ from hoploom import NeighborLoader
 
 FOLDER = Path(os.environ.get("HOPLOOM_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PUBLISHED = 0.8243  # SAGE, the mean of ten splits (yandex-research/heterophilous-graphs)
-EPOCHS, RATE, WIDTH = 30, 1e-2, 64
+EPOCHS, RATE, WIDTH = 40, 0.015, 64
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +100,13 @@ def roc_auc(model: Sage, data: Data) -> float:
 def test_graphsage_on_sampled_batches_is_within_one_point_of_the_published_result() -> None:
     data = tolokers(split=0)
     assert roc_auc(train(data), data) >= PUBLISHED - 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_mean_of_all_splits_is_within_half_a_point_of_the_published_result() -> None:
+    found = []
+    for split in range(10):
+        data = tolokers(split)
+        found.append(roc_auc(train(data), data))
+    assert sum(found) / len(found) >= PUBLISHED - 0.005, found

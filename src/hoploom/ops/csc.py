@@ -10,6 +10,8 @@ from hoploom import _core
 from hoploom.errors import DataError
 from hoploom.ops.buffers import tensor_of
 
+MOST_THREADS = 8  # each of them reads all edges
+
 
 class Csc(NamedTuple):
     indptr: Tensor  # [num_destinations + 1] int64
@@ -33,7 +35,7 @@ def build_csc(
             destinations.numpy(),
             num_sources,
             num_destinations,
-            os.cpu_count() or 1,
+            min(MOST_THREADS, len(os.sched_getaffinity(0))),
             None if edge_time is None else edge_time.numpy(),
             None if source_time is None else source_time.numpy(),
         )

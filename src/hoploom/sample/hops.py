@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,7 +57,9 @@ class HopEdges:
         if len(self._edges) == 1:
             return self._edges[0]
         out = ops.empty((sum(edges.numel() for edges in self._edges),), torch.int64)
-        return torch.cat(self._edges, out=out) if self._edges else out
+        if self._edges:  # by NumPy: torch's cat would start a team of threads in every loader thread
+            np.concatenate([edges.numpy() for edges in self._edges], out=out.numpy())
+        return out
 
 
 def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:

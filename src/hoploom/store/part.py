@@ -56,10 +56,14 @@ class Part:
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
         """Rows of this part's fields."""
-        return [self._gather_one(*want, pinned=pinned) for want in wanted]
-
-    def _gather_one(self, owner: Owner, name: str, ids: Tensor, *, pinned: bool) -> Tensor:
-        table = self.tables[owner, name]
-        if table.by_edge_id and (owner, EDGE_ID) in self.tables:
-            ids = self.tables[owner, EDGE_ID].gather(ids, pinned=False)
-        return table.gather(ids, pinned=pinned)
+        edge_ids: dict[tuple[Owner, int], Tensor] = {}  # read once, however many fields stand in the user's order
+        rows = []
+        for owner, name, ids in wanted:
+            table = self.tables[owner, name]
+            if (table.by_edge_id or name == EDGE_ID) and (owner, EDGE_ID) in self.tables:
+                key = owner, id(ids)
+                if key not in edge_ids:
+                    edge_ids[key] = self.tables[owner, EDGE_ID].gather(ids, pinned=pinned)
+                ids = edge_ids[key]
+            rows.append(ids if name == EDGE_ID else table.gather(ids, pinned=pinned))
+        return rows
