@@ -7,15 +7,17 @@
 #include <stdexcept>
 #include <string>
 
+#include "clones.h"
+
 namespace hoploom {
 namespace {
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kAheadBytes = 6400;  // how much is requested ahead of the copy
+constexpr int64_t kAheadBytes = 9600;  // how much is requested ahead of the copy
 
-inline void request(const uint8_t* row, int64_t bytes) {
+HOPLOOM_INLINE void request(const uint8_t* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
-  __builtin_prefetch(row + bytes - 1, 0, 2);
+  
 }
 
 void check_ids(const int64_t* ids, int64_t count, int64_t first, int64_t num_rows) {
@@ -37,6 +39,26 @@ void gather_small(const uint8_t* table, const int64_t* ids, int64_t count, int64
   }
 }
 
+// One row, 64 bytes at a time; the last piece overlaps the one before it.
+HOPLOOM_INLINE void copy_row(uint8_t* out, const uint8_t* row, int64_t bytes) {
+  if (bytes < kLine) {
+    std::memcpy(out, row, size_t(bytes));
+    return;
+  }
+  for (int64_t at = 0; at + kLine <= bytes; at += kLine) std::memcpy(out + at, row + at, kLine);
+  if (bytes % kLine) std::memcpy(out + bytes - kLine, row + bytes - kLine, kLine);
+}
+
+HOPLOOM_CLONES void gather_rows(const uint8_t* table, int64_t row_bytes, const int64_t* ids, int64_t count,
+                                int64_t first, uint8_t* out) {
+  const int64_t ahead = std::clamp<int64_t>(kAheadBytes / row_bytes, 2, 32);
+  for (int64_t i = 0; i < std::min(ahead, count); ++i) request(table + (ids[i] - first) * row_bytes, row_bytes);
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + ahead < count) request(table + (ids[i + ahead] - first) * row_bytes, row_bytes);
+    copy_row(out + i * row_bytes, table + (ids[i] - first) * row_bytes, row_bytes);
+  }
+}
+
 }  // namespace
 
 void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int64_t* ids, int64_t count, int64_t first,
@@ -55,13 +77,7 @@ void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int
     default:
       break;
   }
-  const int64_t ahead = std::clamp<int64_t>(kAheadBytes / row_bytes, 2, 32);
-  for (int64_t i = 0; i < std::min(ahead, count); ++i) request(table + (ids[i] - first) * row_bytes, row_bytes);
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + ahead < count) request(table + (ids[i + ahead] - first) * row_bytes, row_bytes);
-    const uint8_t* row = table + (ids[i] - first) * row_bytes;
-    std::memcpy(out + i * row_bytes, row, size_t(row_bytes));
-  }
+  gather_rows(table, row_bytes, ids, count, first, out);
 }
 
 void scatter(const uint8_t* rows, int64_t row_bytes, const int64_t* places, int64_t count, int64_t out_rows,

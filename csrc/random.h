@@ -3,9 +3,9 @@
 #pragma once
 #include <cstdint>
 
-namespace hoploom {
+#include "clones.h"
 
-#define HOPLOOM_INLINE inline __attribute__((always_inline))
+namespace hoploom {
 
 // The finaliser of splitmix64: a bijection on 64 bits that avalanches.
 HOPLOOM_INLINE uint64_t mix(uint64_t state, uint64_t value) {

@@ -3,14 +3,9 @@
 // Trades a fixed fanout limit and the plain strategy for about three times the speed.
 #include <string>
 
+#include "clones.h"
 #include "random.h"
 #include "sample.h"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && !defined(HOPLOOM_NO_CLONES)
-#define HOPLOOM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define HOPLOOM_CLONES
-#endif
 
 namespace hoploom {
 namespace {

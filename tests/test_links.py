@@ -24,6 +24,7 @@ Options = dict[str, Any]
 WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
 BINARY, TRIPLET = NegativeSampling("binary"), NegativeSampling("triplet")
 P_VALUE = 1e-4
+BOTH = ["binary", "triplet"]
 
 # --- graphs and batches --------------------------------------------------------------------------
 
@@ -192,7 +193,7 @@ def test_labels_make_room_for_negatives_as_in_pyg() -> None:
 
 
 @KEYS
-@pytest.mark.parametrize("negatives", [BINARY, NegativeSampling("triplet", 2)], ids=["binary", "triplet"])
+@pytest.mark.parametrize("negatives", [BINARY, NegativeSampling("triplet", 2)], ids=BOTH)
 def test_the_trees_of_a_link_and_its_negatives_have_the_links_number(key: Any, negatives: NegativeSampling) -> None:
     data = ring(12) if key is None else library()
     options: Options = {"neg_sampling": negatives, "disjoint": True, "batch_size": 5, "rank": 1, "world_size": 2}
@@ -246,7 +247,7 @@ def test_strict_negatives_are_uniform_over_what_is_no_edge() -> None:
 
 
 @KEYS
-@pytest.mark.parametrize("negatives", [NegativeSampling("binary", 5), NegativeSampling("triplet", 5)], ids=str)
+@pytest.mark.parametrize("negatives", [NegativeSampling("binary", 5), NegativeSampling("triplet", 5)], ids=BOTH)
 def test_strict_negatives_are_never_edges(key: Any, negatives: NegativeSampling) -> None:
     data = random_graph(12, 60, 0) if key is None else library()
     known = set(zip(*(data.edge_index if key is None else data[key].edge_index).tolist(), strict=True))
@@ -257,13 +258,23 @@ def test_strict_negatives_are_never_edges(key: Any, negatives: NegativeSampling)
         assert not known & set(found)
 
 
-@pytest.mark.parametrize("negatives", [BINARY, TRIPLET], ids=["binary", "triplet"])
+@pytest.mark.parametrize("negatives", [NegativeSampling("binary", 9), NegativeSampling("triplet", 9)], ids=BOTH)
+def test_strict_negatives_are_found_where_nine_of_ten_pairs_are_edges(negatives: NegativeSampling) -> None:
+    sources, destinations = torch.cartesian_prod(torch.arange(20), torch.arange(20)).t()
+    edges = (sources + destinations) % 10 > 0
+    data = Data(edge_index=torch.stack([sources[edges], destinations[edges]]), num_nodes=20)
+    found = negatives_of(data, negatives, strict_negatives=True)
+    assert found.shape == (2, 9 * 360)
+    assert (found.sum(0) % 10 == 0).all()
+
+
+@pytest.mark.parametrize("negatives", [BINARY, TRIPLET], ids=BOTH)
 def test_a_complete_graph_has_no_strict_negatives_and_says_so(negatives: NegativeSampling) -> None:
     with pytest.raises(DataError, match="nearly every pair is an edge"):
         negatives_of(dense(8, 1.1), negatives, strict_negatives=True)
 
 
-@pytest.mark.parametrize("negatives", [NegativeSampling("binary", 2), NegativeSampling("triplet", 2)], ids=str)
+@pytest.mark.parametrize("negatives", [NegativeSampling("binary", 2), NegativeSampling("triplet", 2)], ids=BOTH)
 def test_negatives_exist_at_the_time_of_their_link(negatives: NegativeSampling) -> None:
     data, times = dated, timed["edge_label_time"]
     seen = set()
@@ -294,7 +305,7 @@ def test_a_link_older_than_every_node_takes_the_oldest_as_in_pyg() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("negatives", [NegativeSampling("binary", 2), NegativeSampling("triplet", 2)], ids=str)
+@pytest.mark.parametrize("negatives", [NegativeSampling("binary", 2), NegativeSampling("triplet", 2)], ids=BOTH)
 def test_a_link_has_the_same_negatives_however_many_ranks_share_the_step(
     negatives: NegativeSampling, strict: bool
 ) -> None:
