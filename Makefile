@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh Debian machine with python3, g++ and make: `make demo`, `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+DEV := clang-format hypothesis mkdocs-material mypy pytest pytest-timeout ruff scikit-learn scipy
 CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 
 .PHONY: demo test test-all lint format asan tsan fuzz bench docs clean
@@ -8,7 +9,7 @@ CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 .venv/tools: constraints.txt
 	scripts/venv.sh $(PYTHON)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --timeout 120 --retries 10 -c constraints.txt torch numpy
 	$(BIN)/python -m pip install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
 	touch $@
 
@@ -18,7 +19,7 @@ CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 	touch $@
 
 .venv/dev: .venv/installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(DEV)
 	touch $@
 
 demo: .venv/installed

@@ -24,7 +24,7 @@ from hoploom.config import NumNeighbors as Fanouts
 from hoploom.config import make_sampling
 from hoploom.load.inputs import PairOrData, fanouts_of, read_input
 from hoploom.load.maker import Sampler, Workspaces, node_times, one_type_seeds
-from hoploom.sample import Links, LinkTask, make_link_seeds
+from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.schema import EDGE_ID
 from hoploom.store import Wanted
 
@@ -75,7 +75,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         relation = self._schema.relation_index[index.input_type or self._schema.relations[0].key]
         links = Links(index.row.to(torch.int64), index.col.to(torch.int64), index.label, index.time)
         key = self._key()
-        task = LinkTask(relation, neg_sampling, node_times=node_times(self._store, relation))
+        task = make_link_task(relation, neg_sampling, node_times=node_times(self._store, relation))
         seeds = make_link_seeds(self._store.graph, links, task, key, disjoint=self._sampler.sampling.disjoint)
         sampled = self._sampler.sample(seeds.seeds, key)
         if sampled.trees is not None:

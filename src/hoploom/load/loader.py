@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hoploom import keys
+from hoploom.config import as_int
 from hoploom.errors import BatchError, ConfigError, HoploomError
 from hoploom.load.assemble import Batch
 from hoploom.load.device import Mover, OnItsWay
@@ -46,16 +47,35 @@ class Loader:
         self._order, self._make_batch = order, make_batch
         self._delivery, self._mover = delivery, mover
         self._next = self._consumed = Position()
+        self._num_loops = 0
 
     def __len__(self) -> int:
         return self._order.num_steps
 
+    @property
+    def dataset(self) -> range:
+        """What PyG's loaders call their dataset: the positions of the seeds."""
+        return range(self._order.num_seeds)
+
+    @property
+    def batch_size(self) -> int:
+        return self._order.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        return self._order.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        return self._delivery.num_threads
+
     def __iter__(self) -> Iterator[Batch]:
         start = self._next
         self._next, self._consumed = Position(start.epoch + 1), start
-        return self._epoch(start)
+        self._num_loops += 1
+        return self._epoch(start, self._num_loops)
 
-    def _epoch(self, start: Position) -> Iterator[Batch]:
+    def _epoch(self, start: Position, loop: int) -> Iterator[Batch]:
         order = self._order.after(start.step, start.num_seeds)
         steps = range(order.first_step, order.num_steps)
         delivery = self._delivery
@@ -67,7 +87,8 @@ class Loader:
         try:
             for step, sent in zip(steps, made, strict=True):
                 done = Position(start.epoch, step + 1, order.step_span(step)[1])
-                self._consumed = Position(start.epoch + 1) if step == steps[-1] else done
+                if loop == self._num_loops:  # only the newest loop says where we are
+                    self._consumed = Position(start.epoch + 1) if step == steps[-1] else done
                 yield self._mover.receive(sent)
         finally:
             made.close()  # type: ignore[attr-defined]
@@ -94,12 +115,14 @@ class Loader:
             )
         size = self._order.num_seeds
         if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= size):
-            raise ConfigError(f"index holds {int(indices.max())}, out of range [0, {size})")
+            bad = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())
+            raise ConfigError(f"index holds {bad}, out of range [0, {size}); give positions among the seeds")
         key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
         return self._mover.receive(self._mover.send(self._make_batch(indices.to(torch.int64), 0, key)))
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next loop is. A restored position inside that epoch is kept."""
+        epoch = as_int("epoch", epoch, 0, "give the number of an epoch")
         if epoch != self._next.epoch:
             self._next = Position(epoch)
         self._consumed = self._next
@@ -126,8 +149,10 @@ class Loader:
         ):
             if state.get(name) != mine:
                 raise ConfigError(f"the state has {name}={state.get(name)!r}, this loader {mine!r}; they must agree")
-        position = Position(int(state["epoch"]), int(state["step"]), int(state["consumed_seeds"]))
-        if not 0 <= position.num_seeds <= order.num_seeds or position.step < 0 or position.epoch < 0:
+        way_out = "give what state_dict() returned"
+        names = ("epoch", "step", "consumed_seeds")
+        position = Position(*(as_int(f"the state's {name}", state.get(name), 0, way_out) for name in names))
+        if position.num_seeds > order.num_seeds:
             raise ConfigError(f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds")
         left = order.num_seeds - position.num_seeds
         if 0 < left < order.world_size:

@@ -19,7 +19,7 @@ from hoploom.load.inputs import Input, NodeSeeds, PairOrData
 from hoploom.load.loader import Delivery, Loader
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces, node_times
 from hoploom.load.order import Order
-from hoploom.sample import LinkTask, SampleFrontier
+from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.schema import RelationName, Schema
 
 
@@ -281,7 +281,8 @@ def _link_task(given: Input, key: RelationName, negatives: NegativeSampling | No
         raise ConfigError("strict_negatives needs neg_sampling")
     schema = given.store.schema
     relation = schema.relation_index[key]
-    return LinkTask(relation, _checked_weights(schema, relation, negatives), strict, node_times(given.store, relation))
+    checked = _checked_weights(schema, relation, negatives)
+    return make_link_task(relation, checked, strict=strict, node_times=node_times(given.store, relation))
 
 
 def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling | None) -> NegativeSampling | None:

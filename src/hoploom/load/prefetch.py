@@ -39,8 +39,8 @@ def _result(future: "Future[Made]", step: int, deadline: float) -> Made:
     try:
         return future.result(timeout=deadline)
     except FutureTimeoutError as error:
-        if future.done():
-            raise
+        if future.done():  # just in time, or the maker's own TimeoutError
+            return future.result()
         message = f"step {step} was not made within {deadline:g} s; make the transform faster, or raise timeout"
         raise BatchError(message) from error
 
@@ -57,8 +57,12 @@ class Workers(Generic[Made]):
 
     def __enter__(self) -> "Workers[Made]":
         atexit.register(self.close)  # a thread inside the core must be done before the interpreter is
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self.close()
+            raise BatchError(f"cannot start {len(self._threads)} threads; lower num_workers") from error
         return self
 
     def submit(self, step: int) -> "Future[Made]":
@@ -89,7 +93,8 @@ class Workers(Generic[Made]):
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
-            thread.join(CLOSE_DEADLINE)
+            if thread.ident is not None:
+                thread.join(CLOSE_DEADLINE)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

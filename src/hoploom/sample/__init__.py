@@ -3,7 +3,7 @@
 from hoploom.sample.bidirectional import make_bidirectional
 from hoploom.sample.blocks import Edges, LayerGraph, SampleFrontier, sample_blocks
 from hoploom.sample.hops import Workspace, sample_subgraph
-from hoploom.sample.links import Links, LinkSeeds, LinkTask, make_link_seeds
+from hoploom.sample.links import Links, LinkSeeds, LinkTask, make_link_seeds, make_link_task
 
 __all__ = [
     "Edges",
@@ -15,6 +15,7 @@ __all__ = [
     "Workspace",
     "make_bidirectional",
     "make_link_seeds",
+    "make_link_task",
     "sample_blocks",
     "sample_subgraph",
 ]

@@ -50,11 +50,16 @@ class LayerGraph:
     ) -> HookEdges:
         """Picks of in-edges, as the sampler itself would make them; fanout -1 gives all."""
         relations = self.schema.relations
+        if weighted and self.schema.weight is None:
+            raise ConfigError("weighted=True needs a store built with weight_attr; leave it out")
         if isinstance(fanout, Mapping):
+            for key in fanout:
+                self.schema.relation(key)
             fanouts = [fanout.get(relation.key, 0) for relation in relations]
         else:
             fanouts = [fanout] * len(relations)
-        by_type = seeds if isinstance(seeds, Mapping) else {self.schema.node_types[0].name: seeds}
+        given = seeds if isinstance(seeds, Mapping) else {self.schema.node_types[0].name: seeds}
+        by_type = {name: _as_ids(f"seeds of {name!r}", nodes) for name, nodes in given.items()}
         frontiers = [Frontier(by_type[t.name]) if t.name in by_type else None for t in self.schema.node_types]
         draw = Draw(self._key, self._layer, fanouts, replace, False, labor, weighted)
         found = {}
@@ -157,7 +162,7 @@ def _distinct(nodes: Tensor) -> Tensor:
 def _as_picks(edges: Edges, seeds: Tensor) -> Picks:
     """The hook's edges grouped by seed; a repeated seed has the same edges at every place."""
     unique, inverse = torch.unique(seeds, return_inverse=True)
-    _check_ends(edges, unique)
+    edges = _checked(edges, unique)
     group = torch.searchsorted(unique, edges.destinations)
     by_group = torch.argsort(group, stable=True)
     group_counts = torch.bincount(group, minlength=unique.numel())
@@ -169,13 +174,24 @@ def _as_picks(edges: Edges, seeds: Tensor) -> Picks:
     return Picks(counts, edges.sources[chosen], positions[chosen])
 
 
-def _check_ends(edges: Edges, seeds: Tensor) -> None:
-    if edges.sources.shape != edges.destinations.shape or edges.sources.dim() != 1:
-        shapes = tuple(edges.sources.shape), tuple(edges.destinations.shape)
-        raise ConfigError(f"sample_frontier returned ends of shapes {shapes}; give one source per destination")
+def _as_ids(what: str, ids: Tensor) -> Tensor:
+    if ids.is_floating_point() or ids.dtype == torch.bool or ids.dim() != 1:
+        raise ConfigError(f"{what} have dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
+    return ids.to("cpu", torch.int64).contiguous()
+
+
+def _checked(edges: Edges, seeds: Tensor) -> Edges:
+    columns = [edges.sources, edges.destinations, *([] if edges.positions is None else [edges.positions])]
+    edges = Edges(*(_as_ids("edges of sample_frontier", column) for column in columns))
+    shapes = {column.numel() for column in columns}
+    if len(shapes) != 1:
+        raise ConfigError(
+            f"sample_frontier returned columns of {sorted(shapes)} edges; give one source per destination"
+        )
     strangers = edges.destinations[~torch.isin(edges.destinations, seeds)]
     if strangers.numel():
         raise ConfigError(
             f"sample_frontier returned an edge into node {int(strangers[0])}, which is no seed of the layer; "
             f"destinations must be seeds"
         )
+    return edges

@@ -17,9 +17,11 @@ from hoploom.sample.negatives import (
     DrawNodes,
     EdgeTest,
     IsBad,
+    WeightSums,
     draw_nodes,
     draw_until,
     too_dense,
+    weight_sums,
 )
 from hoploom.schema import Schema
 from hoploom.store import GraphStore
@@ -44,6 +46,7 @@ class LinkTask:
     negatives: NegativeSampling | None = None
     strict: bool = False
     node_times: Mapping[int, Tensor] | None = None  # by node type: temporal negatives exist at the link's time
+    weights: tuple[WeightSums | None, WeightSums | None] = (None, None)  # of sources and of destinations
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,20 @@ class LinkSeeds:
     seeds: Seeds
     fields: Mapping[str, Tensor | None]  # edge_label_index, ... or src_index, dst_pos_index, ...
     num_links: int  # positives: trees are numbered modulo this
+
+
+def make_link_task(
+    relation: int,
+    negatives: NegativeSampling | None,
+    *,
+    strict: bool = False,
+    node_times: Mapping[int, Tensor] | None = None,
+) -> LinkTask:
+    """A task with its weights made ready."""
+    if negatives is None:
+        return LinkTask(relation)
+    weights = [None if w is None else weight_sums(w) for w in (negatives.src_weight, negatives.dst_weight)]
+    return LinkTask(relation, negatives, strict, node_times, (weights[SOURCE], weights[DESTINATION]))
 
 
 class Ends(NamedTuple):
@@ -108,8 +125,7 @@ def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNo
     """How nodes of one end are drawn, and their times where negatives must exist at the link's time."""
     schema = graph.schema
     node_type = (schema.sources if end == SOURCE else schema.destinations)[task.relation]
-    assert task.negatives is not None
-    weight = task.negatives.src_weight if end == SOURCE else task.negatives.dst_weight
+    weight = task.weights[end]
     num_nodes = schema.node_types[node_type].num_nodes
     node_times = (task.node_times or {}).get(node_type)
     return lambda slots, attempt: draw_nodes(key, slots, end, attempt, num_nodes, weight), node_times

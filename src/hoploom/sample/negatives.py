@@ -1,6 +1,7 @@
 """Negative links: keyed draws of nodes, weighted, in time, and strict on request."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,13 +11,24 @@ from hoploom.errors import DataError
 from hoploom.ops import Frontier
 from hoploom.store import Draw, GraphStore
 
-ROUNDS = 32
+ROUNDS = 256  # where nine of ten draws are bad, one in 10^12 is still bad after these
 DrawNodes = Callable[[Tensor, int], Tensor]  # (slots, attempt) -> nodes
 IsBad = Callable[[Tensor, Tensor], Tensor]  # (nodes, their places) -> which must be drawn again
 SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
 
 
-def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: Tensor | None) -> Tensor:
+class WeightSums(NamedTuple):
+    """Weights made ready to be inverted: O(nodes) once, O(log nodes) a draw."""
+
+    sums: Tensor  # [num_nodes] float64, running
+    last: int  # the last node with a weight above zero
+
+
+def weight_sums(weight: Tensor) -> WeightSums:
+    return WeightSums(torch.cumsum(weight.to(torch.float64), 0), int(torch.nonzero(weight > 0)[-1]))
+
+
+def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: WeightSums | None) -> Tensor:
     """One node per slot: uniform by multiply-shift over 64 bits, or by inverting the running sum of weights."""
     stream = keys.NEGATIVE_STREAM + end
     if weight is None:
@@ -24,9 +36,7 @@ def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, 
     words = ops.draw_words(key, slots, stream, attempt).to(torch.int64)
     high, low = words[:, 0], words[:, 1]
     unit = ((high << 20 | low >> 12).to(torch.float64) + 0.5) * 2.0**-52
-    sums = torch.cumsum(weight.to(torch.float64), 0)
-    last = int(torch.nonzero(weight > 0)[-1])
-    return torch.searchsorted(sums, unit * sums[-1], right=True).clamp(max=last)
+    return torch.searchsorted(weight.sums, unit * weight.sums[-1], right=True).clamp(max=weight.last)
 
 
 def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,8 @@ class Sharded:
 
 
 def _select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
-    if frontier is None or places is None:
+    """A part's share of a frontier; None if it has none."""
+    if frontier is None or places is None or places.numel() == 0:
         return None
     nodes, trees, times = frontier
     return Frontier(nodes[places], None if trees is None else trees[places], None if times is None else times[places])
