@@ -4,6 +4,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
+#include <cerrno>
+#include <system_error>
+
 #include "buffers.h"
 #include "csc.h"
 #include "gather.h"
@@ -41,6 +44,23 @@ int buffer_get(PyObject* self, Py_buffer* view, int flags) {
 }
 
 PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(buffer_get)}, {0, nullptr}};
+
+int mapped_get(PyObject* self, Py_buffer* view, int flags) {
+  MappedFile* file = nb::inst_ptr<MappedFile>(nb::handle(self));
+  return PyBuffer_FillInfo(view, self, file->bytes(), Py_ssize_t(file->size()), 0, flags);
+}
+
+PyType_Slot mapped_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(mapped_get)}, {0, nullptr}};
+
+void map_file(MappedFile* self, int descriptor, size_t size) {
+  try {
+    new (self) MappedFile(descriptor, size);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+}
 
 // The arrays of one relation, held by reference so that a call passes one object.
 struct Lists {
@@ -185,6 +205,8 @@ NB_MODULE(_core, m) {
       .def(
           "__init__", [](Buffer* self, size_t size) { new (self) Buffer(size); }, "size"_a)
       .def("__len__", &Buffer::size);
+  nb::class_<MappedFile>(m, "MappedFile", nb::type_slots(mapped_slots))
+      .def("__init__", &map_file, "descriptor"_a, "size"_a);
   m.def("pool_use", [] {
     const PoolUse use = pool_use();
     return std::make_tuple(use.idle_bytes, use.live_bytes);

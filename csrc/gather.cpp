@@ -17,7 +17,6 @@ constexpr int64_t kAheadBytes = 9600;  // how much is requested ahead of the cop
 
 HOPLOOM_INLINE void request(const uint8_t* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
-  
 }
 
 void check_ids(const int64_t* ids, int64_t count, int64_t first, int64_t num_rows) {

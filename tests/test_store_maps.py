@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graphs import save_in_parts
 from stores import assert_same
 
 import hoploom
@@ -137,3 +138,10 @@ def run(code: str, *arguments: Any) -> str:
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=True
     )
     return done.stdout
+
+
+def test_an_open_store_holds_no_descriptor(ring_store: Store, tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    store = save_in_parts(ring_store, tmp_path / "ring", 20)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(store.parts) == 20

@@ -1,6 +1,6 @@
 """Operations on tensors, one function each. CPU tensors go to the C++ core."""
 
-from hoploom.ops.buffers import empty, pool_trim, pool_use, tensor_of
+from hoploom.ops.buffers import MappedFile, empty, pool_trim, pool_use, tensor_of
 from hoploom.ops.csc import Csc, build_csc
 from hoploom.ops.gather import gather, scatter_lists, scatter_rows
 from hoploom.ops.order import draw_bounded, draw_words, permute
@@ -11,6 +11,7 @@ __all__ = [
     "Csc",
     "EdgeLists",
     "Frontier",
+    "MappedFile",
     "NodeMap",
     "Picks",
     "Rule",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hoploom import _core
 
+MappedFile = _core.MappedFile  # a file's pages, kept without a descriptor
 pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
 pool_trim = _core.pool_trim
 

@@ -1,7 +1,6 @@
 """Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
 
 import math
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,15 +8,13 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ops import EdgeLists
+from hoploom.ops import EdgeLists, MappedFile
 from hoploom.schema import DTYPES, Owner, check_schema
 from hoploom.store import layout
 from hoploom.store.layout import Manifest
 from hoploom.store.part import Part, Table
 from hoploom.store.store import Store, assemble
 
-# Private pages that are written to count against no limit: a store may exceed the machine's memory.
-MAP_NORESERVE = 0x4000
 ID_LIMIT = 2**31
 
 
@@ -145,7 +142,7 @@ def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Se
     return torch.frombuffer(pages, dtype=DTYPES[dtype], count=count, offset=offset).view(*shape)
 
 
-def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...]]) -> tuple[mmap.mmap, int]:
+def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...]]) -> tuple[MappedFile, int]:
     """The file's pages, and where its values begin. What is expected: dtype and shape."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -158,5 +155,4 @@ def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...
         needed = math.prod(expected[1]) * DTYPES[expected[0]].itemsize
         if size - offset != needed:
             raise StoreError(f"{name} has {size - offset} bytes of values, {needed} are needed; copy it again")
-        flags = mmap.MAP_PRIVATE | MAP_NORESERVE
-        return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE), offset
+        return MappedFile(file.fileno(), size), offset
