@@ -7,6 +7,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,18 +110,22 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def surroundings() -> list[str]:
-    """Machine, commit and versions, one line each."""
+    """Machine, commit, versions and load, one line each; asked for before measuring."""
     model = _field("/proc/cpuinfo", "model name")
     memory = int(_field("/proc/meminfo", "MemTotal").split()[0]) / 2**20
     return [
         f"machine: {model}, {os.cpu_count()} cores ({len(os.sched_getaffinity(0))} used), {memory:.0f} GiB",
         f"commit: {commit()}",
         f"versions: Python {platform.python_version()}, torch {torch.__version__}",
+        f"load before: {os.getloadavg()[0]:.2f}",
     ]
 
 
 def commit() -> str:
     """The short hash; "dirty" if the working tree differs from it in more than the results."""
+    found = find_spec("hoploom")
+    if found is None or found.origin is None or not Path(found.origin).is_relative_to(ROOT / "src"):
+        return "unknown: the hoploom measured is not this working tree"
     head = _git("rev-parse", "--short", "HEAD")
     changed = _git("status", "--porcelain", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
     return f"{head} dirty" if changed else head
@@ -157,12 +162,12 @@ def main(measure: Callable[[bool], Report]) -> None:
     parser.add_argument("--json", action="store_true", help="print what run.py reads")
     arguments = parser.parse_args()
     use_two_cores()
-    load = os.getloadavg()[0]
+    header = surroundings()
     report = measure(arguments.tiny)
     if arguments.json:
         print(report.to_json())
         return
-    print("\n".join([*surroundings(), f"load before: {load:.2f}", "", table(report.rows), ""]))
+    print("\n".join([*header, "", table(report.rows), ""]))
     print("\n".join(notes_of(report)))
     if arguments.tiny:
         print("tiny graph: the figures mean nothing")

@@ -6,7 +6,6 @@
 
 import argparse
 import datetime
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,9 +39,8 @@ def merged(reports: list[Report]) -> Report:
     return Report(rows, list(notes), list(absent))
 
 
-def page(whole: Report, load: float) -> str:
+def page(whole: Report, header: list[str]) -> str:
     """What RESULTS.md says."""
-    header = [*report.surroundings(), f"date: {datetime.date.today().isoformat()}", f"load before: {load:.2f}"]
     return "\n".join(
         [
             "# Results",
@@ -70,11 +68,14 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     report.use_two_cores()
-    load = os.getloadavg()[0]
+    header = [*report.surroundings(), f"date: {datetime.date.today().isoformat()}"]
+    commit = report.commit()
     chosen = arguments.names or list(NAMES)
     reports = {name: run_script(name, arguments.tiny) for name in chosen}
     failed = [name for name, found in reports.items() if found is None]
-    text = page(merged([found for found in reports.values() if found is not None]), load)
+    if report.commit() != commit:
+        header.append(f"the working tree changed on the way: now at {report.commit()}")
+    text = page(merged([found for found in reports.values() if found is not None]), header)
     print(text)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -16,7 +17,7 @@ namespace hoploom {
 namespace {
 
 constexpr size_t kHuge = size_t(2) << 20;
-constexpr size_t kIdleLimit = size_t(512) << 20;
+constexpr size_t kIdleLeast = size_t(512) << 20;
 
 // Size classes in steps of a quarter of a power of two: at most 25 % is wasted, and batches of
 // nearly the same size share a class.
@@ -53,6 +54,7 @@ class Pool {
     {
       std::lock_guard lock(mutex_);
       live_ += bytes;
+      peak_ = std::max(peak_, live_);
       auto found = idle_.find(bytes);
       if (found != idle_.end() && !found->second.empty()) {
         void* block = found->second.back();
@@ -75,15 +77,15 @@ class Pool {
     {
       std::lock_guard lock(mutex_);
       live_ -= bytes;
-      for (auto found = idle_.begin(); found != idle_.end() && idle_bytes_ + bytes > kIdleLimit; ++found) {
+      for (auto found = idle_.begin(); found != idle_.end() && idle_bytes_ + bytes > limit(); ++found) {
         if (found->first == bytes) continue;
-        while (!found->second.empty() && idle_bytes_ + bytes > kIdleLimit) {
+        while (!found->second.empty() && idle_bytes_ + bytes > limit()) {
           evicted.emplace_back(found->second.back(), found->first);
           found->second.pop_back();
           idle_bytes_ -= found->first;
         }
       }
-      if (idle_bytes_ + bytes <= kIdleLimit) {
+      if (idle_bytes_ + bytes <= limit()) {
         idle_[bytes].push_back(block);
         idle_bytes_ += bytes;
       } else {
@@ -100,14 +102,18 @@ class Pool {
     std::lock_guard lock(mutex_);
     for (auto& [bytes, blocks] : idle_)
       for (void* block : blocks) release(block, bytes);
+    peak_ = live_;
     idle_.clear();
     idle_bytes_ = 0;
   }
 
  private:
+  // What was in use at once may lie idle at once: batches come and go together.
+  size_t limit() const { return std::max(kIdleLeast, peak_); }
+
   std::mutex mutex_;
   std::map<size_t, std::vector<void*>> idle_;
-  size_t idle_bytes_ = 0, live_ = 0;
+  size_t idle_bytes_ = 0, live_ = 0, peak_ = 0;
 };
 
 // Never destroyed: buffers may outlive every other static at interpreter exit.
@@ -145,6 +151,7 @@ MappedFile::MappedFile(int descriptor, size_t size) : size_(size) {
   void* pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
   if (pages == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
   bytes_ = pages;
+  madvise(pages, size, MADV_HUGEPAGE);  // a hint: where the file system has large pages, lookups get cheaper
 }
 MappedFile::~MappedFile() {
   if (bytes_) munmap(bytes_, size_);

@@ -4,7 +4,7 @@
 #define HOPLOOM_INLINE inline __attribute__((always_inline))
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && !defined(HOPLOOM_NO_CLONES)
-#define HOPLOOM_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define HOPLOOM_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define HOPLOOM_CLONES
 #endif
