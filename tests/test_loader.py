@@ -338,3 +338,50 @@ def test_calling_a_loader_samples_just_these_positions() -> None:
     for bad in ([50], [-1], [0.5], torch.tensor([True])):
         with pytest.raises(hoploom.ConfigError):
             loader(bad)
+
+
+# --- steps of one's choice ----------------------------------------------------------------------
+
+
+def test_ranks_that_share_out_steps_see_the_batches_of_one_process() -> None:
+    loader = _loader()
+    whole = list(_loader())
+    shared = [list(loader.steps(range(rank, len(loader), 3))) for rank in range(3)]
+    for rank in range(3):
+        assert_same_batches(shared[rank], whole[rank::3])
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_steps_leave_the_position_alone(threads: int) -> None:
+    loader = _loader(num_workers=threads)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    assert len(list(loader.steps(range(2, 5)))) == 3
+    assert loader.state_dict() == state
+    assert (loader.epoch, loader.rank, loader.world_size) == (0, 0, 1)
+
+
+def test_steps_outside_of_the_epoch_are_refused() -> None:
+    loader = _loader()
+    with pytest.raises(hoploom.ConfigError, match="has 13"):
+        loader.steps(range(12, 14))
+    assert list(loader.steps(range(5, 5))) == []
+
+
+def test_the_seeds_of_a_step_are_counted_over_all_ranks() -> None:
+    ranks = [_loader(rank=rank, world_size=3) for rank in range(3)]
+    for loops in (0, 1):
+        sizes = [[batch.batch_size for batch in loader] for loader in ranks]
+        assert [sum(step) for step in zip(*sizes, strict=True)] == [12, 12, 12, 14]
+        assert [ranks[0].num_seeds(step) for step in range(4)] == [12, 12, 12, 14], loops
+
+
+def test_the_seeds_of_a_step_are_known_after_resuming_at_another_batch_size() -> None:
+    loader = _loader()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    wider = _loader(batch_size=10)
+    wider.load_state_dict(loader.state_dict())
+    assert [batch.batch_size for batch in wider] == [wider.num_seeds(step) for step in range(3, 7)] == [10, 10, 10, 8]

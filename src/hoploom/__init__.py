@@ -2,7 +2,7 @@
 
 from hoploom.batch import Block
 from hoploom.build import from_pyg, from_tensors, generate
-from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, StoreError
+from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
 from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from hoploom.sample import Edges
 from hoploom.store import Store
@@ -20,8 +20,10 @@ __all__ = [
     "LinkNeighborLoader",
     "NeighborLoader",
     "NeighborSampler",
+    "PeerError",
     "Store",
     "StoreError",
+    "TrainError",
     "from_pyg",
     "from_tensors",
     "generate",

@@ -4,7 +4,9 @@ HoploomError
 ├── ConfigError    an argument is wrong; raised when the object is made (also a ValueError)
 ├── DataError      the graph or features given are unusable (also a ValueError)
 ├── StoreError     a store on disk is missing, damaged, newer, or cannot be written (also an OSError)
-└── BatchError     a batch could not be made; names the step, and the cause is chained
+├── BatchError     a batch could not be made; names the step, and the cause is chained
+├── TrainError     training cannot go on, e.g. the loss is not finite; names the step and the rank
+└── PeerError      another rank has ended or does not answer
 """
 
 
@@ -26,3 +28,11 @@ class StoreError(HoploomError, OSError):
 
 class BatchError(HoploomError, RuntimeError):
     """A batch could not be made."""
+
+
+class TrainError(HoploomError, RuntimeError):
+    """Training cannot go on."""
+
+
+class PeerError(HoploomError, RuntimeError):
+    """Another rank has ended or does not answer."""

@@ -1,7 +1,8 @@
 """The loader: an order, a pure function from steps to batches, threads, and a position that can be saved."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class Loader:
         self._order, self._make_batch = order, make_batch
         self._delivery, self._mover = delivery, mover
         self._next = self._consumed = Position()
+        self._looping = order
         self._num_loops = 0
 
     def __len__(self) -> int:
@@ -62,6 +64,19 @@ class Loader:
         return self._order.batch_size
 
     @property
+    def rank(self) -> int:
+        return self._order.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._order.world_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest loop, or of the next one where none has begun."""
+        return self._consumed.epoch
+
+    @property
     def drop_last(self) -> bool:
         return self._order.drop_last
 
@@ -73,25 +88,44 @@ class Loader:
         start = self._next
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
+        self._looping = self._order.after(start.step, start.num_seeds)
         return self._epoch(start, self._num_loops)
 
     def _epoch(self, start: Position, loop: int) -> Iterator[Batch]:
         order = self._order.after(start.step, start.num_seeds)
         steps = range(order.first_step, order.num_steps)
-        delivery = self._delivery
-
-        def make(step: int) -> Batch | OnItsWay:
-            return self._make_step(order, start.epoch, step)
-
-        made = in_order(make, steps, delivery.num_threads, delivery.num_ahead, delivery.deadline)
-        try:
-            for step, sent in zip(steps, made, strict=True):
+        with closing(self._made(order, start.epoch, steps)) as made:
+            for step, batch in zip(steps, made, strict=True):
                 done = Position(start.epoch, step + 1, order.step_span(step)[1])
                 if loop == self._num_loops:  # only the newest loop says where we are
                     self._consumed = Position(start.epoch + 1) if step == steps[-1] else done
+                yield batch
+
+    def steps(self, steps: range) -> Generator[Batch, None, None]:
+        """These steps of epoch 0, wherever the loader is: `loader.steps(range(rank, len(loader), world_size))`.
+
+        Ranks that share out whole steps of a loader see the batches that one process would see.
+        """
+        if len(steps) and not 0 <= min(steps) <= max(steps) < self._order.num_steps:
+            raise ConfigError(f"steps are {steps}, but an epoch has {self._order.num_steps}; stay within it")
+        return self._made(replace(self._order, first_step=0, first_seed=0), 0, steps)
+
+    def num_seeds(self, step: int) -> int:
+        """The seeds of a step of the newest loop, over all ranks."""
+        begin, end = self._looping.step_span(step)
+        return end - begin
+
+    def _made(self, order: Order, epoch: int, steps: range) -> Generator[Batch, None, None]:
+        """The batches of these steps, made ahead."""
+        delivery = self._delivery
+
+        def make(step: int) -> Batch | OnItsWay:
+            return self._make_step(order, epoch, step)
+
+        made = in_order(make, steps, delivery.num_threads, delivery.num_ahead, delivery.deadline)
+        with closing(made):
+            for sent in made:
                 yield self._mover.receive(sent)
-        finally:
-            made.close()  # type: ignore[attr-defined]
 
     def _make_step(self, order: Order, epoch: int, step: int) -> Batch | OnItsWay:
         """A pure function of the store, the options, seed, epoch, step, rank and world size."""

@@ -7,7 +7,7 @@ import atexit
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
@@ -21,7 +21,7 @@ CLOSE_DEADLINE = 10.0  # seconds that a thread may take to finish the batch it i
 
 def in_order(
     make: Callable[[int], Made], steps: range, num_threads: int, num_ahead: int, deadline: float
-) -> Iterator[Made]:
+) -> Generator[Made, None, None]:
     """make(step) for every step. With threads, up to `num_ahead` steps are under way at a time."""
     if num_threads == 0:
         yield from map(make, steps)
