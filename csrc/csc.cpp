@@ -5,8 +5,9 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "threads.h"
 
 namespace hoploom {
 namespace {
@@ -16,14 +17,6 @@ void check_range(const int64_t* ids, int64_t count, int64_t limit, const char* s
     if (uint64_t(ids[i]) >= uint64_t(limit))
       throw std::out_of_range(std::string(side) + " id " + std::to_string(ids[i]) + " of edge " + std::to_string(i) +
                               " is out of range [0, " + std::to_string(limit) + ")");
-}
-
-// Runs work(thread) on every thread and waits.
-template <typename Work>
-void on_threads(int threads, Work work) {
-  std::vector<std::jthread> others;  // joined even if one cannot be started
-  for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
-  work(0);
 }
 
 template <typename Id>

@@ -71,6 +71,35 @@ def build_csc(
     edge_time: NDArray[Any] | None,
     source_time: NDArray[Any] | None,
 ) -> tuple[Buffer, Buffer, Buffer | None, bool]: ...
+def sum_rows(
+    indptr: NDArray[Any],
+    rows: NDArray[Any],
+    places: NDArray[Any] | None,
+    x: NDArray[Any],
+    weights: NDArray[Any] | None,
+    mean: bool,
+    threads: int,
+    out: NDArray[Any],
+) -> None: ...
+def max_rows(
+    indptr: NDArray[Any], rows: NDArray[Any], x: NDArray[Any], threads: int, out: NDArray[Any], winners: NDArray[Any]
+) -> None: ...
+def max_rows_backward(
+    out_indptr: NDArray[Any],
+    rows: NDArray[Any],
+    places: NDArray[Any] | None,
+    indptr: NDArray[Any],
+    grad: NDArray[Any],
+    winners: NDArray[Any],
+    threads: int,
+    out: NDArray[Any],
+) -> None: ...
+def dot_rows(
+    indptr: NDArray[Any], rows: NDArray[Any], x: NDArray[Any], y: NDArray[Any], threads: int, out: NDArray[Any]
+) -> None: ...
+def softmax_lists(
+    indptr: NDArray[Any], scores: NDArray[Any], grad: NDArray[Any] | None, threads: int, out: NDArray[Any]
+) -> None: ...
 def mix(state: int, value: int) -> int: ...
 def permute(key: int, size: int, begin: int, end: int) -> Buffer: ...
 def draw_bounded(key: int, ids: NDArray[Any], stream: int, draw: int, bound: int) -> Buffer: ...

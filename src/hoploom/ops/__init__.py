@@ -1,7 +1,9 @@
 """Operations on tensors, one function each. CPU tensors go to the C++ core."""
 
+from hoploom.ops.aggregate import Reduce, aggregate, softmax
 from hoploom.ops.buffers import MappedFile, empty, pool_trim, pool_use, tensor_of
 from hoploom.ops.csc import Csc, build_csc
+from hoploom.ops.edges import InEdges, OutEdges
 from hoploom.ops.gather import gather, scatter_lists, scatter_rows
 from hoploom.ops.order import draw_bounded, draw_words, permute
 from hoploom.ops.relabel import NodeMap, fill_edges
@@ -11,10 +13,14 @@ __all__ = [
     "Csc",
     "EdgeLists",
     "Frontier",
+    "InEdges",
     "MappedFile",
     "NodeMap",
+    "OutEdges",
     "Picks",
+    "Reduce",
     "Rule",
+    "aggregate",
     "build_csc",
     "draw_bounded",
     "draw_words",
@@ -27,5 +33,6 @@ __all__ = [
     "sample",
     "scatter_lists",
     "scatter_rows",
+    "softmax",
     "tensor_of",
 ]

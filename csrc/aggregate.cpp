@@ -1,0 +1,264 @@
+// Rows are requested some entries ahead, across the ends of lists; a list's sum stays in the first-level cache.
+#include "aggregate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "clones.h"
+#include "threads.h"
+
+namespace hoploom {
+namespace {
+
+constexpr int64_t kLine = 64;
+constexpr int64_t kAheadBytes = 9600;  // as in gather.cpp
+constexpr int64_t kSmall = 1 << 15;    // values; below it another thread costs more than it brings
+
+int useful(int threads, int64_t values) { return int(std::clamp<int64_t>(values / kSmall, 1, std::max(threads, 1))); }
+
+HOPLOOM_INLINE int64_t entries_ahead(int64_t row_bytes) {
+  return std::clamp<int64_t>(kAheadBytes / std::max<int64_t>(row_bytes, 1), 2, 32);
+}
+
+HOPLOOM_INLINE void request(const void* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(static_cast<const char*>(row) + at, 0, 3);
+}
+
+template <typename T, typename Id>
+HOPLOOM_INLINE void request_entry(const RowLists<Id>& lists, const Matrix<T>& x, int64_t entry) {
+  if (entry < lists.num_entries)
+    request(x.values + int64_t(lists.rows[entry]) * x.stride, x.width * int64_t(sizeof(T)));
+}
+
+template <typename T>
+HOPLOOM_INLINE void add(T* __restrict out, const T* __restrict row, int64_t width) {
+  for (int64_t c = 0; c < width; ++c) out[c] += row[c];
+}
+
+template <typename T>
+HOPLOOM_INLINE void add_scaled(T* __restrict out, const T* __restrict row, T weight, int64_t width) {
+  for (int64_t c = 0; c < width; ++c) out[c] += weight * row[c];
+}
+
+template <typename T, typename Id>
+HOPLOOM_INLINE void sum_range(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean,
+                              int64_t from, int64_t to, T* out) {
+  const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(T)));
+  const int64_t share = weights.values ? width / weights.heads : width;
+  for (int64_t i = from; i < to; ++i) {
+    const int64_t begin = lists.indptr[i], end = lists.indptr[i + 1];
+    T* total = out + i * width;
+    std::memset(total, 0, size_t(width) * sizeof(T));
+    for (int64_t e = begin; e < end; ++e) {
+      request_entry(lists, x, e + ahead);
+      const T* row = x.values + int64_t(lists.rows[e]) * x.stride;
+      if (!weights.values) {
+        add(total, row, width);
+        continue;
+      }
+      const T* weight = weights.values + (lists.places ? lists.places[e] : e) * weights.heads;
+      for (int64_t h = 0; h < weights.heads; ++h) add_scaled(total + h * share, row + h * share, weight[h], share);
+    }
+    if (mean && end - begin > 1) {
+      const T scale = T(1) / T(end - begin);
+      for (int64_t c = 0; c < width; ++c) total[c] *= scale;
+    }
+  }
+}
+
+template <typename T, typename Id>
+HOPLOOM_INLINE void max_range(const RowLists<Id>& lists, const Matrix<T>& x, int64_t from, int64_t to, T* out,
+                              int32_t* winners) {
+  const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(T)));
+  for (int64_t i = from; i < to; ++i) {
+    const int64_t begin = lists.indptr[i], end = lists.indptr[i + 1];
+    T* __restrict best = out + i * width;
+    int32_t* __restrict winner = winners + i * width;
+    std::memset(best, 0, size_t(width) * sizeof(T));
+    std::fill_n(winner, width, begin == end ? -1 : 0);
+    for (int64_t e = begin; e < end; ++e) {
+      request_entry(lists, x, e + ahead);
+      const T* __restrict row = x.values + int64_t(lists.rows[e]) * x.stride;
+      if (e == begin) {
+        std::memcpy(best, row, size_t(width) * sizeof(T));
+        continue;
+      }
+      for (int64_t c = 0; c < width; ++c) {
+        const bool wins = row[c] > best[c] || row[c] != row[c];  // NaN stays, as in torch
+        best[c] = wins ? row[c] : best[c];
+        winner[c] = wins ? int32_t(e - begin) : winner[c];
+      }
+    }
+  }
+}
+
+template <typename T, typename Id>
+HOPLOOM_INLINE void max_backward_range(const RowLists<Id>& lists, const int64_t* indptr, const Matrix<T>& grad,
+                                       const int32_t* winners, int64_t from, int64_t to, T* out) {
+  const int64_t width = grad.width;
+  for (int64_t s = from; s < to; ++s) {
+    T* __restrict total = out + s * width;
+    std::memset(total, 0, size_t(width) * sizeof(T));
+    for (int64_t e = lists.indptr[s]; e < lists.indptr[s + 1]; ++e) {
+      const int64_t d = int64_t(lists.rows[e]);
+      const int32_t entry = int32_t((lists.places ? lists.places[e] : e) - indptr[d]);
+      const T* __restrict row = grad.values + d * grad.stride;
+      const int32_t* __restrict winner = winners + d * width;
+      for (int64_t c = 0; c < width; ++c) total[c] += winner[c] == entry ? row[c] : T(0);
+    }
+  }
+}
+
+// Eight partial sums in a fixed order: the same result on every processor.
+template <typename T>
+HOPLOOM_INLINE T dot(const T* __restrict a, const T* __restrict b, int64_t width) {
+  T part[8] = {};
+  int64_t c = 0;
+  for (; c + 8 <= width; c += 8)
+    for (int64_t k = 0; k < 8; ++k) part[k] += a[c + k] * b[c + k];
+  for (int64_t k = 0; c < width; ++c, ++k) part[k] += a[c] * b[c];
+  return ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
+}
+
+template <typename T, typename Id>
+HOPLOOM_INLINE void dot_range(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads,
+                              int64_t from, int64_t to, T* out) {
+  const int64_t share = x.width / heads, ahead = entries_ahead(x.width * int64_t(sizeof(T)));
+  for (int64_t i = from; i < to; ++i)
+    for (int64_t e = lists.indptr[i]; e < lists.indptr[i + 1]; ++e) {
+      request_entry(lists, x, e + ahead);
+      const T* row = x.values + int64_t(lists.rows[e]) * x.stride;
+      for (int64_t h = 0; h < heads; ++h)
+        out[e * heads + h] = dot(row + h * share, y.values + i * y.stride + h * share, share);
+    }
+}
+
+// Each of the types compiled for several processors; templates cannot be cloned themselves.
+#define HOPLOOM_EACH(T, Id)                                                                                        \
+  HOPLOOM_CLONES void run_sum(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean, \
+                              int64_t from, int64_t to, T* out) {                                                  \
+    sum_range(lists, x, weights, mean, from, to, out);                                                             \
+  }                                                                                                                \
+  HOPLOOM_CLONES void run_max(const RowLists<Id>& lists, const Matrix<T>& x, int64_t from, int64_t to, T* out,     \
+                              int32_t* winners) {                                                                  \
+    max_range(lists, x, from, to, out, winners);                                                                   \
+  }                                                                                                                \
+  HOPLOOM_CLONES void run_max_backward(const RowLists<Id>& lists, const int64_t* indptr, const Matrix<T>& grad,    \
+                                       const int32_t* winners, int64_t from, int64_t to, T* out) {                 \
+    max_backward_range(lists, indptr, grad, winners, from, to, out);                                               \
+  }                                                                                                                \
+  HOPLOOM_CLONES void run_dot(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads,    \
+                              int64_t from, int64_t to, T* out) {                                                  \
+    dot_range(lists, x, y, heads, from, to, out);                                                                  \
+  }
+HOPLOOM_EACH(float, int32_t)
+HOPLOOM_EACH(float, int64_t)
+HOPLOOM_EACH(double, int32_t)
+HOPLOOM_EACH(double, int64_t)
+#undef HOPLOOM_EACH
+
+// work(from, to) for the share of every thread.
+template <typename Work>
+void in_shares(const int64_t* indptr, int64_t num_lists, int threads, int64_t width, Work work) {
+  const int64_t values = (indptr[num_lists] + num_lists) * std::max<int64_t>(width, 1);
+  const int used = useful(threads, values);
+  on_threads(used,
+             [&](int t) { work(first_list(indptr, num_lists, t, used), first_list(indptr, num_lists, t + 1, used)); });
+}
+
+}  // namespace
+
+void check_indptr(const int64_t* indptr, int64_t num_lists, int64_t num_entries) {
+  bool holds = indptr[0] == 0 && indptr[num_lists] == num_entries;
+  for (int64_t i = 0; i < num_lists; ++i) holds &= indptr[i] <= indptr[i + 1];
+  if (!holds) throw std::out_of_range("indptr does not ascend from 0 to the number of edges");
+}
+
+template <typename Id>
+void check_lists(const RowLists<Id>& lists, int64_t num_rows) {
+  check_indptr(lists.indptr, lists.num_lists, lists.num_entries);
+  bool outside = false;
+  for (int64_t e = 0; e < lists.num_entries; ++e) outside |= uint64_t(int64_t(lists.rows[e])) >= uint64_t(num_rows);
+  if (outside) throw std::out_of_range("an edge's end is out of range [0, " + std::to_string(num_rows) + ")");
+  if (!lists.places) return;
+  for (int64_t e = 0; e < lists.num_entries; ++e) outside |= uint64_t(lists.places[e]) >= uint64_t(lists.num_entries);
+  if (outside) throw std::out_of_range("an edge's place is out of range");
+}
+
+template <typename T, typename Id>
+void sum_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean, int threads,
+              T* out) {
+  in_shares(lists.indptr, lists.num_lists, threads, x.width,
+            [&](int64_t from, int64_t to) { run_sum(lists, x, weights, mean, from, to, out); });
+}
+
+template <typename T, typename Id>
+void max_rows(const RowLists<Id>& lists, const Matrix<T>& x, int threads, T* out, int32_t* winners) {
+  in_shares(lists.indptr, lists.num_lists, threads, x.width,
+            [&](int64_t from, int64_t to) { run_max(lists, x, from, to, out, winners); });
+}
+
+template <typename T, typename Id>
+void max_rows_backward(const RowLists<Id>& transposed, const int64_t* indptr, const Matrix<T>& grad,
+                       const int32_t* winners, int threads, T* out) {
+  in_shares(transposed.indptr, transposed.num_lists, threads, grad.width,
+            [&](int64_t from, int64_t to) { run_max_backward(transposed, indptr, grad, winners, from, to, out); });
+}
+
+template <typename T, typename Id>
+void dot_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads, int threads, T* out) {
+  in_shares(lists.indptr, lists.num_lists, threads, x.width,
+            [&](int64_t from, int64_t to) { run_dot(lists, x, y, heads, from, to, out); });
+}
+
+template <typename T>
+void softmax_lists(const int64_t* indptr, int64_t num_lists, int64_t heads, const T* scores, int threads, T* out) {
+  in_shares(indptr, num_lists, threads, heads, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t begin = indptr[i] * heads + h, end = indptr[i + 1] * heads;
+        T greatest = begin < end ? scores[begin] : T(0), total = 0;
+        for (int64_t e = begin; e < end; e += heads) greatest = std::max(greatest, scores[e]);
+        for (int64_t e = begin; e < end; e += heads) total += out[e] = std::exp(scores[e] - greatest);
+        for (int64_t e = begin; e < end; e += heads) out[e] /= total;
+      }
+  });
+}
+
+template <typename T>
+void softmax_lists_backward(const int64_t* indptr, int64_t num_lists, int64_t heads, const T* softmax, const T* grad,
+                            int threads, T* out) {
+  in_shares(indptr, num_lists, threads, heads, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t begin = indptr[i] * heads + h, end = indptr[i + 1] * heads;
+        T total = 0;
+        for (int64_t e = begin; e < end; e += heads) total += softmax[e] * grad[e];
+        for (int64_t e = begin; e < end; e += heads) out[e] = softmax[e] * (grad[e] - total);
+      }
+  });
+}
+
+#define HOPLOOM_INSTANCES(T, Id)                                                                                   \
+  template void sum_rows(const RowLists<Id>&, const Matrix<T>&, const Weights<T>&, bool, int, T*);                 \
+  template void max_rows(const RowLists<Id>&, const Matrix<T>&, int, T*, int32_t*);                                \
+  template void max_rows_backward(const RowLists<Id>&, const int64_t*, const Matrix<T>&, const int32_t*, int, T*); \
+  template void dot_rows(const RowLists<Id>&, const Matrix<T>&, const Matrix<T>&, int64_t, int, T*);
+HOPLOOM_INSTANCES(float, int32_t)
+HOPLOOM_INSTANCES(float, int64_t)
+HOPLOOM_INSTANCES(double, int32_t)
+HOPLOOM_INSTANCES(double, int64_t)
+#undef HOPLOOM_INSTANCES
+#define HOPLOOM_INSTANCES(T)                                                        \
+  template void softmax_lists(const int64_t*, int64_t, int64_t, const T*, int, T*); \
+  template void softmax_lists_backward(const int64_t*, int64_t, int64_t, const T*, const T*, int, T*);
+HOPLOOM_INSTANCES(float)
+HOPLOOM_INSTANCES(double)
+#undef HOPLOOM_INSTANCES
+template void check_lists(const RowLists<int32_t>&, int64_t);
+template void check_lists(const RowLists<int64_t>&, int64_t);
+
+}  // namespace hoploom

@@ -1,0 +1,61 @@
+// Sums, means, maxima and attention over lists of rows, forward and backward. Every output row belongs to one thread
+// and its terms are added in the order of its list: the result does not depend on the number of threads.
+#pragma once
+#include <cstdint>
+
+namespace hoploom {
+
+// Entry k of list i is row `rows[indptr[i] + k]` of a matrix.
+template <typename Id>
+struct RowLists {
+  const int64_t* indptr;  // [num_lists + 1], from 0, ascending
+  const Id* rows;         // [num_entries]
+  int64_t num_lists, num_entries;
+  const int64_t* places;  // [num_entries] where an entry's weight stands; null: at the entry's own position
+};
+
+// Rows of one width, possibly apart from each other.
+template <typename T>
+struct Matrix {
+  const T* values;
+  int64_t num_rows, width, stride;
+};
+
+// What entries are multiplied by: heads weights per entry, each for its share of the columns. Null: ones.
+template <typename T>
+struct Weights {
+  const T* values;  // [num_entries, heads]
+  int64_t heads;
+};
+
+// Throw std::out_of_range unless the lists follow each other, and fit a matrix of `num_rows` rows.
+void check_indptr(const int64_t* indptr, int64_t num_lists, int64_t num_entries);
+template <typename Id>
+void check_lists(const RowLists<Id>& lists, int64_t num_rows);
+
+// out[i] = sum over list i of weight x row; divided by the list's length where `mean`. Rows of empty lists are zero.
+template <typename T, typename Id>
+void sum_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean, int threads, T* out);
+
+// out[i] = greatest value per column, zero for an empty list; winners: which entry of the list it was, the first one
+// of equals, -1 for an empty list.
+template <typename T, typename Id>
+void max_rows(const RowLists<Id>& lists, const Matrix<T>& x, int threads, T* out, int32_t* winners);
+
+// The backward of max_rows, over the transposed lists: out[s] = sum of grad[d] where entry `places` of d had won.
+template <typename T, typename Id>
+void max_rows_backward(const RowLists<Id>& transposed, const int64_t* indptr, const Matrix<T>& grad,
+                       const int32_t* winners, int threads, T* out);
+
+// out[entry, head] = dot product of a row of x and the list's row of y, over the head's columns.
+template <typename T, typename Id>
+void dot_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads, int threads, T* out);
+
+// Softmax within each list, per head, and its backward.
+template <typename T>
+void softmax_lists(const int64_t* indptr, int64_t num_lists, int64_t heads, const T* scores, int threads, T* out);
+template <typename T>
+void softmax_lists_backward(const int64_t* indptr, int64_t num_lists, int64_t heads, const T* softmax, const T* grad,
+                            int threads, T* out);
+
+}  // namespace hoploom

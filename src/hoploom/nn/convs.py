@@ -1,0 +1,206 @@
+"""PyG's convolutions over `ops.aggregate`: the same arguments, parameters and results, no messages in memory.
+
+A convolution has two halves. `project` acts on every source by itself; `propagate` aggregates projected sources into
+destinations. Layer-wise inference runs them one after the other over the whole graph. There are no edge weights and no
+edge features.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from hoploom import ops
+from hoploom.errors import ConfigError
+from hoploom.ops import InEdges
+
+Ends = tuple[int, int]  # channels of sources and destinations
+Aggr = Literal["sum", "add", "mean", "max"]
+
+
+class Conv(nn.Module):
+    """The frame of every convolution."""
+
+    reduce: ops.Reduce | None = None  # how sources are aggregated where `propagate` takes them aggregated already
+
+    def forward(
+        self, x: Tensor, edges: InEdges | Tensor, x_dst: Tensor | None = None, aggregated: Tensor | None = None
+    ) -> Tensor:
+        """Destinations [num_destinations, out_channels] from sources x [num_sources, in_channels].
+
+        `edges` may be PyG's edge_index: then all nodes are destinations. `x_dst` are the destinations' own rows, by
+        default their rows in x. `aggregated` [num_destinations, in_channels] stands in for aggregating x.
+        """
+        if isinstance(edges, Tensor):
+            edges = InEdges.of(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
+        if x_dst is None:
+            x_dst = x[edges.first : edges.first + edges.num_destinations]
+        return self.propagate(x if aggregated is not None else self.project(x), edges, x_dst, aggregated)
+
+    @property
+    def projects(self) -> bool:
+        """Whether `project` changes its input."""
+        return type(self).project is not Conv.project
+
+    def project(self, x: Tensor) -> Tensor:
+        """What is aggregated of every source."""
+        return x
+
+    def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        """Destinations from projected sources z."""
+        raise NotImplementedError
+
+
+def _reduce_of(aggr: str) -> ops.Reduce:
+    names: dict[str, ops.Reduce] = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max"}
+    if aggr not in names:
+        raise ConfigError(f"aggr is {aggr!r}; choose one of {list(names)}")
+    return names[aggr]
+
+
+def _ends(in_channels: int | Ends) -> Ends:
+    return (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+
+
+def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
+    """out + linear(x); in place where precision is not mixed, which spares a pass over fresh memory."""
+    if linear.bias is not None or torch.is_autocast_enabled(x.device.type):
+        return out + linear(x)  # type: ignore[no-any-return]
+    added: Tensor = out.addmm_(x, linear.weight.t())
+    return added
+
+
+class SAGEConv(Conv):
+    """GraphSAGE: `lin_l(aggregated sources) + lin_r(destination)`.
+
+    >>> conv = SAGEConv(100, 256)
+    >>> conv.load_state_dict(torch_geometric.nn.SAGEConv(100, 256).state_dict())
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Ends,
+        out_channels: int,
+        aggr: Aggr = "mean",
+        normalize: bool = False,
+        root_weight: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        source, destination = _ends(in_channels)
+        self.reduce = _reduce_of(aggr)
+        self.normalize = normalize
+        self.lin_l = nn.Linear(source, out_channels, bias=bias)
+        self.lin_r = nn.Linear(destination, out_channels, bias=False) if root_weight else None
+
+    def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        assert self.reduce is not None
+        out: Tensor = self.lin_l(ops.aggregate(z, edges, self.reduce) if aggregated is None else aggregated)
+        if self.lin_r is not None:
+            out = _plus_linear(out, self.lin_r, x_dst)
+        return F.normalize(out, dim=-1) if self.normalize else out
+
+
+class GCNConv(Conv):
+    """Graph convolution, normalised by the square roots of both ends' degrees, with a loop at every node."""
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        nn.init.xavier_uniform_(self.lin.weight)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.lin(x)  # type: ignore[no-any-return]
+
+    def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        looped = edges.with_loops
+        inverse = (edges.in_degrees_of_sources + 1).to(torch.float32).rsqrt()
+        own = inverse[edges.first : edges.first + edges.num_destinations]
+        weights = inverse[looped.sources.to(torch.int64)] * own[looped.destinations]
+        out = ops.aggregate(z, looped, "sum", weights)
+        return out if self.bias is None else out + self.bias
+
+
+class GATConv(Conv):
+    """Graph attention: each head weighs the sources by a softmax over every destination's list.
+
+    The scores are linear in x, so they come out of the projection's own product of matrices, as columns beside it.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Ends,
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads, self.width = heads, out_channels
+        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
+        self.add_self_loops = add_self_loops
+        self.is_bipartite = not isinstance(in_channels, int)
+        source, destination = _ends(in_channels)
+        if self.is_bipartite:
+            self.lin_src = nn.Linear(source, heads * out_channels, bias=False)
+            self.lin_dst = nn.Linear(destination, heads * out_channels, bias=False)
+        else:
+            self.lin = nn.Linear(source, heads * out_channels, bias=False)
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels if concat else out_channels)) if bias else None
+        for linear in (module for module in self.children() if isinstance(module, nn.Linear)):
+            nn.init.xavier_uniform_(linear.weight)
+        for att in (self.att_src, self.att_dst):
+            nn.init.uniform_(att, -(bound := math.sqrt(6.0 / (heads + out_channels))), bound)
+
+    def project(self, x: Tensor) -> Tensor:
+        """The rows [num_sources, heads * width], and a column of scores per head beside them."""
+        weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
+        return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
+
+    def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        if self.add_self_loops:
+            edges = edges.with_loops
+        rows, of_sources = torch.split(z, [self.heads * self.width, self.heads], dim=1)
+        weight = self.lin_dst.weight if self.is_bipartite else self.lin.weight
+        of_destinations = F.linear(x_dst, self._scorer(weight, self.att_dst))
+        scores = of_sources[edges.sources.to(torch.int64)] + of_destinations[edges.destinations]
+        scores = F.leaky_relu(scores, self.negative_slope)
+        out = self._attend(rows, edges, scores)
+        if not self.concat:
+            out = out.view(-1, self.heads, self.width).mean(dim=1)
+        return out if self.bias is None else out + self.bias
+
+    def _attend(self, rows: Tensor, edges: InEdges, scores: Tensor) -> Tensor:
+        if not (self.dropout and self.training):
+            return ops.aggregate(rows, edges, "softmax", scores)
+        return ops.aggregate(rows, edges, "sum", F.dropout(ops.softmax(scores, edges), self.dropout))
+
+    def _scorer(self, weight: Tensor, att: Tensor) -> Tensor:
+        """What maps x to the heads' scores: [heads, in_channels]."""
+        return torch.einsum("hci,hc->hi", weight.view(self.heads, self.width, -1), att[0])
+
+
+class GINConv(Conv):
+    """Graph isomorphism: a network applied to (1 + eps) destination + sum of sources."""
+
+    reduce = "sum"
+
+    def __init__(self, nn: nn.Module, eps: float = 0.0, train_eps: bool = False) -> None:
+        super().__init__()
+        self.nn = nn
+        if train_eps:
+            self.eps = torch.nn.Parameter(torch.tensor([float(eps)]))
+        else:
+            self.register_buffer("eps", torch.tensor([float(eps)]))
+
+    def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        total = ops.aggregate(z, edges, "sum") if aggregated is None else aggregated
+        return self.nn(total + (1 + self.eps) * x_dst)  # type: ignore[no-any-return]

@@ -1,0 +1,286 @@
+"""Models as stacks of convolutions, one per relation and layer; a homogeneous graph has one relation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+
+from hoploom import ops
+from hoploom.errors import ConfigError
+from hoploom.nn.convs import Conv, Ends, GATConv, GCNConv, GINConv, SAGEConv
+from hoploom.nn.views import by_relation, by_type, views_of
+from hoploom.ops import InEdges
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
+
+Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a model is, and what stands between its layers."""
+
+    hidden: int
+    num_layers: int
+    out: int
+    dropout: float = 0.0
+    heads: int = 1  # attention only
+    norm: bool = False  # a layer norm before each convolution's input
+    residual: bool = False  # every layer adds to its input; then a linear layer stands at both ends
+
+
+def _sage(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
+    return SAGEConv(ends, out)
+
+
+def _gin(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
+    if ends[0] != ends[1]:
+        raise ConfigError(f"GIN adds sources of {ends[0]} channels to destinations of {ends[1]}; use residual=True")
+    return GINConv(nn.Sequential(nn.Linear(ends[0], out), nn.ReLU(), nn.Linear(out, out)))
+
+
+def _gcn(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
+    return GCNConv(ends[0], out)
+
+
+def _gat(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
+    return GATConv(ends[0], *_heads(out, shape, is_last))
+
+
+def _rgat(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
+    return GATConv(ends, *_heads(out, shape, is_last), add_self_loops=False)
+
+
+def _rgcn(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
+    return SAGEConv(ends, out, root_weight=False, bias=False)
+
+
+def _heads(out: int, shape: Shape, is_last: bool) -> tuple[int, int, bool]:
+    """Width of a head, number of heads, and whether they stand beside each other or are averaged."""
+    averaged = is_last and not shape.residual
+    if not averaged and out % shape.heads:
+        raise ConfigError(f"hidden={out} does not divide by heads={shape.heads}; give a multiple")
+    return (out, shape.heads, False) if averaged else (out // shape.heads, shape.heads, True)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of models."""
+
+    make: Callable[..., Conv]
+    has_root: bool = False  # a linear layer of its own for the destination
+    any_relations: bool = True  # works between different node types
+
+
+KINDS: dict[str, Kind] = {
+    "sage": Kind(_sage),
+    "gcn": Kind(_gcn, any_relations=False),
+    "gat": Kind(_gat, any_relations=False),
+    "gin": Kind(_gin),
+    "rsage": Kind(_sage),
+    "rgcn": Kind(_rgcn, has_root=True),
+    "rgat": Kind(_rgat, has_root=True),
+}
+
+
+def _module_name(name: str | RelationName) -> str:
+    """ModuleDict's keys hold no dots."""
+    return ("__".join(name) if isinstance(name, tuple) else name).replace(".", "_")
+
+
+class RelationLayer(nn.Module):
+    """One convolution per relation; a destination type sums what its relations bring."""
+
+    def __init__(self, convs: Mapping[RelationName, Conv], roots: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.relations = tuple(convs)
+        self.convs = nn.ModuleDict({_module_name(key): conv for key, conv in convs.items()})
+        self.roots = nn.ModuleDict({_module_name(name): root for name, root in roots.items()})
+
+    def conv(self, key: RelationName) -> Conv:
+        return self.convs[_module_name(key)]  # type: ignore[return-value]
+
+    def project(self, key: RelationName, x: Tensor) -> Tensor:
+        """What is aggregated of a relation's sources."""
+        return self.conv(key).project(x)
+
+    def propagate(
+        self,
+        z: Mapping[RelationName, Tensor],
+        x_dst: Rows,
+        edges: Mapping[RelationName, InEdges],
+        aggregated: Mapping[RelationName, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """The destinations' rows, by type; types that no relation leads to are left out."""
+        out = {name: self.roots[_module_name(name)](x) for name, x in x_dst.items() if _module_name(name) in self.roots}
+        for key in self.relations:
+            if key in edges and key[2] in x_dst:
+                given = None if aggregated is None else aggregated.get(key)
+                rows = self.conv(key).propagate(z[key], edges[key], x_dst[key[2]], given)
+                out[key[2]] = out[key[2]] + rows if key[2] in out else rows
+        return out
+
+
+class GNN(nn.Module):
+    """A stack of layers over any graph. Makes its own way through blocks, sampled subgraphs and whole graphs.
+
+    Node types without features get a learned row per node. Yields rows of the seeds (of all nodes of a whole graph):
+    a tensor for homogeneous graphs, else a mapping by node type.
+
+    >>> model = GNN("sage", store.schema, Shape(hidden=256, num_layers=3, out=47))
+    >>> model(batch)[: batch.batch_size]
+    """
+
+    def __init__(self, kind: str, schema: Schema, shape: Shape) -> None:
+        super().__init__()
+        if kind not in KINDS:
+            raise ConfigError(f"model is {kind!r}; choose one of {list(KINDS)}")
+        if len(schema.relations) > 1 and not KINDS[kind].any_relations:
+            raise ConfigError(f"model {kind!r} is for one node type and relation; use 'r{kind}'")
+        self.schema, self.shape = schema, shape
+        self.embeddings = nn.ModuleDict()
+        channels = {t.name: self._channels(t) for t in schema.node_types}
+        self.inputs = nn.ModuleDict()
+        if shape.residual:
+            self.inputs.update({_module_name(t): nn.Linear(count, shape.hidden) for t, count in channels.items()})
+            channels = dict.fromkeys(channels, shape.hidden)
+        self.layers = nn.ModuleList()
+        self.norms = nn.ModuleList()
+        for depth in range(shape.num_layers):
+            self.norms.append(nn.ModuleDict(self._norms(channels) if shape.norm else {}))
+            channels = self._add_layer(KINDS[kind], channels, depth)
+        self.output = nn.Linear(shape.hidden, shape.out) if shape.residual else None
+
+    @property
+    def num_layers(self) -> int:
+        return self.shape.num_layers
+
+    def _channels(self, node_type: NodeType) -> int:
+        """The width of a type's input rows."""
+        if "x" not in node_type.fields:
+            self.embeddings[_module_name(node_type.name)] = nn.Embedding(node_type.num_nodes, self.shape.hidden)
+            return self.shape.hidden
+        shape = node_type.fields["x"].shape
+        if len(shape) != 1:
+            raise ConfigError(f"x of {node_type.name!r} has rows of shape {list(shape)}; models need one dimension")
+        return shape[0]
+
+    def _norms(self, channels: Mapping[str, int]) -> dict[str, nn.Module]:
+        return {_module_name(name): nn.LayerNorm(count) for name, count in channels.items()}
+
+    def _add_layer(self, kind: Kind, channels: Mapping[str, int], depth: int) -> dict[str, int]:
+        is_last = depth == self.num_layers - 1
+        out = self.shape.out if is_last and not self.shape.residual else self.shape.hidden
+        keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in channels]
+        convs = {key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last=is_last) for key in keys}
+        reached = {key[2] for key in keys}
+        roots = {name: nn.Linear(channels[name], out) for name in reached} if kind.has_root else {}
+        self.layers.append(RelationLayer(convs, roots))
+        kept = set(channels) if self.shape.residual else reached
+        return {name: out for name in channels if name in kept}
+
+    @property
+    def first_reduce(self) -> ops.Reduce | None:
+        """How layer one aggregates the features themselves; None where something acts on them before."""
+        convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
+        reduces = {None if conv.projects else conv.reduce for conv in convs}
+        bare = not (self.shape.norm or self.shape.residual or self.embeddings)
+        return reduces.pop() if bare and len(reduces) == 1 else None
+
+    def forward(self, batch: Data | HeteroData) -> Any:
+        """Rows of the seeds."""
+        views = views_of(batch, self.num_layers)
+        inputs = (_heads_of(by_type(batch, name), views[0].num_sources) for name in ("x", "n_id"))
+        x = self.prepare(*inputs)
+        aggregated: Mapping[RelationName, Tensor] | None = by_relation(batch, "aggregated")
+        for depth, view in enumerate(views):
+            stage = self.stage(depth)
+            entered = self.enter(depth, x)
+            z = {key: stage.project(key, entered[key[0]]) for key in stage.relations if key[0] in entered}
+            rows = stage.propagate(z, _heads_of(entered, view.num_destinations), view.edges, aggregated)
+            x = self.close(depth, rows, _heads_of(x, view.num_destinations))
+            aggregated = None
+        out = self.finish(x)
+        return out[HOMOGENEOUS_TYPE] if self.schema.homogeneous else out
+
+    def prepare(self, x: Rows, n_id: Rows) -> dict[str, Tensor]:
+        """The input rows of every type: features, or the learned rows of these nodes."""
+        dtype = next(self.parameters()).dtype
+        rows = {name: value if value.dtype == dtype else value.to(dtype) for name, value in x.items()}
+        for node_type in self.schema.node_types:
+            key = _module_name(node_type.name)
+            if node_type.name in n_id and key in self.embeddings:
+                rows[node_type.name] = self.embeddings[key](n_id[node_type.name])
+        for name in rows if self.inputs else ():
+            rows[name] = self._dropped(F.gelu(self.inputs[_module_name(name)](rows[name])))
+        return rows
+
+    def stage(self, depth: int) -> RelationLayer:
+        """The convolutions of a layer."""
+        return self.layers[depth]  # type: ignore[return-value]
+
+    def enter(self, depth: int, x: Rows) -> Rows:
+        """What a layer's convolutions see of the rows."""
+        norms: Any = self.norms[depth]
+        return {name: norms[_module_name(name)](rows) for name, rows in x.items()} if norms else x
+
+    def close(self, depth: int, rows: Rows, own: Rows) -> dict[str, Tensor]:
+        """What follows a layer's convolutions; `own` are the destinations' rows from before the layer."""
+        if self.shape.residual:
+            added = {name: self._dropped(F.gelu(value)) for name, value in rows.items()}
+            return {name: value + added[name] if name in added else value for name, value in own.items()}
+        if depth == self.num_layers - 1:
+            return dict(rows)
+        return {name: self._dropped(F.relu_(value)) for name, value in rows.items()}
+
+    def finish(self, x: Rows) -> dict[str, Tensor]:
+        """The output rows."""
+        return dict(x) if self.output is None else {name: self.output(rows) for name, rows in x.items()}
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.shape.dropout, self.training) if self.shape.dropout else x
+
+
+def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:
+    return {name: rows[: counts[name]] for name, rows in x.items()}
+
+
+def _one_relation(in_channels: int) -> Schema:
+    node = NodeType(HOMOGENEOUS_TYPE, 0, {"x": Field("float32", (in_channels,))})
+    return Schema((node,), (Relation(*HOMOGENEOUS_RELATION, 0),), homogeneous=True)
+
+
+class GraphSAGE(GNN):
+    """GraphSAGE for a homogeneous graph, with PyG's arguments.
+
+    >>> model = GraphSAGE(100, hidden_channels=256, num_layers=3, out_channels=47)
+    """
+
+    KIND = "sage"
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, num_layers: int, out_channels: int, **options: Any
+    ) -> None:
+        super().__init__(
+            self.KIND, _one_relation(in_channels), Shape(hidden_channels, num_layers, out_channels, **options)
+        )
+
+
+class GCN(GraphSAGE):
+    """A graph convolutional network for a homogeneous graph."""
+
+    KIND = "gcn"
+
+
+class GAT(GraphSAGE):
+    """A graph attention network for a homogeneous graph; `heads=` besides PyG's arguments."""
+
+    KIND = "gat"
+
+
+class GIN(GraphSAGE):
+    """A graph isomorphism network for a homogeneous graph."""
+
+    KIND = "gin"
