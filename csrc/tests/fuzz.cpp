@@ -237,6 +237,7 @@ void check_csc(const Input& input, int threads) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   ByteReader reader(bytes, size);
+  if (reader.one_in(4)) return check_aggregation(reader), 0;
   const Input input = read_input(reader);
   if (const auto picks = check_sample(input)) {
     check_maps(input, *picks);

@@ -63,6 +63,8 @@ struct Input {
   }
 };
 
+void check_aggregation(ByteReader& reader);  // fuzz_aggregate.cpp
+
 inline int64_t degree_from(ByteReader& reader) {
   const int64_t choice = reader.byte();
   if (choice < 160) return choice % 12;

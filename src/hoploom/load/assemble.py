@@ -9,11 +9,13 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Block, Sampled
+from hoploom.ops import InEdges, Reduce
 from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, Owner, Relation, Schema
 from hoploom.store import Store, Wanted
 
 Batch: TypeAlias = Data | HeteroData
 NUM_NODES = "num_nodes"
+FEATURES, AGGREGATED = "x", "aggregated"
 # What a batch has beside the user's own fields, in the order in which PyG adds it.
 ADDED = (
     *("n_id", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges", "input_id"),
@@ -30,17 +32,19 @@ class Assembler:
     template: Batch  # what every batch carries unchanged
     field_order: Mapping[Owner, tuple[str, ...]]  # the order in which the user's data lists its fields
     pinned: bool = False
+    reduce: Reduce | None = None  # how layer one's neighbours arrive aggregated, if they do
 
     def assemble(self, sampled: Sampled, extras: Mapping[Owner, Mapping[str, Any]]) -> Batch:
         """A batch with edges, features and ids, and `extras` beside them; None removes a field, as in PyG."""
         schema = self.store.schema
         rows = self._gather(sampled)
+        if self.reduce is not None:
+            rows |= self._aggregated(sampled)
         fields: dict[Owner, dict[str, Any]] = {}
         for index, node_type in enumerate(schema.node_types):
             fields[node_type.name] = self._node_fields(sampled, rows, index)
-        if not sampled.blocks:
-            for index, relation in enumerate(schema.relations):
-                fields[relation.key] = self._edge_fields(sampled, rows, relation, index)
+        for index, relation in enumerate(schema.relations):
+            fields[relation.key] = self._edge_fields(sampled, rows, relation, index)
         for owner, more in extras.items():
             fields.setdefault(owner, {}).update(more)
         batch = copy.copy(self.template)
@@ -62,8 +66,11 @@ class Assembler:
     def _gather(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
         """All rows of the batch in one request."""
         wanted = []
-        for node_type, nodes in zip(self.store.schema.node_types, sampled.nodes, strict=True):
-            wanted += [Wanted(node_type.name, field, nodes) for field in node_type.fields]
+        for index, (node_type, nodes) in enumerate(zip(self.store.schema.node_types, sampled.nodes, strict=True)):
+            inner = nodes if self.reduce is None else nodes[: _num_inner(sampled, index, node_type.name)]
+            wanted += [
+                Wanted(node_type.name, field, inner if field == FEATURES else nodes) for field in node_type.fields
+            ]
         for relation, edges in zip(self.store.schema.relations, sampled.edges, strict=False):
             if edges is not None:
                 wanted += [Wanted(relation.key, field, edges) for field in relation.fields]
@@ -75,6 +82,20 @@ class Assembler:
                     wanted.append(Wanted(relation.key, EDGE_ID, positions))
                     named.append((relation.key, f"{EDGE_ID}/{index}"))
         return dict(zip(named, self.store.features.gather(wanted, pinned=self.pinned), strict=True))
+
+    def _aggregated(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
+        """The neighbours' features of layer one, aggregated where they lie: their own rows are not in the batch."""
+        schema = self.store.schema
+        out: dict[tuple[Owner, str], Tensor] = {}
+        for index, relation in enumerate(schema.relations):
+            nodes = sampled.nodes[schema.sources[index]]
+            edge_index = sampled.blocks[0].edge_index if sampled.blocks else sampled.edge_index
+            own = edge_index[relation.key if sampled.blocks else index]  # type: ignore[index]
+            num_inner = _num_inner(sampled, schema.destinations[index], relation.destination)
+            edges = InEdges.of(own, nodes.numel(), num_inner)
+            wanted = Wanted(relation.source, FEATURES, nodes)
+            out[relation.key, AGGREGATED] = self.store.aggregate(wanted, edges, self.reduce)  # type: ignore[arg-type]
+        return out
 
     def _node_fields(self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], index: int) -> dict[str, Any]:
         node_type, nodes = self.store.schema.node_types[index], sampled.nodes[index]
@@ -90,8 +111,11 @@ class Assembler:
     def _edge_fields(
         self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], relation: Relation, index: int
     ) -> dict[str, Any]:
+        added = {name: rows[relation.key, name] for name in (AGGREGATED,) if (relation.key, name) in rows}
+        if sampled.blocks:
+            return added
         edges = sampled.edges[index]
-        fields: dict[str, Any] = {"edge_index": sampled.edge_index[index]}
+        fields: dict[str, Any] = {"edge_index": sampled.edge_index[index], **added}
         if edges is not None:
             fields.update({name: rows[relation.key, name] for name in relation.fields if name != EDGE_ID})
             fields.setdefault("e_id", rows.get((relation.key, EDGE_ID), edges))
@@ -102,6 +126,14 @@ class Assembler:
         """PyG removes a field that it sets to None, but not from a heterogeneous batch."""
         keep_none = self.store.schema.homogeneous
         return {name: value for name, value in added.items() if keep_none or value is not None}
+
+
+def _num_inner(sampled: Sampled, index: int, name: str) -> int:
+    """How many nodes of a type layer one computes; they stand first."""
+    if sampled.blocks:
+        return sampled.blocks[0].num_destinations[name]  # type: ignore[index]
+    assert sampled.num_nodes is not None
+    return sum(sampled.num_nodes[index][:-1])
 
 
 def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> None:

@@ -10,17 +10,18 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
 from hoploom.config import NumNeighbors as Fanouts
-from hoploom.config import as_int, as_number, make_sampling
+from hoploom.config import Sampling, as_int, as_number, make_sampling
 from hoploom.errors import ConfigError
 from hoploom.load import inputs
-from hoploom.load.assemble import Assembler, Batch
+from hoploom.load.assemble import FEATURES, Assembler, Batch
 from hoploom.load.device import Mover
 from hoploom.load.inputs import Input, NodeSeeds, PairOrData
 from hoploom.load.loader import Delivery, Loader
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces, node_times
 from hoploom.load.order import Order
+from hoploom.ops import Reduce
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
-from hoploom.schema import RelationName, Schema
+from hoploom.schema import DTYPES, RelationName, Schema
 
 
 def _reject(loader: str, **given: Any) -> None:
@@ -63,14 +64,14 @@ def _set_up(
     data: PairOrData,
     num_neighbors: Fanouts | NumNeighbors,
     options: dict[str, Any],
-    placement: tuple[SampleFrontier | None, torch.device | str | None],
+    extras: tuple[SampleFrontier | None, torch.device | str | None, str | None],
     kwargs: dict[str, Any],
 ) -> Setup:
     """Check the common arguments, open the graph. `options` are those of make_sampling."""
     arguments = inputs.loader_arguments(kwargs, loader)
     given = inputs.read_input(data, weight_attr=options["weight_attr"], time_attr=options["time_attr"])
     sampling = make_sampling(given.store.schema, inputs.fanouts_of(given.store.schema, num_neighbors), **options)
-    hook, device = placement
+    hook, device, aggregate = extras
     _check_callable(sample_frontier=hook)
     if hook is not None and sampling.mode != "blocks":
         raise ConfigError("sample_frontier needs mode='blocks'")
@@ -79,8 +80,23 @@ def _set_up(
     mover = Mover(device)
     pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
     sampler = Sampler(given.store.graph, sampling, Workspaces(given.store), hook)
-    assembler = Assembler(given.store, given.template, given.field_order, pinned)
+    reduce = _checked_aggregate(given.store.schema, sampling, aggregate)
+    assembler = Assembler(given.store, given.template, given.field_order, pinned, reduce)
     return Setup(arguments, given, sampler, assembler, mover)
+
+
+def _checked_aggregate(schema: Schema, sampling: Sampling, aggregate: str | None) -> Reduce | None:
+    if aggregate is None:
+        return None
+    if aggregate not in ("sum", "mean"):
+        raise ConfigError(f"aggregate is {aggregate!r}; choose 'sum' or 'mean', or leave it out")
+    if sampling.subgraph != "directional":
+        raise ConfigError(f"aggregate does not go with subgraph_type={sampling.subgraph!r}; leave one of them out")
+    for relation in schema.relations:
+        field = schema.node_type(relation.source).fields.get(FEATURES)
+        if field is None or len(field.shape) != 1 or not DTYPES[field.dtype].is_floating_point:
+            raise ConfigError(f"aggregate needs rows of floats, x, on {relation.source!r}; leave it out")
+    return aggregate  # type: ignore[return-value]
 
 
 class NeighborLoader(Loader):
@@ -93,6 +109,8 @@ class NeighborLoader(Loader):
     - `device`: batches arrive there, copied on a side stream
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds
+    - `aggregate="mean"`: layer one's neighbours arrive aggregated, straight from the store, and `x` holds only the
+      nodes that layer one computes; for models of hoploom.nn, whose `first_reduce` says what to give here
 
     >>> loader = NeighborLoader("papers.store", [15, 10, 5], input_nodes="train", batch_size=1024, shuffle=True)
     """
@@ -121,6 +139,7 @@ class NeighborLoader(Loader):
         labor: bool = False,
         mode: str = "subgraph",
         sample_frontier: SampleFrontier | None = None,
+        aggregate: str | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
         rank: int = 0,
@@ -146,7 +165,7 @@ class NeighborLoader(Loader):
             "subgraph_type": subgraph_type if directed else "induced",
             "mode": mode,
         }
-        setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device), kwargs)
+        setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device, aggregate), kwargs)
         seeds = _node_seeds(setup.given, input_nodes, input_id, input_time, time_attr)
         _check_callable(transform=transform)
         maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform)
@@ -206,6 +225,7 @@ class LinkNeighborLoader(Loader):
         labor: bool = False,
         mode: str = "subgraph",
         sample_frontier: SampleFrontier | None = None,
+        aggregate: str | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
         rank: int = 0,
@@ -231,7 +251,7 @@ class LinkNeighborLoader(Loader):
             "subgraph_type": subgraph_type if directed else "induced",
             "mode": mode,
         }
-        setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device), kwargs)
+        setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device, aggregate), kwargs)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         links = _links(setup.given, edge_label_index, edge_label, negatives)
         links = replace_fields(

@@ -8,8 +8,10 @@ from hoploom.ops.gather import gather, scatter_lists, scatter_rows
 from hoploom.ops.order import draw_bounded, draw_words, permute
 from hoploom.ops.relabel import NodeMap, fill_edges
 from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, sample
+from hoploom.ops.tables import ELEMENTS, aggregate_tables
 
 __all__ = [
+    "ELEMENTS",
     "Csc",
     "EdgeLists",
     "Frontier",
@@ -21,6 +23,7 @@ __all__ = [
     "Reduce",
     "Rule",
     "aggregate",
+    "aggregate_tables",
     "build_csc",
     "draw_bounded",
     "draw_words",

@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.errors import ConfigError
+from hoploom.ops import InEdges
 from hoploom.schema import Owner, Schema
-from hoploom.store.base import FeatureStore, GraphStore
+from hoploom.store.base import FeatureStore, GraphStore, Wanted
 from hoploom.store.part import Part
 from hoploom.store.sharded import Routes, Sharded
 
@@ -40,6 +43,18 @@ class Store:
             raise ConfigError(f"unknown split {name!r} of {type_name!r}; it has {have}")
         pieces = [p.splits[type_name, name] for p in self.parts if (type_name, name) in p.splits]
         return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
+
+    def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
+        """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is here."""
+        index = self.schema.type_index[str(want.owner)]
+        here = sum(part.num_nodes[index] for part in self.parts) == self.schema.node_types[index].num_nodes
+        tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
+        found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
+        if not here or not found or found[0][0].dtype not in ops.ELEMENTS:
+            return ops.aggregate(self.features.gather([want])[0].to(torch.float32), edges, reduce)
+        ids = ops.empty((edges.num_edges,), torch.int64)
+        ops.gather(_as_bytes(want.ids), edges.sources.to(torch.int64), _as_bytes(ids))
+        return ops.aggregate_tables(found, ids, edges.indptr, reduce)
 
     def _fields(self) -> list[tuple[Owner, str]]:
         of_nodes: list[tuple[Owner, str]] = [(t.name, name) for t in self.schema.node_types for name in t.fields]
@@ -72,6 +87,10 @@ def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
         return Store(schema, parts[0], parts[0], parts)
     sharded = Sharded(schema, parts, routes_of(schema, parts))
     return Store(schema, sharded, sharded, parts)
+
+
+def _as_bytes(ids: Tensor) -> Tensor:
+    return ids.view(torch.uint8).view(ids.numel(), ids.element_size())
 
 
 def routes_of(schema: Schema, parts: Sequence[Part]) -> Mapping[Owner, Routes]:

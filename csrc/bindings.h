@@ -1,0 +1,34 @@
+// What both binding files share: how arrays come in, and what is asked of them.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hoploom {
+
+template <typename T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Rows = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Output = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Optional = std::optional<Array<T>>;
+
+inline void require(bool holds, const char* message) {
+  if (!holds) throw nb::value_error(message);
+}
+
+template <typename T>
+const T* pointer(const Optional<T>& array) {
+  return array ? array->data() : nullptr;
+}
+
+// sum_rows, max_rows, dot_rows, softmax_lists and their like.
+void bind_aggregates(nb::module_& m);
+
+}  // namespace hoploom

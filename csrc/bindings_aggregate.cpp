@@ -1,0 +1,139 @@
+// Aggregation for Python: one overload per type of value and of id. Checks shapes, releases the GIL, calls the core.
+#include "aggregate.h"
+#include "bindings.h"
+#include "tables.h"
+
+namespace hoploom {
+namespace {
+
+template <typename T>
+using Strided = nb::ndarray<const T, nb::ndim<2>, nb::device::cpu>;  // rows may lie apart, columns must not
+
+template <typename T>
+Matrix<T> matrix_of(const Strided<T>& rows) {
+  require(rows.size() == 0 || rows.shape(1) == 1 || rows.stride(1) == 1,
+          "the columns of a matrix must lie beside each other");
+  return {rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), int64_t(rows.stride(0))};
+}
+
+template <typename Id>
+RowLists<Id> lists_of(const Array<int64_t>& indptr, const Array<Id>& rows, const Optional<int64_t>& places,
+                      int64_t num_rows) {
+  require(indptr.shape(0) >= 1, "indptr is empty");
+  require(!places || places->shape(0) == rows.shape(0), "one place per edge is needed");
+  RowLists<Id> lists{indptr.data(), rows.data(), int64_t(indptr.shape(0)) - 1, int64_t(rows.shape(0)), pointer(places)};
+  check_lists(lists, num_rows);
+  return lists;
+}
+
+template <typename T, typename Id>
+void bind_aggregation(nb::module_& m) {
+  m.def(
+      "sum_rows",
+      [](Array<int64_t> indptr, Array<Id> rows, Optional<int64_t> places, Strided<T> x,
+         std::optional<Rows<const T>> weights, bool mean, int threads, Rows<T> out) {
+        const auto lists = lists_of(indptr, rows, places, int64_t(x.shape(0)));
+        require(int64_t(out.shape(0)) == lists.num_lists && out.shape(1) == x.shape(1), "the output has another shape");
+        require(!weights || (weights->shape(0) == rows.shape(0) && weights->shape(1) > 0 &&
+                             x.shape(1) % weights->shape(1) == 0),
+                "one weight per edge and head is needed");
+        nb::gil_scoped_release release;
+        sum_rows(lists, matrix_of(x),
+                 weights ? Weights<T>{weights->data(), int64_t(weights->shape(1))} : Weights<T>{nullptr, 1}, mean,
+                 threads, out.data());
+      },
+      nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("places").noconvert().none(),
+      nb::arg("x").noconvert(), nb::arg("weights").noconvert().none(), "mean"_a, "threads"_a,
+      nb::arg("out").noconvert());
+  m.def(
+      "max_rows",
+      [](Array<int64_t> indptr, Array<Id> rows, Strided<T> x, int threads, Rows<T> out, Rows<int32_t> winners) {
+        const auto lists = lists_of(indptr, rows, {}, int64_t(x.shape(0)));
+        require(int64_t(out.shape(0)) == lists.num_lists && out.shape(1) == x.shape(1) &&
+                    winners.shape(0) == out.shape(0) && winners.shape(1) == out.shape(1),
+                "the output has another shape");
+        nb::gil_scoped_release release;
+        max_rows(lists, matrix_of(x), threads, out.data(), winners.data());
+      },
+      nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("x").noconvert(), "threads"_a,
+      nb::arg("out").noconvert(), nb::arg("winners").noconvert());
+  m.def(
+      "max_rows_backward",
+      [](Array<int64_t> out_indptr, Array<Id> rows, Optional<int64_t> places, Array<int64_t> indptr, Strided<T> grad,
+         Rows<const int32_t> winners, int threads, Rows<T> out) {
+        const auto lists = lists_of(out_indptr, rows, places, int64_t(grad.shape(0)));
+        require(indptr.shape(0) == grad.shape(0) + 1 && winners.shape(0) == grad.shape(0) &&
+                    winners.shape(1) == grad.shape(1) && int64_t(out.shape(0)) == lists.num_lists &&
+                    out.shape(1) == grad.shape(1),
+                "the output has another shape");
+        nb::gil_scoped_release release;
+        max_rows_backward(lists, indptr.data(), matrix_of(grad), winners.data(), threads, out.data());
+      },
+      nb::arg("out_indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("places").noconvert().none(),
+      nb::arg("indptr").noconvert(), nb::arg("grad").noconvert(), nb::arg("winners").noconvert(), "threads"_a,
+      nb::arg("out").noconvert());
+  m.def(
+      "dot_rows",
+      [](Array<int64_t> indptr, Array<Id> rows, Strided<T> x, Strided<T> y, int threads, Rows<T> out) {
+        const auto lists = lists_of(indptr, rows, {}, int64_t(x.shape(0)));
+        require(int64_t(y.shape(0)) == lists.num_lists && y.shape(1) == x.shape(1) && out.shape(0) == rows.shape(0) &&
+                    out.shape(1) > 0 && x.shape(1) % out.shape(1) == 0,
+                "the output has another shape");
+        nb::gil_scoped_release release;
+        dot_rows(lists, matrix_of(x), matrix_of(y), int64_t(out.shape(1)), threads, out.data());
+      },
+      nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("x").noconvert(), nb::arg("y").noconvert(),
+      "threads"_a, nb::arg("out").noconvert());
+}
+
+template <typename T>
+void bind_softmax(nb::module_& m) {
+  m.def(
+      "softmax_lists",
+      [](Array<int64_t> indptr, Rows<const T> scores, std::optional<Rows<const T>> grad, int threads, Rows<T> out) {
+        require(indptr.shape(0) >= 1, "indptr is empty");
+        const int64_t num_lists = int64_t(indptr.shape(0)) - 1, heads = int64_t(scores.shape(1));
+        const auto fits = [&](const auto& a) { return a.shape(0) == scores.shape(0) && a.shape(1) == scores.shape(1); };
+        require(fits(out) && (!grad || fits(*grad)), "the output has another shape");
+        check_indptr(indptr.data(), num_lists, int64_t(scores.shape(0)));
+        nb::gil_scoped_release release;
+        if (grad)
+          softmax_lists_backward(indptr.data(), num_lists, heads, scores.data(), grad->data(), threads, out.data());
+        else softmax_lists(indptr.data(), num_lists, heads, scores.data(), threads, out.data());
+      },
+      nb::arg("indptr").noconvert(), nb::arg("scores").noconvert(), nb::arg("grad").noconvert().none(), "threads"_a,
+      nb::arg("out").noconvert());
+}
+
+// A table is (rows [n, bytes per row] uint8, first id).
+void sum_table_rows(nb::list tables, int element, Array<int64_t> ids, Array<int64_t> indptr, bool mean,
+                    Rows<float> out) {
+  std::vector<Rows<const uint8_t>> kept;
+  std::vector<TableRows> parts;
+  for (nb::handle table : tables) {
+    kept.push_back(nb::cast<Rows<const uint8_t>>(table[0], false));
+    parts.push_back({kept.back().data(), nb::cast<int64_t>(table[1]), int64_t(kept.back().shape(0))});
+    require(int64_t(kept.back().shape(1)) == int64_t(out.shape(1)) * element_bytes(Element(element)),
+            "the output has another width");
+  }
+  require(indptr.shape(0) == out.shape(0) + 1, "the output has another shape");
+  check_indptr(indptr.data(), int64_t(out.shape(0)), int64_t(ids.shape(0)));
+  nb::gil_scoped_release release;
+  sum_tables(parts, Element(element), ids.data(), int64_t(ids.shape(0)), indptr.data(), int64_t(out.shape(0)),
+             int64_t(out.shape(1)), mean, out.data());
+}
+
+}  // namespace
+
+void bind_aggregates(nb::module_& m) {
+  bind_aggregation<float, int32_t>(m);
+  bind_aggregation<float, int64_t>(m);
+  bind_aggregation<double, int32_t>(m);
+  bind_aggregation<double, int64_t>(m);
+  bind_softmax<float>(m);
+  bind_softmax<double>(m);
+  m.def("sum_tables", &sum_table_rows, "tables"_a, "element"_a, nb::arg("ids").noconvert(),
+        nb::arg("indptr").noconvert(), "mean"_a, nb::arg("out").noconvert());
+}
+
+}  // namespace hoploom
