@@ -51,6 +51,8 @@ class Peer:
         self.graph: Any = None
         self.sampler: Any = None
         self.loader: Any = None
+        self.model: Any = None
+        self.optimizer: Any = None
 
     def read(self, indptr: str, indices: str, fields: dict[str, str]) -> dict[str, Any]:
         """Build the Data from a store's .npy files."""
@@ -96,9 +98,36 @@ class Peer:
         num_batches = sum(1 for _ in self.loader)
         return {"seconds": time.perf_counter() - begin, "batches": num_batches}
 
+    def make_model(self, hidden: int, num_layers: int, num_classes: int) -> dict[str, Any]:
+        """PyG's GraphSAGE, as its tutorial on several GPUs makes it."""
+        from torch_geometric.nn import GraphSAGE
+
+        self.model = GraphSAGE(self.graph.x.shape[1], hidden, num_layers, num_classes)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)
+        return {}
+
+    def train_epoch(self, trim: bool) -> dict[str, Any]:
+        """The tutorial's loop over the loader; with `trim`, layers are told the counts of the hops."""
+        begin = time.perf_counter()
+        num_batches = 0
+        self.model.train()
+        for batch in self.loader:
+            counts: dict[str, Any] = {}
+            if trim:
+                counts["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
+                counts["num_sampled_edges_per_hop"] = batch.num_sampled_edges
+            self.optimizer.zero_grad()
+            out = self.model(batch.x, batch.edge_index, **counts)[: batch.batch_size]
+            loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
+            loss.backward()
+            self.optimizer.step()
+            num_batches += 1
+        return {"seconds": time.perf_counter() - begin, "batches": num_batches}
+
 
 def main() -> None:
     """Answer requests until the other side closes the pipe."""
+    torch.set_num_threads(2)
     print(json.dumps(greeting()), flush=True)
     peer = Peer()
     handlers: dict[str, Callable[..., dict[str, Any]]] = {
@@ -106,6 +135,8 @@ def main() -> None:
         "sample": peer.sample,
         "make_loader": peer.make_loader,
         "run_epoch": peer.run_epoch,
+        "make_model": peer.make_model,
+        "train_epoch": peer.train_epoch,
     }
     for line in sys.stdin:
         request = json.loads(line)
