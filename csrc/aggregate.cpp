@@ -51,7 +51,7 @@ HOPLOOM_INLINE void sum_range(const RowLists<Id>& lists, const Matrix<T>& x, con
   for (int64_t i = from; i < to; ++i) {
     const int64_t begin = lists.indptr[i], end = lists.indptr[i + 1];
     T* total = out + i * width;
-    std::memset(total, 0, size_t(width) * sizeof(T));
+    std::fill_n(total, width, T(0));
     for (int64_t e = begin; e < end; ++e) {
       request_entry(lists, x, e + ahead);
       const T* row = x.values + int64_t(lists.rows[e]) * x.stride;
@@ -77,17 +77,17 @@ HOPLOOM_INLINE void max_range(const RowLists<Id>& lists, const Matrix<T>& x, int
     const int64_t begin = lists.indptr[i], end = lists.indptr[i + 1];
     T* __restrict best = out + i * width;
     int32_t* __restrict winner = winners + i * width;
-    std::memset(best, 0, size_t(width) * sizeof(T));
+    std::fill_n(best, width, T(0));
     std::fill_n(winner, width, begin == end ? -1 : 0);
     for (int64_t e = begin; e < end; ++e) {
       request_entry(lists, x, e + ahead);
       const T* __restrict row = x.values + int64_t(lists.rows[e]) * x.stride;
       if (e == begin) {
-        std::memcpy(best, row, size_t(width) * sizeof(T));
+        std::copy_n(row, width, best);
         continue;
       }
       for (int64_t c = 0; c < width; ++c) {
-        const bool wins = row[c] > best[c] || row[c] != row[c];  // NaN stays, as in torch
+        const bool wins = row[c] > best[c] || (row[c] != row[c] && best[c] == best[c]);  // the first NaN stays
         best[c] = wins ? row[c] : best[c];
         winner[c] = wins ? int32_t(e - begin) : winner[c];
       }
@@ -101,7 +101,7 @@ HOPLOOM_INLINE void max_backward_range(const RowLists<Id>& lists, const int64_t*
   const int64_t width = grad.width;
   for (int64_t s = from; s < to; ++s) {
     T* __restrict total = out + s * width;
-    std::memset(total, 0, size_t(width) * sizeof(T));
+    std::fill_n(total, width, T(0));
     for (int64_t e = lists.indptr[s]; e < lists.indptr[s + 1]; ++e) {
       const int64_t d = int64_t(lists.rows[e]);
       const int32_t entry = int32_t((lists.places ? lists.places[e] : e) - indptr[d]);

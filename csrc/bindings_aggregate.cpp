@@ -66,6 +66,7 @@ void bind_aggregation(nb::module_& m) {
                     winners.shape(1) == grad.shape(1) && int64_t(out.shape(0)) == lists.num_lists &&
                     out.shape(1) == grad.shape(1),
                 "the output has another shape");
+        check_indptr(indptr.data(), int64_t(grad.shape(0)), int64_t(rows.shape(0)));
         nb::gil_scoped_release release;
         max_rows_backward(lists, indptr.data(), matrix_of(grad), winners.data(), threads, out.data());
       },

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -55,7 +54,7 @@ HOPLOOM_INLINE void sum_lists(const Address& address, const int64_t* ids, int64_
   const int64_t ahead = std::clamp<int64_t>(kAheadBytes / std::max<int64_t>(row_bytes, 1), 2, 32);
   for (int64_t i = 0; i < num_lists; ++i) {
     float* __restrict total = out + i * width;
-    std::memset(total, 0, size_t(width) * sizeof(float));
+    std::fill_n(total, width, 0.0f);
     for (int64_t e = indptr[i]; e < indptr[i + 1]; ++e) {
       if (e + ahead < num_ids) {
         const uint8_t* next = address.of(ids[e + ahead]);

@@ -1,0 +1,217 @@
+"""Which rank is this process, and of how many? The one room that reads and sets environment variables.
+
+torchrun's variables come first, then those of a Slurm step, else this is the only process. Nothing is guessed from
+half of a set of variables: an error is better than eight processes that each train alone.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hoploom.errors import ConfigError
+
+Variables = Mapping[str, str]
+
+REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among the ranks, and where they meet."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    source: Literal["torchrun", "slurm", "single"] = "single"
+    restarts: int = 0
+    address: str = "127.0.0.1"
+    port: int = 0
+    hosted: bool = False  # whether the launcher holds the meeting point; else rank 0 does
+    num_threads: int | None = None  # this rank's share of the cores; None: leave torch's threads alone
+
+    @property
+    def on_one_host(self) -> bool:
+        return self.local_world_size == self.world_size
+
+
+def read(variables: Variables | None = None) -> Place:
+    """The place that torchrun, else Slurm gave this process."""
+    variables = os.environ if variables is None else variables
+    if "RANK" not in variables and _in_slurm_step(variables):
+        return _from_slurm(variables)
+    present = [name for name in (*REQUIRED, "LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in variables]
+    if "RANK" not in variables and _in_slurm_job(variables):
+        present = []  # batch scripts export the rest of them for srun
+    return _from_torchrun(variables, present[0]) if present else Place()
+
+
+def enter(place: Place) -> None:
+    """Make `read` in this process return this place, which a launcher of ours gives it."""
+    os.environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_world_size),
+        MASTER_ADDR=place.address,
+        MASTER_PORT=str(place.port),
+        TORCHELASTIC_USE_AGENT_STORE=str(place.hosted),
+        TORCHELASTIC_RESTART_COUNT=str(place.restarts),
+    )
+
+
+def stay_on_loopback() -> None:
+    """Let Gloo and NCCL listen on loopback only, unless the user named an interface: for ranks of one host."""
+    names = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    for variable in INTERFACES if loopback else ():
+        os.environ.setdefault(variable, str(loopback))
+
+
+def _from_torchrun(variables: Variables, present: str) -> Place:
+    missing = [name for name in REQUIRED if name not in variables]
+    if missing:
+        raise ConfigError(
+            f"{present} is {variables[present]!r}, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
+            f"not set; start the script with torchrun, which sets them all, or unset {present}"
+        )
+    rank, world_size = _rank_of(variables, "RANK", "WORLD_SIZE")
+    local_rank = _number(variables, "LOCAL_RANK", 0, default=0)
+    local_world_size = _number(variables, "LOCAL_WORLD_SIZE", 1, default=local_rank + 1)
+    if local_rank >= local_world_size:
+        _rank_of(variables, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if local_world_size > world_size:
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE is {local_world_size}, but WORLD_SIZE is {world_size}; start the script with torchrun"
+        )
+    return Place(
+        rank,
+        local_rank,
+        world_size,
+        local_world_size,
+        "torchrun",
+        restarts=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0, default=0),
+        address=variables["MASTER_ADDR"],
+        port=_port(variables),
+        hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
+        num_threads=_num_threads(variables, local_world_size),
+    )
+
+
+def _in_slurm_job(variables: Variables) -> bool:
+    return "SLURM_JOB_ID" in variables
+
+
+def _in_slurm_step(variables: Variables) -> bool:
+    """A batch script has a SLURM_PROCID too, but only srun starts one process per task; salloc's shell has none."""
+    in_batch_script = variables.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in variables
+    return "SLURM_PROCID" in variables and not in_batch_script
+
+
+def _from_slurm(variables: Variables) -> Place:
+    tasks = _present(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    rank, world_size = _rank_of(variables, "SLURM_PROCID", tasks)
+    if world_size == 1:
+        return Place(source="slurm", restarts=_number(variables, "SLURM_RESTART_COUNT", 0, default=0))
+    local_rank = _number(variables, "SLURM_LOCALID", 0)
+    local_world_size = min(world_size, max(local_rank + 1, _tasks_of_this_host(variables, world_size)))
+    return Place(
+        rank,
+        local_rank,
+        world_size,
+        local_world_size,
+        "slurm",
+        restarts=_number(variables, "SLURM_RESTART_COUNT", 0, default=0),
+        address=variables.get("MASTER_ADDR") or first_host(_node_list(variables)),
+        port=_port(variables) if "MASTER_PORT" in variables else _job_port(variables),
+        num_threads=_num_threads(variables, local_world_size),
+    )
+
+
+def first_host(node_list: str) -> str:
+    """The first name in Slurm's short form.
+
+    >>> first_host("gpu[003-005,9],login1")
+    'gpu003'
+    """
+    first = re.match(r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", node_list)
+    if first is None:
+        raise ConfigError(
+            f"the list of Slurm's nodes is {node_list!r}, which names no first host; set MASTER_ADDR to rank 0's host"
+        )
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
+
+
+def _node_list(variables: Variables) -> str:
+    return variables[_present(variables, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")]
+
+
+def _tasks_of_this_host(variables: Variables, world_size: int) -> int:
+    """From Slurm's short form: 4(x2),3 says 4, 4 and 3 for the hosts in order."""
+    if re.fullmatch(r"[^\[,]+", variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ","):
+        return world_size
+    text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
+    counts = [
+        int(count)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+        for _ in range(int(times or 1))
+    ]  # fmt: skip
+    host = _number(variables, "SLURM_NODEID", 0, default=0)
+    return counts[host] if host < len(counts) else 1
+
+
+def _job_port(variables: Variables) -> int:
+    """A port that all tasks of a step agree on, and that other jobs and steps on the host rarely choose."""
+    job = _number(variables, "SLURM_JOB_ID", 0, way_out="set MASTER_PORT to a free port of rank 0's host")
+    step = variables.get("SLURM_STEP_ID", "")
+    return FIRST_PORT + (job + 101 * int(step if step.isdecimal() else 0)) % NUM_PORTS
+
+
+def _num_threads(variables: Variables, local_world_size: int) -> int | None:
+    if local_world_size == 1 or "OMP_NUM_THREADS" in variables:
+        return None
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if variables.get("SLURM_CPUS_PER_TASK", "").isdecimal():  # Slurm binds each task to cores of its own
+        return max(1, min(num_cores, int(variables["SLURM_CPUS_PER_TASK"])))
+    return max(1, num_cores // local_world_size)
+
+
+def _rank_of(variables: Variables, rank_name: str, size_name: str) -> tuple[int, int]:
+    rank, size = _number(variables, rank_name, 0), _number(variables, size_name, 1)
+    if rank >= size:
+        raise ConfigError(
+            f"{rank_name} is {rank}, but {size_name} is {size}, and ranks count from 0; give each process its own "
+            f"{rank_name} below {size}, or let torchrun or srun set both"
+        )
+    return rank, size
+
+
+def _port(variables: Variables) -> int:
+    port = _number(variables, "MASTER_PORT", 1)
+    if port > 65535:
+        raise ConfigError(f"MASTER_PORT is {port}; the largest port is 65535")
+    return port
+
+
+def _present(variables: Variables, first: str, second: str) -> str:
+    """The name of these two that is set; the second one is in every version of Slurm."""
+    if first not in variables and second not in variables:
+        raise ConfigError(
+            f"SLURM_PROCID is {variables.get('SLURM_PROCID')!r}, but {second} is not set; start the script with "
+            "srun or torchrun, or unset SLURM_PROCID"
+        )
+    return first if first in variables else second
+
+
+def _number(variables: Variables, name: str, least: int, *, default: int | None = None, way_out: str = "") -> int:
+    text = variables.get(name, "" if default is None else str(default)).strip()
+    if not text.isdecimal() or int(text) < least:
+        said = repr(variables[name]) if name in variables else "not set"
+        way_out = way_out or "start the script with torchrun or srun, or unset its variables"
+        raise ConfigError(f"{name} is {said}, but must be a number from {least} on; {way_out}")
+    return int(text)

@@ -1,0 +1,150 @@
+"""What the ranks of tests do: spawned processes import these functions, so they live in a module of their own."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hoploom import ConfigError, PeerError
+from hoploom.train import Context
+
+FEATURES = torch.linspace(-1, 1, 11 * 4).reshape(11, 4)  # eleven seeds: six for rank 0, five for rank 1
+LABELS = torch.arange(11) % 3
+SPLIT = {0: slice(0, 6), 1: slice(6, 11)}
+
+
+def model() -> nn.Sequential:
+    """The same one on every rank only if somebody makes it so."""
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=False), nn.Tanh(), nn.Linear(8, 3))
+
+
+def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def listeners() -> list[str]:
+    """The addresses that this process listens on, as Linux tells them: 0100007F is 127.0.0.1."""
+    own = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink() and _is_open(path)}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    rows += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+
+
+def _is_open(path: Path) -> bool:
+    try:
+        return bool(os.readlink(path))
+    except FileNotFoundError:
+        return False
+
+
+def _told(wanted: type[Exception], call: Any, *args: Any) -> str:
+    try:
+        call(*args)
+    except wanted as error:
+        return str(error)
+    return "no error"
+
+
+def tell_all(context: Context, folder: str) -> None:
+    """Everything that ranks do together, into a file per rank."""
+    rank = context.rank
+    told: dict[str, Any] = {"rank": rank, "local_rank": context.local_rank, "world_size": context.world_size}
+    told |= {"is_main": context.is_main, "device": str(context.device), "threads": torch.get_num_threads()}
+    told["listeners"] = listeners()
+    told["counts"] = context.sum(2**60 + rank)
+    told["sum"] = context.sum([0.1, 0.2][rank])
+    told["sums"] = context.sum(torch.tensor([1, 2], dtype=torch.int32) * (rank + 1)).tolist()
+    told["max"] = [context.max(rank - 5), context.max(torch.tensor([1.5, -rank])).tolist()]
+    told["gathered"] = [entry.tolist() for entry in context.gather(torch.tensor([[rank, 7]], dtype=torch.bfloat16))]
+    told["gathered_empty"] = [list(entry.shape) for entry in context.gather(torch.empty(0, 3))]
+    told["gathered_flag"] = [bool(entry) for entry in context.gather(torch.tensor(rank == 1))]
+    told["broadcast"] = context.broadcast(torch.full((2,), float(rank + 3))).tolist()
+    told["mismatch"] = _told(ConfigError, context.gather, torch.zeros(rank + 1))
+    context.barrier()
+    told["gradients"], told["loss"] = _uneven_step(context)
+    told["buffer"] = _buffers(context)
+    Path(folder, f"{rank}.json").write_text(json.dumps(told))
+
+
+def _uneven_step(context: Context) -> tuple[list[list[float]], float]:
+    torch.manual_seed(5 + context.rank)  # wrap must make the models equal
+    wrapped = context.wrap(model()).eval()
+    for _ in range(context.rank + 1):
+        wrapped(FEATURES)  # forward passes of different number hang nobody
+    own = SPLIT[context.rank]
+    loss = context.mean_loss(losses(wrapped(FEATURES[own]), LABELS[own]))
+    with context.guard("averaging gradients"):
+        loss.backward()
+    gradients = [parameter.grad.flatten().tolist() for parameter in wrapped.parameters() if parameter.grad is not None]
+    return gradients, context.sum(float(loss.detach())) / context.world_size
+
+
+def _buffers(context: Context) -> list[float]:
+    norm = nn.BatchNorm1d(1)
+    norm.running_mean = torch.tensor([float(context.rank + 1)])
+    context.sync_buffers(norm)
+    return norm.state_dict()["running_mean"].tolist()
+
+
+def raise_in_rank_one(context: Context, folder: str) -> None:
+    """Rank 1 fails while rank 0 waits for it."""
+    if context.rank == 1:
+        raise KeyError("the missing column")
+    _wait_for_peers(context, folder)
+
+
+def kill_rank_one(context: Context, folder: str) -> None:
+    """Rank 1 dies in the middle of a backward pass of rank 0."""
+    wrapped = context.wrap(nn.Linear(4, 3))
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        with context.guard("averaging gradients"):
+            context.mean_loss(losses(wrapped(FEATURES), LABELS), total=22).backward()
+    except PeerError as error:
+        Path(folder, "told").write_text(str(error))
+        raise
+
+
+def stop_rank_one(context: Context, folder: str) -> None:
+    """Rank 1 neither ends nor answers."""
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    _wait_for_peers(context, folder)
+
+
+def leave_early(context: Context, folder: str) -> None:
+    """Rank 1 takes fewer steps than rank 0."""
+    if context.rank == 0:
+        _wait_for_peers(context, folder)
+
+
+def _wait_for_peers(context: Context, folder: str) -> None:
+    try:
+        context.barrier()
+    except PeerError as error:
+        Path(folder, "told").write_text(str(error))
+        raise
+
+
+def exit_with(context: Context, code: int) -> None:
+    sys.exit(code)
+
+
+def wait_to_be_ended(context: Context, folder: str) -> None:
+    """Both ranks say that they run, then wait, one of them for the other; on Ctrl-C they say goodbye."""
+    context.barrier()
+    Path(folder, f"pid-{os.getpid()}").touch()
+    try:
+        if context.rank == 0:
+            threading.Event().wait(60)
+        context.barrier()
+    except KeyboardInterrupt:
+        Path(folder, f"clean-{context.rank}").touch()
+        raise
