@@ -31,7 +31,7 @@ def measure(tiny: bool) -> Report:
     rows, notes = [_opening(folder)], []
     many_seeds = graph.NUM_SEEDS // 100 if tiny else graph.NUM_SEEDS
     for num_seeds, num_workers in ((FEW_SEEDS, 0), (FEW_SEEDS, 2), (many_seeds, 2)):
-        answers = [_ask("iterate", folder, num_seeds, num_workers) for _ in range(REPETITIONS)]
+        answers = [ask("iterate", folder, num_seeds, num_workers) for _ in range(REPETITIONS)]
         what = f"{num_seeds} seeds, {num_workers} workers"
         target = None if num_workers else Target("ours", "<", 100)
         rows += [_memory(answers, what, beyond, target) for beyond in ("torch", "pyg")]
@@ -41,14 +41,15 @@ def measure(tiny: bool) -> Report:
 
 
 def _opening(folder: str) -> Row:
-    sides = {what: lambda _, what=what: _ask(what, folder)["seconds"] * 1e3 for what in ("open", "map")}
+    sides = {what: lambda _, what=what: ask(what, folder)["seconds"] * 1e3 for what in ("open", "map")}
     spreads = take_turns(sides)
     opened, mapped = spreads["open"], spreads["map"]
     target = Target("ours", "<", 300)
     return Row("opening the store", "ms", opened, "numpy.load(mmap)", mapped, opened.median / mapped.median, target)
 
 
-def _ask(what: str, folder: str, *counts: int) -> dict[str, float]:
+def ask(what: str, folder: str, *counts: int) -> dict[str, float]:
+    """What a fresh process says."""
     command = [sys.executable, str(CHILD), what, folder, *map(str, counts)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=600)
     answer: dict[str, float] = json.loads(done.stdout)

@@ -1,9 +1,12 @@
-"""A fresh process that maps, opens or iterates a store and prints the seconds or the memory that took: see opening.py.
+"""A fresh process that maps, opens, iterates or trains on a store and prints the seconds or the memory that took.
+
+Asked by opening.py and training.py.
 
 Memory is what /proc/self/smaps_rollup calls Private_Clean + Private_Dirty. Pages of the store's files that the first
 process has mapped too are Shared_Clean: they do not count, those that this process alone has touched do.
 """
 
+import ctypes
 import json
 import sys
 import time
@@ -61,9 +64,40 @@ def iterate_store(path: str, batch_size: int, num_workers: int) -> dict[str, flo
     return held
 
 
+def train_on_store(path: str, batch_size: int, num_workers: int) -> dict[str, float]:
+    """Import, train some steps, evaluate: the bytes held after each, at last without what a step needed."""
+    import torch
+
+    torch.set_num_threads(2)
+    held: dict[str, float] = {"torch": private_bytes()}
+    import hoploom
+    from hoploom import ops
+    from hoploom.nn import GraphSAGE
+    from hoploom.train import Learner, NodeClassification, Training, evaluate, fit
+
+    held["hoploom"] = private_bytes()
+    store = hoploom.open(path)
+    (labels,) = (part.tables["node", "y"].rows for part in store.parts)
+    model = GraphSAGE(store.schema.node_types[0].fields["x"].shape[0], 256, 3, int(labels.max()) + 1)
+    options = {"batch_size": batch_size, "num_workers": num_workers, "mode": "blocks", "aggregate": model.first_reduce}
+    seeds = torch.arange(BATCHES // 4 * batch_size) % store.schema.node_types[0].num_nodes
+    loader = hoploom.NeighborLoader(store, [15, 10, 5], seeds, shuffle=True, **options)
+    task = NodeClassification(num_classes=int(labels.max()) + 1)
+    learner = Learner(model, torch.optim.Adam(model.parameters()), task, loader)
+    with hoploom.init(device="cpu") as context:
+        fit(learner, Training(epochs=1, progress=False), context)
+        evaluate(model, loader, task, context)
+    held["trained"] = private_bytes()
+    model.zero_grad(set_to_none=True)
+    ops.pool_trim()
+    ctypes.CDLL(None).malloc_trim(0)
+    held["released"] = private_bytes()
+    return held
+
+
 def main(what: str, path: str, *counts: str) -> None:
     """One line of JSON."""
-    stages = {"map": map_files, "open": open_store, "iterate": iterate_store}
+    stages = {"map": map_files, "open": open_store, "iterate": iterate_store, "train": train_on_store}
     print(json.dumps(stages[what](path, *map(int, counts))))  # type: ignore[operator]
 
 

@@ -11,6 +11,7 @@ import torch_geometric.nn as pyg
 from graphs import library, random_graph, save_in_parts
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import remove_self_loops
 
 import hoploom
 import hoploom.nn as hnn
@@ -248,6 +249,43 @@ def test_edges_of_a_relation_may_come_grouped() -> None:
     x, edge_index = graph_with_loops()
     conv = hnn.SAGEConv(8, 5)
     torch.testing.assert_close(conv(x, InEdges.of(edge_index, 40, 40)), conv(x, edge_index))
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+@pytest.mark.parametrize("num_parts", [0, 3])
+def test_a_gcn_told_the_degrees_gives_what_the_whole_graph_gives(mode: str, num_parts: int, tmp_path: Path) -> None:
+    data = random_graph(60, 400, 2)
+    data.x, data.edge_index = torch.randn(60, 8), remove_self_loops(data.edge_index)[0]
+    del data.weight, data.edge_time
+    model = homogeneous("gcn")
+    assert model.needs_degrees
+    assert not homogeneous("gat").needs_degrees
+    whole = model(Data(x=data.x, edge_index=data.edge_index))
+    store: Any = hoploom.from_pyg(data)
+    if num_parts:
+        store = save_in_parts(store, tmp_path / "store", num_parts)
+    for batch in NeighborLoader(store, [-1, -1], batch_size=16, mode=mode, degrees=True):
+        torch.testing.assert_close(model(batch)[: batch.batch_size], whole[batch.input_id], atol=1e-5, rtol=1e-5)
+
+
+def test_a_sampled_gcn_is_right_on_average() -> None:
+    data = random_graph(30, 400, 2)
+    data.x, data.edge_index = torch.randn(30, 8).abs(), remove_self_loops(data.edge_index)[0]
+    del data.weight, data.edge_time
+    conv = hnn.GCN(8, 5, 1, 5)
+    whole = conv(Data(x=data.x, edge_index=data.edge_index))
+    loader = NeighborLoader(data, [3], batch_size=30, degrees=True)
+    outs = []
+    for epoch in range(400):
+        loader.set_epoch(epoch)
+        outs += [conv(batch) for batch in loader]
+    deviation = torch.stack(outs).std(0) / 20
+    assert bool(((torch.stack(outs).mean(0) - whole).abs() <= 5 * deviation + 1e-6).all())
+
+
+def test_degrees_are_for_one_relation() -> None:
+    with pytest.raises(hoploom.ConfigError, match="one node type and relation"):
+        NeighborLoader(library(), [2], input_nodes="paper", degrees=True)
 
 
 # --- layer one, aggregated by the loader ---------------------------------------------------------

@@ -44,6 +44,18 @@ def greeting() -> dict[str, Any]:
     return {"present": present, "torch": torch.__version__, "torch_geometric": torch_geometric.__version__}
 
 
+def hop_counts(edge_index: torch.Tensor, num_seeds: int, num_hops: int) -> tuple[list[int], list[int]]:
+    """Nodes and edges of every hop: torch-sparse lists both hop by hop but does not count them, as pyg-lib does."""
+    sources, destinations = edge_index
+    nodes, edges = [num_seeds], []
+    for _ in range(num_hops):
+        begin = sum(edges)
+        edges.append(int(torch.searchsorted(destinations, sum(nodes))) - begin)
+        reached = int(sources[begin : begin + edges[-1]].max()) + 1 if edges[-1] else sum(nodes)
+        nodes.append(max(0, reached - sum(nodes)))
+    return nodes, edges
+
+
 class Peer:
     """PyG's sampler and loader over one graph."""
 
@@ -90,6 +102,7 @@ class Peer:
             persistent_workers=num_workers > 0,
             is_sorted=True,
         )
+        self.num_hops = len(fanouts)
         return {}
 
     def run_epoch(self) -> dict[str, Any]:
@@ -114,8 +127,8 @@ class Peer:
         for batch in self.loader:
             counts: dict[str, Any] = {}
             if trim:
-                counts["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
-                counts["num_sampled_edges_per_hop"] = batch.num_sampled_edges
+                nodes, edges = hop_counts(batch.edge_index, batch.batch_size, self.num_hops)
+                counts = {"num_sampled_nodes_per_hop": nodes, "num_sampled_edges_per_hop": edges}
             self.optimizer.zero_grad()
             out = self.model(batch.x, batch.edge_index, **counts)[: batch.batch_size]
             loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])

@@ -7,12 +7,14 @@ from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from hoploom.sample import Edges
 from hoploom.store import Store
 from hoploom.store.disk import open_store as open
+from hoploom.train import Checkpoint, evaluate, fit, infer, init, spawn
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchError",
     "Block",
+    "Checkpoint",
     "ConfigError",
     "DataError",
     "Edges",
@@ -24,8 +26,13 @@ __all__ = [
     "Store",
     "StoreError",
     "TrainError",
+    "evaluate",
+    "fit",
     "from_pyg",
     "from_tensors",
     "generate",
+    "infer",
+    "init",
     "open",
+    "spawn",
 ]

@@ -15,7 +15,7 @@ from hoploom.store import Store, Wanted
 
 Batch: TypeAlias = Data | HeteroData
 NUM_NODES = "num_nodes"
-FEATURES, AGGREGATED = "x", "aggregated"
+FEATURES, AGGREGATED, IN_DEGREE = "x", "aggregated", "in_degree"
 # What a batch has beside the user's own fields, in the order in which PyG adds it.
 ADDED = (
     *("n_id", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges", "input_id"),
@@ -33,6 +33,7 @@ class Assembler:
     field_order: Mapping[Owner, tuple[str, ...]]  # the order in which the user's data lists its fields
     pinned: bool = False
     reduce: Reduce | None = None  # how layer one's neighbours arrive aggregated, if they do
+    degrees: bool = False  # with every node's in-degree in the whole graph
 
     def assemble(self, sampled: Sampled, extras: Mapping[Owner, Mapping[str, Any]]) -> Batch:
         """A batch with edges, features and ids, and `extras` beside them; None removes a field, as in PyG."""
@@ -106,6 +107,9 @@ class Assembler:
         fields.setdefault("n_id", nodes)  # a field of the user's own goes first, as in PyG
         trees = None if sampled.trees is None else sampled.trees[index]
         num_nodes = None if sampled.num_nodes is None else sampled.num_nodes[index]
+        if self.degrees:
+            (relation,) = self.store.schema.relations
+            fields[IN_DEGREE] = self.store.in_degrees(relation.key, nodes)
         return fields | self._set({"batch": trees, "num_sampled_nodes": num_nodes})
 
     def _edge_fields(

@@ -59,29 +59,41 @@ class Setup:
         return inputs.delivery_of(self.arguments)
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What both loaders take beyond PyG's arguments, and make_sampling does not."""
+
+    sample_frontier: SampleFrontier | None
+    device: torch.device | str | None
+    aggregate: str | None
+    degrees: bool
+
+
 def _set_up(
     loader: str,
     data: PairOrData,
     num_neighbors: Fanouts | NumNeighbors,
     options: dict[str, Any],
-    extras: tuple[SampleFrontier | None, torch.device | str | None, str | None],
+    extras: Extras,
     kwargs: dict[str, Any],
 ) -> Setup:
     """Check the common arguments, open the graph. `options` are those of make_sampling."""
     arguments = inputs.loader_arguments(kwargs, loader)
     given = inputs.read_input(data, weight_attr=options["weight_attr"], time_attr=options["time_attr"])
     sampling = make_sampling(given.store.schema, inputs.fanouts_of(given.store.schema, num_neighbors), **options)
-    hook, device, aggregate = extras
+    hook = extras.sample_frontier
     _check_callable(sample_frontier=hook)
     if hook is not None and sampling.mode != "blocks":
         raise ConfigError("sample_frontier needs mode='blocks'")
     if hook is not None and sampling.disjoint:
         raise ConfigError("sample_frontier cannot be disjoint or temporal; drop one of the two")
-    mover = Mover(device)
+    mover = Mover(extras.device)
     pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
     sampler = Sampler(given.store.graph, sampling, Workspaces(given.store), hook)
-    reduce = _checked_aggregate(given.store.schema, sampling, aggregate)
-    assembler = Assembler(given.store, given.template, given.field_order, pinned, reduce)
+    reduce = _checked_aggregate(given.store.schema, sampling, extras.aggregate)
+    if extras.degrees and len(given.store.schema.relations) != 1:
+        raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
+    assembler = Assembler(given.store, given.template, given.field_order, pinned, reduce, extras.degrees)
     return Setup(arguments, given, sampler, assembler, mover)
 
 
@@ -111,6 +123,7 @@ class NeighborLoader(Loader):
     - `labor`: layer-dependent picks that share sources between seeds
     - `aggregate="mean"`: layer one's neighbours arrive aggregated, straight from the store, and `x` holds only the
       nodes that layer one computes; for models of hoploom.nn, whose `first_reduce` says what to give here
+    - `degrees`: with `in_degree`, every node's in-degree in the whole graph; GCN normalises by it where it is there
 
     >>> loader = NeighborLoader("papers.store", [15, 10, 5], input_nodes="train", batch_size=1024, shuffle=True)
     """
@@ -140,6 +153,7 @@ class NeighborLoader(Loader):
         mode: str = "subgraph",
         sample_frontier: SampleFrontier | None = None,
         aggregate: str | None = None,
+        degrees: bool = False,
         device: torch.device | str | None = None,
         seed: int = 0,
         rank: int = 0,
@@ -165,7 +179,7 @@ class NeighborLoader(Loader):
             "subgraph_type": subgraph_type if directed else "induced",
             "mode": mode,
         }
-        setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device, aggregate), kwargs)
+        setup = _set_up(name, data, num_neighbors, options, Extras(sample_frontier, device, aggregate, degrees), kwargs)
         seeds = _node_seeds(setup.given, input_nodes, input_id, input_time, time_attr)
         _check_callable(transform=transform)
         maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform)
@@ -226,6 +240,7 @@ class LinkNeighborLoader(Loader):
         mode: str = "subgraph",
         sample_frontier: SampleFrontier | None = None,
         aggregate: str | None = None,
+        degrees: bool = False,
         device: torch.device | str | None = None,
         seed: int = 0,
         rank: int = 0,
@@ -251,7 +266,7 @@ class LinkNeighborLoader(Loader):
             "subgraph_type": subgraph_type if directed else "induced",
             "mode": mode,
         }
-        setup = _set_up(name, data, num_neighbors, options, (sample_frontier, device, aggregate), kwargs)
+        setup = _set_up(name, data, num_neighbors, options, Extras(sample_frontier, device, aggregate, degrees), kwargs)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
         links = _links(setup.given, edge_label_index, edge_label, negatives)
         links = replace_fields(

@@ -24,6 +24,7 @@ class Conv(nn.Module):
     """The frame of every convolution."""
 
     reduce: ops.Reduce | None = None  # how sources are aggregated where `propagate` takes them aggregated already
+    needs_degrees = False  # works best with the sources' in-degrees in the whole graph
 
     def forward(
         self, x: Tensor, edges: InEdges | Tensor, x_dst: Tensor | None = None, aggregated: Tensor | None = None
@@ -104,7 +105,13 @@ class SAGEConv(Conv):
 
 
 class GCNConv(Conv):
-    """Graph convolution, normalised by the square roots of both ends' degrees, with a loop at every node."""
+    """Graph convolution, normalised by the square roots of both ends' degrees, with a loop at every node.
+
+    Where the edges tell the degrees in the whole graph, a sampled list stands for the whole one: its weights are scaled
+    up by the share that was drawn, so that the expectation is the whole graph's result.
+    """
+
+    needs_degrees = True
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
         super().__init__()
@@ -117,9 +124,13 @@ class GCNConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         looped = edges.with_loops
-        inverse = (edges.in_degrees_of_sources + 1).to(torch.float32).rsqrt()
-        own = inverse[edges.first : edges.first + edges.num_destinations]
-        weights = inverse[looped.sources.to(torch.int64)] * own[looped.destinations]
+        degrees = edges.in_degrees_of_sources
+        inverse = (degrees + 1).to(torch.float32).rsqrt()
+        span = slice(edges.first, edges.first + edges.num_destinations)
+        drawn = looped.degrees - 1
+        scaled = inverse[span] * (degrees[span] / drawn.clamp(min=1))
+        weights = inverse[looped.sources.to(torch.int64)] * scaled[looped.destinations]
+        weights[looped.indptr[1:] - 1] = inverse[span].square()  # the loops are not sampled
         out = ops.aggregate(z, looped, "sum", weights)
         return out if self.bias is None else out + self.bias
 

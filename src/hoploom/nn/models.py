@@ -189,6 +189,15 @@ class GNN(nn.Module):
         bare = not (self.shape.norm or self.shape.residual or self.embeddings)
         return reduces.pop() if bare and len(reduces) == 1 else None
 
+    @property
+    def needs_degrees(self) -> bool:
+        """Whether batches should tell the nodes' in-degrees in the whole graph."""
+        return any(
+            self.stage(depth).conv(key).needs_degrees
+            for depth in range(self.num_layers)
+            for key in self.stage(depth).relations
+        )
+
     def forward(self, batch: Data | HeteroData) -> Any:
         """Rows of the seeds."""
         views = views_of(batch, self.num_layers)

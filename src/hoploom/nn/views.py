@@ -4,7 +4,7 @@ A layer gets only what the layers after it still need, whatever the batch is: bl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -45,15 +45,17 @@ def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
 
     >>> for view in views_of(batch, 3): ...
     """
+    degrees = batch.in_degree if isinstance(batch, Data) and "in_degree" in batch else None
     if "blocks" in batch:
         if len(batch.blocks) != num_layers:
             raise ConfigError(f"the batch has {len(batch.blocks)} blocks for {num_layers} layers; give as many fanouts")
-        return [_of_block(block) for block in batch.blocks]
+        return [_of_block(block, degrees) for block in batch.blocks]
     edge_index = by_relation(batch, "edge_index")
     counts = by_type(batch, "num_sampled_nodes")
     if not counts:
         return _of_whole(edge_index, _num_nodes(batch), num_layers)
-    return _of_subgraph(edge_index, {name: _running(hops) for name, hops in counts.items()}, num_layers)
+    views = _of_subgraph(edge_index, {name: _running(hops) for name, hops in counts.items()}, num_layers)
+    return views if degrees is None else [_with_degrees(view, degrees) for view in views]
 
 
 def _num_nodes(batch: Data | HeteroData) -> dict[str, int]:
@@ -62,11 +64,18 @@ def _num_nodes(batch: Data | HeteroData) -> dict[str, int]:
     return {node_type: int(batch[node_type].num_nodes or 0) for node_type in batch.node_types}
 
 
-def _of_block(block: Block) -> LayerView:
+def _with_degrees(view: LayerView, degrees: Tensor) -> LayerView:
+    """The same with the sources' in-degrees in the whole graph."""
+    edges = {key: replace(one, source_degrees=degrees[: one.num_sources]) for key, one in view.edges.items()}
+    return replace(view, edges=edges)
+
+
+def _of_block(block: Block, degrees: Tensor | None) -> LayerView:
     if not isinstance(block.edge_index, Mapping):
         edges = InEdges.of(block.edge_index, block.num_sources, block.num_destinations)  # type: ignore[arg-type]
         counts = edges.num_sources, edges.num_destinations
-        return LayerView({HOMOGENEOUS_RELATION: edges}, *({HOMOGENEOUS_TYPE: count} for count in counts))
+        view = LayerView({HOMOGENEOUS_RELATION: edges}, *({HOMOGENEOUS_TYPE: count} for count in counts))
+        return view if degrees is None else _with_degrees(view, degrees)
     sources, destinations = block.num_sources, block.num_destinations
     grouped = {
         key: InEdges.of(index, sources[key[0]], destinations[key[2]])  # type: ignore[index]

@@ -11,7 +11,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges
-from hoploom.schema import Owner, Schema
+from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store.base import FeatureStore, GraphStore, Wanted
 from hoploom.store.part import Part
 from hoploom.store.sharded import Routes, Sharded
@@ -55,6 +55,22 @@ class Store:
         ids = ops.empty((edges.num_edges,), torch.int64)
         ops.gather(_as_bytes(want.ids), edges.sources.to(torch.int64), _as_bytes(ids))
         return ops.aggregate_tables(found, ids, edges.indptr, reduce)
+
+    def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
+        """How many edges of a relation lead to each of these nodes: [n] int64. The topology must be in reach."""
+        index = self.schema.relation_index[key]
+        parts = [part.lists[index] for part in self.parts]
+        bounds = torch.tensor([lists.first_node for lists in parts[1:]], dtype=torch.int64)
+        owners = torch.bucketize(nodes, bounds, right=True) if len(parts) > 1 else None
+        degrees = ops.empty((nodes.numel(),), torch.int64)
+        for number, lists in enumerate(parts):
+            places = None if owners is None else torch.nonzero(owners == number).view(-1)
+            own = nodes if places is None else nodes[places]
+            begins, ends = (ops.empty((own.numel(),), torch.int64) for _ in range(2))
+            for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
+                ops.gather(_as_bytes(pointers), own, _as_bytes(out), lists.first_node)
+            degrees[places if places is not None else slice(None)] = ends - begins
+        return degrees
 
     def _fields(self) -> list[tuple[Owner, str]]:
         of_nodes: list[tuple[Owner, str]] = [(t.name, name) for t in self.schema.node_types for name in t.fields]

@@ -1,6 +1,33 @@
-"""Training: the ranks and what they do together."""
+"""Training: the ranks and what they do together, the loop, metrics, checkpoints, and inference."""
 
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context, init, unwrap
+from hoploom.train.evaluate import evaluate
+from hoploom.train.fit import Outcome, fit
+from hoploom.train.infer import infer
+from hoploom.train.journal import Journal
+from hoploom.train.learner import Learner, Training
 from hoploom.train.spawn import spawn
+from hoploom.train.step import StepReport
+from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
-__all__ = ["Context", "init", "spawn", "unwrap"]
+__all__ = [
+    "Checkpoint",
+    "Context",
+    "Journal",
+    "Learner",
+    "LinkPrediction",
+    "MultiLabel",
+    "NodeClassification",
+    "NodeRegression",
+    "Outcome",
+    "StepReport",
+    "Task",
+    "Training",
+    "evaluate",
+    "fit",
+    "infer",
+    "init",
+    "spawn",
+    "unwrap",
+]

@@ -1,0 +1,122 @@
+"""The metrics of a model over every seed of a loader, exactly once, over all ranks.
+
+Whole steps are shared out, so that every rank sees batches that one process would see; nothing is padded.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from hoploom.errors import ConfigError, DataError
+from hoploom.load.assemble import Batch
+from hoploom.load.loader import Loader
+from hoploom.train.context import Context, unwrap
+from hoploom.train.learner import HALF, check_precision
+from hoploom.train.tasks import Task
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
+
+
+def evaluate(
+    model: nn.Module, loader: Loader, task: Task, context: Context, *, precision: str = "fp32"
+) -> dict[str, float]:
+    """The task's metrics and the mean loss, the same on every rank. All ranks call.
+
+    A loader made for one rank is shared out by whole steps; one made with rank and world_size is walked whole.
+
+    >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
+    """
+    check_precision(precision)
+    steps, module = _steps(loader, context), unwrap(model)
+    metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
+    with _evaluating(module, context), context.guard("evaluating"):
+        for outputs, targets in _rows(module, loader, steps, (task, context, precision)):
+            metrics.update(task.scores(outputs), targets)
+            losses = task.losses(outputs, targets).double()
+            total += torch.stack([losses.sum().cpu(), torch.tensor(float(losses.numel()), dtype=torch.float64)])
+        if len(steps) == 0:
+            for outputs, targets in _rows(module, loader, range(1), (task, context, precision)):
+                _update_with_nothing(metrics, task.scores(outputs), targets)
+        loss_sum, rows = context.sum(total).tolist()
+        return {**_computed(metrics, int(rows), warn=len(steps) > 0), "loss": loss_sum / rows}
+
+
+def _steps(loader: Loader, context: Context) -> range:
+    """The steps of this rank."""
+    if loader.drop_last:
+        raise ConfigError("the loader has drop_last=True, which leaves seeds out; evaluate with drop_last=False")
+    if loader.world_size == 1:
+        return range(context.rank, len(loader), context.world_size)
+    if (loader.rank, loader.world_size) != (context.rank, context.world_size):
+        raise ConfigError(
+            f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
+            f"{context.world_size}; leave rank and world_size out"
+        )
+    return range(len(loader))
+
+
+@contextmanager
+def _evaluating(module: nn.Module, context: Context) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
+    modes = {part: part.training for part in module.modules()}
+    context.sync_buffers(module)
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _rows(
+    module: nn.Module, loader: Loader, steps: range, how: tuple[Task, Context, str]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs and targets, step by step."""
+    task, context, precision = how
+    half, device = HALF.get(precision), context.device
+    with closing(loader.steps(steps)) as batches:
+        for made in batches:
+            batch: Batch = made if device.type == "cpu" else made.to(device, non_blocking=True)
+            targets = task.targets(batch)
+            with nullcontext() if half is None else torch.autocast(device.type, half):
+                outputs = task.outputs(module, batch)
+            yield outputs, targets
+
+
+def _update_with_nothing(metrics: "MetricCollection", scores: Tensor, targets: Tensor) -> None:
+    """Give a rank without rows states of the right shapes and types, or torchmetrics could not gather them."""
+    for metric in metrics.values():
+        metric.update(scores, targets)
+        filled = {name: list(s) if isinstance(s, list) else s for name, s in metric.metric_state.items()}
+        metric.reset()  # empties the lists themselves
+        for name, state in filled.items():
+            if isinstance(state, list):
+                setattr(metric, name, [rows[:0] for rows in state])
+            else:
+                setattr(metric, name, getattr(metric, name).to(state.dtype).expand_as(state).clone())
+
+
+def _computed(metrics: "MetricCollection", num_rows: int, *, warn: bool) -> dict[str, float]:
+    """The metrics as numbers; the entries of a matrix by name/row/column."""
+    with warnings.catch_warnings():
+        if not warn:  # compute() before update(): so it is meant
+            warnings.simplefilter("ignore", UserWarning)
+        try:
+            values = metrics.compute()
+        except ValueError as error:
+            raise DataError(f"the metrics of {num_rows} rows cannot be computed: {error}; evaluate more") from error
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if value.numel() == 1:
+            found[name] = float(value)
+        else:
+            for index in torch.cartesian_prod(*(torch.arange(extent) for extent in value.shape)):
+                place = [int(i) for i in index.reshape(-1)]
+                found["/".join([name, *map(str, place)])] = float(value[tuple(place)])
+    return found

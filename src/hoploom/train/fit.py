@@ -1,0 +1,174 @@
+"""Training: epochs of steps, a validation and a checkpoint after each, and a reason to end.
+
+A run that is stopped anywhere and restored from its last checkpoint takes the steps that it would have taken.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from hoploom.errors import ConfigError, TrainError
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.context import Context
+from hoploom.train.journal import Journal
+from hoploom.train.learner import Ending, Learner, Training
+from hoploom.train.progress import Progress
+from hoploom.train.signals import StopRequests
+from hoploom.train.step import Feed, Stepper
+
+Validate = Callable[[], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training came to. `stopped`: done; early (patience ran out); asked (Ctrl-C or SIGTERM)."""
+
+    steps: int
+    epochs: int
+    best: float | None  # of the metric that the task names
+    best_epoch: int | None
+    history: list[dict[str, float]] = field(repr=False)  # per epoch: its number, the loss, what validate returned
+    stopped: Ending
+
+
+def fit(
+    learner: Learner,
+    training: Training,
+    context: Context,
+    *,
+    validate: Validate | None = None,
+    checkpoint: Checkpoint | None = None,
+    journal: Journal | None = None,
+) -> Outcome:
+    """Train until it is done. All ranks call, each with its own model, loader and journal.
+
+    Continues where the learner stands: restore a checkpoint first to resume.
+
+    >>> checkpoint = Checkpoint("runs/papers", context)
+    >>> checkpoint.restore("last", learner.parts())
+    >>> fit(learner, Training(epochs=10), context, validate=validate, checkpoint=checkpoint)
+    """
+    _check(learner, context, validate)
+    _find_place(learner)
+    if journal is not None:
+        journal.rewind(learner.standing.steps)
+    with StopRequests() as requests, Progress(sys.stderr, shown=training.progress and context.is_main) as progress:
+        progress.expect(learner, training)
+        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests)
+        ending = run.until_it_ends()
+    standing = learner.standing
+    return Outcome(standing.steps, standing.epoch, standing.best, standing.best_epoch, list(standing.history), ending)
+
+
+def _check(learner: Learner, context: Context, validate: Validate | None) -> None:
+    """What cannot work, before the first step."""
+    loader = learner.loader
+    if (loader.rank, loader.world_size) != (context.rank, context.world_size):
+        raise ConfigError(
+            f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
+            f"{context.world_size}; give it rank=context.rank, world_size=context.world_size"
+        )
+    if learner.plateau is not None:
+        name, mode = learner.task.monitor
+        if validate is None:
+            raise ConfigError("ReduceLROnPlateau needs a metric; give validate")
+        if learner.plateau.mode != mode:
+            raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
+
+
+def _find_place(learner: Learner) -> None:
+    """Put the loader where training stands: a loop left halfway, or another run, may have moved it."""
+    loader, standing = learner.loader, learner.standing
+    is_unfinished = standing.rows > 0
+    if is_unfinished and loader.epoch in (standing.epoch, standing.epoch + 1):
+        loader.load_state_dict(loader.state_dict())
+    elif is_unfinished:
+        raise ConfigError(
+            f"training is within epoch {standing.epoch}, the loader is at {loader.epoch}; restore both together"
+        )
+    elif loader.epoch != standing.epoch:
+        loader.set_epoch(standing.epoch)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What takes part in training."""
+
+    learner: Learner
+    training: Training
+    context: Context
+    validate: Validate | None
+    checkpoint: Checkpoint | None
+    journal: Journal | None
+    progress: Progress
+    requests: StopRequests
+
+    def until_it_ends(self) -> Ending:
+        standing = self.learner.standing
+        while (ending := standing.is_over(self.training)) is None:
+            asked = not self._epoch_is_taken() and self._take_steps()
+            if asked or not self._epoch_is_taken():
+                self._save("last")
+            if asked:
+                return "asked"
+            if self._epoch_is_taken():
+                self._end_epoch()
+        return ending
+
+    def _epoch_is_taken(self) -> bool:
+        """All steps of the epoch are behind us, its validation may not be."""
+        return self.learner.standing.rows > 0 and self.learner.loader.epoch > self.learner.standing.epoch
+
+    def _take_steps(self) -> bool:
+        """Take what is left of the epoch's steps; whether some rank was asked to stop."""
+        learner, training, standing = self.learner, self.training, self.learner.standing
+        learner.model.train()
+        stepper = Stepper(learner, training, self.context, self.checkpoint)
+        with Feed(learner.loader, training.accumulate, self.context.device) as feed:
+            while not feed.is_empty and standing.is_over(training) is None:
+                report = stepper.take(feed, self.requests)
+                self.progress.step(report)
+                if self.journal is not None:
+                    self.journal.step(report)
+                if report.asked:
+                    return True
+                every = training.checkpoint_every
+                if every is not None and standing.steps % every == 0 and not feed.is_empty:
+                    self._save("last")
+        return False
+
+    def _end_epoch(self) -> None:
+        standing = self.learner.standing
+        metrics = dict(self.validate()) if self.validate is not None else {}
+        standing.history.append({"epoch": standing.epoch, "train_loss": standing.loss_sum / standing.rows, **metrics})
+        is_best = self.validate is not None and self._judge(metrics)
+        self.progress.epoch(standing.history[-1], is_best=is_best)
+        if self.journal is not None:
+            self.journal.epoch(standing.history[-1], step=standing.steps)
+        standing.epoch, standing.loss_sum, standing.rows = standing.epoch + 1, 0.0, 0
+        if is_best:
+            self._save("best")
+        self._save("last")
+
+    def _judge(self, metrics: Mapping[str, float]) -> bool:
+        """Whether this epoch is the best so far, by rank 0's metrics."""
+        name, mode = self.learner.task.monitor
+        if name not in metrics:
+            raise ConfigError(f"validate returned no {name!r}, which the task monitors, only {sorted(metrics)}")
+        value = float(self.context.gather(torch.tensor([metrics[name]], dtype=torch.float64))[0])
+        if self.learner.plateau is not None:
+            self.learner.plateau.step(value)
+        return self.learner.standing.judge(value, mode)
+
+    def _save(self, name: str) -> None:
+        if self.checkpoint is None:
+            return
+        for parameter_name, parameter in self.learner.model.named_parameters():
+            if not parameter.isfinite().all():
+                raise TrainError(
+                    f"parameter {parameter_name!r} is not finite after step {self.learner.standing.steps}; "
+                    f"lower the learning rate, or clip gradients (clip_norm=1.0); no checkpoint was written"
+                )
+        self.checkpoint.save(name, self.learner.parts())

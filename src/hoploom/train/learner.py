@@ -1,0 +1,135 @@
+"""What training works on and how far it has come: everything that a checkpoint of a run holds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hoploom.config import as_int, as_number
+from hoploom.errors import ConfigError
+from hoploom.load.loader import Loader
+from hoploom.train.checkpoint import Part
+from hoploom.train.tasks import Mode, Task
+
+Precision = Literal["fp32", "bf16", "fp16"]
+HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Ending = Literal["done", "early", "asked"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how training goes.
+
+    A step takes `accumulate` batches of the loader. `patience`: epochs without a better validation before it ends.
+    `checkpoint_every`: steps between checkpoints within an epoch; one is taken at every epoch's end anyway.
+    """
+
+    epochs: int
+    accumulate: int = 1
+    clip_norm: float | None = None
+    precision: Precision = "fp32"
+    seed: int = 0
+    patience: int | None = None
+    checkpoint_every: int | None = None
+    max_steps: int | None = None
+    progress: bool = True  # a bar on rank 0's stderr
+
+    def __post_init__(self) -> None:
+        as_int("epochs", self.epochs, 0, "give how many times to go over the seeds")
+        as_int("accumulate", self.accumulate, 1, "give how many batches make a step, 1 or more")
+        as_int("seed", self.seed, None, "give an integer")
+        for name in ("patience", "checkpoint_every", "max_steps"):
+            if getattr(self, name) is not None:
+                as_int(name, getattr(self, name), 1, "give at least 1, or leave it out")
+        if self.clip_norm is not None and as_number("clip_norm", self.clip_norm, "give a positive number") == 0:
+            raise ConfigError("clip_norm is 0, no gradient would be left; give a positive number")
+        check_precision(self.precision)
+
+
+def check_precision(precision: str) -> None:
+    """Raise ConfigError for what is no precision."""
+    if precision not in ("fp32", *HALF):
+        raise ConfigError(f"precision is {precision!r:.80}; give one of 'fp32', 'bf16', 'fp16'")
+
+
+@dataclass
+class Standing:
+    """How far training has come."""
+
+    epoch: int = 0  # epochs that are complete, their validation included
+    steps: int = 0
+    loss_sum: float = 0.0  # of the epoch that is running, over all ranks
+    rows: int = 0
+    best: float | None = None
+    best_epoch: int | None = None
+    stale: int = 0  # epochs since the best
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in asdict(self):
+            setattr(self, name, state[name])
+
+    def is_over(self, training: Training) -> Ending | None:
+        """Why there is no next step, if there is none."""
+        if training.patience is not None and self.stale >= training.patience:
+            return "early"
+        out_of_steps = training.max_steps is not None and self.steps >= training.max_steps
+        return "done" if out_of_steps or self.epoch >= training.epochs else None
+
+    def judge(self, value: float, mode: Mode) -> bool:
+        """Whether the monitored metric of the epoch is the best so far."""
+        better = self.best is None or (value > self.best if mode == "max" else value < self.best)
+        better = better and not math.isnan(value)
+        if better:
+            self.best, self.best_epoch, self.stale = value, self.epoch, 0
+        else:
+            self.stale += 1
+        return better
+
+
+@dataclass
+class Learner:
+    """What learns, from what, and how far it has come. Model and loader are those of this rank.
+
+    >>> learner = Learner(context.wrap(model), optimizer, NodeClassification(47), loader)
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    task: Task
+    loader: Loader
+    scheduler: LRScheduler | ReduceLROnPlateau | None = None
+    standing: Standing = field(default_factory=Standing, init=False)
+    scaler: torch.amp.GradScaler = field(init=False)  # works for fp16 only
+
+    def __post_init__(self) -> None:
+        device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
+        self.scaler = torch.amp.GradScaler(device)
+
+    def parts(self) -> dict[str, Part]:
+        """What a checkpoint must hold for training to continue at the very next step."""
+        parts: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "loader": self.loader,
+            "standing": self.standing,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def plateau(self) -> ReduceLROnPlateau | None:
+        """The scheduler, if it wants a metric per epoch instead of a step per step."""
+        return self.scheduler if isinstance(self.scheduler, ReduceLROnPlateau) else None
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])

@@ -1,0 +1,212 @@
+"""One run: a recipe becomes a store, a goal, a learner; then fit, and evaluate with the best checkpoint.
+
+There is no training in here: the pieces are public, and a script can put them together in the same way.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hoploom.errors import StoreError
+from hoploom.store.disk import open_store
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.context import Context
+from hoploom.train.evaluate import evaluate
+from hoploom.train.fit import Outcome, Validate, fit
+from hoploom.train.journal import Journal
+from hoploom.train.learner import Learner, Training
+from hoploom.train.recipe import Recipe
+from hoploom.train.recipe_checks import check_world
+from hoploom.train.recipe_read import read_recipe
+from hoploom.train.recipe_write import to_toml, values_of
+from hoploom.train.run_goal import Goal, goal_of
+from hoploom.train.run_pieces import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
+from hoploom.train.toml_text import as_toml
+
+RECIPE_FILE, RESULT_FILE = "run.toml", "result.json"
+LAST, BEST = "last", "best"
+# What may differ between a run and its continuation: how long and where, not what is learned.
+MAY_CHANGE = {
+    *(
+        "store",
+        "loader.threads",
+        "loader.eval_fanouts",
+        "loader.eval_batch_size",
+        "output.folder",
+        "output.tensorboard",
+    ),
+    *("train.epochs", "train.max_steps", "train.patience", "train.processes", "train.device", "train.checkpoint_every"),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    folder: Path
+    outcome: Outcome
+    monitor: str  # the metric that `outcome.best` is of
+    test: Mapping[str, float]  # of the best checkpoint; empty without a test split, and where training was stopped
+    num_parameters: int
+    seconds: float
+
+    @property
+    def is_complete(self) -> bool:
+        return self.outcome.stopped != "asked"
+
+
+def run(recipe: Recipe, context: Context, *, resume: bool = False, progress: bool = True) -> Result:
+    """Train and evaluate as the recipe says. All ranks call.
+
+    >>> with hoploom.init() as context:
+    ...     result = run(read_recipe("run.toml"), context)
+    """
+    began = time.perf_counter()
+    check_world(recipe, context.world_size)
+    check_folder(recipe, resume=resume)
+    goal = goal_of(recipe, open_store(recipe.store))
+    learner = make_learner(recipe, goal, context)
+    checkpoint = Checkpoint(recipe.output.folder, context)
+    if resume:
+        checkpoint.restore(LAST, learner.parts())
+    if context.is_main:
+        _write(recipe.output.folder / RECIPE_FILE, to_toml(recipe))
+    with Journal(recipe.output.folder, context, tensorboard=recipe.output.tensorboard) as journal:
+        validate = _validation(recipe, goal, learner, context)
+        training = _training(recipe, progress=progress)
+        outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
+    test = {} if outcome.stopped == "asked" else _test(recipe, goal, learner, checkpoint, context)
+    num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
+    seconds = time.perf_counter() - began
+    result = Result(recipe.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds)
+    if context.is_main and result.is_complete:
+        _write(recipe.output.folder / RESULT_FILE, as_json(result))
+    return result
+
+
+def make_learner(recipe: Recipe, goal: Goal, context: Context) -> Learner:
+    """Model, optimizer, schedule and this rank's loader."""
+    plain = model_of(recipe, goal)
+    loader = train_loader(recipe, goal, context, plain)
+    model = context.wrap(plain, find_unused_parameters=_may_leave_unused(recipe, goal))
+    optimizer = optimizer_of(recipe, model)
+    scheduler = scheduler_of(recipe, optimizer, len(loader), goal.task.monitor[1])
+    return Learner(model, optimizer, goal.task, loader, scheduler)
+
+
+def _may_leave_unused(recipe: Recipe, goal: Goal) -> bool:
+    """A batch may hold no edge of some relation; of a user's model nobody knows."""
+    return recipe.model.factory is not None or len(goal.store.schema.relations) > 1
+
+
+def _training(recipe: Recipe, *, progress: bool) -> Training:
+    section = recipe.train
+    return Training(
+        epochs=section.epochs,
+        accumulate=section.accumulate,
+        clip_norm=section.clip_norm,
+        precision=section.precision,  # type: ignore[arg-type]
+        seed=recipe.seed,
+        patience=section.patience,
+        checkpoint_every=section.checkpoint_every,
+        max_steps=section.max_steps,
+        progress=progress,
+    )
+
+
+def _validation(recipe: Recipe, goal: Goal, learner: Learner, context: Context) -> Validate | None:
+    if "val" not in goal.seeds:
+        return None
+    loader = eval_loader(recipe, goal, context, learner.model, "val")
+    return lambda: evaluate(learner.model, loader, goal.task, context, precision=recipe.train.precision)
+
+
+def _test(
+    recipe: Recipe, goal: Goal, learner: Learner, checkpoint: Checkpoint, context: Context
+) -> Mapping[str, float]:
+    if "test" not in goal.seeds:
+        return {}
+    if learner.standing.best is not None:
+        parts: dict[str, Any] = {"model": learner.model}
+        checkpoint.restore(BEST, parts)
+    loader = eval_loader(recipe, goal, context, learner.model, "test")
+    return evaluate(learner.model, loader, goal.task, context, precision=recipe.train.precision)
+
+
+# --- the output folder ---------------------------------------------------------------------------
+
+
+def check_folder(recipe: Recipe, *, resume: bool) -> None:
+    """Raise ConfigError if the folder holds a run that must not be overwritten, or that this one cannot continue."""
+    folder = recipe.output.folder
+    if not (folder / f"{LAST}.safetensors").exists():
+        return
+    if not resume:
+        message = f"{folder} holds a run already; continue it with --resume, or name another output.folder"
+        raise recipe.problem("output.folder", message)
+    if (folder / RECIPE_FILE).exists():
+        _check_same(recipe, read_recipe(folder / RECIPE_FILE))
+
+
+def _check_same(recipe: Recipe, before: Recipe) -> None:
+    earlier = values_of(before)
+    for key, value in values_of(recipe).items():
+        if key not in MAY_CHANGE and value != earlier[key]:
+            was, now = (as_toml(entry) if entry is not None else "left out" for entry in (earlier[key], value))
+            message = f"{key} is {now}, but was {was} when the run in {recipe.output.folder} began"
+            raise recipe.problem(key, f"{message}; leave it so, or start anew in another output.folder")
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror}; free some space, or name another folder"
+        ) from error
+
+
+# --- what is told --------------------------------------------------------------------------------
+
+
+def as_json(result: Result) -> str:
+    """result.json: what a table of runs is made from."""
+    outcome = result.outcome
+    content = {
+        "stopped": outcome.stopped,
+        "epochs": outcome.epochs,
+        "steps": outcome.steps,
+        "monitor": result.monitor,
+        "best": outcome.best,
+        "best_epoch": outcome.best_epoch,
+        "test": dict(result.test),
+        "num_parameters": result.num_parameters,
+        "seconds": round(result.seconds, 3),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def summary(result: Result) -> str:
+    """A few lines for the terminal."""
+    outcome = result.outcome
+    endings = {"done": "trained", "early": "stopped early", "asked": "interrupted"}
+    lines = [
+        f"{endings[outcome.stopped]} after {outcome.epochs} epochs, {outcome.steps:,} steps, "
+        f"{result.seconds:.1f} s; {result.num_parameters:,} parameters"
+    ]
+    if outcome.best is not None and outcome.best_epoch is not None:
+        lines.append(
+            f"best {result.monitor} {outcome.best:.4f} on the validation split, in epoch {outcome.best_epoch + 1}"
+        )
+    if result.test:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in result.test.items() if "/" not in name)
+        lines.append(f"test: {shown}")
+    return "\n".join([*lines, f"written to {result.folder}"])

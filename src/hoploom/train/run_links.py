@@ -1,0 +1,147 @@
+"""Which links of a relation train, validate and test, and the graph without those that must not be seen.
+
+An edge's split is a hash of its two ends, so both directions of a link, and all copies of it, fall into the same one,
+on every rank alike. The graph that is left is in every process's own memory: for a relation that is too large for
+that, build a store of the training edges and give the others as files (`task.links`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hoploom import keys
+from hoploom.ops import EdgeLists
+from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema
+from hoploom.store import Store
+from hoploom.store.part import Part, Table
+from hoploom.store.store import assemble
+
+HELD_OUT = 0x6C696E6B73  # folded into the seed's key, to stay apart from what samplers draw
+CHUNK = 1 << 22  # edges hashed at a time
+TRAIN, VAL, TEST = range(3)
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A graph without the edges that were held out, and the links of each split."""
+
+    store: Store
+    links: Mapping[str, Tensor]  # "train", "val", "test" -> [2, n] int64
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How edges fall into splits."""
+
+    seed: int
+    val: float
+    test: float
+
+    def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
+        """The split of every edge: [n] uint8."""
+        first, second = _words(sources), _words(destinations)
+        if undirected:
+            first, second = np.minimum(first, second), np.maximum(first, second)
+        key = np.full(1, keys.mix(keys.mix(0, HELD_OUT), self.seed), dtype=np.uint64)
+        drawn = (_mix(_mix(key, first), second) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        out = np.full(len(drawn), TRAIN, dtype=np.uint8)
+        out[drawn < self.val + self.test] = TEST
+        out[drawn < self.val] = VAL
+        return torch.from_numpy(out)
+
+
+def _words(ids: Tensor) -> Words:
+    return ids.to(torch.int64).numpy().view(np.uint64)
+
+
+def _mix(state: Words, value: Words) -> Words:
+    """keys.mix, of many at once."""
+    z: Words = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def hold_out(store: Store, relation: RelationName, reverse: RelationName | None, shares: Shares) -> HeldOut:
+    """Split a relation's edges; those to validate and to test leave the graph, and their reverses with them.
+
+    >>> held_out = hold_out(store, ("node", "to", "node"), None, Shares(seed=0, val=0.05, test=0.1))
+    """
+    schema = store.schema
+    splits = {relation: _splits(store, relation, shares, turned=False)}
+    if reverse is not None and reverse != relation:
+        splits[reverse] = _splits(store, reverse, shares, turned=True)
+    links: dict[str, Tensor] = {}
+    for name, split in (("train", TRAIN), ("val", VAL), ("test", TEST)):
+        edges = _edges(store, relation)
+        found = [ends[:, of == split] for ends, of in zip(edges, splits[relation], strict=True)]
+        links[name] = torch.cat(found, dim=1)
+    kept = {key: [of == TRAIN for of in per_part] for key, per_part in splits.items()}
+    num_edges = {key: sum(int(keep.sum()) for keep in masks) for key, masks in kept.items()}
+    relations = tuple(replace(r, num_edges=num_edges.get(r.key, r.num_edges)) for r in schema.relations)
+    left = Schema(schema.node_types, relations, schema.homogeneous, schema.weight, schema.time)
+    return HeldOut(assemble(left, _without(store.parts, left, kept)), links)
+
+
+def _edges(store: Store, key: RelationName) -> Iterator[Tensor]:
+    """The edges of a relation, part by part: [2, n] int64."""
+    index = store.schema.relation_index[key]
+    for part in store.parts:
+        lists = part.lists[index]
+        nodes = torch.arange(lists.first_node, lists.first_node + lists.indptr.numel() - 1)
+        yield torch.stack([lists.indices.to(torch.int64), torch.repeat_interleave(nodes, lists.indptr.diff())])
+
+
+def _splits(store: Store, key: RelationName, shares: Shares, *, turned: bool) -> list[Tensor]:
+    """The split of every edge, per part. turned: destinations stand first, as in the relation's mirror image."""
+    out = []
+    for edges in _edges(store, key):
+        first, second = (edges[1], edges[0]) if turned else (edges[0], edges[1])
+        spans = [slice(begin, begin + CHUNK) for begin in range(0, first.numel(), CHUNK)]
+        found = [shares.splits(first[span], second[span], undirected=key[0] == key[2]) for span in spans]
+        out.append(torch.cat(found) if found else torch.empty(0, dtype=torch.uint8))
+    return out
+
+
+def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, Sequence[Tensor]]) -> list[Part]:
+    """The parts with the kept edges of these relations."""
+    out = []
+    first_edges = dict.fromkeys(kept, 0)
+    for number, part in enumerate(parts):
+        lists, tables = list(part.lists), dict(part.tables)
+        for key, masks in kept.items():
+            index, keep = schema.relation_index[key], masks[number]
+            lists[index] = _kept_lists(part.lists[index], keep, first_edges[key])
+            tables |= _kept_tables(part, schema.relations[index], keep, first_edges[key])
+            first_edges[key] += int(keep.sum())
+        out.append(replace(part, schema=schema, lists=tuple(lists), tables=tables))
+    return out
+
+
+def _kept_lists(lists: EdgeLists, keep: Tensor, first_edge: int) -> EdgeLists:
+    running = torch.zeros(keep.numel() + 1, dtype=torch.int64)
+    torch.cumsum(keep, dim=0, out=running[1:])
+    return EdgeLists(
+        running[lists.indptr],
+        lists.indices[keep],
+        lists.first_node,
+        first_edge,
+        None if lists.weight is None else lists.weight[keep],
+        None if lists.edge_time is None else lists.edge_time[keep],
+        lists.source_time,
+    )
+
+
+def _kept_tables(part: Part, relation: Relation, keep: Tensor, first_edge: int) -> dict[tuple[Owner, str], Table]:
+    """Edge fields in CSC order lose rows; those in the user's own order are found through edge ids, which lose them."""
+    out: dict[tuple[Owner, str], Table] = {}
+    has_ids = (relation.key, EDGE_ID) in part.tables
+    for (owner, name), table in part.tables.items():
+        if owner == relation.key and not (table.by_edge_id and has_ids and name != EDGE_ID):
+            out[owner, name] = Table(table.rows[keep], first_edge, table.by_edge_id)
+    return out

@@ -1,0 +1,157 @@
+"""A store's nodes in slices that fit a memory budget, shared among ranks, with the in-edges of each.
+
+Parts in reach are read where they are mapped. Elsewhere a store is asked for all in-edges, and what a slice costs is
+guessed from the average degree.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from hoploom.ops import Frontier, InEdges
+from hoploom.schema import RelationName
+from hoploom.store import Draw, Part, Store
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Nodes of one type with consecutive ids, all of one part."""
+
+    node_type: str
+    first: int
+    end: int
+    part: Part | None  # None: asked for through the store
+
+    @property
+    def span(self) -> slice:
+        return slice(self.first, self.end)
+
+    @property
+    def ids(self) -> Tensor:
+        return torch.arange(self.first, self.end)
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a slice takes in memory while it is worked on."""
+
+    budget: int  # bytes
+    row_bytes: Mapping[str, int]  # by node type
+    edge_bytes: int
+
+
+class Slices:
+    """How the nodes are cut. All ranks of a world together have every node once."""
+
+    def __init__(self, store: Store, relations: Sequence[RelationName], costs: Costs) -> None:
+        self._store, self._costs = store, costs
+        self._relations = [store.schema.relation_index[key] for key in relations]
+        self._in_reach = [_is_in_reach(store, index) for index in range(len(store.schema.node_types))]
+
+    def of(self, node_type: str, rank: int, world_size: int) -> Iterator[Slice]:
+        """A rank's slices of a type, in order: as many bytes of rows and edges as any other rank's."""
+        index = self._store.schema.type_index[node_type]
+        first, end = (self._bound(index, number, world_size) for number in (rank, rank + 1))
+        for piece in self._pieces(index):
+            yield from self._cut(index, piece, first, end)
+
+    def _bound(self, index: int, rank: int, world_size: int) -> int:
+        """Where a rank's nodes of a type begin."""
+        count = self._store.schema.node_types[index].num_nodes
+        target = self._cost(index, count) * rank // world_size
+        return count if rank == world_size else bisect_left(range(count), target, key=partial(self._cost, index))
+
+    def _pieces(self, index: int) -> list[Slice]:
+        """Where a type is cut into parts in reach; one piece of no part where these do not hold all of it."""
+        node_type = self._store.schema.node_types[index]
+        if not self._in_reach[index]:
+            return [Slice(node_type.name, 0, node_type.num_nodes, None)]
+        return [
+            Slice(node_type.name, part.first_nodes[index], part.first_nodes[index] + part.num_nodes[index], part)
+            for part in self._store.parts
+        ]
+
+    def _cut(self, index: int, piece: Slice, first: int, end: int) -> Iterator[Slice]:
+        first, end = max(first, piece.first), min(end, piece.end)
+        while first < end:
+            most = self._cost(index, first) + self._costs.budget
+            fits = bisect_right(range(end + 1), most, lo=first + 1, key=partial(self._cost, index)) - 1
+            yield Slice(piece.node_type, first, max(fits, first + 1), piece.part)
+            first = max(fits, first + 1)
+
+    def _cost(self, index: int, node: int) -> int:
+        """Bytes that all nodes of a type before this one take."""
+        schema = self._store.schema
+        num_edges = sum(
+            self._edges_before(relation, node) for relation in self._relations if schema.destinations[relation] == index
+        )
+        return num_edges * self._costs.edge_bytes + node * self._costs.row_bytes[schema.node_types[index].name]
+
+    def _edges_before(self, relation: int, node: int) -> int:
+        """How many edges lead to the nodes before this one."""
+        schema, parts = self._store.schema, self._store.parts
+        destination = schema.destinations[relation]
+        if not self._in_reach[destination]:
+            return schema.relations[relation].num_edges * node // max(1, schema.node_types[destination].num_nodes)
+        owner = bisect_right(parts, node - 1, key=lambda part: part.first_nodes[destination]) - 1
+        lists = parts[max(0, owner)].lists[relation]
+        return lists.first_edge + int(lists.indptr[node - lists.first_node])
+
+    def edges(
+        self, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
+    ) -> dict[RelationName, InEdges]:
+        """All in-edges of a slice's nodes, by relation; sources are named by their ids in the store."""
+        schema = self._store.schema
+        lists = _asked(self._store, some, keys) if some.part is None else _mapped(some.part, some, keys)
+        edges = {}
+        for key, (indptr, sources) in lists.items():
+            num_sources = schema.node_type(key[0]).num_nodes
+            first = some.first if key[0] == key[2] else 0
+            edges[key] = InEdges(indptr, sources, num_sources, None, first, degrees.get(key))
+        return edges
+
+
+def degrees_without_loops(edges: InEdges) -> Tensor:
+    """The in-degrees of a slice's nodes, edges from themselves not counted: [num_destinations] int64."""
+    loops = torch.bincount(edges.destinations[edges.are_loops], minlength=edges.num_destinations)
+    return edges.degrees - loops
+
+
+def _is_in_reach(store: Store, index: int) -> bool:
+    ends = accumulate((part.num_nodes[index] for part in store.parts), initial=0)
+    in_order = all(part.first_nodes[index] == end for part, end in zip(store.parts, ends, strict=False))
+    held = sum(part.num_nodes[index] for part in store.parts)
+    return in_order and bool(store.parts) and held == store.schema.node_types[index].num_nodes
+
+
+def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
+    found = {}
+    for key in keys:
+        lists = part.lists[part.schema.relation_index[key]]
+        indptr = lists.indptr[some.first - lists.first_node : some.end - lists.first_node + 1]
+        begin, end = int(indptr[0]), int(indptr[-1])
+        found[key] = indptr - begin, lists.indices[begin:end]
+    return found
+
+
+def _asked(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
+    schema = store.schema
+    frontiers = [Frontier(some.ids) if name == some.node_type else None for name in schema.type_index]
+    fanouts = [-1 if relation.key in keys else 0 for relation in schema.relations]
+    picks = store.graph.sample(frontiers, Draw(key=0, hop=0, fanouts=fanouts))
+    found = {}
+    for key in keys:
+        picked = picks[schema.relation_index[key]]
+        assert picked is not None
+        indptr = torch.zeros(len(some) + 1, dtype=torch.int64)
+        torch.cumsum(picked.counts, 0, out=indptr[1:])
+        found[key] = indptr, picked.sources
+    return found

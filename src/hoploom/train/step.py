@@ -1,0 +1,192 @@
+"""One optimizer step over all ranks: batches in, one update out, and what everyone must know about it.
+
+Ranks and batches weigh by their rows, so that a step is the step that one process would take with all of them.
+Costs one small all-reduce on the CPU per step, before the backward pass that would wait for a failed rank.
+"""
+
+import math
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hoploom import keys
+from hoploom.errors import TrainError
+from hoploom.load.assemble import Batch
+from hoploom.load.loader import Loader
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.context import Context
+from hoploom.train.learner import HALF, Learner, Training
+from hoploom.train.signals import StopRequests
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step was."""
+
+    epoch: int
+    step: int  # counted from the start of training, 1 for the first
+    loss: float  # mean over the rows of all ranks
+    seeds: int  # over all ranks
+    rows: int  # of this rank
+    learning_rate: float
+    seconds: float
+    wait_seconds: float  # of them, for batches
+    asked: bool  # some rank was asked to stop
+
+
+class Feed:
+    """What is left of the loader's epoch, in groups that make a step each."""
+
+    def __init__(self, loader: Loader, accumulate: int, device: torch.device) -> None:
+        self._loader, self._accumulate, self._device = loader, accumulate, device
+        self._batches = cast(Generator[Batch, None, None], iter(loader))
+        self._epoch = loader.epoch
+        self._step = int(loader.state_dict()["step"])
+        self.seeds = 0  # of the newest group, over all ranks
+        self.waited = 0.0  # seconds, for the newest group
+
+    @property
+    def expected(self) -> int:
+        """About how many seeds the next group has; the same number on all ranks."""
+        return self._loader.num_seeds(self._step) * self._accumulate
+
+    @property
+    def is_empty(self) -> bool:
+        return self._loader.epoch != self._epoch
+
+    def group(self) -> Iterator[tuple[Batch, bool]]:
+        """The batches of the next step, each with whether it is the last."""
+        self.seeds, self.waited = 0, 0.0
+        for count in range(1, self._accumulate + 1):
+            began = time.perf_counter()
+            batch = next(self._batches)
+            if self._device.type != "cpu":
+                batch = batch.to(self._device, non_blocking=True)
+            self.waited += time.perf_counter() - began
+            self.seeds += self._loader.num_seeds(self._step)
+            self._step += 1
+            last = count == self._accumulate or self.is_empty
+            yield batch, last
+            if last:
+                return
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with closing(self._batches):
+            pass
+
+
+class Stepper:
+    """Takes steps."""
+
+    def __init__(self, learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> None:
+        self._learner, self._training, self._context = learner, training, context
+        self._checkpoint = checkpoint
+        self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
+        self._scaler = learner.scaler if training.precision == "fp16" else None
+
+    def take(self, feed: Feed, requests: StopRequests) -> StepReport:
+        """The next step. Where this rank was asked to stop, it says so to the others."""
+        began, standing = time.perf_counter(), self._learner.standing
+        expected, loss_sum, rows = feed.expected, 0.0, 0
+        torch.manual_seed(
+            keys.mix(keys.batch_key(self._training.seed, standing.epoch, standing.steps), self._context.rank)
+        )
+        self._learner.optimizer.zero_grad(set_to_none=True)
+        for batch, last in feed.group():
+            with self._gradients(reduced=last):
+                losses = self._losses(batch)
+                loss_sum, rows = loss_sum + float(losses.detach().double().sum()), rows + losses.numel()
+                if last:
+                    totals = self._agree(loss_sum, rows, asked=requests.asked)
+                self._backward(losses.sum() * (self._context.world_size / expected))
+        loss_sum_everywhere, rows_everywhere, num_asked = totals
+        learning_rate = self._learner.learning_rate
+        if self._update(expected / rows_everywhere):
+            self._schedule()
+        self._count(loss_sum_everywhere, int(rows_everywhere))
+        return StepReport(
+            standing.epoch,
+            standing.steps,
+            loss_sum_everywhere / rows_everywhere,
+            feed.seeds,
+            rows,
+            learning_rate,
+            time.perf_counter() - began,
+            feed.waited,
+            num_asked > 0,
+        )
+
+    def _gradients(self, *, reduced: bool) -> AbstractContextManager[Any]:
+        """Within: whether DDP reduces the gradients of a backward pass."""
+        model = self._learner.model
+        no_sync = getattr(model, "no_sync", None)
+        return nullcontext() if reduced or no_sync is None else cast(AbstractContextManager[Any], no_sync())
+
+    def _losses(self, batch: Batch) -> Tensor:
+        task, half = self._learner.task, HALF.get(self._training.precision)
+        targets = task.targets(batch)
+        with nullcontext() if half is None else torch.autocast(self._context.device.type, half):
+            return task.losses(task.outputs(self._learner.model, batch), targets)
+
+    def _agree(self, loss_sum: float, rows: int, *, asked: bool) -> tuple[float, float, float]:
+        """Loss sum, rows and how many were asked to stop, over all ranks; all raise if some loss is not finite."""
+        finite = math.isfinite(loss_sum)
+        mine = torch.tensor([loss_sum if finite else 0.0, rows, asked, not finite], dtype=torch.float64)
+        totals = self._context.sum(mine).tolist()
+        if totals[3]:
+            self._refuse(loss_sum)
+        return totals[0], totals[1], totals[2]
+
+    def _refuse(self, loss_sum: float) -> None:
+        sums = [float(value) for value in self._context.gather(torch.tensor([loss_sum], dtype=torch.float64))]
+        rank = next(rank for rank, value in enumerate(sums) if not math.isfinite(value))
+        standing = self._learner.standing
+        raise TrainError(
+            f"the loss is {sums[rank]} at epoch {standing.epoch} step {standing.steps + 1} on rank {rank}; "
+            f"lower the learning rate, clip gradients (clip_norm=1.0), or look at that batch; {self._last_good()}"
+        )
+
+    def _last_good(self) -> str:
+        path = None if self._checkpoint is None else self._checkpoint.path("last")
+        return "there is no checkpoint" if path is None or not path.exists() else f"the last good checkpoint is {path}"
+
+    def _backward(self, loss: Tensor) -> None:
+        standing = self._learner.standing
+        with self._context.guard(f"averaging the gradients of epoch {standing.epoch} step {standing.steps + 1}"):
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+
+    def _update(self, weight: float) -> bool:
+        """Bring the gradients to the mean over all rows, clip them; whether they changed the parameters."""
+        optimizer, clip_norm = self._learner.optimizer, self._training.clip_norm
+        if weight != 1.0:
+            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], weight)
+        if clip_norm is not None:
+            if self._scaler is not None:
+                self._scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(self._parameters, clip_norm)
+        if self._scaler is None:
+            optimizer.step()
+            return True
+        scale = self._scaler.get_scale()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return self._scaler.get_scale() >= scale  # it falls where the gradients overflowed
+
+    def _schedule(self) -> None:
+        learner = self._learner
+        if learner.scheduler is not None and learner.plateau is None:
+            learner.scheduler.step()
+
+    def _count(self, loss_sum: float, rows: int) -> None:
+        standing = self._learner.standing
+        standing.steps += 1
+        standing.loss_sum += loss_sum
+        standing.rows += rows

@@ -1,0 +1,356 @@
+"""What is learned: which outputs meet which targets, the loss of every seed, and torchmetrics' metrics.
+
+Labels are checked on every batch, which on a GPU waits for the device once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.data import HeteroData
+
+from hoploom.errors import ConfigError, DataError
+from hoploom.load.assemble import Batch
+from hoploom.store import Store, Wanted
+from hoploom.train.context import unwrap
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
+
+Mode = Literal["max", "min"]
+SMALLER_IS_BETTER = frozenset(("loss", "mae", "mse", "rmse"))
+CHECKED_AT_ONCE = 1 << 20  # labels
+
+
+class Task(Protocol):
+    """What fit and evaluate ask of a task."""
+
+    @property
+    def monitor(self) -> tuple[str, Mode]:
+        """The metric that says which model is best."""
+        ...
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The model's outputs, a row per target."""
+        ...
+
+    def targets(self, batch: Batch) -> Tensor:
+        """What the outputs should be."""
+        ...
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every row [n]."""
+        ...
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """What the metrics compare with the targets."""
+        ...
+
+    def metrics(self, device: torch.device) -> "MetricCollection":
+        """Fresh metrics."""
+        ...
+
+
+class Judged:
+    """A task whose best model is the best in one metric."""
+
+    best: str
+
+    @property
+    def monitor(self) -> tuple[str, Mode]:
+        return self.best, "min" if self.best in SMALLER_IS_BETTER else "max"
+
+
+def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
+    """Sums are kept in float64. No groups: they form by comparing states, which may differ between ranks."""
+    from torchmetrics import MetricCollection
+
+    collection = MetricCollection(metrics, compute_groups=False).to(device)
+    return collection.set_dtype(torch.float64)
+
+
+def _torchmetrics() -> Any:
+    try:
+        import torchmetrics
+    except ImportError as error:
+        raise ConfigError("metrics come from torchmetrics, which is not installed; pip install torchmetrics") from error
+    return torchmetrics
+
+
+def _full(outputs: Tensor) -> Tensor:
+    """Losses are never computed in half precision."""
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+# --- nodes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTask(Judged):
+    """What the tasks on nodes share: where the labels of the seeds are."""
+
+    label: str = "y"
+    node_type: str | None = None  # of the seeds; None: the only type that has seeds
+
+    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+        """The labels of these nodes as targets; an error names the first that cannot be one."""
+        raise NotImplementedError
+
+    def fitting(self, outputs: Tensor) -> Tensor:
+        """The outputs in the targets' shape."""
+        raise NotImplementedError
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        seeds = _seeds(batch, self.node_type)
+        found = model(batch)
+        if isinstance(found, Mapping):
+            if seeds.node_type not in found:
+                raise ConfigError(f"the model has outputs for {list(found)}, the seeds are of {seeds.node_type!r}")
+            found = found[seeds.node_type]
+        if found.shape[0] < seeds.count:
+            raise ConfigError(
+                f"the model returned {found.shape[0]} rows for {seeds.count} seeds; return one for each, seeds first"
+            )
+        return self.fitting(found[: seeds.count])
+
+    def targets(self, batch: Batch) -> Tensor:
+        seeds = _seeds(batch, self.node_type)
+        if self.label not in seeds.storage:
+            raise self._no_label(seeds.node_type, sorted(seeds.storage.keys()))
+        return self.read(seeds.storage[self.label][: seeds.count], seeds.storage["n_id"][: seeds.count])
+
+    def check(self, store: Store, nodes: Tensor) -> None:
+        """Raise if one of these nodes has no label that can be learned: once, before training."""
+        schema = store.schema
+        having = [node_type.name for node_type in schema.node_types if self.label in node_type.fields]
+        node_type = self.node_type or (schema.node_types[0].name if schema.homogeneous else None)
+        if node_type is None and len(having) == 1:
+            node_type = having[0]
+        if node_type is None:
+            raise ConfigError(f"the label {self.label!r} is in {having or 'no node type'}; name the seeds' node_type")
+        if node_type not in having:
+            raise self._no_label(node_type, sorted(schema.node_type(node_type).fields))
+        for some in torch.split(nodes, CHECKED_AT_ONCE):
+            self.read(store.features.gather([Wanted(node_type, self.label, some)])[0], some)
+
+    def _no_label(self, node_type: str, fields: list[str]) -> ConfigError:
+        return ConfigError(f"the seeds' type {node_type!r} has no field {self.label!r} to learn; it has {fields}")
+
+    def _refuse(self, bad: Tensor, labels: Tensor, nodes: Tensor, way_out: str) -> None:
+        """Name the first row that is bad."""
+        if bad.any():
+            row = int(bad.reshape(len(nodes), -1).any(1).nonzero()[0])
+            raise DataError(
+                f"node {int(nodes[row])} is a seed with the label {self.label}={labels[row].tolist()!r:.80}; "
+                f"{way_out}, or leave it out of the split"
+            )
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    storage: Any
+    node_type: str
+    count: int
+
+
+def _seeds(batch: Batch, node_type: str | None) -> _Seeds:
+    """Where a batch keeps its seeds: they stand first in their type."""
+    if not isinstance(batch, HeteroData):
+        return _Seeds(batch, "node", int(batch.batch_size))
+    having = [storage for storage in batch.node_stores if "batch_size" in storage]
+    named = [storage for storage in having if node_type in (None, storage._key)]
+    if len(named) != 1:
+        raise ConfigError(f"node_type is {node_type!r}, but the batch has seeds of {[s._key for s in having]}; name it")
+    return _Seeds(named[0], named[0]._key, int(named[0]["batch_size"]))
+
+
+def _as_matrix(outputs: Tensor, columns: int, what: str) -> Tensor:
+    if outputs.dim() != 2 or outputs.shape[1] != columns:
+        shape = tuple(outputs.shape[1:])
+        raise ConfigError(f"the model returns rows of shape {shape} for {columns} {what}; give it {columns} outputs")
+    return outputs
+
+
+@dataclass(frozen=True)
+class NodeClassification(NodeTask):
+    """One class per node: accuracy, micro and macro F1; AUROC where there are two classes."""
+
+    num_classes: int
+    best: str = "accuracy"
+    confusion: bool = False
+
+    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+        if labels.dim() == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
+        if labels.dim() != 1:
+            shape = tuple(labels.shape[1:])
+            raise ConfigError(f"{self.label!r} has rows of shape {shape}, not one class each; use MultiLabel")
+        bad = (labels != labels.long()) | (labels < 0) | (labels >= self.num_classes)
+        self._refuse(bad, labels, nodes, f"classes are 0 to {self.num_classes - 1}: give it one")
+        return labels.long()
+
+    def fitting(self, outputs: Tensor) -> Tensor:
+        return _as_matrix(outputs, self.num_classes, "classes")
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(_full(outputs), targets, reduction="none")
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        return outputs.double().softmax(dim=-1)
+
+    def metrics(self, device: torch.device) -> "MetricCollection":
+        kinds, count = _torchmetrics().classification, self.num_classes
+        metrics = {
+            "accuracy": kinds.MulticlassAccuracy(count, average="micro", validate_args=False),
+            "f1_macro": kinds.MulticlassF1Score(count, average="macro", validate_args=False),
+            "f1_micro": kinds.MulticlassF1Score(count, average="micro", validate_args=False),
+        }
+        if count == 2:
+            metrics["auroc"] = kinds.MulticlassAUROC(2, validate_args=False)
+        if self.confusion:
+            metrics["confusion"] = kinds.MulticlassConfusionMatrix(count, validate_args=False)
+        return _collection(device, **metrics)
+
+
+@dataclass(frozen=True)
+class MultiLabel(NodeTask):
+    """Any number of labels per node, each 0 or 1: AUROC (mean over labels), accuracy, micro and macro F1."""
+
+    num_labels: int
+    best: str = "auroc"
+
+    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+        labels = labels.view(-1, 1) if labels.dim() == 1 else labels
+        if labels.shape[1:] != (self.num_labels,):
+            shape = tuple(labels.shape[1:])
+            raise ConfigError(f"{self.label!r} has rows of shape {shape} for {self.num_labels} labels; set num_labels")
+        self._refuse((labels != 0) & (labels != 1), labels, nodes, "labels are 0 or 1: give it all of them")
+        return labels.long()
+
+    def fitting(self, outputs: Tensor) -> Tensor:
+        return _as_matrix(outputs, self.num_labels, "labels")
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        full = _full(outputs)
+        return functional.binary_cross_entropy_with_logits(full, targets.to(full.dtype), reduction="none").mean(dim=1)
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        return outputs.double().sigmoid()
+
+    def metrics(self, device: torch.device) -> "MetricCollection":
+        kinds, count = _torchmetrics().classification, self.num_labels
+        return _collection(
+            device,
+            auroc=kinds.MultilabelAUROC(count, validate_args=False),
+            accuracy=kinds.MultilabelAccuracy(count, average="micro", validate_args=False),
+            f1_macro=kinds.MultilabelF1Score(count, average="macro", validate_args=False),
+            f1_micro=kinds.MultilabelF1Score(count, average="micro", validate_args=False),
+        )
+
+
+@dataclass(frozen=True)
+class NodeRegression(NodeTask):
+    """Numbers per node, learned by squared (or absolute) error: MAE, MSE, RMSE and R2."""
+
+    num_targets: int = 1
+    loss: Literal["mse", "mae"] = "mse"
+    best: str = "rmse"
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("mse", "mae"):
+            raise ConfigError(f"loss is {self.loss!r}; give 'mse' or 'mae'")
+
+    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+        rows = labels.view(-1, 1) if labels.dim() == 1 else labels
+        if rows.shape[1:] != (self.num_targets,):
+            shape, count = tuple(rows.shape[1:]), self.num_targets
+            raise ConfigError(f"{self.label!r} has rows of shape {shape} for {count} targets; set num_targets")
+        self._refuse(~rows.isfinite(), labels, nodes, "give it a finite number")
+        return rows.double()
+
+    def fitting(self, outputs: Tensor) -> Tensor:
+        outputs = outputs.view(-1, 1) if outputs.dim() == 1 else outputs
+        return _as_matrix(outputs, self.num_targets, "targets")
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        errors = _full(outputs) - targets.to(_full(outputs).dtype)
+        return (errors.square() if self.loss == "mse" else errors.abs()).mean(dim=1)
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        return outputs.double()
+
+    def metrics(self, device: torch.device) -> "MetricCollection":
+        kinds = _torchmetrics().regression
+        return _collection(
+            device,
+            mae=kinds.MeanAbsoluteError(),
+            mse=kinds.MeanSquaredError(),
+            rmse=kinds.MeanSquaredError(squared=False),
+            r2=kinds.R2Score(),
+        )
+
+
+# --- links ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinkPrediction(Judged):
+    """Is there a link? By the model's own score(z, edge_label_index) where it has one, else by the dot product.
+
+    For LinkNeighborLoader(neg_sampling="binary") or links with labels 0 and 1: AUROC, average precision.
+    """
+
+    best: str = "auroc"
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        storage, (source, destination) = _links(batch)
+        z, ends = model(batch), storage["edge_label_index"]
+        score = getattr(unwrap(model), "score", None)
+        if score is not None:
+            found: Tensor = score(z, ends).reshape(-1)
+        else:
+            of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
+            found = (of_source[ends[0]] * of_destination[ends[1]]).sum(dim=-1)
+        if found.shape[0] != ends.shape[1]:
+            raise ConfigError(f"the model's score() returned {found.shape[0]} rows for {ends.shape[1]} links")
+        return found
+
+    def targets(self, batch: Batch) -> Tensor:
+        storage, _ = _links(batch)
+        labels: Tensor = storage["edge_label"].reshape(-1)
+        bad = (labels != 0) & (labels != 1)
+        if bad.any():
+            row = int(bad.nonzero()[0])
+            raise DataError(
+                f"link {storage['edge_label_index'][:, row].tolist()} (local ids) has the label {labels[row].item()}; "
+                "links are 1, or 0 where there is none"
+            )
+        return labels.long()
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        full = _full(outputs)
+        return functional.binary_cross_entropy_with_logits(full, targets.to(full.dtype), reduction="none")
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        return outputs.double().sigmoid()
+
+    def metrics(self, device: torch.device) -> "MetricCollection":
+        kinds = _torchmetrics().classification
+        return _collection(
+            device,
+            auroc=kinds.BinaryAUROC(validate_args=False),
+            average_precision=kinds.BinaryAveragePrecision(validate_args=False),
+        )
+
+
+def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
+    """Where a batch keeps its links and their labels, and the types of their ends."""
+    stores = batch.edge_stores if isinstance(batch, HeteroData) else [batch]
+    found = [storage for storage in stores if "edge_label_index" in storage and "edge_label" in storage]
+    if len(found) != 1:
+        raise ConfigError("the batch has no labelled links; use LinkNeighborLoader with neg_sampling='binary'")
+    key = found[0]._key if isinstance(batch, HeteroData) else ("node", "to", "node")
+    return found[0], (key[0], key[2])
