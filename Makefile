@@ -15,7 +15,7 @@ CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 
 # Editable: Python changes need no build, changes of the core rebuild it.
 .venv/installed: .venv/tools $(CORE)
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable '.[demo]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable .
 	touch $@
 
 .venv/dev: .venv/installed
@@ -23,7 +23,9 @@ CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/python examples/demo.py
+	test -d demo/graph.store || $(BIN)/hoploom generate demo/graph.store --nodes 120000 --features 100 --classes 40 --homophily 0.5
+	rm -rf demo/run
+	$(BIN)/hoploom train examples/demo.toml
 
 test: .venv/dev lint
 	$(BIN)/python -m pytest -m "not slow"
@@ -59,4 +61,4 @@ docs: .venv/dev
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv build site demo-store
+	rm -rf .venv build site demo

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from hoploom import ConfigError
 from hoploom.nn import KINDS
-from hoploom.train.recipe import KEYS, MODELS, SECTIONS, Recipe
-from hoploom.train.recipe_checks import check_world
-from hoploom.train.recipe_read import parse_recipe, read_recipe
-from hoploom.train.recipe_template import template
-from hoploom.train.recipe_write import reference, to_toml, values_of
-from hoploom.train.toml_lines import lines_of
-from hoploom.train.toml_text import as_toml
+from hoploom.train.recipes.checks import check_world
+from hoploom.train.recipes.lines import lines_of
+from hoploom.train.recipes.reader import parse_recipe, read_recipe
+from hoploom.train.recipes.sections import KEYS, MODELS, SECTIONS, Recipe
+from hoploom.train.recipes.template import template
+from hoploom.train.recipes.text import as_toml
+from hoploom.train.recipes.writer import reference, to_toml, values_of
 
 STORE = 'store = "s"\n'
 

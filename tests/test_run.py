@@ -12,11 +12,11 @@ import torch
 import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.build.synthetic import generate
-from hoploom.train.recipe import Recipe
-from hoploom.train.recipe_read import parse_recipe
-from hoploom.train.run_goal import goal_of
-from hoploom.train.run_links import Shares, hold_out
-from hoploom.train.run_pieces import model_of, optimizer_of, scheduler_of, train_loader
+from hoploom.train.recipes.reader import parse_recipe
+from hoploom.train.recipes.sections import Recipe
+from hoploom.train.runs.goal import goal_of
+from hoploom.train.runs.links import Shares, hold_out
+from hoploom.train.runs.pieces import model_of, optimizer_of, scheduler_of, train_loader
 
 
 @pytest.fixture(scope="module")

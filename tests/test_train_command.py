@@ -20,11 +20,11 @@ from hoploom.train import environment
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import init
 from hoploom.train.evaluate import evaluate
-from hoploom.train.recipe_read import parse_recipe, read_recipe
-from hoploom.train.recipe_template import template_for
-from hoploom.train.run import run
-from hoploom.train.run_goal import goal_of
-from hoploom.train.run_pieces import eval_loader, model_of
+from hoploom.train.recipes.reader import parse_recipe, read_recipe
+from hoploom.train.recipes.template import template_for
+from hoploom.train.runs.goal import goal_of
+from hoploom.train.runs.pieces import eval_loader, model_of
+from hoploom.train.runs.run import run
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 

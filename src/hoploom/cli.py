@@ -28,11 +28,11 @@ from hoploom.store.disk import check_manifest
 from hoploom.store.layout import Manifest
 from hoploom.train import environment
 from hoploom.train.context import Context, init
-from hoploom.train.recipe import Recipe
-from hoploom.train.recipe_checks import check_world
-from hoploom.train.recipe_read import read_recipe
-from hoploom.train.recipe_template import template, template_for
-from hoploom.train.run import LAST, check_folder, run, summary
+from hoploom.train.recipes.checks import check_world
+from hoploom.train.recipes.reader import read_recipe
+from hoploom.train.recipes.sections import Recipe
+from hoploom.train.recipes.template import template, template_for
+from hoploom.train.runs.run import LAST, check_folder, run, summary
 from hoploom.train.spawn import spawn
 
 Arguments = argparse.Namespace

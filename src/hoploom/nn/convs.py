@@ -73,6 +73,11 @@ def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
     return added
 
 
+def _inverse_root(degrees: Tensor) -> Tensor:
+    """1 / sqrt(degree), a loop counted."""
+    return (degrees + 1).to(torch.float32).rsqrt()
+
+
 class SAGEConv(Conv):
     """GraphSAGE: `lin_l(aggregated sources) + lin_r(destination)`.
 
@@ -125,12 +130,11 @@ class GCNConv(Conv):
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         looped = edges.with_loops
         degrees = edges.in_degrees_of_sources
-        inverse = (degrees + 1).to(torch.float32).rsqrt()
-        span = slice(edges.first, edges.first + edges.num_destinations)
+        own = degrees[edges.first : edges.first + edges.num_destinations]
         drawn = looped.degrees - 1
-        scaled = inverse[span] * (degrees[span] / drawn.clamp(min=1))
-        weights = inverse[looped.sources.to(torch.int64)] * scaled[looped.destinations]
-        weights[looped.indptr[1:] - 1] = inverse[span].square()  # the loops are not sampled
+        scaled = _inverse_root(own) * (own / drawn.clamp(min=1))
+        weights = _inverse_root(degrees[looped.sources.to(torch.int64)]) * scaled[looped.destinations]
+        weights[looped.indptr[1:] - 1] = _inverse_root(own).square()  # the loops are not sampled
         out = ops.aggregate(z, looped, "sum", weights)
         return out if self.bias is None else out + self.bias
 

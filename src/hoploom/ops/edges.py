@@ -115,7 +115,7 @@ class InEdges:
         is_loop[indptr[1:] - 1] = True
         sources[is_loop] = own.to(sources.dtype)
         sources[~is_loop] = self.sources[kept]
-        return InEdges(indptr, sources, self.num_sources, None, self.first, self.in_degrees_of_sources)
+        return InEdges(indptr, sources, self.num_sources, None, self.first)
 
 
 def _grouped_by_torch(edge_index: Tensor, num_sources: int, num_destinations: int) -> InEdges:

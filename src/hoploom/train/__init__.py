@@ -4,7 +4,7 @@ from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context, init, unwrap
 from hoploom.train.evaluate import evaluate
 from hoploom.train.fit import Outcome, fit
-from hoploom.train.infer import infer
+from hoploom.train.inference import Inference, infer
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.spawn import spawn
@@ -14,6 +14,7 @@ from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, 
 __all__ = [
     "Checkpoint",
     "Context",
+    "Inference",
     "Journal",
     "Learner",
     "LinkPrediction",

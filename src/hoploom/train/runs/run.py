@@ -19,13 +19,13 @@ from hoploom.train.evaluate import evaluate
 from hoploom.train.fit import Outcome, Validate, fit
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
-from hoploom.train.recipe import Recipe
-from hoploom.train.recipe_checks import check_world
-from hoploom.train.recipe_read import read_recipe
-from hoploom.train.recipe_write import to_toml, values_of
-from hoploom.train.run_goal import Goal, goal_of
-from hoploom.train.run_pieces import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
-from hoploom.train.toml_text import as_toml
+from hoploom.train.recipes.checks import check_world
+from hoploom.train.recipes.reader import read_recipe
+from hoploom.train.recipes.sections import Recipe
+from hoploom.train.recipes.text import as_toml
+from hoploom.train.recipes.writer import to_toml, values_of
+from hoploom.train.runs.goal import Goal, goal_of
+from hoploom.train.runs.pieces import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
 
 RECIPE_FILE, RESULT_FILE = "run.toml", "result.json"
 LAST, BEST = "last", "best"

@@ -12,11 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.errors import ConfigError
-from hoploom.train.recipe import KEYS, SECTIONS, Recipe, all_keys, applies, default_of, full_name, keys_of, problem
-from hoploom.train.recipe_checks import check
-from hoploom.train.recipe_rules import REQUIRED, nearest
-from hoploom.train.toml_lines import KeyPath, lines_of
-from hoploom.train.toml_text import as_key, quoted
+from hoploom.train.recipes.checks import check
+from hoploom.train.recipes.lines import KeyPath, lines_of
+from hoploom.train.recipes.rules import REQUIRED, nearest
+from hoploom.train.recipes.sections import (
+    KEYS,
+    SECTIONS,
+    Recipe,
+    all_keys,
+    applies,
+    default_of,
+    full_name,
+    keys_of,
+    problem,
+)
+from hoploom.train.recipes.text import as_key, quoted
 
 SET = "--set "
 LINE = re.compile(r"at line (\d+)")

@@ -20,8 +20,8 @@ from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.nn import GNN, Shape
 from hoploom.train.context import Context, unwrap
-from hoploom.train.recipe import LINKS, Recipe
-from hoploom.train.run_goal import Goal, relation_of
+from hoploom.train.recipes.sections import LINKS, Recipe
+from hoploom.train.runs.goal import Goal, relation_of
 from hoploom.train.tasks import Mode
 
 # --- model ---------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hoploom.train.recipe import LINKS, Recipe, applies, problem
+from hoploom.train.recipes.sections import LINKS, Recipe, applies, problem
 
 
 def check(values: dict[str, Any], where: Mapping[str, str]) -> None:

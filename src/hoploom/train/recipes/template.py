@@ -8,9 +8,19 @@ from typing import Any
 from hoploom.schema import NodeType, Schema
 from hoploom.store import Store
 from hoploom.store.disk import open_store
-from hoploom.train.recipe import KEYS, LINKS, SECTIONS, Recipe, all_keys, applies, default_of, full_name, keys_of
-from hoploom.train.run_goal import largest_label
-from hoploom.train.toml_text import as_toml
+from hoploom.train.recipes.sections import (
+    KEYS,
+    LINKS,
+    SECTIONS,
+    Recipe,
+    all_keys,
+    applies,
+    default_of,
+    full_name,
+    keys_of,
+)
+from hoploom.train.recipes.text import as_toml
+from hoploom.train.runs.goal import largest_label
 
 HEADER = """\
 # What `hoploom train` does. Every key may be left out but `store`: a line shows its default, and a line behind

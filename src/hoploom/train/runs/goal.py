@@ -15,9 +15,9 @@ from torch import Tensor
 from hoploom.errors import ConfigError
 from hoploom.schema import NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
-from hoploom.train.recipe import LINKS, Recipe
-from hoploom.train.recipe_rules import nearest
-from hoploom.train.run_links import Shares, hold_out
+from hoploom.train.recipes.rules import nearest
+from hoploom.train.recipes.sections import LINKS, Recipe
+from hoploom.train.runs.links import Shares, hold_out
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
 SPLITS = ("train", "val", "test")

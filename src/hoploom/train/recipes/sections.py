@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.errors import ConfigError
-from hoploom.train import recipe_rules as rules
-from hoploom.train.recipe_rules import MOST_SEED, REQUIRED, Key, Only, key, key_of
+from hoploom.train.recipes import rules
+from hoploom.train.recipes.rules import MOST_SEED, REQUIRED, Key, Only, key, key_of
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"

@@ -24,12 +24,12 @@ from hoploom.store import Store
 from hoploom.train import environment
 from hoploom.train.context import DEADLINE, Context, unwrap
 from hoploom.train.environment import Place
-from hoploom.train.layered import FEATURES, Plan, as_layered, evaluating, plan_of
-from hoploom.train.layerwise import LayerWise, Share
-from hoploom.train.parquet import pyarrow
+from hoploom.train.inference.layered import FEATURES, Plan, as_layered, evaluating, plan_of
+from hoploom.train.inference.layerwise import LayerWise, Share
+from hoploom.train.inference.parquet import pyarrow
+from hoploom.train.inference.slices import Costs, Slice, Slices
+from hoploom.train.inference.together import SharedFolder
 from hoploom.train.progress import BAR_CELLS, REDRAW_SECONDS, Progress
-from hoploom.train.slices import Costs, Slice, Slices
-from hoploom.train.together import SharedFolder
 
 Column = Literal["embedding", "output", "prediction"]
 ORIGINAL_ID = "original_id"

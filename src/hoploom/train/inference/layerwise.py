@@ -17,11 +17,11 @@ from hoploom.errors import StoreError
 from hoploom.schema import RelationName
 from hoploom.store import Store, Wanted
 from hoploom.store.layout import node_file
-from hoploom.train.layered import FEATURES, Layered, Plan, Rows
-from hoploom.train.parquet import Columns, ParquetFile
-from hoploom.train.rowfiles import RowFile
-from hoploom.train.slices import Slice, Slices, degrees_without_loops
-from hoploom.train.together import SharedFolder
+from hoploom.train.inference.layered import FEATURES, Layered, Plan, Rows
+from hoploom.train.inference.parquet import Columns, ParquetFile
+from hoploom.train.inference.rowfiles import RowFile
+from hoploom.train.inference.slices import Slice, Slices, degrees_without_loops
+from hoploom.train.inference.together import SharedFolder
 
 
 @dataclass(frozen=True)

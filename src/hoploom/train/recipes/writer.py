@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hoploom.train.recipe import KEYS, SECTIONS, Recipe, all_keys, applies, default_of, full_name, keys_of
-from hoploom.train.recipe_rules import REQUIRED
-from hoploom.train.toml_text import as_toml
+from hoploom.train.recipes.rules import REQUIRED
+from hoploom.train.recipes.sections import KEYS, SECTIONS, Recipe, all_keys, applies, default_of, full_name, keys_of
+from hoploom.train.recipes.text import as_toml
 
 
 def to_toml(recipe: Recipe) -> str:
