@@ -92,6 +92,21 @@ def test_attention_drops_out_edges_only_while_it_trains() -> None:
     assert torch.equal(conv(x, edge_index), conv(x, edge_index))
 
 
+def test_attention_has_the_same_gradients_every_time_with_several_threads() -> None:
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    edge_index, x = torch.randint(500, (2, 60_000)), torch.randn(500, 8)
+    conv = hnn.GATConv(8, 16, heads=4)
+    found = []
+    for _ in range(4):
+        conv.zero_grad()
+        conv(x, edge_index).square().sum().backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in conv.parameters()]))
+    torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
 def test_unknown_aggregation_is_refused() -> None:
     with pytest.raises(hoploom.ConfigError, match="choose one of"):
         hnn.SAGEConv(8, 5, aggr="median")

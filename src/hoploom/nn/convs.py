@@ -186,7 +186,8 @@ class GATConv(Conv):
         rows, of_sources = torch.split(z, [self.heads * self.width, self.heads], dim=1)
         weight = self.lin_dst.weight if self.is_bipartite else self.lin.weight
         of_destinations = F.linear(x_dst, self._scorer(weight, self.att_dst))
-        scores = of_sources[edges.sources.to(torch.int64)] + of_destinations[edges.destinations]
+        # x[index] has a backward pass that depends on the threads; index_select has not
+        scores = of_sources.index_select(0, edges.sources) + of_destinations.index_select(0, edges.destinations)
         scores = F.leaky_relu(scores, self.negative_slope)
         out = self._attend(rows, edges, scores)
         if not self.concat:

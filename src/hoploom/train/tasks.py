@@ -313,7 +313,7 @@ class LinkPrediction(Judged):
             found: Tensor = score(z, ends).reshape(-1)
         else:
             of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
-            found = (of_source[ends[0]] * of_destination[ends[1]]).sum(dim=-1)
+            found = (of_source.index_select(0, ends[0]) * of_destination.index_select(0, ends[1])).sum(dim=-1)
         if found.shape[0] != ends.shape[1]:
             raise ConfigError(f"the model's score() returned {found.shape[0]} rows for {ends.shape[1]} links")
         return found
