@@ -1,10 +1,14 @@
 """Fixtures that several files share: small graphs as stores. Their makers are in graphs.py."""
 
+import gc
 import os
 import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from graphs import library, random_graph, ring, save_in_parts
 
 import hoploom
@@ -21,6 +25,41 @@ def ring_store() -> Store:
 def library_store() -> Store:
     """Authors, papers and venues in memory, with edge weights."""
     return hoploom.from_pyg(library(), weight_attr="weight")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from torch's own threads, and on a busy machine they wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a file system of a given size: small_disk("size=64k")."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+
+    def mount(options: str) -> Path:
+        unmount(mounted)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", mounted], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.strip()}")
+        return mounted
+
+    yield mount
+    unmount(mounted)
+
+
+def unmount(folder: Path) -> None:
+    """Once, and for all: maps that a failed call's traceback still holds keep a file system busy."""
+    gc.collect()
+    if os.path.ismount(folder):
+        subprocess.run(["umount", folder], capture_output=True, check=True)
 
 
 @pytest.fixture

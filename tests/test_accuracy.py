@@ -4,7 +4,6 @@ Minutes of full-batch training shrink to seconds by a smaller model (two layers 
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +18,11 @@ from torch_geometric.utils import trim_to_layer
 
 from hoploom import NeighborLoader
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
+
 FOLDER = Path(os.environ.get("HOPLOOM_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PUBLISHED = 0.8243  # SAGE, the mean of ten splits (yandex-research/heterophilous-graphs)
 EPOCHS, RATE, WIDTH = 40, 0.015, 64
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Steps are small: threads that wait for each other on a busy machine cost more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tolokers(split: int) -> Data:

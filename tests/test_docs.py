@@ -5,7 +5,6 @@ import contextlib
 import io
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import torch
 
 import hoploom
 from hoploom import HoploomError, cli, errors
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -26,15 +27,6 @@ PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 RAISES = re.compile(r"# (\w+Error: .*(?:\n# .*)*)")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 LANGUAGES = {"python", "bash", "text"}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from torch's own threads, and on a busy machine they wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

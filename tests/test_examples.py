@@ -4,7 +4,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -17,19 +17,12 @@ from scipy import sparse
 import hoploom
 from hoploom.train import tensorfile
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 COVERED = {"multi_gpu_sage", "multi_node_gcn", "custom_frontier_blocks", "link_prediction", "hetero_rgat"}
 
 Run = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from torch's own threads, and on a busy machine they wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

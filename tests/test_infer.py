@@ -1,7 +1,6 @@
 """Layer-wise inference equals the full-graph forward, in slices, over ranks, out of core, and leaves no half result."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hoploom.train.inference import Inference, infer
 from hoploom.train.inference.layered import plan_of
 from hoploom.train.inference.slices import Costs, Slices
 
-pytestmark = pytest.mark.usefixtures("no_sync")
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -29,15 +28,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "both": {"norm": True, "residual": True},
 }
 TO = ("node", "to", "node")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from torch's own threads, and on a busy machine they wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

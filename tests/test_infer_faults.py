@@ -3,7 +3,6 @@
 import gc
 import io
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -26,16 +25,7 @@ from hoploom.nn import GNN, Shape
 from hoploom.train import spawn
 from hoploom.train.inference import Inference, infer
 
-pytestmark = pytest.mark.usefixtures("no_sync")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from torch's own threads, and on a busy machine they wait for each other."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
 
 # --- ranks --------------------------------------------------------------------------------------
@@ -146,25 +136,6 @@ def test_whenever_it_is_stopped_nothing_is_left_and_the_model_is_as_it_was(
         assert [module.training for module in model.modules()] == modes
     assert len(os.listdir("/proc/self/fd")) == num_descriptors
     assert torch.is_grad_enabled()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a file system of a given size: small_disk("size=64k")."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-
-    def mount(options: str) -> Path:
-        subprocess.run(["umount", mounted], capture_output=True, check=False)
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", mounted], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.strip()}")
-        return mounted
-
-    yield mount
-    subprocess.run(["umount", mounted], capture_output=True, check=False)
 
 
 @pytest.mark.parametrize("options", ["size={}k", "size=1m,nr_inodes={}"])

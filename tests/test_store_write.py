@@ -133,25 +133,6 @@ def test_a_writer_that_is_killed_leaves_no_store(moment: str, ring_store: Store,
     assert_same(ring_store, ring_store.save(target))  # what was left is in nobody's way
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a file system of a given size: small_disk("size=64k")."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-
-    def mount(options: str) -> Path:
-        subprocess.run(["umount", mounted], capture_output=True, check=False)
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", mounted], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.strip()}")
-        return mounted
-
-    yield mount
-    subprocess.run(["umount", mounted], capture_output=True, check=False)
-
-
 def test_a_full_disk_is_named_and_leaves_nothing(small_disk: Callable[[str], Path]) -> None:
     disk = small_disk("size=1m")
     store = hoploom.from_tensors({"x": torch.zeros(1024, 1024)}, torch.tensor([[0, 1], [1, 0]]))

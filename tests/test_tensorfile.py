@@ -4,9 +4,8 @@ import errno
 import json
 import math
 import os
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -229,24 +228,6 @@ def test_the_file_is_on_the_disk_before_it_has_its_name_and_then_so_is_the_name(
     monkeypatch.setattr(os, "replace", lambda old, new: happened.append("replace") or replace(old, new))
     tensorfile.write(tmp_path / "f", STATE)
     assert happened == [str(tmp_path / ".f.partial"), "replace", str(tmp_path)]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a file system of a given size: small_disk("size=64k")."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-
-    def mount(options: str) -> Path:
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", mounted], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"mounting a tmpfs is not permitted here: {done.stderr.strip()}")
-        return mounted
-
-    yield mount
-    subprocess.run(["umount", mounted], capture_output=True, check=False)
 
 
 @pytest.mark.parametrize("options", ["size=256k", "size=8m,nr_inodes=3"])

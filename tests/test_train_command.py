@@ -26,7 +26,7 @@ from hoploom.train.runs.goal import goal_of
 from hoploom.train.runs.pieces import eval_loader, model_of
 from hoploom.train.runs.run import run
 
-pytestmark = pytest.mark.usefixtures("no_sync")
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
 LIMIT = 110  # seconds that a command may take
 RUN = """
@@ -90,15 +90,6 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     generate(folder / "papers.store", num_nodes=600, avg_degree=6, num_features=8, num_classes=4, heterogeneous=True)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in one order, and no fight for the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
