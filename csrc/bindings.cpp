@@ -190,6 +190,7 @@ NB_MODULE(_core, m) {
     return std::make_tuple(use.idle_bytes, use.live_bytes);
   });
   m.def("pool_trim", &pool_trim);
+  m.def("keep_freed_memory", &keep_freed_memory);
 
   nb::class_<Lists>(m, "Lists")
       .def("__init__", &make_lists, nb::arg("indptr").noconvert(), nb::arg("indices").noconvert(), "first_node"_a,

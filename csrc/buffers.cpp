@@ -13,6 +13,10 @@
 #include <system_error>
 #include <vector>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace hoploom {
 namespace {
 
@@ -141,6 +145,14 @@ void Buffer::grow(size_t size, size_t kept) {
 
 PoolUse pool_use() { return pool().use(); }
 void pool_trim() { pool().trim(); }
+
+bool keep_freed_memory() {
+#ifdef __GLIBC__
+  return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, -1) == 1;
+#else
+  return false;
+#endif
+}
 
 ZeroedPages::ZeroedPages(size_t bytes) : size_(bytes ? bytes : 1) { bytes_ = map_pages(size_); }
 ZeroedPages::~ZeroedPages() {

@@ -46,6 +46,10 @@ PoolUse pool_use();
 // Returns idle buffers to the operating system.
 void pool_trim();
 
+// Has malloc keep what is freed, in this process and from now on, rather than fault the same pages in at every training
+// step. False where the C library offers no such setting.
+bool keep_freed_memory();
+
 // Zeroed memory straight from the operating system: untouched pages cost nothing.
 class ZeroedPages {
  public:

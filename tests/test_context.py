@@ -288,3 +288,19 @@ def test_slurms_tasks_do_together_what_one_process_does(tmp_path: Path) -> None:
             task.kill()
             task.wait()
     check_two_ranks(tmp_path)
+
+
+def test_a_process_that_trains_on_the_cpu_faults_its_pages_in_once() -> None:
+    script = (
+        "import resource, torch, hoploom\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.empty(64 << 20, dtype=torch.uint8).fill_(1)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "alone = min(faults() for _ in range(3))\n"
+        "with hoploom.init(device='cpu'):\n"
+        "    print(alone, [faults() for _ in range(4)][-1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    alone, trained = map(int, done.stdout.split())
+    assert alone > 20 * max(1, trained)

@@ -1,7 +1,7 @@
 """Operations on tensors, one function each. CPU tensors go to the C++ core."""
 
 from hoploom.ops.aggregate import Reduce, aggregate, softmax
-from hoploom.ops.buffers import MappedFile, empty, pool_trim, pool_use, tensor_of
+from hoploom.ops.buffers import MappedFile, empty, keep_freed_memory, pool_trim, pool_use, tensor_of
 from hoploom.ops.csc import Csc, build_csc
 from hoploom.ops.edges import InEdges, OutEdges
 from hoploom.ops.gather import gather, scatter_lists, scatter_rows
@@ -30,6 +30,7 @@ __all__ = [
     "empty",
     "fill_edges",
     "gather",
+    "keep_freed_memory",
     "permute",
     "pool_trim",
     "pool_use",

@@ -10,6 +10,7 @@ from hoploom import _core
 MappedFile = _core.MappedFile  # a file's pages, kept without a descriptor
 pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
 pool_trim = _core.pool_trim
+keep_freed_memory = _core.keep_freed_memory  # malloc's too, from now on: pages are faulted in once
 
 
 def tensor_of(buffer: _core.Buffer, dtype: torch.dtype = torch.int64) -> Tensor:

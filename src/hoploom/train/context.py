@@ -23,6 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
+from hoploom import ops
 from hoploom.config import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.train import environment
@@ -75,6 +76,8 @@ class Context:
         self._peers: _Peers | None = None
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        else:
+            ops.keep_freed_memory()  # faulting in each step's pages anew took a third of its time
         if place.num_threads is not None:
             torch.set_num_threads(place.num_threads)
         if self.world_size > 1:
