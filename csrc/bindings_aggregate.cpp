@@ -109,6 +109,7 @@ void bind_softmax(nb::module_& m) {
 // A table is (rows [n, bytes per row] uint8, first id).
 void sum_table_rows(nb::list tables, int element, Array<int64_t> ids, Array<int64_t> indptr, bool mean,
                     Rows<float> out) {
+  require(element >= 0 && element <= int(Element::kBfloat16) && nb::len(tables) > 0, "no such element, or no table");
   std::vector<Rows<const uint8_t>> kept;
   std::vector<TableRows> parts;
   for (nb::handle table : tables) {

@@ -81,6 +81,9 @@ HOPLOOM_EACH(sum_bfloat16, Bfloat16)
 #undef HOPLOOM_EACH
 
 void check_ids(const std::vector<TableRows>& tables, const int64_t* ids, int64_t num_ids) {
+  for (size_t t = 1; t < tables.size(); ++t)
+    if (tables[t].first < tables[t - 1].first + tables[t - 1].count)
+      throw std::out_of_range("tables overlap, or do not ascend");
   const auto holds = [&](int64_t id) {
     for (const TableRows& table : tables)
       if (uint64_t(id) - uint64_t(table.first) < uint64_t(table.count)) return true;

@@ -109,6 +109,16 @@ class Other(nn.Module):
             self.add_module(name, module)
 
 
+def test_a_checkpoint_whose_parameters_have_another_order_is_refused(tmp_path: Path) -> None:
+    first, second = nn.Linear(2, 3), nn.Linear(2, 3)
+    checkpoint = Checkpoint(tmp_path, alone())
+    checkpoint.save("last", {"model": nn.ModuleDict({"a": first, "b": second})})
+    with pytest.raises(
+        ConfigError, match=r"lists 'a.weight' where this model has 'b.weight'; build its parts in the same order"
+    ):
+        checkpoint.restore("last", {"model": nn.ModuleDict({"b": second, "a": first})})
+
+
 @pytest.mark.parametrize(
     ("saved", "given", "said"),
     [

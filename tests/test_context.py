@@ -238,6 +238,8 @@ def check_two_ranks(folder: Path) -> None:
         assert found["is_main"] == (rank == 0)
         assert set(found["listeners"]) == {LOOPBACK}
         assert found["threads"] >= 1
+        assert found["mixed"] == [1.5, 2.0]
+        assert "in another order" in found["other_order"]
         assert found["counts"] == 2**61 + 1
         assert found["sum"] == 0.1 + 0.2
         assert found["sums"] == [3, 6]

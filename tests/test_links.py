@@ -342,3 +342,28 @@ def test_negatives_change_with_the_epoch_and_the_seed_only() -> None:
 
     assert negatives(1, 1) == negatives(1, 1)
     assert len({str(negatives(seed, epoch)) for seed in (1, 2) for epoch in (1, 2)}) == 4
+
+
+@pytest.mark.parametrize("amount", [0.3, 0.7, 1.0, 1.7])
+def test_ranks_have_together_the_negatives_of_one_process(amount: float) -> None:
+    def negatives(world_size: int) -> list[list[list[int]]]:
+        by_step: dict[int, list[list[int]]] = {}
+        for rank in range(world_size):
+            loader = LinkNeighborLoader(
+                random_graph(40, 300, 1),
+                [2],
+                neg_sampling=NegativeSampling("binary", amount),
+                batch_size=24 // world_size,
+                shuffle=True,
+                rank=rank,
+                world_size=world_size,
+            )
+            for step, batch in enumerate(loader):
+                ends = batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]]
+                by_step.setdefault(step, []).extend(ends.t().tolist())
+        return [sorted(by_step[step]) for step in sorted(by_step)]
+
+    one = negatives(1)
+    assert [len(step) for step in one] == [math.ceil(24 * amount)] * 12 + [math.ceil(12 * amount)]
+    assert negatives(2) == one
+    assert negatives(4) == one

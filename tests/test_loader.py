@@ -385,3 +385,20 @@ def test_the_seeds_of_a_step_are_known_after_resuming_at_another_batch_size() ->
     wider = _loader(batch_size=10)
     wider.load_state_dict(loader.state_dict())
     assert [batch.batch_size for batch in wider] == [wider.num_seeds(step) for step in range(3, 7)] == [10, 10, 10, 8]
+
+
+@pytest.mark.parametrize("num_seeds", [49, 50, 53, 63, 64, 66])
+def test_a_least_tail_gives_every_number_of_ranks_the_same_steps(num_seeds: int) -> None:
+    orders = [Order(num_seeds, 16 // world_size, world_size=world_size, least_tail=4) for world_size in (1, 2, 4)]
+    steps = [[order.step_span(step) for step in range(order.num_steps)] for order in orders]
+    assert steps[0] == steps[1] == steps[2]
+    assert steps[0][-1][1] == num_seeds
+    assert len(_loader(least_tail=3)) == 12
+    assert len(_loader(least_tail=2)) == 13
+
+
+def test_steps_that_the_loop_does_not_have_are_refused() -> None:
+    loader = _loader()
+    for step in (-1, 13):
+        with pytest.raises(hoploom.ConfigError, match=r"not in range\(0, 13\)"):
+            loader.num_seeds(step)

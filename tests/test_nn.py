@@ -1,5 +1,8 @@
 """Layers equal PyG's with the same weights; models see no more of a batch than they need, and lose nothing by it."""
 
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +14,6 @@ import torch_geometric.nn as pyg
 from graphs import library, random_graph, save_in_parts
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.utils import remove_self_loops
 
 import hoploom
 import hoploom.nn as hnn
@@ -177,6 +179,24 @@ def test_heterogeneous_batches_give_what_the_whole_graph_gives(kind: str, option
             torch.testing.assert_close(out, whole[batch[node_type].input_id], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat"])
+def test_parameters_have_one_order_in_every_process(kind: str) -> None:
+    script = (
+        "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
+        "from test_nn import books, heterogeneous\n"
+        f"model = heterogeneous('{kind}', books())\n"
+        "print([name for name, _ in model.named_parameters()], sum(p.sum().item() for p in model.parameters()))"
+    )
+    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
+    told = [
+        subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
+        for seed in ("0", "3", "5")
+    ]
+    first, *others = [process.communicate(timeout=60)[0] for process in told]
+    assert first
+    assert all(other == first for other in others)
+
+
 def test_relations_are_summed_as_pygs_hetero_conv_does() -> None:
     data = books()
     model = GNN("rsage", hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=1, out=5))
@@ -270,8 +290,8 @@ def test_edges_of_a_relation_may_come_grouped() -> None:
 @pytest.mark.parametrize("num_parts", [0, 3])
 def test_a_gcn_told_the_degrees_gives_what_the_whole_graph_gives(mode: str, num_parts: int, tmp_path: Path) -> None:
     data = random_graph(60, 400, 2)
-    data.x, data.edge_index = torch.randn(60, 8), remove_self_loops(data.edge_index)[0]
-    del data.weight, data.edge_time
+    data.x = torch.randn(60, 8)  # its edges hold some loops
+    assert (data.edge_index[0] == data.edge_index[1]).sum() > 3
     model = homogeneous("gcn")
     assert model.needs_degrees
     assert not homogeneous("gat").needs_degrees
@@ -285,8 +305,8 @@ def test_a_gcn_told_the_degrees_gives_what_the_whole_graph_gives(mode: str, num_
 
 def test_a_sampled_gcn_is_right_on_average() -> None:
     data = random_graph(30, 400, 2)
-    data.x, data.edge_index = torch.randn(30, 8).abs(), remove_self_loops(data.edge_index)[0]
-    del data.weight, data.edge_time
+    data.x = torch.randn(30, 8).abs()
+    assert (data.edge_index[0] == data.edge_index[1]).any()
     conv = hnn.GCN(8, 5, 1, 5)
     whole = conv(Data(x=data.x, edge_index=data.edge_index))
     loader = NeighborLoader(data, [3], batch_size=30, degrees=True)
@@ -296,6 +316,12 @@ def test_a_sampled_gcn_is_right_on_average() -> None:
         outs += [conv(batch) for batch in loader]
     deviation = torch.stack(outs).std(0) / 20
     assert bool(((torch.stack(outs).mean(0) - whole).abs() <= 5 * deviation + 1e-6).all())
+
+
+def test_a_gcn_on_blocks_asks_for_the_degrees() -> None:
+    batch = next(iter(NeighborLoader(random_graph(60, 400, 1), [2, 2], mode="blocks")))
+    with pytest.raises(hoploom.ConfigError, match="degrees=True"):
+        hnn.GCN(5, 4, 2, 3)(batch)
 
 
 def test_degrees_are_for_one_relation() -> None:

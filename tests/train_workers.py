@@ -59,6 +59,7 @@ def tell_all(context: Context, folder: str) -> None:
     told["listeners"] = listeners()
     told["counts"] = context.sum(2**60 + rank)
     told["sum"] = context.sum([0.1, 0.2][rank])
+    told["mixed"] = [context.sum([1, 0.5][rank]), context.max([2, 1.5][rank])]
     told["sums"] = context.sum(torch.tensor([1, 2], dtype=torch.int32) * (rank + 1)).tolist()
     told["max"] = [context.max(rank - 5), context.max(torch.tensor([1.5, -rank])).tolist()]
     told["gathered"] = [entry.tolist() for entry in context.gather(torch.tensor([[rank, 7]], dtype=torch.bfloat16))]
@@ -66,6 +67,8 @@ def tell_all(context: Context, folder: str) -> None:
     told["gathered_flag"] = [bool(entry) for entry in context.gather(torch.tensor(rank == 1))]
     told["broadcast"] = context.broadcast(torch.full((2,), float(rank + 3))).tolist()
     told["mismatch"] = _told(ConfigError, context.gather, torch.zeros(rank + 1))
+    order = [nn.Linear(2, 3), nn.Linear(3, 2)][:: 1 - 2 * rank]  # as a loop over a set may have it
+    told["other_order"] = _told(ConfigError, context.wrap, nn.Sequential(*order))
     context.barrier()
     told["gradients"], told["loss"] = _uneven_step(context)
     told["buffer"] = _buffers(context)

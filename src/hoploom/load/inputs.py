@@ -33,6 +33,7 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "timeout": 0,
     "pin_memory": False,
     "persistent_workers": False,
+    "least_tail": 1,  # ours
 }
 UNSUPPORTED = {
     "sampler": "give the seeds as input_nodes and shuffle=True",
@@ -107,6 +108,7 @@ def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
     merged["batch_size"] = as_int("batch_size", merged["batch_size"], 1, "give at least 1")
     merged["num_workers"] = as_int("num_workers", merged["num_workers"], 0, "give a count of threads, 0 for none")
     merged["timeout"] = as_number("timeout", merged["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
+    merged["least_tail"] = as_int("least_tail", merged["least_tail"], 1, "give a count of seeds, 1 for none to join")
     if merged["prefetch_factor"] is not None:
         merged["prefetch_factor"] = as_int("prefetch_factor", merged["prefetch_factor"], 1, "give at least 1")
     return merged

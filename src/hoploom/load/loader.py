@@ -112,6 +112,9 @@ class Loader:
 
     def num_seeds(self, step: int) -> int:
         """The seeds of a step of the newest loop, over all ranks."""
+        if not self._looping.first_step <= step < self._looping.num_steps:
+            steps = range(self._looping.first_step, self._looping.num_steps)
+            raise ConfigError(f"step {step} is not in {steps}, the steps of the newest loop; count from where it began")
         begin, end = self._looping.step_span(step)
         return end - begin
 

@@ -52,7 +52,10 @@ class Setup:
         seed = as_int("seed", seed, None, "give an integer")
         rank = as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first")
         world_size = as_int("world_size", world_size, 1, "give the number of ranks")
-        return Order(num_seeds, batch_size, bool(shuffle), bool(drop_last), seed, rank, world_size)
+        least_tail = self.arguments["least_tail"]
+        return Order(
+            num_seeds, batch_size, bool(shuffle), bool(drop_last), seed, rank, world_size, least_tail=least_tail
+        )
 
     @property
     def delivery(self) -> Delivery:
@@ -118,6 +121,8 @@ class NeighborLoader(Loader):
     split's name, `num_workers` are threads, and:
 
     - `seed`, `rank`, `world_size`: the same batches everywhere, every seed once over all ranks
+    - `least_tail`: a last step of fewer seeds joins the one before it; at or above every number of ranks that a run
+      may have, it makes the steps the same for all of them
     - `device`: batches arrive there, copied on a side stream
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds

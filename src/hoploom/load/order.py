@@ -14,7 +14,7 @@ class Order:
     """Which seeds each step of each rank is for.
 
     Every seed comes once over all ranks, the ranks of a step differ by at most one seed, and every rank has the
-    same number of steps. A tail too short to give every rank a seed joins the step before it.
+    same number of steps. A tail too short to give every rank a seed, or below `least_tail`, joins the step before it.
     """
 
     num_seeds: int
@@ -26,6 +26,7 @@ class Order:
     world_size: int = 1
     first_step: int = 0  # steps that are behind us, and
     first_seed: int = 0  # the seeds they took
+    least_tail: int = 1
 
     def check(self) -> None:
         """Raise ConfigError if the numbers cannot work."""
@@ -46,7 +47,7 @@ class Order:
     def num_steps(self) -> int:
         """Steps of the epoch, those behind us included."""
         full, tail = divmod(self.num_seeds - self.first_seed, self.global_batch)
-        joins = self.drop_last or tail == 0 or (tail < self.world_size and full > 0)
+        joins = self.drop_last or tail == 0 or (tail < max(self.world_size, self.least_tail) and full > 0)
         return self.first_step + full + (not joins)
 
     def step_span(self, step: int) -> tuple[int, int]:

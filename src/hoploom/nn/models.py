@@ -175,7 +175,7 @@ class GNN(nn.Module):
         out = self.shape.out if is_last and not self.shape.residual else self.shape.hidden
         keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in channels]
         convs = {key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last=is_last) for key in keys}
-        reached = {key[2] for key in keys}
+        reached = dict.fromkeys(key[2] for key in keys)  # in the schema's order: parameters follow from it
         roots = {name: nn.Linear(channels[name], out) for name in reached} if kind.has_root else {}
         self.layers.append(RelationLayer(convs, roots))
         kept = set(channels) if self.shape.residual else reached
@@ -200,6 +200,8 @@ class GNN(nn.Module):
 
     def forward(self, batch: Data | HeteroData) -> Any:
         """Rows of the seeds."""
+        if self.needs_degrees and "blocks" in batch and "in_degree" not in batch:
+            raise ConfigError("GCN on blocks needs the nodes' in-degrees; give the loader degrees=True")
         views = views_of(batch, self.num_layers)
         inputs = (_heads_of(by_type(batch, name), views[0].num_sources) for name in ("x", "n_id"))
         x = self.prepare(*inputs)

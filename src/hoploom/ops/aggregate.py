@@ -29,14 +29,14 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
     rows = x.flatten(1)
     if weights is not None and weights.dim() == 1:
         weights = weights.unsqueeze(1)
-    if rows.is_cuda:
-        return _aggregate_by_torch(rows, edges, reduce, weights).view(edges.num_destinations, *x.shape[1:])
     dtype = rows.dtype
     if dtype in (torch.float16, torch.bfloat16):
         rows = rows.float()
     if weights is not None and weights.dtype != rows.dtype:
         weights = weights.to(rows.dtype)
-    if reduce == "max":
+    if rows.is_cuda:
+        out = _aggregate_by_torch(rows, edges, reduce, weights)
+    elif reduce == "max":
         out = _apply(_Max, rows, edges)
     else:
         if reduce == "softmax":
@@ -47,11 +47,9 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
 
 def softmax(scores: Tensor, edges: InEdges) -> Tensor:
     """Scores [num_edges, heads] to weights that sum to one within every list, per head."""
-    if scores.is_cuda:
-        return _softmax_by_torch(scores, edges)
     dtype = scores.dtype
     wide = scores.float() if dtype in (torch.float16, torch.bfloat16) else scores
-    return _apply(_Softmax, wide, edges).to(dtype)
+    return (_softmax_by_torch(wide, edges) if wide.is_cuda else _apply(_Softmax, wide, edges)).to(dtype)
 
 
 def _apply(function: type[Function], *arguments: Any) -> Tensor:

@@ -98,27 +98,27 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
     times = links.times
     if task.negatives is None:
         return Ends(links.sources, links.destinations, times, times)
-    count = links.sources.numel()
-    amount = task.negatives.amount
-    num_negatives = math.ceil(count * amount)
-    repeats = math.ceil(amount) if count else 0
-    slot_times = None if times is None else times.repeat(repeats)[:num_negatives]
+    positives, repeats = _owners(links, task.negatives.amount)
+    slot_times = None if times is None else times[positives]
     all_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
-    slots = _slots(links, num_negatives)
+    slots = (links.first + positives) | repeats << 40  # a number that no other negative of the step has
     if task.negatives.is_binary():
         sources, destinations = _negative_pairs(graph, task, key, slots, slot_times)
         sources = torch.cat([links.sources, sources])
         return Ends(sources, torch.cat([links.destinations, destinations]), all_times, all_times)
-    sources = links.sources.repeat(repeats)
+    sources = links.sources[positives]
     destinations = _negative_destinations(graph, task, key, (slots, sources), slot_times)
     return Ends(links.sources, torch.cat([links.destinations, destinations]), times, all_times)
 
 
-def _slots(links: Links, num_negatives: int) -> Tensor:
-    """A number per negative that no other rank of the step uses: its positive's place, and which of its own."""
-    count = max(1, links.sources.numel())
-    index = torch.arange(num_negatives)
-    return (links.first + index % count) | (index // count) << 40
+def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
+    """Per negative its positive, and which of its own it is. A share of a step has its share of the step's negatives:
+    the fraction of `amount` goes by the positives' places in the step."""
+    count, whole = links.sources.numel(), math.floor(amount)
+    places = torch.arange(links.first, links.first + count + 1, dtype=torch.float64)
+    chosen = torch.ceil(places * (amount - whole)).diff().nonzero().view(-1)
+    positives = torch.cat([torch.arange(count).repeat(whole), chosen])
+    return positives, torch.cat([torch.arange(whole).repeat_interleave(count), torch.full_like(chosen, whole)])
 
 
 def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:

@@ -1,20 +1,22 @@
 """What a user holds: a graph with its features, labels and splits, wherever they live."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.ops import InEdges
+from hoploom.ops import EdgeLists, InEdges
 from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store.base import FeatureStore, GraphStore, Wanted
 from hoploom.store.part import Part
 from hoploom.store.sharded import Routes, Sharded
+
+PIECE = 1 << 22  # edges that are looked at together
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +31,7 @@ class Store:
     graph: GraphStore
     features: FeatureStore
     parts: tuple[Part, ...] = ()  # what of it this process can read directly
+    _loops: dict[RelationName, "Loops"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
         nodes = ", ".join(f"{t.name}={t.num_nodes}" for t in self.schema.node_types)
@@ -57,7 +60,10 @@ class Store:
         return ops.aggregate_tables(found, ids, edges.indptr, reduce)
 
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
-        """How many edges of a relation lead to each of these nodes: [n] int64. The topology must be in reach."""
+        """How many edges of a relation lead to each of these nodes, loops not counted: [n] int64.
+
+        The topology must be in reach. Where both ends are of one type, the first call reads it once to find the loops.
+        """
         index = self.schema.relation_index[key]
         parts = [part.lists[index] for part in self.parts]
         bounds = torch.tensor([lists.first_node for lists in parts[1:]], dtype=torch.int64)
@@ -70,6 +76,10 @@ class Store:
             for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
                 ops.gather(_as_bytes(pointers), own, _as_bytes(out), lists.first_node)
             degrees[places if places is not None else slice(None)] = ends - begins
+        loops = self._loops.get(key) if key in self._loops else self._loops.setdefault(key, _loops_of(parts, key))
+        if loops is not None and loops.nodes.numel():
+            found = torch.bucketize(nodes, loops.nodes).clamp_(max=loops.nodes.numel() - 1)
+            degrees -= torch.where(loops.nodes[found] == nodes, loops.counts[found], 0)
         return degrees
 
     def _fields(self) -> list[tuple[Owner, str]]:
@@ -103,6 +113,25 @@ def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
         return Store(schema, parts[0], parts[0], parts)
     sharded = Sharded(schema, parts, routes_of(schema, parts))
     return Store(schema, sharded, sharded, parts)
+
+
+class Loops(NamedTuple):
+    """The nodes of a relation that have edges to themselves, ascending, and how many."""
+
+    nodes: Tensor  # [n] int64
+    counts: Tensor  # [n] int64
+
+
+def _loops_of(parts: Sequence[EdgeLists], key: RelationName) -> Loops:
+    """Read the edges once, a piece at a time."""
+    found = [torch.empty(0, dtype=torch.int64)]
+    for lists in parts if key[0] == key[2] else ():
+        for begin in range(0, lists.indices.numel(), PIECE):
+            indices = lists.indices[begin : begin + PIECE]
+            places = torch.arange(begin, begin + indices.numel())
+            owners = torch.bucketize(places, lists.indptr[1:], right=True) + lists.first_node
+            found.append(owners[indices == owners])
+    return Loops(*torch.unique(torch.cat(found), return_counts=True))
 
 
 def _as_bytes(ids: Tensor) -> Tensor:

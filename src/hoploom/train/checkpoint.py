@@ -156,6 +156,11 @@ def _check_model(path: Path, mine: Mapping[str, Any], saved: Mapping[str, Any]) 
     for name in saved:
         if name not in mine:
             raise ConfigError(f"{path} is of another model: this one has no {name!r}; build the model as it was")
+    for name, other in zip(mine, saved, strict=True):
+        if name != other:  # an optimizer's state goes by position
+            raise ConfigError(
+                f"{path} lists {other!r} where this model has {name!r}; build its parts in the same order"
+            )
 
 
 def _load(path: Path, part: str, owner: Any, state: Any) -> None:

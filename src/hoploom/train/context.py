@@ -5,6 +5,7 @@ int64 or float64, so that counts are exact. Never pickled objects. A single proc
 Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; the price of naming it is a second.
 """
 
+import hashlib
 import re
 import socket
 import threading
@@ -102,11 +103,23 @@ class Context:
         model = model.to(self.device)
         if self.world_size == 1:
             return model
+        self._check_alike(model)
         devices = [self.device] if self.device.type == "cuda" else None
         with self.guard("wrapping the model"):
             wrapped = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
         wrapped.broadcast_buffers = False
         return wrapped
+
+    def _check_alike(self, model: nn.Module) -> None:
+        """DDP pairs parameters by position: another order on another rank would mix them up in silence."""
+        listed = [f"{name} {list(parameter.shape)}" for name, parameter in model.named_parameters()]
+        digest = hashlib.sha256("\n".join(listed).encode()).digest()
+        for rank, other in enumerate(self.gather(torch.tensor(list(digest), dtype=torch.uint8))):
+            if bytes(other.tolist()) != digest:
+                raise ConfigError(
+                    f"rank {self.rank} has a model of other parameters, or in another order, than rank {rank}; build "
+                    "it alike on all ranks (a loop over a set has another order in every process)"
+                )
 
     def sync_buffers(self, model: nn.Module) -> None:
         """Rank 0's buffers (running statistics, say) on every rank: before evaluating or saving."""
@@ -231,9 +244,12 @@ class Context:
             exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
             self._together(value, doing, lambda: dist.all_reduce(exact, operation))
             return exact.to(value.device)
-        number = torch.tensor(value, dtype=torch.int64 if isinstance(value, Integral) else torch.float64)
-        if self.world_size > 1:
-            with self.guard(doing):
+        is_float = torch.tensor(not isinstance(value, Integral), dtype=torch.int64)  # on one rank: so it is on all
+        with self.guard(doing):
+            if self.world_size > 1:
+                dist.all_reduce(is_float, dist.ReduceOp.MAX)
+            number = torch.tensor(value, dtype=torch.float64 if is_float else torch.int64)
+            if self.world_size > 1:
                 dist.all_reduce(number, operation)
         return number.item()
 

@@ -19,10 +19,14 @@ from hoploom.errors import ConfigError, HoploomError
 from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.nn import GNN, Shape
+from hoploom.schema import DTYPES, RelationName
 from hoploom.train.context import Context, unwrap
 from hoploom.train.recipes.sections import LINKS, Recipe
 from hoploom.train.runs.goal import Goal, relation_of
 from hoploom.train.tasks import Mode
+
+Fanouts = list[int] | dict[RelationName, list[int]]
+LEAST_TAIL = 64  # seeds; fewer join the step before them, whatever the number of ranks, as long as it is not above
 
 # --- model ---------------------------------------------------------------------------------------
 
@@ -98,23 +102,23 @@ def train_loader(recipe: Recipe, goal: Goal, context: Context, model: nn.Module)
         "world_size": context.world_size,
         "seed": recipe.seed,
         "shuffle": True,
+        "batch_size": section.batch_size // context.world_size,
+        "least_tail": LEAST_TAIL,
+        "device": context.device,
     }
-    batch_size = section.batch_size // context.world_size
-    placement |= {"batch_size": batch_size, "device": context.device}
-    return _loader(recipe, goal, model, "train", section.fanouts, **placement)
+    return _loader(recipe, goal, model, "train", _per_relation(recipe, goal), **placement)
 
 
 def eval_loader(recipe: Recipe, goal: Goal, context: Context, model: nn.Module, split: str) -> Loader:
     """All seeds of a split, in order; `evaluate` shares its steps out."""
     section = recipe.loader
-    fanouts, batch_size = section.eval_fanouts or section.fanouts, section.eval_batch_size or section.batch_size
+    fanouts = list(section.eval_fanouts) if section.eval_fanouts else _per_relation(recipe, goal)
+    batch_size = section.eval_batch_size or section.batch_size
     placement: dict[str, Any] = {"batch_size": batch_size, "device": context.device, "seed": recipe.seed}
     return _loader(recipe, goal, model, split, fanouts, **placement)
 
 
-def _loader(
-    recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: tuple[int, ...], **placement: Any
-) -> Loader:
+def _loader(recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **placement: Any) -> Loader:
     section, task = recipe.loader, recipe.task
     schema = goal.store.schema
     options: dict[str, Any] = placement | {
@@ -124,21 +128,23 @@ def _loader(
         "num_workers": section.threads,
         "weight_attr": schema.weight if section.weighted else None,
     }
-    if task.kind == LINKS:
-        options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
-        return LinkNeighborLoader(goal.store, _per_relation(recipe, goal, fanouts), goal.seeds[split], **options)
     module = unwrap(model)
     if isinstance(module, GNN):  # layer one is aggregated where its rows lie
-        options |= {"aggregate": module.first_reduce, "degrees": module.needs_degrees}
+        floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
+        reduce = module.first_reduce if all(floats) else None
+        options |= {"aggregate": reduce, "degrees": module.needs_degrees}
+    if task.kind == LINKS:
+        options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
+        return LinkNeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
     if section.temporal is not None:
         options |= {"temporal_strategy": section.temporal, "time_attr": schema.time}
-    return NeighborLoader(goal.store, _per_relation(recipe, goal, fanouts), goal.seeds[split], **options)
+    return NeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
 
 
-def _per_relation(recipe: Recipe, goal: Goal, fanouts: tuple[int, ...]) -> Any:
+def _per_relation(recipe: Recipe, goal: Goal) -> Fanouts:
     """One list for all relations, or one for each where the recipe sets some apart."""
-    others, schema = recipe.loader.relation_fanouts, goal.store.schema
-    if not others or fanouts == recipe.loader.eval_fanouts:
+    fanouts, others, schema = recipe.loader.fanouts, recipe.loader.relation_fanouts, goal.store.schema
+    if not others:
         return list(fanouts)
     apart = {relation_of(recipe, "loader.relation_fanouts", schema, name): counts for name, counts in others.items()}
     return {relation.key: list(apart.get(relation.key, fanouts)) for relation in schema.relations}
