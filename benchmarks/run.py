@@ -1,7 +1,8 @@
-"""All benchmarks, or those named: one table, and benchmarks/RESULTS.md where all of them ran on the full graphs.
+"""Benchmarks by group or by name: a table, and a group's section of benchmarks/RESULTS.md where all of it ran.
 
->>> python benchmarks/run.py                    # everything
->>> python benchmarks/run.py sampling opening   # prints the table, leaves RESULTS.md alone
+>>> python benchmarks/run.py                    # every group
+>>> python benchmarks/run.py training           # one group: writes its section
+>>> python benchmarks/run.py stepping opening   # prints the table, leaves RESULTS.md alone
 """
 
 import argparse
@@ -11,10 +12,14 @@ import sys
 from pathlib import Path
 
 import report
-from measure import REPETITIONS
 from report import Report
 
-NAMES = ("sampling", "gathering", "loading", "small_batches", "scaling", "opening")
+GROUPS = {
+    "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
+    "training": ("stepping", "aggregating"),
+}
+NAMES = tuple(name for names in GROUPS.values() for name in names)
+TITLE = "# Results"
 DEADLINE = 7200.0  # seconds for one script, making its graph included
 
 
@@ -39,49 +44,60 @@ def merged(reports: list[Report]) -> Report:
     return Report(rows, list(notes), list(absent))
 
 
-def page(whole: Report, header: list[str]) -> str:
-    """What RESULTS.md says."""
-    return "\n".join(
-        [
-            "# Results",
-            "",
-            "Written by `make bench`. Medians (least to greatest) of "
-            f"{REPETITIONS} repetitions in which ours and its baseline took turns; ratios are of medians.",
-            "",
-            *(f"- {line}" for line in header),
-            "",
-            report.table(whole.rows),
-            "",
-            *(f"- {line}" for line in report.notes_of(whole)),
-            "",
-        ]
+def section(group: str, whole: Report, header: list[str]) -> str:
+    """What RESULTS.md says about one group."""
+    lines = [f"## {group}", "", *(f"- {line}" for line in header), "", report.table(whole.rows), ""]
+    return "\n".join([*lines, *(f"- {line}" for line in report.notes_of(whole)), ""])
+
+
+def written(group: str, text: str) -> None:
+    """Put a group's section into RESULTS.md, in place of the one that is there."""
+    sections = dict.fromkeys(GROUPS, "")
+    for part in report.RESULTS.read_text().split("\n## ")[1:] if report.RESULTS.exists() else []:
+        sections[part.split("\n", 1)[0]] = f"## {part.rstrip()}\n"
+    sections[group] = text
+    intro = (
+        "Written by `make bench`. Medians (least to greatest) of repetitions in which ours and its baseline took "
+        "turns; ratios are of medians."
     )
+    report.RESULTS.write_text("\n".join([TITLE, "", intro, "", *(part for part in sections.values() if part)]))
+
+
+def run_group(names: list[str], tiny: bool) -> tuple[Report, list[str], bool]:
+    """What the scripts found, where, and whether all of them did."""
+    header = [*report.surroundings(), f"date: {datetime.date.today().isoformat()}"]
+    commit = report.commit()
+    reports = {name: run_script(name, tiny) for name in names}
+    failed = [name for name, found in reports.items() if found is None]
+    if report.commit() != commit:
+        header.append(f"the working tree changed on the way: now at {report.commit()}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return merged([found for found in reports.values() if found is not None]), header, not failed
 
 
 def main() -> int:
     """Exit status 1 if a script failed; a missed target is a result like any other."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join([*GROUPS, *NAMES]))
     parser.add_argument("--tiny", action="store_true", help="a hundredth of the graphs, to try the scripts out")
     arguments = parser.parse_args()
-    unknown = set(arguments.names) - set(NAMES)
+    unknown = set(arguments.names) - {*GROUPS, *NAMES}
     if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*GROUPS, *NAMES])}")
     report.use_two_cores()
-    header = [*report.surroundings(), f"date: {datetime.date.today().isoformat()}"]
-    commit = report.commit()
-    chosen = arguments.names or list(NAMES)
-    reports = {name: run_script(name, arguments.tiny) for name in chosen}
-    failed = [name for name, found in reports.items() if found is None]
-    if report.commit() != commit:
-        header.append(f"the working tree changed on the way: now at {report.commit()}")
-    text = page(merged([found for found in reports.values() if found is not None]), header)
-    print(text)
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    elif set(chosen) == set(NAMES) and not arguments.tiny:
-        report.RESULTS.write_text(text)
-    return 1 if failed else 0
+    succeeded = True
+    for group, names in GROUPS.items():
+        whole = not arguments.names or group in arguments.names
+        chosen = [name for name in names if whole or name in arguments.names]
+        if chosen:
+            found, header, complete = run_group(chosen, arguments.tiny)
+            text = section(group, found, header)
+            print(text)
+            if whole and complete and not arguments.tiny:
+                written(group, text)
+            succeeded &= complete
+    return 0 if succeeded else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A fresh process that maps, opens, iterates or trains on a store and prints the seconds or the memory that took.
 
-Asked by opening.py and training.py.
+Asked by opening.py and stepping.py.
 
 Memory is what /proc/self/smaps_rollup calls Private_Clean + Private_Dirty. Pages of the store's files that the first
 process has mapped too are Shared_Clean: they do not count, those that this process alone has touched do.

@@ -33,7 +33,7 @@ class Reports:
     def __init__(self) -> None:
         self.steps: list[Any] = []
 
-    def rewind(self, steps: int) -> None:
+    def rewind(self, *place: int) -> None:
         """Nothing was written."""
 
     def step(self, step: Any) -> None:
