@@ -36,8 +36,7 @@ def run(context: Context, path: Path, folder: Path, num_epochs: int) -> None:
 
     torch.manual_seed(0)
     shape = Shape(hidden=64, num_layers=2, out=NUM_CLASSES, heads=4, dropout=0.1, norm=True, residual=True)
-    # The last layer's weights for authors and institutions take no part in a loss over papers.
-    model = context.wrap(GNN("rgat", store.schema, shape), find_unused_parameters=True)
+    model = context.wrap(GNN("rgat", store.schema, shape, out_types=["paper"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
     task = NodeClassification(NUM_CLASSES, node_type="paper")
     learner = Learner(model, optimizer, task, train_loader)

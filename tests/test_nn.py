@@ -12,15 +12,15 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from graphs import library, random_graph, save_in_parts
+from models import books, heterogeneous, homogeneous
 from torch import Tensor, nn
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 import hoploom
 import hoploom.nn as hnn
-from hoploom import NeighborLoader, Store
+from hoploom import NeighborLoader
 from hoploom.nn import GNN, Shape, views_of
 from hoploom.ops import InEdges
-from hoploom.store import Wanted
 
 CONVS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "sage": (lambda: hnn.SAGEConv(8, 5), lambda: pyg.SAGEConv(8, 5)),
@@ -117,12 +117,6 @@ def test_unknown_aggregation_is_refused() -> None:
 # --- models -------------------------------------------------------------------------------------
 
 
-def homogeneous(kind: str, **options: Any) -> nn.Module:
-    classes = {"sage": hnn.GraphSAGE, "gcn": hnn.GCN, "gat": hnn.GAT, "gin": hnn.GIN}
-    torch.manual_seed(0)
-    return classes[kind](8, hidden_channels=12, num_layers=2, out_channels=5, **options)
-
-
 @pytest.mark.parametrize(("kind", "theirs"), [("sage", pyg.GraphSAGE), ("gcn", pyg.GCN), ("gat", pyg.GAT)])
 def test_a_model_is_pygs_on_a_sampled_batch_though_it_computes_less(kind: str, theirs: Any) -> None:
     data = random_graph(60, 400, 1)
@@ -152,20 +146,6 @@ def test_all_neighbours_in_blocks_or_a_subgraph_give_what_the_whole_graph_gives(
             torch.testing.assert_close(model(batch)[: batch.batch_size], expected, atol=1e-5, rtol=1e-5)
 
 
-def heterogeneous(kind: str, data: HeteroData, **options: Any) -> GNN:
-    torch.manual_seed(0)
-    return GNN(kind, hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=2, out=5, **options))
-
-
-def books() -> HeteroData:
-    """The library with features on every type."""
-    data = library()
-    for number, node_type in enumerate(data.node_types):
-        torch.manual_seed(number)
-        data[node_type].x = torch.randn(data[node_type].num_nodes, 4 + number)
-    return data
-
-
 @pytest.mark.parametrize("options", [{}, {"norm": True, "residual": True}])
 @pytest.mark.parametrize("kind", ["sage", "rsage", "rgcn", "rgat"])
 def test_heterogeneous_batches_give_what_the_whole_graph_gives(kind: str, options: dict[str, Any]) -> None:
@@ -183,7 +163,7 @@ def test_heterogeneous_batches_give_what_the_whole_graph_gives(kind: str, option
 def test_parameters_have_one_order_in_every_process(kind: str) -> None:
     script = (
         "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
-        "from test_nn import books, heterogeneous\n"
+        "from models import books, heterogeneous\n"
         f"model = heterogeneous('{kind}', books())\n"
         "print([name for name, _ in model.named_parameters()], sum(p.sum().item() for p in model.parameters()))"
     )
@@ -327,83 +307,3 @@ def test_a_gcn_on_blocks_asks_for_the_degrees() -> None:
 def test_degrees_are_for_one_relation() -> None:
     with pytest.raises(hoploom.ConfigError, match="one node type and relation"):
         NeighborLoader(library(), [2], input_nodes="paper", degrees=True)
-
-
-# --- layer one, aggregated by the loader ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
-@pytest.mark.parametrize("num_parts", [0, 1, 3])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_what_the_loader_aggregates_is_what_layer_one_would(
-    mode: str, num_parts: int, dtype: str, tmp_path: Path
-) -> None:
-    data = random_graph(60, 400, 1)
-    data.x = torch.randn(60, 8).to(getattr(torch, dtype))
-    store: Any = hoploom.from_pyg(data)
-    if num_parts:
-        store = save_in_parts(store, tmp_path / "store", num_parts)
-    for kind in ("sage", "gin"):
-        model = homogeneous(kind)
-        options: dict[str, Any] = {"batch_size": 7, "mode": mode, "shuffle": True}
-        plain = NeighborLoader(store, [4, 3], **options)
-        fused = NeighborLoader(store, [4, 3], aggregate=model.first_reduce, **options)
-        for batch, other in zip(plain, fused, strict=True):
-            assert other.x.shape[0] < batch.x.shape[0]
-            torch.testing.assert_close(model(other), model(batch), atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_aggregates_have_the_same_bits_wherever_the_rows_lie(reduce: Any, dtype: str, tmp_path: Path) -> None:
-    data = random_graph(60, 400, 1)
-    data.x = (torch.randn(60, 9) * 10.0 ** torch.randint(-9, 5, (60, 9))).to(getattr(torch, dtype))
-    data.x[0, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
-    memory = hoploom.from_pyg(data)
-    elsewhere = Store(memory.schema, memory.graph, memory.features)
-    stores = [memory, save_in_parts(memory, tmp_path / "store", 3), elsewhere]
-    edges = InEdges.of(torch.randint(50, (2, 200)), 50, 50)
-    want = Wanted("node", "x", torch.randperm(60)[:50])
-    found = [store.aggregate(want, edges, reduce).view(torch.int32) for store in stores]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-
-
-@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
-def test_relations_arrive_aggregated_each(mode: str) -> None:
-    data = books()
-    model = heterogeneous("rsage", data)
-    options: dict[str, Any] = {"input_nodes": "paper", "batch_size": 3, "mode": mode}
-    plain = NeighborLoader(data, [2, 2], **options)
-    fused = NeighborLoader(data, [2, 2], aggregate=model.first_reduce, **options)
-    for batch, other in zip(plain, fused, strict=True):
-        torch.testing.assert_close(model(other)["paper"], model(batch)["paper"], atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "reduce"),
-    [
-        ("sage", {}, "mean"),
-        ("gin", {}, "sum"),
-        ("gcn", {}, None),
-        ("gat", {}, None),
-        ("sage", {"norm": True}, None),
-        ("sage", {"residual": True}, None),
-    ],
-)
-def test_a_model_says_how_its_first_layer_aggregates(kind: str, options: dict[str, Any], reduce: str | None) -> None:
-    assert homogeneous(kind, **options).first_reduce == reduce
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"aggregate": "max"}, "choose 'sum' or 'mean'"),
-        ({"aggregate": "mean", "subgraph_type": "induced"}, "does not go with"),
-    ],
-)
-def test_an_aggregate_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(hoploom.ConfigError, match=message):
-        NeighborLoader(random_graph(60, 400, 1), [2, 2], **options)
-    with pytest.raises(hoploom.ConfigError, match="needs rows of floats"):
-        NeighborLoader(library(), [2, 2], input_nodes="paper", aggregate="mean")

@@ -1,6 +1,6 @@
 """Models as stacks of convolutions, one per relation and layer; a homogeneous graph has one relation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,22 +126,24 @@ class RelationLayer(nn.Module):
 class GNN(nn.Module):
     """A stack of layers over any graph. Makes its own way through blocks, sampled subgraphs and whole graphs.
 
-    Node types without features get a learned row per node. Yields rows of the seeds (of all nodes of a whole graph):
+    Node types without features get a learned row per node. With `out_types` there are no parameters that only other
+    types' rows would need. Yields rows of the seeds (of all nodes of a whole graph):
     a tensor for homogeneous graphs, else a mapping by node type.
 
     >>> model = GNN("sage", store.schema, Shape(hidden=256, num_layers=3, out=47))
     >>> model(batch)[: batch.batch_size]
     """
 
-    def __init__(self, kind: str, schema: Schema, shape: Shape) -> None:
+    def __init__(self, kind: str, schema: Schema, shape: Shape, out_types: Collection[str] | None = None) -> None:
         super().__init__()
         if kind not in KINDS:
             raise ConfigError(f"model is {kind!r}; choose one of {list(KINDS)}")
         if len(schema.relations) > 1 and not KINDS[kind].any_relations:
             raise ConfigError(f"model {kind!r} is for one node type and relation; use 'r{kind}'")
         self.schema, self.shape = schema, shape
+        self.types = _types_by_layer(schema, shape, out_types)
         self.embeddings = nn.ModuleDict()
-        channels = {t.name: self._channels(t) for t in schema.node_types}
+        channels = {name: self._channels(schema.node_type(name)) for name in self.types[0]}
         self.inputs = nn.ModuleDict()
         if shape.residual:
             self.inputs.update({_module_name(t): nn.Linear(count, shape.hidden) for t, count in channels.items()})
@@ -171,15 +173,14 @@ class GNN(nn.Module):
         return {_module_name(name): nn.LayerNorm(count) for name, count in channels.items()}
 
     def _add_layer(self, kind: Kind, channels: Mapping[str, int], depth: int) -> dict[str, int]:
-        is_last = depth == self.num_layers - 1
+        is_last, kept = depth == self.num_layers - 1, self.types[depth + 1]
         out = self.shape.out if is_last and not self.shape.residual else self.shape.hidden
-        keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in channels]
+        keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in kept]
         convs = {key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last=is_last) for key in keys}
         reached = dict.fromkeys(key[2] for key in keys)  # in the schema's order: parameters follow from it
         roots = {name: nn.Linear(channels[name], out) for name in reached} if kind.has_root else {}
         self.layers.append(RelationLayer(convs, roots))
-        kept = set(channels) if self.shape.residual else reached
-        return {name: out for name in channels if name in kept}
+        return dict.fromkeys(kept, out)
 
     @property
     def first_reduce(self) -> ops.Reduce | None:
@@ -219,11 +220,11 @@ class GNN(nn.Module):
     def prepare(self, x: Rows, n_id: Rows) -> dict[str, Tensor]:
         """The input rows of every type: features, or the learned rows of these nodes."""
         dtype = next(self.parameters()).dtype
-        rows = {name: value if value.dtype == dtype else value.to(dtype) for name, value in x.items()}
-        for node_type in self.schema.node_types:
-            key = _module_name(node_type.name)
-            if node_type.name in n_id and key in self.embeddings:
-                rows[node_type.name] = self.embeddings[key](n_id[node_type.name])
+        known = {name: value for name, value in x.items() if name in self.types[0]}
+        rows = {name: value if value.dtype == dtype else value.to(dtype) for name, value in known.items()}
+        for name in self.types[0]:
+            if name in n_id and _module_name(name) in self.embeddings:
+                rows[name] = self.embeddings[_module_name(name)](n_id[name])
         for name in rows if self.inputs else ():
             rows[name] = self._dropped(F.gelu(self.inputs[_module_name(name)](rows[name])))
         return rows
@@ -241,7 +242,8 @@ class GNN(nn.Module):
         """What follows a layer's convolutions; `own` are the destinations' rows from before the layer."""
         if self.shape.residual:
             added = {name: self._dropped(F.gelu(value)) for name, value in rows.items()}
-            return {name: value + added[name] if name in added else value for name, value in own.items()}
+            kept = {name: value for name, value in own.items() if name in self.types[depth + 1]}
+            return {name: value + added[name] if name in added else value for name, value in kept.items()}
         if depth == self.num_layers - 1:
             return dict(rows)
         return {name: self._dropped(F.relu_(value)) for name, value in rows.items()}
@@ -252,6 +254,26 @@ class GNN(nn.Module):
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.shape.dropout, self.training) if self.shape.dropout else x
+
+
+def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | None) -> list[list[str]]:
+    """Per layer the types whose rows it is given, and at last those whose rows come out, in the schema's order."""
+    relations = [(r.source, r.destination) for r in schema.relations]
+    there = [{t.name for t in schema.node_types}]  # what there can be, from the input on
+    for _ in range(shape.num_layers):
+        reached = {destination for source, destination in relations if {source, destination} <= there[-1]}
+        there.append(there[-1] if shape.residual else reached)
+    wanted = there[-1] if out_types is None else {name for name in out_types if schema.node_type(name)}
+    if not wanted or not wanted <= there[-1]:
+        raise ConfigError(
+            f"{sorted(wanted - there[-1]) or 'every type'} has no rows after {shape.num_layers} layers: too few "
+            "relations lead there; use residual=True, or add reverse relations"
+        )
+    needed = [wanted]  # from the output back
+    for before in reversed(there[:-1]):
+        ends = {end for pair in relations if set(pair) <= before and pair[1] in needed[0] for end in pair}
+        needed.insert(0, ends | (needed[0] if shape.residual else set()))
+    return [[t.name for t in schema.node_types if t.name in names] for names in needed]
 
 
 def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:

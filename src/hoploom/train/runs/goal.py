@@ -34,6 +34,7 @@ class Goal:
     num_outputs: int
     seeds: Mapping[str, Any]  # split -> what its loader takes; no "val" or "test" where there is none
     num_seeds: Mapping[str, int]
+    out_types: tuple[str, ...]  # whose rows the loss needs
 
 
 def goal_of(recipe: Recipe, store: Store) -> Goal:
@@ -93,7 +94,8 @@ def _node_goal(recipe: Recipe, store: Store) -> Goal:
         task.check(store, ids)
     homogeneous = store.schema.homogeneous
     seeds = {split: names[split] if homogeneous else (node_type.name, names[split]) for split in nodes}
-    return Goal(store, task, num_outputs, seeds, {split: ids.numel() for split, ids in nodes.items()})
+    num_seeds = {split: ids.numel() for split, ids in nodes.items()}
+    return Goal(store, task, num_outputs, seeds, num_seeds, (node_type.name,))
 
 
 def _labelled_type(recipe: Recipe, schema: Schema) -> NodeType:
@@ -194,7 +196,7 @@ def _link_goal(recipe: Recipe, store: Store) -> Goal:
         )
     seeds = {split: ends if store.schema.homogeneous else (key, ends) for split, ends in links.items()}
     num_seeds = {split: ends.shape[1] for split, ends in links.items()}
-    return Goal(graph, LinkPrediction(**_best(recipe)), recipe.model.hidden, seeds, num_seeds)
+    return Goal(graph, LinkPrediction(**_best(recipe)), recipe.model.hidden, seeds, num_seeds, (key[0], key[2]))
 
 
 def _learned_relation(recipe: Recipe, schema: Schema) -> RelationName:

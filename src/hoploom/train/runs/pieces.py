@@ -47,7 +47,7 @@ def model_of(recipe: Recipe, goal: Goal) -> nn.Module:
         residual=section.residual,
     )
     try:
-        return GNN(section.name, goal.store.schema, shape)
+        return GNN(section.name, goal.store.schema, shape, goal.out_types)
     except ConfigError as error:
         raise recipe.problem("model.name", f"model.name = {section.name!r} does not fit the store: {error}") from error
 
