@@ -18,7 +18,7 @@ from hoploom.load.loader import Loader
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context, init
 from hoploom.train.evaluate import evaluate
-from hoploom.train.fit import fit
+from hoploom.train.fit import Outcome, fit
 from hoploom.train.learner import Learner, Training
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
 from hoploom.train.tree import encode
@@ -116,6 +116,19 @@ def learner_of(
     )
 
 
+def resumed(folder: Path, **options: Any) -> Learner:
+    """A learner where the last checkpoint of a run stands."""
+    learner = learner_of(**options)
+    assert Checkpoint(folder, alone()).restore("last", learner.parts()) == {}
+    return learner
+
+
+def given(*values: float) -> Any:
+    """A validation that returns one value after the other."""
+    accuracies = iter(values)
+    return lambda: {"accuracy": next(accuracies)}
+
+
 def parameters_of(learner: Learner) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in learner.model.parameters()]
 
@@ -133,6 +146,20 @@ def assert_same_state(left: Mapping[str, Any], right: Mapping[str, Any]) -> None
     assert our_tree == their_tree
     for name, tensor in ours.items():
         assert (tensor.dtype, tensor.equal(theirs[name])) == (theirs[name].dtype, True), name
+
+
+def run(
+    learner: Learner, epochs: int = 2, *, folder: Path | None = None, validate: Any = None, **options: Any
+) -> Outcome:
+    """Training in one process."""
+    context = alone()
+    checkpoint = None if folder is None else Checkpoint(folder, context)
+    training = Training(epochs, **QUIET | options)
+    return fit(learner, training, context, validate=validate, checkpoint=checkpoint)
+
+
+def assert_same_run(left: Learner, right: Learner) -> None:
+    assert_same_state(left.parts(), right.parts())
 
 
 def kill_at(model: nn.Module, call: int, *numbers: int) -> None:
@@ -258,6 +285,14 @@ def a_signal_for_rank_1(context: Context, folder: str) -> None:
     outcome = fit(learner, Training(2, **QUIET), context, checkpoint=checkpoint)
     assert (outcome.stopped, outcome.steps) == ("asked", 3)
     assert checkpoint.path("last").exists()
+
+    def validate() -> dict[str, float]:
+        if context.rank == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return {"accuracy": 0.5}
+
+    outcome = fit(learner, Training(2, **QUIET), context, validate=validate, checkpoint=checkpoint)
+    assert (outcome.stopped, outcome.epochs) == ("asked", 1)
 
 
 def a_full_disk_for_rank_0(context: Context, folder: str) -> None:

@@ -1,5 +1,6 @@
 """Evaluation: every seed once, the numbers of scikit-learn, the model left as it was."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from fit_workers import NUM_CLASSES, Sage, alone, labelled, link_loader, train_l
 from sklearn import metrics as sklearn
 from torch import Tensor, nn
 
-from hoploom import ConfigError, DataError, NeighborLoader
+from hoploom import ConfigError, DataError, NeighborLoader, PeerError
 from hoploom.train.evaluate import evaluate
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
@@ -106,6 +107,24 @@ def test_half_precision_is_close(precision: str) -> None:
     full, half = (evaluate(Sage(), val_loader(), task, alone(), precision=p) for p in ("fp32", precision))
     assert half["loss"] == pytest.approx(full["loss"], rel=0.02)
     assert half["loss"] != full["loss"]
+
+
+class Losing(nn.Module):
+    """A model or a metric of which something times out."""
+
+    def forward(self, *given: Any) -> Any:
+        raise RuntimeError("the feature service timed out")
+
+
+def test_only_what_ranks_do_together_blames_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, task = alone(), NodeClassification(NUM_CLASSES)
+    monkeypatch.setattr(context, "_peers", SimpleNamespace(missing=lambda: "rank 1 ended"))
+    with pytest.raises(RuntimeError, match="the feature service timed out") as raised:
+        evaluate(Losing(), val_loader(), task, context)
+    assert raised.type is RuntimeError
+    monkeypatch.setattr("torchmetrics.MetricCollection.compute", Losing().forward)
+    with pytest.raises(PeerError, match="was computing metrics, and rank 1 ended"):
+        evaluate(Sage(), val_loader(), task, context)
 
 
 def test_what_would_leave_seeds_out_is_refused() -> None:

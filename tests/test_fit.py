@@ -4,6 +4,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ import torch
 from fit_workers import (
     NUM_CLASSES,
     NUM_TRAIN,
-    QUIET,
     Sage,
     alone,
     assert_close,
-    assert_same_state,
+    assert_same_run,
+    given,
     kill_at,
     learner_of,
     parameters_of,
+    resumed,
+    run,
     spoil_at,
     train_loader,
 )
@@ -27,38 +30,12 @@ from torch import nn
 
 from hoploom import ConfigError, StoreError, TrainError
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.fit import Outcome, fit
-from hoploom.train.learner import Learner, Training
+from hoploom.train.fit import Outcome
+from hoploom.train.learner import Training
 from hoploom.train.tasks import NodeClassification
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 STEPS = 4  # of an epoch: 53 seeds in batches of 16
-
-
-def run(
-    learner: Learner, epochs: int = 2, *, folder: Path | None = None, validate: Any = None, **options: Any
-) -> Outcome:
-    context = alone()
-    checkpoint = None if folder is None else Checkpoint(folder, context)
-    training = Training(epochs, **QUIET | options)
-    return fit(learner, training, context, validate=validate, checkpoint=checkpoint)
-
-
-def resumed(folder: Path, **options: Any) -> Learner:
-    learner = learner_of(**options)
-    assert Checkpoint(folder, alone()).restore("last", learner.parts()) == {}
-    return learner
-
-
-def given(*values: float) -> Any:
-    """A validation that returns one value after the other."""
-    accuracies = iter(values)
-    return lambda: {"accuracy": next(accuracies)}
-
-
-def assert_same_run(left: Learner, right: Learner) -> None:
-    assert_same_state(left.parts(), right.parts())
-
 
 # --- steps ----------------------------------------------------------------------------------
 
@@ -275,6 +252,29 @@ def test_a_stop_is_answered_after_the_step_and_can_be_resumed(number: int, step:
     assert (outcome.stopped, outcome.steps) == ("asked", step)
     learner = resumed(tmp_path, dropout=0.4)
     run(learner, validate=given(0.4) if step > STEPS else given(0.5, 0.4))
+    assert_same_run(learner, whole)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)], ids=["asked", "broken off"])
+def test_a_stop_within_a_validation_costs_no_step(numbers: tuple[int, ...], epoch: int, tmp_path: Path) -> None:
+    whole, learner = learner_of(dropout=0.4), learner_of(dropout=0.4)
+    run(whole, validate=given(0.5, 0.4), max_steps=2 * STEPS)
+    values, is_broken_off = iter((0.5, 0.4)), len(numbers) > 1
+
+    def validate() -> Mapping[str, float]:
+        if learner.standing.epoch == epoch:
+            for number in numbers:
+                signal.raise_signal(number)
+        return {"accuracy": next(values)}
+
+    with pytest.raises(KeyboardInterrupt) if is_broken_off else nullcontext():
+        assert run(learner, folder=tmp_path, validate=validate, max_steps=2 * STEPS).stopped == "asked"
+    learner = resumed(tmp_path, dropout=0.4)
+    validated = epoch + (not is_broken_off)
+    assert (learner.standing.steps, learner.standing.epoch) == ((epoch + 1) * STEPS, validated)
+    assert run(learner, validate=given(*(0.5, 0.4)[validated:]), max_steps=2 * STEPS).stopped == "done"
     assert_same_run(learner, whole)
 
 

@@ -1,5 +1,6 @@
 """Layer-wise inference by several ranks, and whatever stops it: it is whole, or nothing is left."""
 
+import fcntl
 import gc
 import io
 import os
@@ -23,7 +24,7 @@ import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
 from hoploom.nn import GNN, Shape
 from hoploom.train import spawn
-from hoploom.train.inference import Inference, infer
+from hoploom.train.inference import Inference, infer, rowfiles
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
@@ -43,6 +44,49 @@ def test_three_ranks_write_what_one_writes(kind: str, tmp_path: Path) -> None:
     assert left_in(tmp_path) == ["out"]
     assert left_in(tmp_path / "out" / "node") == [f"part-0000{rank}.parquet" for rank in range(3)]
     assert_equal_to_forward(tmp_path / "out", model_of(store, kind), graph)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_ranks_on_several_hosts_see_each_others_rows(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared disks promise: what one host has synced is there for another that opens the file afterwards."""
+    store = hoploom.from_pyg(graph_with_loops())
+    models = [model_of(store, kind) for _ in range(3)]
+    unsynced: set[tuple[int, str]] = set()
+    opened: dict[int, tuple[str, bool]] = {}
+    mapped: list[str] = []
+    make, write, sync, put = os.open, os.pwrite, os.fsync, rowfiles.MappedFile
+
+    def open_(path: Any, flags: int, *mode: int, **named: Any) -> int:
+        handle = make(path, flags, *mode, **named)
+        opened[handle] = str(path), str(path) in {name for _, name in unsynced}
+        return handle
+
+    def pwrite(handle: int, *given: Any) -> int:
+        unsynced.add((threading.get_ident(), opened[handle][0]))
+        return write(handle, *given)
+
+    def fsync(handle: int) -> None:
+        unsynced.discard((threading.get_ident(), opened.get(handle, ("", False))[0]))
+        sync(handle)
+
+    def map_(handle: int, size: int) -> Any:
+        path, is_too_early = opened[handle]
+        assert not is_too_early
+        assert fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        mapped.append(Path(path).name)
+        return put(handle, size)
+
+    for name, patch in (("open", open_), ("pwrite", pwrite), ("fsync", fsync)):
+        monkeypatch.setattr(os, name, patch)
+    monkeypatch.setattr(rowfiles, "MappedFile", map_)
+    raised = in_threads(
+        3, lambda context: infer(models[context.rank], store, tmp_path / "out", context, inference=EVERYTHING)
+    )
+    assert raised == [None] * 3
+    assert unsynced == set()
+    assert {f"rows-{depth}-0.rows" for depth in range(2)} <= set(mapped)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -244,13 +288,6 @@ def test_too_few_embeddings_for_the_store_are_refused(tmp_path: Path) -> None:
     model = GNN("rsage", hoploom.from_pyg(fewer).schema, Shape(8, 2, 4))
     with pytest.raises(ConfigError, match="the model does not fit the store"):
         infer(model, hoploom.from_pyg(more), tmp_path / "out")
-
-
-def test_without_pyarrow_the_way_out_is_named(ring_store: Store, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match="pip install pyarrow"):
-        infer(model_of(ring_store), ring_store, tmp_path / "out")
 
 
 class Terminal(io.StringIO):

@@ -6,7 +6,8 @@ import math
 import os
 import pty
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +16,7 @@ from fit_workers import QUIET, alone, learner_of
 
 from hoploom import StoreError
 from hoploom.train import progress
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.fit import fit
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
@@ -71,11 +73,35 @@ def test_a_resumed_run_takes_the_place_of_the_lines_after_its_checkpoint(tmp_pat
         ]
 
 
+class Dying(Journal):
+    """Ends once it has written an epoch's line."""
+
+    def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:
+        super().epoch(metrics, step=step)
+        raise ZeroDivisionError
+
+
+def test_an_epoch_whose_validation_is_done_again_has_one_line(tmp_path: Path) -> None:
+    learner, context = learner_of(), alone()
+    checkpoint = Checkpoint(tmp_path, context)
+
+    def validate() -> dict[str, float]:
+        return {"accuracy": 0.5}
+
+    for fault in (True, False):
+        kind = Dying if fault else Journal
+        with kind(tmp_path, context, tensorboard=False) as journal, suppress(ZeroDivisionError):
+            fit(learner, Training(2, **QUIET), context, validate=validate, checkpoint=checkpoint, journal=journal)
+        learner = learner_of()
+        checkpoint.restore("last", learner.parts())
+        assert [line["epoch"] for line in lines(tmp_path / "metrics.jsonl")] == ([0] if fault else [0, 1])
+
+
 def test_the_journals_of_ranks_that_are_no_more_are_rewound_too(tmp_path: Path) -> None:
     for rank in (0, 1):
         (tmp_path / f"steps-rank{rank}.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 9)))
     with Journal(tmp_path, alone(), tensorboard=False) as journal:
-        journal.rewind(3)
+        journal.rewind(3, 0)
     for rank in (0, 1):
         assert [line["step"] for line in lines(tmp_path / f"steps-rank{rank}.jsonl")] == [1, 2, 3]
 

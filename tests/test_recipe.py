@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoploom import ConfigError
-from hoploom.nn import KINDS
 from hoploom.train.recipes.checks import check_world
 from hoploom.train.recipes.lines import lines_of
 from hoploom.train.recipes.reader import parse_recipe, read_recipe
-from hoploom.train.recipes.sections import KEYS, MODELS, SECTIONS, Recipe
+from hoploom.train.recipes.sections import KEYS, SECTIONS, Recipe
 from hoploom.train.recipes.template import template
 from hoploom.train.recipes.text import as_toml
 from hoploom.train.recipes.writer import reference, to_toml, values_of
@@ -354,10 +353,6 @@ def test_a_step_is_shared_out_evenly_or_refused(size: int, world_size: int, ways
 
 def test_a_recipe_can_be_made_in_python() -> None:
     recipe = Recipe(Path("graph.store"))
-    assert recipe.train.epochs == 10
+    assert (recipe.train.epochs, recipe.output.tensorboard) == (10, True)
     with pytest.raises(ConfigError, match=r"^no labels$"):
         raise recipe.problem("task.label", "no labels")
-
-
-def test_the_models_are_those_there_are() -> None:
-    assert set(MODELS) == set(KINDS)

@@ -32,7 +32,7 @@ from hoploom.train.recipes.checks import check_world
 from hoploom.train.recipes.reader import read_recipe
 from hoploom.train.recipes.sections import Recipe
 from hoploom.train.recipes.template import template, template_for
-from hoploom.train.runs.run import LAST, check_folder, run, summary
+from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
 from hoploom.train.spawn import spawn
 
 Arguments = argparse.Namespace
@@ -295,7 +295,7 @@ def _train(arguments: Arguments) -> int:
         else:
             with _terminated_as_interrupted():
                 spawn(train_rank, num_processes, work, device=_device(recipe))
-            complete = True
+            complete = (recipe.output.folder / RESULT_FILE).exists()
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(*_way_on(arguments, recipe)) from interrupt
     if not complete:

@@ -20,6 +20,7 @@ from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Relation, Schema
 from hoploom.store import layout
 from hoploom.store.disk import id_dtype
+from hoploom.store.durable import sync_folder
 from hoploom.store.layout import FileEntry, Manifest, PartRange
 from hoploom.store.part import Part, Table
 
@@ -134,23 +135,14 @@ class StoreWriter:
             file.flush()
             os.fsync(file.fileno())
         for inner in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-            _sync_folder(inner)
+            sync_folder(inner)
         self._refuse_existing()  # rename would take the place of an empty directory
         try:
             os.rename(folder, self._target)
         except OSError:
             self._refuse_existing()  # another writer was first
             raise
-        _sync_folder(self._target.absolute().parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a directory survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(self._target.absolute().parent)
 
 
 def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None:

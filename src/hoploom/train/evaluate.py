@@ -34,7 +34,8 @@ def evaluate(
     check_precision(precision)
     steps, module = _steps(loader, context), unwrap(model)
     metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
-    with _evaluating(module, context), context.guard("evaluating"):
+    context.sync_buffers(module)
+    with evaluating(module):
         for outputs, targets in _rows(module, loader, steps, (task, context, precision)):
             metrics.update(task.scores(outputs), targets)
             losses = task.losses(outputs, targets).double()
@@ -43,7 +44,9 @@ def evaluate(
             for outputs, targets in _rows(module, loader, range(1), (task, context, precision)):
                 _update_with_nothing(metrics, task.scores(outputs), targets)
         loss_sum, rows = context.sum(total).tolist()
-        return {**_computed(metrics, int(rows), warn=len(steps) > 0), "loss": loss_sum / rows}
+        with context.guard("computing metrics"):
+            computed = _computed(metrics, int(rows), warn=len(steps) > 0)
+        return {**computed, "loss": loss_sum / rows}
 
 
 def _steps(loader: Loader, context: Context) -> range:
@@ -61,10 +64,9 @@ def _steps(loader: Loader, context: Context) -> range:
 
 
 @contextmanager
-def _evaluating(module: nn.Module, context: Context) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
     modes = {part: part.training for part in module.modules()}
-    context.sync_buffers(module)
     module.eval()
     try:
         with torch.no_grad():

@@ -53,7 +53,7 @@ def fit(
     _check(learner, context, validate)
     _find_place(learner)
     if journal is not None:
-        journal.rewind(learner.standing.steps)
+        journal.rewind(learner.standing.steps, learner.standing.epoch)
     with StopRequests() as requests, Progress(sys.stderr, shown=training.progress and context.is_main) as progress:
         progress.expect(learner, training)
         run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests)
@@ -106,16 +106,16 @@ class _Run:
     requests: StopRequests
 
     def until_it_ends(self) -> Ending:
-        standing = self.learner.standing
-        while (ending := standing.is_over(self.training)) is None:
-            asked = not self._epoch_is_taken() and self._take_steps()
-            if asked or not self._epoch_is_taken():
-                self._save("last")
-            if asked:
-                return "asked"
+        """Steps and validations in turn; a run that is resumed may begin with either."""
+        asked = False
+        while not asked:
             if self._epoch_is_taken():
-                self._end_epoch()
-        return ending
+                asked = self._end_epoch()
+            elif (ending := self.learner.standing.is_over(self.training)) is not None:
+                return ending
+            else:
+                asked = self._take_steps()
+        return "asked"
 
     def _epoch_is_taken(self) -> bool:
         """All steps of the epoch are behind us, its validation may not be."""
@@ -125,21 +125,22 @@ class _Run:
         """Take what is left of the epoch's steps; whether some rank was asked to stop."""
         learner, training, standing = self.learner, self.training, self.learner.standing
         learner.model.train()
-        stepper = Stepper(learner, training, self.context, self.checkpoint)
+        stepper, asked = Stepper(learner, training, self.context, self.checkpoint), False
         with Feed(learner.loader, training.accumulate, self.context.device) as feed:
-            while not feed.is_empty and standing.is_over(training) is None:
+            while not (asked or feed.is_empty) and standing.is_over(training) is None:
                 report = stepper.take(feed, self.requests)
                 self.progress.step(report)
                 if self.journal is not None:
                     self.journal.step(report)
-                if report.asked:
-                    return True
-                every = training.checkpoint_every
-                if every is not None and standing.steps % every == 0 and not feed.is_empty:
+                asked, every = report.asked, training.checkpoint_every
+                if every is not None and standing.steps % every == 0 and not (asked or feed.is_empty):
                     self._save("last")
-        return False
+        if asked or self.validate is not None or not self._epoch_is_taken():
+            self._save("last")
+        return asked
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self) -> bool:
+        """Validate and keep what came of it; whether some rank was asked to stop meanwhile."""
         standing = self.learner.standing
         metrics = dict(self.validate()) if self.validate is not None else {}
         standing.history.append({"epoch": standing.epoch, "train_loss": standing.loss_sum / standing.rows, **metrics})
@@ -151,6 +152,7 @@ class _Run:
         if is_best:
             self._save("best")
         self._save("last")
+        return self.context.sum(int(self.requests.asked)) > 0
 
     def _judge(self, metrics: Mapping[str, float]) -> bool:
         """Whether this epoch is the best so far, by rank 0's metrics."""

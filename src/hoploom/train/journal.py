@@ -39,19 +39,15 @@ class Journal:
     def epochs_file(self) -> Path:
         return self._folder / EPOCHS
 
-    def rewind(self, steps: int) -> None:
-        """Forget what was written after this many steps: they will be taken again."""
+    def rewind(self, steps: int, epochs: int) -> None:
+        """Forget what was written after this many steps and whole epochs: they will be taken again."""
         self.close()
-        mine = [self.steps_file]
+        _cut(self.steps_file, "step", steps)
         if self._context.is_main:
-            ranks = range(self._context.world_size)
-            present = {self._folder / _steps_name(rank) for rank in ranks}
-            mine += [
-                self.epochs_file,
-                *(path for path in self._folder.glob("steps-rank*.jsonl") if path not in present),
-            ]
-        for path in mine:
-            _cut(path, steps)
+            present = {self._folder / _steps_name(rank) for rank in range(self._context.world_size)}
+            for path in set(self._folder.glob("steps-rank*.jsonl")) - present:
+                _cut(path, "step", steps)
+            _cut(self.epochs_file, "epoch", epochs - 1)
         if self._wants_board:
             self._board = _open_board(self._folder / "tensorboard", steps)
 
@@ -114,13 +110,13 @@ def _open_board(folder: Path, steps: int) -> Any:
     return SummaryWriter(str(folder), purge_step=steps + 1)
 
 
-def _cut(path: Path, steps: int) -> None:
-    """Keep the whole lines up to this step; a line that a crash cut short goes too."""
+def _cut(path: Path, counted: str, last: int) -> None:
+    """Keep the whole lines up to this step or epoch; a line that a crash cut short goes too."""
     try:
         with path.open("rb+") as file:
             kept = 0
             for line in file:
-                if not _is_kept(line, steps):
+                if not _is_kept(line, counted, last):
                     break
                 kept += len(line)
             file.truncate(kept)
@@ -130,8 +126,8 @@ def _cut(path: Path, steps: int) -> None:
         raise StoreError(f"cannot shorten the journal {path}: {error}; move it away") from error
 
 
-def _is_kept(line: bytes, steps: int) -> bool:
+def _is_kept(line: bytes, counted: str, last: int) -> bool:
     try:
-        return line.endswith(b"\n") and int(json.loads(line)["step"]) <= steps
+        return line.endswith(b"\n") and int(json.loads(line)[counted]) <= last
     except (ValueError, KeyError, TypeError):
         return False

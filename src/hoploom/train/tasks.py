@@ -72,14 +72,6 @@ def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
     return collection.set_dtype(torch.float64)
 
 
-def _torchmetrics() -> Any:
-    try:
-        import torchmetrics
-    except ImportError as error:
-        raise ConfigError("metrics come from torchmetrics, which is not installed; pip install torchmetrics") from error
-    return torchmetrics
-
-
 def _full(outputs: Tensor) -> Tensor:
     """Losses are never computed in half precision."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
@@ -202,8 +194,10 @@ class NodeClassification(NodeTask):
         return outputs.double().softmax(dim=-1)
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        kinds, count = _torchmetrics().classification, self.num_classes
-        metrics = {
+        from torchmetrics import classification as kinds
+
+        count = self.num_classes
+        metrics: dict[str, Any] = {
             "accuracy": kinds.MulticlassAccuracy(count, average="micro", validate_args=False),
             "f1_macro": kinds.MulticlassF1Score(count, average="macro", validate_args=False),
             "f1_micro": kinds.MulticlassF1Score(count, average="micro", validate_args=False),
@@ -241,7 +235,9 @@ class MultiLabel(NodeTask):
         return outputs.double().sigmoid()
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        kinds, count = _torchmetrics().classification, self.num_labels
+        from torchmetrics import classification as kinds
+
+        count = self.num_labels
         return _collection(
             device,
             auroc=kinds.MultilabelAUROC(count, validate_args=False),
@@ -283,7 +279,8 @@ class NodeRegression(NodeTask):
         return outputs.double()
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        kinds = _torchmetrics().regression
+        from torchmetrics import regression as kinds
+
         return _collection(
             device,
             mae=kinds.MeanAbsoluteError(),
@@ -338,7 +335,8 @@ class LinkPrediction(Judged):
         return outputs.double().sigmoid()
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        kinds = _torchmetrics().classification
+        from torchmetrics import classification as kinds
+
         return _collection(
             device,
             auroc=kinds.BinaryAUROC(validate_args=False),

@@ -4,7 +4,6 @@ Any safetensors reader sees the tensors; the structure around them is JSON in th
 over the bytes, for a checksum.
 """
 
-import errno
 import json
 import os
 import zlib
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, StoreError
+from hoploom.store.durable import write_whole
 from hoploom.train.tree import decode, encode
 
 DTYPES: dict[str, torch.dtype] = {
@@ -41,6 +41,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_LIMIT = 100 << 20  # bytes; safetensors' own
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
+MOST = 2**63 - 1  # of an extent, an offset, or a number of bytes
 
 
 @dataclass(frozen=True)
@@ -60,29 +61,8 @@ def write(path: Path, state: Any) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise ConfigError(f"the state holds a tensor of {tensor.dtype} at {name!r}; convert it, e.g. to float64")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write_synced(partial, json.dumps(tree, separators=(",", ":")), tensors)
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise StoreError(_explained(path, error)) from error
-
-
-def _write_synced(partial: Path, tree: str, tensors: dict[str, Tensor]) -> None:
-    header = _header(tree, tensors)
-    file = partial.open("wb", buffering=0)  # no buffer that could fail to be flushed in close()
-    with file:
-        head = memoryview(len(header).to_bytes(LENGTH_BYTES, "little") + header)
-        for left in (head, *map(_raw, tensors.values())):
-            while left:
-                left = left[file.write(left) :]
-        os.fsync(file.fileno())
+    header = _header(json.dumps(tree, separators=(",", ":")), tensors)
+    write_whole(path, (len(header).to_bytes(LENGTH_BYTES, "little"), header, *map(_raw, tensors.values())))
 
 
 def _header(tree: str, tensors: dict[str, Tensor]) -> bytes:
@@ -108,21 +88,6 @@ def _described(tree: str, entries: dict[str, Any]) -> int:
 def _raw(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
-
-
-def _explained(path: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full writing {path}; what was there before is kept; free some space"
-    return f"cannot write {path}: {error}"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- reading --------------------------------------------------------------------------------
@@ -198,15 +163,24 @@ def _entries(header: dict[str, Any]) -> Iterator[Entry]:
                 pass
             case _:
                 raise StoreError(f"tensor {name!r} is described as {given!r:.80}")
-        num_bytes = DTYPES[dtype].itemsize
-        for extent in shape:
-            num_bytes *= _count(name, extent)
+        num_bytes = _num_bytes(name, dtype, shape)
         if _count(name, end) - _count(name, begin) != num_bytes:
             raise StoreError(f"tensor {name!r} of {num_bytes} bytes lies at {begin} to {end}")
         yield Entry(name, DTYPES[dtype], tuple(shape), begin, end)
 
 
+def _num_bytes(name: str, dtype: str, shape: list[Any]) -> int:
+    """What a tensor takes. Strides must fit torch's integers even where an extent is zero."""
+    largest = num_bytes = DTYPES[dtype].itemsize
+    for extent in shape:
+        num_bytes *= _count(name, extent)
+        largest *= max(1, extent)
+        if largest > MOST:
+            raise StoreError(f"tensor {name!r} has a shape beyond 64 bits, {shape!r:.80}")
+    return num_bytes
+
+
 def _count(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
+    if type(value) is not int or not 0 <= value <= MOST:
         raise StoreError(f"tensor {name!r} has an extent or offset {value!r:.80}")
     return value

@@ -19,14 +19,16 @@ from torch import nn
 
 from hoploom.config import as_int
 from hoploom.errors import ConfigError, StoreError
+from hoploom.load.assemble import FEATURES
 from hoploom.schema import Schema
 from hoploom.store import Store
+from hoploom.store.durable import sync_folder
 from hoploom.train import environment
 from hoploom.train.context import DEADLINE, Context, unwrap
 from hoploom.train.environment import Place
-from hoploom.train.inference.layered import FEATURES, Plan, as_layered, evaluating, plan_of
+from hoploom.train.evaluate import evaluating
+from hoploom.train.inference.layered import Plan, as_layered, plan_of
 from hoploom.train.inference.layerwise import LayerWise, Share
-from hoploom.train.inference.parquet import pyarrow
 from hoploom.train.inference.slices import Costs, Slice, Slices
 from hoploom.train.inference.together import SharedFolder
 from hoploom.train.progress import BAR_CELLS, REDRAW_SECONDS, Progress
@@ -83,7 +85,6 @@ def infer(
     """
     inference, context = inference or Inference(), context or _alone()
     target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch) / Path(out).name
-    pyarrow()
     _refuse_existing(target)
     module = _on_cpu(unwrap(model))
     layered = as_layered(module)
@@ -170,18 +171,10 @@ def _row_bytes(plan: Plan, schema: Schema) -> dict[str, int]:
 def _publish(folder: Path, target: Path) -> None:
     """Give the folder its name, once all of it is on the disk."""
     for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        _sync(inner)
+        sync_folder(inner)
     _refuse_existing(target)  # rename would take the place of an empty directory
     os.rename(folder, target)
-    _sync(target.absolute().parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(target.absolute().parent)
 
 
 class _Bar(Progress):

@@ -3,8 +3,7 @@
 Found out by running the model once on one row per node type, before anything is read or written.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from hoploom.errors import ConfigError
+from hoploom.load.assemble import FEATURES
 from hoploom.ops import InEdges
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 
 Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
-FEATURES = "x"  # the node field that models read
 METHODS = ("num_layers", "prepare", "enter", "stage", "close", "finish")
 
 
@@ -96,26 +95,12 @@ def as_layered(model: nn.Module) -> Layered:
     return model  # type: ignore[return-value]
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> Plan:
     """What it takes to have rows of these types (None: of all that the model has outputs for)."""
     try:
         whole = _probe(model, schema, None, skip_last=False)
         if not whole.outputs:
-            known = list(schema.type_index)
-            raise ConfigError(f"the model has no outputs for any node type of {known}; make it with store.schema")
+            raise _stranger(schema)
         wanted = list(whole.outputs) if node_types is None else list(node_types)
         unknown = [name for name in wanted if name not in whole.outputs]
         if unknown or not wanted:
@@ -125,6 +110,11 @@ def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, 
         return _probe(model, schema, wanted, skip_last=embeds_only and not whole.has_head)
     except (RuntimeError, IndexError, KeyError) as error:
         raise ConfigError(f"the model does not fit the store: {error}; make it with store.schema") from error
+
+
+def _stranger(schema: Schema) -> ConfigError:
+    known = list(schema.type_index)
+    return ConfigError(f"the model has no outputs for any node type of {known}; make it with store.schema")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +133,8 @@ class _ProbedEdges(InEdges):
 
 def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, skip_last: bool) -> Plan:
     x, as_stored = _probe_inputs(model, schema)
+    if not x:
+        raise _stranger(schema)
     dtype = _dtype_of(x)
     needed, relations = _needed(model, schema, wanted, set(x), skip_last)
     x = {name: rows for name, rows in x.items() if name in needed[0]}

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import StoreError
+from hoploom.load.assemble import FEATURES
 from hoploom.schema import RelationName
 from hoploom.store import Store, Wanted
 from hoploom.store.layout import node_file
-from hoploom.train.inference.layered import FEATURES, Layered, Plan, Rows
+from hoploom.train.inference.layered import Layered, Plan, Rows
 from hoploom.train.inference.parquet import Columns, ParquetFile
 from hoploom.train.inference.rowfiles import RowFile
 from hoploom.train.inference.slices import Slice, Slices, degrees_without_loops
@@ -83,6 +84,7 @@ class LayerWise:
                 own = [key for key in keys if key[2] == some.node_type]
                 for key, edges in self._share.cuts.edges(some, own, {}).items():
                     files[key].write(some.first, degrees_without_loops(edges))
+            self._finish(files.values())
         self._degrees = {key: file.read() for key, file in files.items()}
 
     def _prepare(self) -> Rows:
@@ -94,6 +96,7 @@ class LayerWise:
                 self._files[name] = self._file("input", name, (self._plan.inputs[name],))
             for some in self._slices(made):
                 self._files[some.node_type].write(some.first, self._prepared(some))
+            self._finish(self._files[name] for name in made)
         return stored | {name: self._files[name].read() for name in made}
 
     def _stored(self, node_type: str) -> Tensor | None:
@@ -117,6 +120,7 @@ class LayerWise:
             files = {name: self._file(f"rows-{depth}", name, (width,)) for name, width in layer.computed.items()}
             for some in self._slices(files):
                 files[some.node_type].write(some.first, self._computed(depth, some, x, z))
+            self._finish(files.values())
         kept = {name: rows for name, rows in x.items() if name in layer.kept}
         for name in [name for name in self._files if name not in kept]:
             self._files.pop(name).remove()
@@ -137,6 +141,7 @@ class LayerWise:
                 for key in projected:
                     if key[0] == some.node_type:
                         projected[key].write(some.first, stage.project(key, rows))
+            self._finish((*entered.values(), *projected.values()))
         as_entered = dict(x) | {name: file.read() for name, file in entered.items()}
         as_projected = {key: file.read() for key, file in projected.items()}
         yield {key: as_projected[key] if key in projected else as_entered[key[0]] for key in layer.relations}
@@ -192,6 +197,11 @@ class LayerWise:
         shape = (self._schema.node_type(node_type).num_nodes, *row)
         path = self._share.scratch / f"{kind}-{index}.rows"
         return self._open.enter_context(RowFile(path, shape, dtype or self._plan.dtype))
+
+    def _finish(self, files: Iterable[RowFile]) -> None:
+        """At the end of a pass, before the ranks meet."""
+        for file in files:
+            file.finish(synced=self._share.folder.is_shared)
 
     def __enter__(self) -> "LayerWise":
         return self

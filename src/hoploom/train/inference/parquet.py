@@ -6,33 +6,23 @@ Values are stored as they are: embeddings hardly compress.
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
-from hoploom.errors import ConfigError
-
 Columns = Mapping[str, Tensor]  # [rows], or [rows, width] for lists of one length
-
-
-def pyarrow() -> ModuleType:
-    """The library, which is needed for nothing else here."""
-    try:
-        import_module("pyarrow.parquet")
-        return import_module("pyarrow")
-    except ImportError as error:
-        raise ConfigError("infer writes Parquet with pyarrow, which is not installed: pip install pyarrow") from error
 
 
 class ParquetFile:
     """One file, appended to. Its columns are those of `like`, rows of which do not matter."""
 
     def __init__(self, path: Path, like: Columns) -> None:
+        import pyarrow.parquet  # type: ignore[import-untyped]
+
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._arrow: Any = pyarrow()
+        self._arrow: Any = pyarrow
         self._schema = _table(self._arrow, like).schema
         self._file = path.open("wb")
         self._writer: Any = None

@@ -1,6 +1,7 @@
 """Rows of a whole graph in a file: written slice by slice by all ranks, then mapped and read like memory.
 
-Written by pwrite, not through a map: a full disk is then an error and no bus error.
+Written by pwrite, not through a map: a full disk is then an error and no bus error. Opened anew to be read: that shows
+what other hosts have written, on any disk that keeps to close-to-open consistency, as NFS does.
 """
 
 import math
@@ -20,7 +21,7 @@ class RowFile:
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._path, self._shape, self._dtype = path, shape, dtype
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(self._descriptor, self._size)
         except OSError:
@@ -40,12 +41,23 @@ class RowFile:
         while written < len(values):
             written += os.pwrite(self._descriptor, values[written:], at + written)
 
-    def read(self) -> Tensor:
-        """The rows, mapped: pages are read when they are touched, and the system may drop them again."""
+    def finish(self, *, synced: bool) -> None:
+        """No more rows of this rank. Synced, other hosts see them as soon as they open the file."""
         assert self._descriptor is not None
+        if synced:
+            os.fsync(self._descriptor)
+        self.close()
+
+    def read(self) -> Tensor:
+        """The rows of all ranks, once all have finished: mapped, so pages are read when they are touched."""
+        assert self._descriptor is None, "read before it was finished"
         if self._size == 0:
             return torch.empty(self._shape, dtype=self._dtype)
-        return torch.frombuffer(MappedFile(self._descriptor, self._size), dtype=self._dtype).view(self._shape)
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return torch.frombuffer(MappedFile(descriptor, self._size), dtype=self._dtype).view(self._shape)
+        finally:
+            os.close(descriptor)
 
     def remove(self) -> None:
         """Delete the file; its pages are gone when nobody reads them any more."""

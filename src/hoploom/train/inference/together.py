@@ -44,6 +44,11 @@ class SharedFolder:
             raise
         return self
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other ranks, perhaps on other hosts."""
+        return self._context.world_size > 1
+
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
         """A pass of all ranks. Left when all have finished it; an error of one is an error of all."""
@@ -91,7 +96,7 @@ class SharedFolder:
         return explained
 
     def _leave_note(self) -> None:
-        if self._context.world_size > 1:
+        if self.is_shared:
             with suppress(OSError):
                 self._note(self._context.rank).touch()
 

@@ -1,4 +1,4 @@
-"""What must hold between the keys of a recipe. What needs the store or the world is checked by run.py."""
+"""What must hold between the keys of a recipe, and how many processes it suits. What needs the store is in runs/."""
 
 from collections.abc import Mapping
 from typing import Any

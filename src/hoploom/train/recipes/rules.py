@@ -1,6 +1,6 @@
 """What a key of run.toml takes: how its value is read, and how to say what is expected.
 
-A rule checks one value by itself; what must hold between keys is in recipe_checks.py.
+A rule checks one value by itself; what must hold between keys is in checks.py.
 """
 
 import math

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.errors import ConfigError
+from hoploom.nn import KINDS
 from hoploom.train.recipes import rules
 from hoploom.train.recipes.rules import MOST_SEED, REQUIRED, Key, Only, key, key_of
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
-MODELS = ("sage", "gcn", "gat", "gin", "rgcn", "rsage", "rgat")
 
 OF_NODES = Only("task.kind", NODE_KINDS)
 OF_CLASSES = Only("task.kind", ("node-classification",))
@@ -73,7 +73,7 @@ class TaskSection:
 class ModelSection:
     """What learns it: a built-in model by name, or your own by factory."""
 
-    name: str = key("sage", "the built-in model", rules.choice(*MODELS), only=BUILT_IN)
+    name: str = key("sage", "the built-in model", rules.choice(*KINDS), only=BUILT_IN)
     hidden: int = key(128, "width of the hidden layers", rules.whole(1), only=BUILT_IN)
     layers: int | None = key(None, "layers; one per fanout", rules.whole(1), example=2, only=BUILT_IN)
     dropout: float = key(0.0, "share of the hidden values dropped while training", rules.share(), only=BUILT_IN)
@@ -169,7 +169,7 @@ class OutputSection:
     """Where it goes."""
 
     folder: Path = key(Path("run"), "checkpoints, journal and result", rules.path())
-    tensorboard: bool = key(False, "write for TensorBoard too", rules.flag())
+    tensorboard: bool = key(True, "write for TensorBoard too, where it is installed", rules.flag())
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ There is no training in here: the pieces are public, and a script can put them t
 """
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from hoploom.errors import StoreError
 from hoploom.store.disk import open_store
+from hoploom.store.durable import write_whole
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context
 from hoploom.train.evaluate import evaluate
@@ -74,7 +74,8 @@ def run(recipe: Recipe, context: Context, *, resume: bool = False, progress: boo
     if resume:
         checkpoint.restore(LAST, learner.parts())
     if context.is_main:
-        _write(recipe.output.folder / RECIPE_FILE, to_toml(recipe))
+        write_whole(recipe.output.folder / RECIPE_FILE, [to_toml(recipe).encode()])
+        (recipe.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
     with Journal(recipe.output.folder, context, tensorboard=recipe.output.tensorboard) as journal:
         validate = _validation(recipe, goal, learner, context)
         training = _training(recipe, progress=progress)
@@ -84,7 +85,7 @@ def run(recipe: Recipe, context: Context, *, resume: bool = False, progress: boo
     seconds = time.perf_counter() - began
     result = Result(recipe.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds)
     if context.is_main and result.is_complete:
-        _write(recipe.output.folder / RESULT_FILE, as_json(result))
+        write_whole(recipe.output.folder / RESULT_FILE, [as_json(result).encode()])
     return result
 
 
@@ -92,15 +93,11 @@ def make_learner(recipe: Recipe, goal: Goal, context: Context) -> Learner:
     """Model, optimizer, schedule and this rank's loader."""
     plain = model_of(recipe, goal)
     loader = train_loader(recipe, goal, context, plain)
-    model = context.wrap(plain, find_unused_parameters=_may_leave_unused(recipe, goal))
+    own = recipe.model.factory is not None  # of a user's model nobody knows
+    model = context.wrap(plain, find_unused_parameters=own)
     optimizer = optimizer_of(recipe, model)
     scheduler = scheduler_of(recipe, optimizer, len(loader), goal.task.monitor[1])
     return Learner(model, optimizer, goal.task, loader, scheduler)
-
-
-def _may_leave_unused(recipe: Recipe, goal: Goal) -> bool:
-    """A batch may hold no edge of some relation; of a user's model nobody knows."""
-    return recipe.model.factory is not None or len(goal.store.schema.relations) > 1
 
 
 def _training(recipe: Recipe, *, progress: bool) -> Training:
@@ -132,7 +129,11 @@ def _test(
         return {}
     if learner.standing.best is not None:
         parts: dict[str, Any] = {"model": learner.model}
-        checkpoint.restore(BEST, parts)
+        if checkpoint.restore(BEST, parts) is None:
+            raise StoreError(
+                f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
+                "--resume, or start anew in another output.folder"
+            )
     loader = eval_loader(recipe, goal, context, learner.model, "test")
     return evaluate(learner.model, loader, goal.task, context, precision=recipe.train.precision)
 
@@ -159,19 +160,6 @@ def _check_same(recipe: Recipe, before: Recipe) -> None:
             was, now = (as_toml(entry) if entry is not None else "left out" for entry in (earlier[key], value))
             message = f"{key} is {now}, but was {was} when the run in {recipe.output.folder} began"
             raise recipe.problem(key, f"{message}; leave it so, or start anew in another output.folder")
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror}; free some space, or name another folder"
-        ) from error
 
 
 # --- what is told --------------------------------------------------------------------------------
