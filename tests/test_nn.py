@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 import hoploom
 import hoploom.nn as hnn
-from hoploom import NeighborLoader
+from hoploom import NeighborLoader, Store
 from hoploom.nn import GNN, Shape, views_of
 from hoploom.ops import InEdges
 
@@ -302,6 +302,13 @@ def test_a_gcn_on_blocks_asks_for_the_degrees() -> None:
     batch = next(iter(NeighborLoader(random_graph(60, 400, 1), [2, 2], mode="blocks")))
     with pytest.raises(hoploom.ConfigError, match="degrees=True"):
         hnn.GCN(5, 4, 2, 3)(batch)
+
+
+def test_degrees_out_of_reach_are_refused_not_made_up() -> None:
+    memory = hoploom.from_pyg(random_graph(60, 400, 1))
+    elsewhere = Store(memory.schema, memory.graph, memory.features)
+    with pytest.raises(hoploom.ConfigError, match="not in reach"):
+        elsewhere.in_degrees(("node", "to", "node"), torch.arange(5))
 
 
 def test_degrees_are_for_one_relation() -> None:

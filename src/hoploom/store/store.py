@@ -49,11 +49,9 @@ class Store:
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
         """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is here."""
-        index = self.schema.type_index[str(want.owner)]
-        here = sum(part.num_nodes[index] for part in self.parts) == self.schema.node_types[index].num_nodes
         tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
         found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
-        if not here or not found or found[0][0].dtype not in ops.ELEMENTS:
+        if not self._holds_all(str(want.owner)) or not found or found[0][0].dtype not in ops.ELEMENTS:
             return ops.aggregate(self.features.gather([want])[0].to(torch.float32), edges, reduce)
         ids = ops.empty((edges.num_edges,), torch.int64)
         ops.gather(_as_bytes(want.ids), edges.sources.to(torch.int64), _as_bytes(ids))
@@ -64,6 +62,8 @@ class Store:
 
         The topology must be in reach. Where both ends are of one type, the first call reads it once to find the loops.
         """
+        if not self._holds_all(key[2]):
+            raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; leave degrees out")
         index = self.schema.relation_index[key]
         parts = [part.lists[index] for part in self.parts]
         bounds = torch.tensor([lists.first_node for lists in parts[1:]], dtype=torch.int64)
@@ -76,11 +76,18 @@ class Store:
             for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
                 ops.gather(_as_bytes(pointers), own, _as_bytes(out), lists.first_node)
             degrees[places if places is not None else slice(None)] = ends - begins
-        loops = self._loops.get(key) if key in self._loops else self._loops.setdefault(key, _loops_of(parts, key))
-        if loops is not None and loops.nodes.numel():
+        if key not in self._loops:
+            self._loops[key] = _loops_of(parts, key)
+        loops = self._loops[key]
+        if loops.nodes.numel():
             found = torch.bucketize(nodes, loops.nodes).clamp_(max=loops.nodes.numel() - 1)
             degrees -= torch.where(loops.nodes[found] == nodes, loops.counts[found], 0)
         return degrees
+
+    def _holds_all(self, node_type: str) -> bool:
+        """Whether every node of a type is in parts that this process can read directly."""
+        index = self.schema.type_index[node_type]
+        return sum(part.num_nodes[index] for part in self.parts) == self.schema.node_types[index].num_nodes
 
     def _fields(self) -> list[tuple[Owner, str]]:
         of_nodes: list[tuple[Owner, str]] = [(t.name, name) for t in self.schema.node_types for name in t.fields]
