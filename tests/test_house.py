@@ -12,11 +12,11 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hoploom"
 LAYERS = [
     {"errors", "schema", "keys", "_core"},
-    {"batch", "config"},
+    {"batch", "config", "toml"},
     {"ops"},
     {"store", "build"},
     {"sample", "load"},
-    {"serve", "nn"},
+    {"serve", "nn", "partition", "scale"},
     {"train"},
     {"launch"},
     {"cli"},

@@ -26,6 +26,7 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 EDGE_ID = "edge_id"  # the field that holds the user's own edge ids, where they are not the positions
+ORIGINAL_ID = "original_id"  # the field with the user's own node ids, where they are not the store's: int64, or UTF-8
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import nn
 from hoploom.config import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.assemble import FEATURES
-from hoploom.schema import Schema
+from hoploom.schema import ORIGINAL_ID, Schema
 from hoploom.store import Store
 from hoploom.store.durable import sync_folder
 from hoploom.train import environment
@@ -34,7 +34,6 @@ from hoploom.train.inference.together import SharedFolder
 from hoploom.train.progress import BAR_CELLS, REDRAW_SECONDS, Progress
 
 Column = Literal["embedding", "output", "prediction"]
-ORIGINAL_ID = "original_id"
 RESULT = "result"
 INTEGERS = frozenset(("uint8", "int8", "int16", "int32", "int64"))
 MEMORY = 256 << 20

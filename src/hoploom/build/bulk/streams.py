@@ -1,0 +1,106 @@
+"""What a store is built from when it is too large for memory: rows of nodes and edges, in chunks, in any order.
+
+Ids are store ids: who makes a stream has numbered the nodes. A stream gives up random access for bounded memory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hoploom.schema import Field, RelationName
+
+
+class Rows(NamedTuple):
+    """Some fields of some nodes of a type."""
+
+    ids: Tensor  # [n] int64
+    fields: Mapping[str, Tensor]  # [n, ...] each
+
+
+class EdgeRows(NamedTuple):
+    """Some edges of a relation."""
+
+    sources: Tensor  # [n] int64
+    destinations: Tensor  # [n] int64
+    fields: Mapping[str, Tensor]  # [n, ...] each
+
+
+Chunk = Mapping[str, Tensor]  # fields of consecutive nodes, in the order of their ids
+
+
+@dataclass(frozen=True)
+class Finish:
+    """A last step over rows that stand in order already, such as a division by what the whole column tells.
+
+    `prepare` reads all chunks of the type and returns what is then applied to each. Chunks are cut alike whatever
+    the memory, so sums over them come out the same to the last bit.
+    """
+
+    fields: Mapping[str, Field]  # what is stored
+    prepare: Callable[[Iterator[Chunk]], Callable[[Chunk], Chunk]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Fields of a node type that come together."""
+
+    fields: Mapping[str, Field]  # what arrives
+    rows: Callable[[], Iterator[Rows]]  # every node once, in any order
+    finish: Finish | None = None
+
+    @property
+    def stored(self) -> Mapping[str, Field]:
+        """The fields as they are stored."""
+        return self.fields if self.finish is None else self.finish.fields
+
+
+@dataclass(frozen=True)
+class NodeStream:
+    """A node type: where its parts begin, its fields, and the members of its splits."""
+
+    name: str
+    bounds: Sequence[int]  # part p holds the ids bounds[p] to bounds[p + 1] - 1
+    blocks: Sequence[Block] = ()
+    splits: Mapping[str, Callable[[], Iterator[Tensor]]] = field(default_factory=dict)  # [n] int64 ids, each once
+
+    @property
+    def num_nodes(self) -> int:
+        return self.bounds[-1]
+
+    @property
+    def part_sizes(self) -> list[int]:
+        return [end - begin for begin, end in pairwise(self.bounds)]
+
+
+@dataclass(frozen=True)
+class EdgeRule:
+    """What becomes of a relation's edges. Lists are put in an order that does not depend on how the edges arrived."""
+
+    reverse: str | None = None  # also written as (destination, reverse, source)
+    undirected: bool = False  # every edge counts for both directions; a loop for one
+    deduplicate: bool = False  # of edges with the same ends the first of the list is kept
+    drop_loops: bool = False  # edges from a node to itself are left out
+    in_order: bool = False  # lists keep the order in which the edges arrive (by time, where there is one)
+
+
+@dataclass(frozen=True)
+class EdgeStream:
+    """A relation: its fields, its edges, and what becomes of them."""
+
+    key: RelationName
+    fields: Mapping[str, Field]
+    rows: Callable[[], Iterator[EdgeRows]]  # every edge once; called once
+    rule: EdgeRule = EdgeRule()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """What a store is prepared for, and the memory that writing it may take."""
+
+    weight: str | None = None
+    time: str | None = None
+    homogeneous: bool = False
+    memory: int = 4 << 30  # bytes of the whole process
