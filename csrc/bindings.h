@@ -1,4 +1,4 @@
-// What both binding files share: how arrays come in, and what is asked of them.
+// What the binding files share: how arrays come in, and what is asked of them.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -30,5 +30,7 @@ const T* pointer(const Optional<T>& array) {
 
 // sum_rows, max_rows, dot_rows, softmax_lists and their like.
 void bind_aggregates(nb::module_& m);
+// pack_records, place_column, take_column, order_records.
+void bind_spool(nb::module_& m);
 
 }  // namespace hoploom

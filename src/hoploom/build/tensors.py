@@ -183,9 +183,11 @@ def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = Da
     """Raise unless these are integers [n], each in [0, limit)."""
     if ids.dim() != 1 or (ids.dtype not in ID_DTYPES and ids.numel()):
         raise error(f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= limit):
-        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-        raise error(f"{what} holds id {bad}, out of range [0, {limit})")
+    if not ids.numel():
+        return
+    least, most = (int(bound) for bound in ids.aminmax())
+    if least < 0 or most >= limit:
+        raise error(f"{what} holds id {least if least < 0 else most}, out of range [0, {limit})")
 
 
 def read_members(what: str, members: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:

@@ -8,17 +8,21 @@ from hoploom.ops.gather import gather, scatter_lists, scatter_rows
 from hoploom.ops.order import draw_bounded, draw_words, permute
 from hoploom.ops.relabel import NodeMap, fill_edges
 from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, sample
+from hoploom.ops.spool import KEY_BYTES, Ordered, Packed, order_edges, pack, place, take
 from hoploom.ops.tables import ELEMENTS, aggregate_tables
 
 __all__ = [
     "ELEMENTS",
+    "KEY_BYTES",
     "Csc",
     "EdgeLists",
     "Frontier",
     "InEdges",
     "MappedFile",
     "NodeMap",
+    "Ordered",
     "OutEdges",
+    "Packed",
     "Picks",
     "Reduce",
     "Rule",
@@ -31,12 +35,16 @@ __all__ = [
     "fill_edges",
     "gather",
     "keep_freed_memory",
+    "order_edges",
+    "pack",
     "permute",
+    "place",
     "pool_trim",
     "pool_use",
     "sample",
     "scatter_lists",
     "scatter_rows",
     "softmax",
+    "take",
     "tensor_of",
 ]

@@ -4,29 +4,61 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hoploom.config import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, MappedFile
-from hoploom.schema import DTYPES, Owner, check_schema
+from hoploom.schema import DTYPES, Field, Owner, check_schema
 from hoploom.store import layout
+from hoploom.store.absent import Absent
 from hoploom.store.layout import Manifest
 from hoploom.store.part import Part, Table
+from hoploom.store.sharded import Routes, Sharded
 from hoploom.store.store import Store, assemble
 
 ID_LIMIT = 2**31
 
 
-def open_store(path: str | Path) -> Store:
+def open_store(path: str | Path, *, parts: Sequence[int] | None = None) -> Store:
     """Open a store from a directory. Nothing is read but store.json and the files' headers.
 
+    With `parts` only their folders are needed. Ids and schema are those of the whole store; splits are what of them
+    lies in these parts, and asking for anything of another part is a StoreError.
+
     >>> store = hoploom.open("papers.store")
+    >>> store = hoploom.open("papers.store", parts=[2])
     """
     folder = Path(path)
     manifest = layout.read_manifest(folder)
     check_manifest(folder, manifest)
-    return assemble(manifest.schema, [open_part(folder, manifest, p) for p in range(len(manifest.parts))])
+    if parts is None:
+        return assemble(manifest.schema, [open_part(folder, manifest, p) for p in range(len(manifest.parts))])
+    return _open_some(folder, manifest, _checked_parts(parts, len(manifest.parts)))
+
+
+def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
+    numbers = tuple(sorted({as_int("part", part, 0, f"give numbers below {num_parts}") for part in parts}))
+    if not numbers or numbers[-1] >= num_parts:
+        raise ConfigError(f"parts are {list(numbers)}, the store has {num_parts}; give numbers below {num_parts}")
+    return numbers
+
+
+def _open_some(folder: Path, manifest: Manifest, numbers: tuple[int, ...]) -> Store:
+    schema = manifest.schema
+    held = {number: open_part(folder, manifest, number) for number in numbers}
+    if len(held) == len(manifest.parts):
+        return assemble(schema, list(held.values()))
+    routes: dict[Owner, Routes] = {}
+    for index, node_type in enumerate(schema.node_types):
+        routes[node_type.name] = Routes([part.first_nodes[index] for part in manifest.parts])
+    for index, relation in enumerate(schema.relations):
+        routes[relation.key] = Routes([part.first_edges[index] for part in manifest.parts])
+    shards = [held.get(number) or Absent(schema, number, numbers) for number in range(len(manifest.parts))]
+    sharded = Sharded(schema, shards, routes)
+    return Store(schema, sharded, sharded, tuple(held.values()))
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> None:
@@ -156,3 +188,9 @@ def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...
         if size - offset != needed:
             raise StoreError(f"{name} has {size - offset} bytes of values, {needed} are needed; copy it again")
         return MappedFile(file.fileno(), size), offset
+
+
+def read_array(path: Path, field: Field) -> Tensor:
+    """The rows of one .npy file that was just written, read into memory."""
+    values = np.load(path, allow_pickle=False)
+    return torch.from_numpy(values).view(DTYPES[field.dtype])

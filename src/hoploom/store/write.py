@@ -5,10 +5,10 @@ A crash, an error or a full disk leaves no half store.
 
 import errno
 import os
-import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -17,45 +17,49 @@ from torch import Tensor
 
 from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists
-from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Relation, Schema
+from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Relation, Schema
 from hoploom.store import layout
+from hoploom.store.crc import combine
 from hoploom.store.disk import id_dtype
 from hoploom.store.durable import sync_folder
 from hoploom.store.layout import FileEntry, Manifest, PartRange
 from hoploom.store.part import Part, Table
+from hoploom.store.workfolder import WorkFolder
 
 CHUNK_BYTES = 32 << 20
+SCRATCH = "scratch"
 
 
 class ArrayWriter:
-    """One .npy file, appended to in chunks of rows."""
+    """One .npy file, appended to in chunks of rows. The header is written last: it holds their number."""
 
-    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, path: Path, field: Field) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._dtype, self._shape, self._rows = dtype, shape, 0
+        self._field, self.num_rows, self._crc, self._bytes = field, 0, 0, 0
         self._file = path.open("wb+")
-        self._size = layout.write_npy_header(self._file, dtype, shape)
-        self._file.seek(0)
-        self._crc = zlib.crc32(self._file.read())
+        self._begin = layout.write_npy_header(self._file, field.dtype, (0, *field.shape))
 
     def append(self, rows: Tensor) -> None:
         """Append rows; they are cast to the array's dtype."""
-        if tuple(rows.shape[1:]) != self._shape[1:]:
-            raise StoreError(f"{self._file.name} got rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}")
-        raw = rows.to(DTYPES[self._dtype]).contiguous()
+        if tuple(rows.shape[1:]) != self._field.shape:
+            raise StoreError(f"{self._file.name} got rows of shape {tuple(rows.shape[1:])}, not {self._field.shape}")
+        raw = rows.to(DTYPES[self._field.dtype]).contiguous()
         values = raw.reshape(-1).view(torch.uint8).numpy().data if raw.numel() else memoryview(b"")
         self._file.write(values)
         self._crc = zlib.crc32(values, self._crc)
-        self._size += len(values)
-        self._rows += rows.shape[0]
+        self._bytes += len(values)
+        self.num_rows += rows.shape[0]
 
     def finish(self) -> FileEntry:
-        """Flush to the disk; raise if rows are missing."""
-        if self._rows != self._shape[0]:
-            raise StoreError(f"{self._file.name} got {self._rows} rows of {self._shape[0]}")
+        """Write the header and flush to the disk."""
+        self._file.seek(0)
+        if layout.write_npy_header(self._file, self._field.dtype, (self.num_rows, *self._field.shape)) != self._begin:
+            raise StoreError(f"the header of {self._file.name} does not fit; this NumPy pads headers in another way")
+        self._file.seek(0)
+        header = self._file.read(self._begin)
         self._file.flush()
         os.fsync(self._file.fileno())
-        return FileEntry(self._size, self._crc)
+        return FileEntry(self._begin + self._bytes, combine(zlib.crc32(header), self._crc, self._bytes))
 
     def close(self) -> None:
         """Close without complaint: what is buffered on a full disk is lost, and so is the directory."""
@@ -69,47 +73,82 @@ class ArrayWriter:
 class StoreWriter:
     """Writes a store; complete or not there at all.
 
-    >>> with StoreWriter("out.store", schema, parts) as writer:
+    >>> with StoreWriter("out.store") as writer:
     ...     writer.write("part-00000/nodes/node/x.npy", "float32", (n, 100), chunks)
+    ...     writer.describe(schema, parts)
     """
 
-    def __init__(self, path: str | Path, schema: Schema, parts: Sequence[PartRange]) -> None:
+    def __init__(self, path: str | Path, schema: Schema | None = None, parts: Sequence[PartRange] = ()) -> None:
         self._target = Path(path)
         self._schema, self._parts = schema, tuple(parts)
         self._files: dict[str, FileEntry] = {}
-        self._folder: Path | None = None
+        self._open: dict[str, ArrayWriter] = {}
+        self._work: WorkFolder | None = None
 
     def __enter__(self) -> "StoreWriter":
         self._refuse_existing()
         try:
-            self._target.absolute().parent.mkdir(parents=True, exist_ok=True)
-            folder = self._target.absolute().with_name(f".{self._target.name}.partial-{secrets.token_hex(8)}")
-            folder.mkdir()
+            self._work = WorkFolder(self._target)
         except OSError as error:
             raise self._explained(error) from error
-        self._folder = folder
         return self
 
     def _refuse_existing(self) -> None:
         if os.path.lexists(self._target):
             raise StoreError(f"{self._target} exists; give another path, or remove it first")
 
+    @property
+    def _folder(self) -> Path:
+        assert self._work is not None
+        return self._work.path
+
+    @property
+    def scratch(self) -> Path:
+        """A folder on the same disk for files on the way; it goes when the writer closes."""
+        folder = self._folder / SCRATCH
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def path_of(self, name: str) -> Path:
+        """Where an array that is finished lies, while the store is written."""
+        return layout.inside(self._folder, name)
+
+    def describe(self, schema: Schema, parts: Sequence[PartRange]) -> None:
+        """Say what the arrays are, where that was not known before they were written."""
+        self._schema, self._parts = schema, tuple(parts)
+
     def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: Iterable[Tensor]) -> None:
         """Write one array from an iterable of row chunks."""
-        assert self._folder is not None
-        path = layout.inside(self._folder, name)
+        with self._explaining():
+            for chunk in chunks:
+                self.append(name, Field(dtype, shape[1:]), chunk)
+        rows = self.finish(name, Field(dtype, shape[1:]))
+        if rows != shape[0]:
+            raise StoreError(f"{name} got {rows} rows of {shape[0]}")
+
+    def append(self, name: str, field: Field, rows: Tensor) -> None:
+        """Append rows to an array that stays open until it is finished."""
+        with self._explaining():
+            if name not in self._open:
+                self._open[name] = ArrayWriter(layout.inside(self._folder, name), field)
+            self._open[name].append(rows)
+
+    def finish(self, name: str, field: Field) -> int:
+        """Complete an array, empty if nothing was appended; returns its number of rows."""
+        self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
+        with self._explaining():
+            array = self._open[name]
+            self._files[name] = array.finish()
+            array.close()
+            del self._open[name]
+        return array.num_rows
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
         try:
-            array = ArrayWriter(path, dtype, shape)
-            try:
-                for chunk in chunks:
-                    array.append(chunk)
-                self._files[name] = array.finish()
-            finally:
-                array.close()
-        except StoreError:
-            raise
+            yield
         except OSError as error:
-            raise self._explained(error) from error
+            raise (error if isinstance(error, StoreError) else self._explained(error)) from error
 
     def _explained(self, error: OSError) -> StoreError:
         if error.errno == errno.ENOSPC:
@@ -119,16 +158,22 @@ class StoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._folder is not None
+        assert self._work is not None
         try:
+            for array in self._open.values():
+                array.close()
             if error is None:
-                self._complete(self._folder)
-        except OSError as failure:
-            raise (failure if isinstance(failure, StoreError) else self._explained(failure)) from failure
+                with self._explaining():
+                    self._complete(self._folder)
+            elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise self._explained(error) from error
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._work.close()
 
     def _complete(self, folder: Path) -> None:
+        assert self._schema is not None
+        assert not self._open
+        shutil.rmtree(folder / SCRATCH, ignore_errors=True)
         text = layout.to_json(Manifest(self._schema, self._parts, self._files))
         with (folder / layout.STORE_FILE).open("w", encoding="utf-8") as file:
             file.write(text)

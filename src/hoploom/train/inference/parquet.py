@@ -19,7 +19,7 @@ class ParquetFile:
     """One file, appended to. Its columns are those of `like`, rows of which do not matter."""
 
     def __init__(self, path: Path, like: Columns) -> None:
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow.parquet
 
         path.parent.mkdir(parents=True, exist_ok=True)
         self._arrow: Any = pyarrow

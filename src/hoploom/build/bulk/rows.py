@@ -1,0 +1,176 @@
+"""Rows of nodes that come in any order, put in the order of their ids and written.
+
+Rows that come in order already are written as they come; the others wait in a spool.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.build.bulk.spool import MOST_BUCKETS, Bucket, Limits, Spool, as_bytes, from_bytes
+from hoploom.build.bulk.streams import Block, Chunk, NodeStream, Rows
+from hoploom.errors import DataError
+from hoploom.ops import KEY_BYTES
+from hoploom.schema import DTYPES, Field
+from hoploom.store import layout
+from hoploom.store.write import StoreWriter
+
+CHUNK_ROWS, CHUNK_BYTES = 1 << 16, 16 << 20
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory that a step may take, and the folder for what does not fit."""
+
+    folder: Path
+    bytes: int
+
+    def spool(self, name: str, bounds: Sequence[int], width: int, step: int = 1) -> Spool:
+        limits = Limits(self.bytes // 4, self.bytes // 8, step)
+        return Spool(self.folder / name, bounds, width, limits)
+
+
+def write_block(writer: StoreWriter, stream: NodeStream, block: Block, room: Room) -> None:
+    """Write the fields of a block, part by part."""
+    position = 0
+    for chunk in _finished(stream, block, room):
+        position = _append(writer, stream, block.stored, position, chunk)
+    if position != stream.num_nodes:
+        raise DataError(f"{position} rows came for the {stream.num_nodes} nodes of {stream.name!r}; give one each")
+    for part in range(len(stream.bounds) - 1):
+        for name, field in block.stored.items():
+            writer.finish(layout.node_file(part, stream.name, name), field)
+
+
+def write_split(writer: StoreWriter, stream: NodeStream, split: str, room: Room) -> list[int]:
+    """Write the members of a split, ascending, part by part; returns how many each part holds."""
+    sizes = [0] * (len(stream.bounds) - 1)
+    with room.spool("split", bucket_bounds(stream.bounds, MOST_BUCKETS), 0) as spool:
+        for ids in stream.splits[split]():
+            spool.add(ids, [])
+        for bucket in spool.buckets():
+            members = torch.sort(bucket.records.view(torch.uint32).view(-1).to(torch.int64)).values + bucket.first
+            repeated = torch.nonzero(members[1:] == members[:-1])
+            if repeated.numel():
+                raise DataError(f"node {int(members[repeated[0]])} is in split {split!r} of {stream.name!r} twice")
+            part = part_of(stream.bounds, bucket.first)
+            writer.append(layout.split_file(part, stream.name, split), Field("int64"), members)
+            sizes[part] += members.numel()
+    for part in range(len(sizes)):
+        writer.finish(layout.split_file(part, stream.name, split), Field("int64"))
+    return sizes
+
+
+def _append(writer: StoreWriter, stream: NodeStream, fields: Mapping[str, Field], first: int, chunk: Chunk) -> int:
+    """Write consecutive rows from a node on to their parts; returns the node behind them."""
+    count = next(iter(chunk.values())).shape[0]
+    for part in range(len(stream.bounds) - 1):
+        begin = max(stream.bounds[part] - first, 0)
+        end = min(stream.bounds[part + 1] - first, count)
+        if begin < end:
+            for name, field in fields.items():
+                writer.append(layout.node_file(part, stream.name, name), field, chunk[name][begin:end])
+    return first + count
+
+
+def _finished(stream: NodeStream, block: Block, room: Room) -> Iterator[Chunk]:
+    """The block's fields in the order of the ids, as they are stored."""
+    rows = block.rows()
+    if block.finish is None:
+        yield from _ordered(stream, block, rows, room)
+        return
+    with _spool(stream, block, 0, room) as spool:
+        for chunk in rows:
+            _add(spool, block, chunk)
+        finish = block.finish.prepare(_in_chunks(spool, block))
+        for values in _in_chunks(spool, block):
+            yield finish(values)
+
+
+def _ordered(stream: NodeStream, block: Block, rows: Iterator[Rows], room: Room) -> Iterator[Chunk]:
+    position = 0
+    for chunk in rows:
+        if not _follows(chunk.ids, position):
+            with _spool(stream, block, position, room) as spool:
+                _add(spool, block, chunk)
+                for later in rows:
+                    _add(spool, block, later)
+                yield from _in_chunks(spool, block)
+            return
+        yield chunk.fields
+        position += chunk.ids.numel()
+
+
+def _follows(ids: Tensor, position: int) -> bool:
+    """Whether these are consecutive ids from a position on."""
+    count = ids.numel()
+    if count and (int(ids[0]) != position or int(ids[-1]) != position + count - 1):
+        return False
+    return bool((ids[1:] - ids[:-1] == 1).all())
+
+
+def _spool(stream: NodeStream, block: Block, first: int, room: Room) -> Spool:
+    """A spool for the nodes from `first` on, its buckets whole chunks."""
+    width = sum(field.row_bytes for field in block.fields.values())
+    bounds = [first, *(bound for bound in stream.bounds if bound > first)]
+    wanted = -(-stream.num_nodes * (width + KEY_BYTES) * 8 // room.bytes)  # buckets of an eighth of the room
+    step = _chunk_rows(width)
+    return room.spool("rows", bucket_bounds(bounds, max(1, min(wanted, MOST_BUCKETS)), step), width, step)
+
+
+def _add(spool: Spool, block: Block, rows: Rows) -> None:
+    columns = []
+    for name, field in block.fields.items():
+        values = rows.fields[name]
+        if values.dtype != DTYPES[field.dtype] or tuple(values.shape) != (rows.ids.numel(), *field.shape):
+            raise DataError(f"field {name!r} came as {values.dtype} {tuple(values.shape)}, not {field}")
+        columns.append(as_bytes(values))
+    spool.add(rows.ids, columns)
+
+
+def _in_chunks(spool: Spool, block: Block) -> Iterator[Chunk]:
+    """All rows, cut by their number and width alone: the same chunks whatever the memory."""
+    step = _chunk_rows(sum(field.row_bytes for field in block.fields.values()))
+    for bucket in spool.buckets():
+        values = _placed(bucket, block)
+        for begin in range(0, bucket.num_keys, step):
+            yield {name: rows[begin : begin + step] for name, rows in values.items()}
+
+
+def _placed(bucket: Bucket, block: Block) -> Chunk:
+    values, offset = {}, KEY_BYTES
+    for name, field in block.fields.items():
+        raw = ops.empty((bucket.num_keys, field.row_bytes), torch.uint8)
+        ops.place(bucket.records, offset, raw)
+        values[name] = from_bytes(raw, DTYPES[field.dtype], field.shape)
+        offset += field.row_bytes
+    return values
+
+
+def _chunk_rows(width: int) -> int:
+    rows = CHUNK_ROWS
+    while rows > 1 and rows * width > CHUNK_BYTES:
+        rows //= 2
+    return rows
+
+
+def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int]:
+    """About so many buckets over the parts, none in two parts, each of whole steps from its part's first node on."""
+    span = max(-(-(bounds[-1] - bounds[0]) // wanted), 1)
+    span = -(-span // step) * step
+    cuts = {bounds[0]}
+    for begin, end in pairwise(bounds):
+        cuts.update(range(begin, end, span))
+        cuts.add(end)
+    return sorted(cuts) if len(cuts) > 1 else [bounds[0], bounds[0]]
+
+
+def part_of(bounds: Sequence[int], node: int) -> int:
+    """The part that holds a node."""
+    return min(bisect_right(bounds, node), len(bounds) - 1) - 1

@@ -1,0 +1,83 @@
+"""Rows on their way to a place known only by range: packed into records by bucket, put in order bucket by bucket.
+
+A record is bytes: its key less the bucket's first in 32 bits, then its columns. Costs a pass over the bytes, and needs
+no more memory than one bucket.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoploom import _core
+from hoploom.errors import DataError
+from hoploom.ops.buffers import empty
+
+KEY_BYTES = 4
+MOST_THREADS = 8
+
+
+class Packed(NamedTuple):
+    records: Tensor  # [n, width] uint8, bucket after bucket
+    counts: Tensor  # [num_buckets] int64
+
+
+class Ordered(NamedTuple):
+    indptr: Tensor  # [num_lists + 1] int64
+    order: Tensor  # [num_edges] uint32: which record stands where
+
+
+def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
+    """Group rows by bucket: bucket b takes the keys bounds[b] to bounds[b + 1] - 1. Columns: [n, bytes] uint8."""
+    width = KEY_BYTES + sum(column.shape[1] for column in columns)
+    records = empty((keys.numel(), width), torch.uint8)
+    counts = torch.empty(bounds.numel() - 1, dtype=torch.int64)
+    try:
+        _core.pack_records(
+            keys.numpy(), [column.numpy() for column in columns], bounds.numpy(), records.numpy(), counts.numpy()
+        )
+    except IndexError as error:
+        raise DataError(f"{error}; number the nodes from 0") from error
+    return Packed(records, counts)
+
+
+def place(records: Tensor, offset: int, out: Tensor) -> None:
+    """out[key] = the bytes at an offset of its record; every key must be there once."""
+    try:
+        _core.place_column(records.numpy(), offset, out.numpy())
+    except IndexError as error:
+        raise DataError(f"{error}; every node must come once") from error
+
+
+def take(records: Tensor, order: Tensor, offset: int, row_bytes: int) -> Tensor:
+    """The bytes at an offset of the records, in order: [n, row_bytes] uint8."""
+    out = empty((order.numel(), row_bytes), torch.uint8)
+    _core.take_column(records.numpy(), order.numpy(), offset, out.numpy())
+    return out
+
+
+def order_edges(
+    records: Tensor,
+    num_lists: int,
+    source_bytes: int,
+    *,
+    time_offset: int | None = None,
+    canonical: bool = True,
+    deduplicate: bool = False,
+) -> Ordered:
+    """Lists of records by key: by time where there is one, then by source and the rest, or as they came."""
+    indptr = torch.empty(num_lists + 1, dtype=torch.int64)
+    order = empty((records.shape[0],), torch.uint32)
+    kept = _core.order_records(
+        records.numpy(),
+        source_bytes,
+        -1 if time_offset is None else time_offset,
+        canonical,
+        deduplicate,
+        min(MOST_THREADS, len(os.sched_getaffinity(0))),
+        indptr.numpy(),
+        order.numpy(),
+    )
+    return Ordered(indptr, order[:kept])
