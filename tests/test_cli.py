@@ -9,7 +9,8 @@ import pytest
 
 import hoploom
 from hoploom.build.synthetic import generate
-from hoploom.cli import ProgressBar, main
+from hoploom.cli import main
+from hoploom.cli.command import ProgressBar
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 

@@ -1,0 +1,133 @@
+"""Commands that train: init, train."""
+
+import argparse
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from hoploom.cli.command import Arguments, Command
+from hoploom.config import as_int
+from hoploom.errors import ConfigError
+from hoploom.train import environment
+from hoploom.train.context import Context, init
+from hoploom.train.recipes.checks import check_world
+from hoploom.train.recipes.reader import read_recipe
+from hoploom.train.recipes.sections import Recipe
+from hoploom.train.recipes.template import template, template_for
+from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
+from hoploom.train.spawn import spawn
+
+# --- init ----------------------------------------------------------------------------------------
+
+
+def _init_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", type=Path, default=Path("run.toml"), help="where to write it (run.toml)")
+    parser.add_argument("--store", type=Path, help="a store, to fill in what it holds")
+
+
+def _init(arguments: Arguments) -> int:
+    path: Path = arguments.recipe
+    text = template() if arguments.store is None else template_for(arguments.store, beside=path.parent)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists; give another path, or remove it first") from error
+    print(f"wrote {path}; read it through, then: hoploom train {path}")
+    return 0
+
+
+# --- train ---------------------------------------------------------------------------------------
+
+
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", type=Path, help="run.toml; `hoploom init` writes one")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="another value for a key, e.g. train.epochs=3"
+    )
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="processes on this machine (default: train.processes)"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint, where there is one")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def _train(arguments: Arguments) -> int:
+    recipe = read_recipe(arguments.recipe, arguments.set)
+    started = environment.read()
+    num_processes = _num_processes(arguments, recipe, started)
+    check_world(recipe, num_processes)
+    resume = arguments.resume or started.restarts > 0
+    if started.rank == 0:
+        check_folder(recipe, resume=resume)
+    try:
+        work = (recipe, resume, not arguments.quiet)
+        if started.world_size > 1 or num_processes == 1:
+            with init(device=_device(recipe)) as context:
+                complete = train_rank(context, *work)
+        else:
+            with _terminated_as_interrupted():
+                spawn(train_rank, num_processes, work, device=_device(recipe))
+            complete = (recipe.output.folder / RESULT_FILE).exists()
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(*_way_on(arguments, recipe)) from interrupt
+    if not complete:
+        raise KeyboardInterrupt(*_way_on(arguments, recipe))
+    return 0
+
+
+def train_rank(context: Context, recipe: Recipe, resume: bool, progress: bool) -> bool:
+    """What every rank does; whether it was left to finish."""
+    result = run(recipe, context, resume=resume, progress=progress)
+    if context.is_main:
+        print(summary(result), flush=True)
+    return result.is_complete
+
+
+def _num_processes(arguments: Arguments, recipe: Recipe, started: environment.Place) -> int:
+    wanted = arguments.processes
+    if wanted is not None:
+        wanted = as_int("--processes", wanted, 1, "give the number of processes")
+    if started.source == "single":
+        return wanted or recipe.train.processes
+    if wanted not in (None, started.world_size):
+        raise ConfigError(f"--processes is {wanted}, but {started.source} started {started.world_size}; leave it out")
+    return started.world_size
+
+
+def _device(recipe: Recipe) -> str | None:
+    return None if recipe.train.device == "auto" else recipe.train.device
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the ranks as Ctrl-C does; while they train, they see to both themselves."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _way_on(arguments: Arguments, recipe: Recipe) -> list[str]:
+    """The command that goes on, if there is something to go on from."""
+    if not (recipe.output.folder / f"{LAST}.safetensors").exists():
+        return ["there is no checkpoint yet"]
+    words = ["hoploom", "train", str(arguments.recipe)]
+    for override in arguments.set:
+        words += ["--set", override]
+    words += ["--processes", str(arguments.processes)] if arguments.processes else []
+    return [f"continue with: {shlex.join([*words, '--resume'])}"]
+
+
+COMMANDS = (
+    Command("init", "write a commented run.toml to start from", _init_arguments, _init),
+    Command("train", "train as a run.toml says", _train_arguments, _train),
+)
