@@ -87,7 +87,8 @@ def test_nothing_unpickles_and_nothing_forks() -> None:
         names = {alias.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for alias in n.names}
         names |= {n.module or "" for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
         assert not names & forbidden, path
-        assert "torch.load" not in text, path
+        for call in re.findall(r"torch\.load\(.*", text):  # an archive of tensors, read without unpickling objects
+            assert "weights_only=True" in call, path
         assert "allow_pickle=True" not in text, path
         assert "os.fork" not in text, path
 

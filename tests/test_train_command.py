@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import hoploom
-from hoploom import cli
+from hoploom.cli import training
 from hoploom.build.synthetic import generate
 from hoploom.cli import main
 from hoploom.nn import KINDS
@@ -240,7 +240,7 @@ def test_ranks_that_were_asked_to_stop_are_no_complete_run(
         with init(device=device) as context:
             fn(context, *work)
 
-    monkeypatch.setattr(cli, "spawn", spawn)
+    monkeypatch.setattr(training, "spawn", spawn)
     assert train(here, "--processes", "2", "--set", "train.epochs=1") == 0
     (here / "trap").write_text("0 2 self SIGTERM")
     assert train(here, "--processes", "2", "--resume") == 130  # the result of the shorter run is not its own

@@ -1,13 +1,19 @@
 """Hoploom trains graph neural networks on graphs of any size with one script."""
 
-from hoploom.batch import Block
-from hoploom.build import from_pyg, from_tensors, generate
-from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
-from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
-from hoploom.sample import Edges
-from hoploom.store import Store
-from hoploom.store.disk import open_store as open
-from hoploom.train import Checkpoint, evaluate, fit, infer, init, spawn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hoploom.batch import Block
+    from hoploom.build.pyg import from_pyg
+    from hoploom.build.synthetic import generate
+    from hoploom.build.tensors import from_tensors
+    from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
+    from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
+    from hoploom.sample import Edges
+    from hoploom.store import Store
+    from hoploom.store.disk import open_store as open
+    from hoploom.train import Checkpoint, evaluate, fit, infer, init, spawn
 
 __version__ = "0.1.0"
 
@@ -36,3 +42,28 @@ __all__ = [
     "open",
     "spawn",
 ]
+# Where a name comes from, at first use: building a store needs no PyG, which takes 160 MB and a second to import.
+_HOMES = {
+    "Block": "batch",
+    "Edges": "sample",
+    "Store": "store",
+    "from_pyg": "build.pyg",
+    "from_tensors": "build.tensors",
+    "generate": "build.synthetic",
+    "open": "store.disk",
+} | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
+_HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
+_HOMES |= {name: "train" for name in __all__ if name not in _HOMES}
+_ROOMS = ("batch", "build", "config", "errors", "keys", "load", "nn", "ops", "sample", "schema", "store", "train")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"hoploom.{_HOMES[name]}"), "open_store" if name == "open" else name)
+    if name in _ROOMS:
+        return import_module(f"hoploom.{name}")
+    raise AttributeError(f"module 'hoploom' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS, "__version__"])

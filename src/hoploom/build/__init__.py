@@ -1,7 +1,1 @@
-"""Getting data in."""
-
-from hoploom.build.pyg import from_pyg
-from hoploom.build.synthetic import generate
-from hoploom.build.tensors import from_tensors
-
-__all__ = ["from_pyg", "from_tensors", "generate"]
+"""Getting data in: from tensors, from PyG, from tables, from archives, or made up."""

@@ -1,4 +1,4 @@
-"""The `hoploom` command. A subcommand is one entry of a COMMANDS: a name, its arguments, and a function to run.
+"""The `hoploom` command. A subcommand is an entry of COMMANDS here and of its module: its arguments, and a function.
 
 Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
 130 interrupted.
@@ -8,19 +8,32 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import hoploom
-from hoploom.cli import stores, training
 from hoploom.cli.command import Command
 from hoploom.errors import BatchError, HoploomError, PeerError, TrainError
 
-COMMANDS = (*stores.COMMANDS, *training.COMMANDS)
+# name -> (the module that has it, what it does): only the module of the command that runs is imported.
+COMMANDS = {
+    "build": ("building", "make a store from tables, as a graph.toml says"),
+    "import": ("building", "make a store from a downloaded data set or an archive"),
+    "partition": ("building", "cut a store into parts for a cluster"),
+    "generate": ("stores", "write a synthetic graph of any size"),
+    "info": ("stores", "show what a store holds"),
+    "check": ("stores", "read every byte of a store and name what is damaged"),
+    "init": ("starting", "write a commented run.toml or graph.toml to start from"),
+    "train": ("training", "train as a run.toml says"),
+    "plan": ("scaling", "work out what a graph of some size takes on some hosts"),
+    "bench": ("scaling", "measure what plan reckons with on this machine"),
+}
 FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is no mistake in the command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parser(words[0] if words else "").parse_args(words)
     command: Command = arguments.command
     try:
         code = command.run(arguments)
@@ -37,12 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("hoploom", description=hoploom.__doc__)
     parser.add_argument("--version", action="version", version=f"hoploom {hoploom.__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        subparser = commands.add_parser(command.name, help=command.help, description=command.help)
-        command.add_arguments(subparser)
-        subparser.set_defaults(command=command)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (module, text) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=text, description=text)
+        if name == wanted:
+            command: Command = import_module(f"hoploom.cli.{module}").COMMANDS[name]
+            command.add_arguments(subparser)
+            subparser.set_defaults(command=command)
     return parser

@@ -13,8 +13,6 @@ BAR_WIDTH = 40
 class Command:
     """One subcommand."""
 
-    name: str
-    help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
 

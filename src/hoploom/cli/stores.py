@@ -142,8 +142,8 @@ def _generate(arguments: Arguments) -> int:
     return 0
 
 
-COMMANDS = (
-    Command("info", "show what a store holds", _info_arguments, _info),
-    Command("check", "read every byte of a store and name what is damaged", _check_arguments, _check),
-    Command("generate", "write a synthetic graph of any size", _generate_arguments, _generate),
-)
+COMMANDS = {
+    "info": Command(_info_arguments, _info),
+    "check": Command(_check_arguments, _check),
+    "generate": Command(_generate_arguments, _generate),
+}

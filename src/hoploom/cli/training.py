@@ -1,4 +1,4 @@
-"""Commands that train: init, train."""
+"""The command that trains."""
 
 import argparse
 import shlex
@@ -16,31 +16,8 @@ from hoploom.train.context import Context, init
 from hoploom.train.recipes.checks import check_world
 from hoploom.train.recipes.reader import read_recipe
 from hoploom.train.recipes.sections import Recipe
-from hoploom.train.recipes.template import template, template_for
 from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
 from hoploom.train.spawn import spawn
-
-# --- init ----------------------------------------------------------------------------------------
-
-
-def _init_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", type=Path, default=Path("run.toml"), help="where to write it (run.toml)")
-    parser.add_argument("--store", type=Path, help="a store, to fill in what it holds")
-
-
-def _init(arguments: Arguments) -> int:
-    path: Path = arguments.recipe
-    text = template() if arguments.store is None else template_for(arguments.store, beside=path.parent)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise ConfigError(f"{path} exists; give another path, or remove it first") from error
-    print(f"wrote {path}; read it through, then: hoploom train {path}")
-    return 0
-
-
-# --- train ---------------------------------------------------------------------------------------
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +104,4 @@ def _way_on(arguments: Arguments, recipe: Recipe) -> list[str]:
     return [f"continue with: {shlex.join([*words, '--resume'])}"]
 
 
-COMMANDS = (
-    Command("init", "write a commented run.toml to start from", _init_arguments, _init),
-    Command("train", "train as a run.toml says", _train_arguments, _train),
-)
+COMMANDS = {"train": Command(_train_arguments, _train)}
