@@ -170,14 +170,17 @@ def test_original_ids_are_written_where_the_store_keeps_them(tmp_path: Path) -> 
     graph = library()
     graph["paper"].original_id = torch.arange(10).flip(0) * 7
     graph["author"].name_id = torch.arange(7, dtype=torch.int32) + 100
+    graph["venue"].original_id = torch.tensor(
+        [list(b"KDD\0\0"), list("Zürs".encode()), list(b"NeurI")], dtype=torch.uint8
+    )
     store = hoploom.from_pyg(graph)
     model = GNN("rsage", store.schema, Shape(8, 1, 4))
     out = infer(model, store, tmp_path / "out")
     assert read(out / "paper", "id").tolist() == [63, 56, 49, 42, 35, 28, 21, 14, 7, 0]
-    assert read(out / "venue", "id").tolist() == [0, 1, 2]
+    assert pyarrow.parquet.read_table(out / "venue").column("id").to_pylist() == ["KDD", "Zürs", "NeurI"]
     with pytest.raises(ConfigError, match=r"no node type has the id_field 'name_id'"):
         infer(model, store, tmp_path / "named", inference=Inference(id_field="name_id"))
-    with pytest.raises(ConfigError, match=r"'x' of 'paper' is float32 \[4\]; ids are one integer each"):
+    with pytest.raises(ConfigError, match=r"'x' of 'paper' is float32 \[4\]; ids are one integer each, or UTF-8"):
         infer(model, store, tmp_path / "named", inference=Inference(id_field="x"))
 
 

@@ -44,6 +44,11 @@ class Field:
         return count * DTYPES[self.dtype].itemsize
 
 
+def holds_text(field: Field) -> bool:
+    """Whether ids of this field are UTF-8, padded with zero bytes."""
+    return field.dtype == "uint8" and len(field.shape) == 1
+
+
 @dataclass(frozen=True)
 class NodeType:
     name: str

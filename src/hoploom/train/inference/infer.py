@@ -20,7 +20,7 @@ from torch import nn
 from hoploom.config import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.assemble import FEATURES
-from hoploom.schema import ORIGINAL_ID, Schema
+from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store
 from hoploom.store.durable import sync_folder
 from hoploom.train import environment
@@ -137,9 +137,9 @@ def _check(plan: Plan, schema: Schema, inference: Inference) -> None:
         raise ConfigError(f"no node type has the id_field {inference.id_field!r}; leave it out for the store's own ids")
     for name in having:
         field = schema.node_type(name).fields[inference.id_field]
-        if field.dtype not in INTEGERS or field.shape:
-            shape = list(field.shape)
-            raise ConfigError(f"{inference.id_field!r} of {name!r} is {field.dtype} {shape}; ids are one integer each")
+        if not holds_text(field) and (field.dtype not in INTEGERS or field.shape):
+            found = f"{inference.id_field!r} of {name!r} is {field.dtype} {list(field.shape)}"
+            raise ConfigError(f"{found}; ids are one integer each, or UTF-8 in uint8 [bytes]")
 
 
 def _share(store: Store, plan: Plan, inference: Inference, context: Context) -> tuple[Slices, dict[str, list[Slice]]]:

@@ -69,7 +69,8 @@ class LayerWise:
         with self._share.folder.together("writing"):
             for node_type in self._plan.ends:
                 path = result / folder_of(node_type) / f"part-{self._share.rank:05d}.parquet"
-                with ParquetFile(path, _like(self._plan, node_type, columns)) as file:
+                ids = self._ids(Slice(node_type, 0, 0, None), id_field)
+                with ParquetFile(path, {"id": ids, **_like(self._plan, node_type, columns)}) as file:
                     for some in self._slices([node_type]):
                         found = give(some) | {"id": self._ids(some, id_field)}
                         file.append({name: found[name] for name in ("id", *columns)})
@@ -175,7 +176,8 @@ class LayerWise:
     def _ids(self, some: Slice, id_field: str) -> Tensor:
         if id_field not in self._schema.node_type(some.node_type).fields:
             return some.ids
-        return self._share.store.features.gather([Wanted(some.node_type, id_field, some.ids)])[0].to(torch.int64)
+        ids = self._share.store.features.gather([Wanted(some.node_type, id_field, some.ids)])[0]
+        return ids if ids.dim() > 1 else ids.to(torch.int64)
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
         """This rank's slices of some types; counts them as done."""
@@ -228,14 +230,13 @@ def _passes(plan: Plan) -> Iterator[str]:
 
 
 def _like(plan: Plan, node_type: str, columns: Sequence[str]) -> Columns:
-    """The columns of a type, without rows."""
+    """The columns of a type besides the ids, without rows."""
     embedding = plan.ends[node_type]
     if plan.outputs and not plan.has_head:
         embedding = plan.layers[-1].widths[node_type]
     like = {
-        "id": torch.empty(0, dtype=torch.int64),
         "embedding": torch.empty(0, embedding, dtype=plan.dtype),
         "output": torch.empty(0, plan.outputs.get(node_type, 0), dtype=plan.dtype),
         "prediction": torch.empty(0, dtype=torch.int64),
     }
-    return {name: like[name] for name in ("id", *columns)}
+    return {name: like[name] for name in columns}

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
-Columns = Mapping[str, Tensor]  # [rows], or [rows, width] for lists of one length
+Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text
 
 
 class ParquetFile:
@@ -69,5 +70,8 @@ def _table(arrow: Any, columns: Columns) -> Any:
 
 
 def _array(arrow: Any, values: Tensor) -> Any:
+    if values.dim() == 2 and values.dtype == torch.uint8:  # ids that are text, padded with zero bytes
+        padded = values.contiguous().numpy().view(f"S{values.shape[1]}").reshape(-1)
+        return arrow.array(padded, type=arrow.binary()).cast(arrow.string())
     flat = arrow.array(values.contiguous().reshape(-1).numpy())
     return flat if values.dim() == 1 else arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
