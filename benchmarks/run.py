@@ -17,6 +17,7 @@ from report import Report
 GROUPS = {
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
     "training": ("stepping", "aggregating"),
+    "building": ("csc_building", "tables_to_store", "partitioning"),
 }
 NAMES = tuple(name for names in GROUPS.values() for name in names)
 TITLE = "# Results"

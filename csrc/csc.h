@@ -1,4 +1,6 @@
-// COO to CSC by a counting sort: stable, out of place once, several threads, no atomics.
+// COO to CSC: stable, within the result's own memory, several threads. Edges go to buckets of neighbouring
+// destinations, then each bucket is put in order: two sweeps through memory instead of a random write per edge.
+// Gives up a second piece of memory as large as the largest bucket: with a hub in it, up to that of the whole result.
 #pragma once
 #include <cstdint>
 
@@ -13,8 +15,16 @@ struct Csc {
   bool wide_ids, is_identity;
 };
 
+// How the work is divided. Results do not depend on it.
+struct Split {
+  int threads;
+  int64_t bucket_size;  // edges and lists that one bucket should hold
+  Split(int threads, int64_t bucket_size = 1 << 15) : threads(threads), bucket_size(bucket_size) {}
+};
+
+// Throws std::out_of_range for an edge with an unknown end.
 Csc build_csc(const int64_t* sources, const int64_t* destinations, int64_t num_edges, int64_t num_sources,
-              int64_t num_destinations, int threads);
+              int64_t num_destinations, Split split);
 
 // Puts every list in time order (stable). Time of an edge: edge_time[permutation[position]], or
 // source_time[source]. Exactly one of the two is given.

@@ -2,6 +2,9 @@
 #include "../csc.h"
 
 #include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
 
 #include "check.h"
 #include "graphs.h"
@@ -23,9 +26,18 @@ Coo random_coo(int64_t num_edges, int64_t num_sources, int64_t num_destinations)
           num_destinations};
 }
 
-Csc build(const Coo& coo, int threads) {
+Csc build(const Coo& coo, Split split) {
   return build_csc(coo.sources.data(), coo.destinations.data(), coo.num_edges(), coo.num_sources, coo.num_destinations,
-                   threads);
+                   split);
+}
+
+std::string refusal(const Coo& coo) {
+  try {
+    build(coo, {2, 64});
+  } catch (const std::out_of_range& error) {
+    return error.what();
+  }
+  return "";
 }
 
 void check_csc(const Csc& csc, const Coo& coo, const std::vector<Edge>& wanted) {
@@ -33,8 +45,9 @@ void check_csc(const Csc& csc, const Coo& coo, const std::vector<Edge>& wanted) 
   for (const Edge& edge : wanted) {
     indices.push_back(edge.source);
     permutation.push_back(edge.position);
-    for (size_t d = size_t(edge.destination) + 1; d < indptr.size(); ++d) ++indptr[d];
+    ++indptr[size_t(edge.destination) + 1];
   }
+  std::partial_sum(indptr.begin(), indptr.end(), indptr.begin());
   CHECK_EQUAL(values_of<int64_t>(csc.indptr), indptr);
   if (csc.wide_ids) {
     CHECK_EQUAL(values_of<int64_t>(csc.indices), indices);
@@ -45,7 +58,49 @@ void check_csc(const Csc& csc, const Coo& coo, const std::vector<Edge>& wanted) 
   CHECK_EQUAL(values_of<int64_t>(csc.permutation), csc.is_identity ? std::vector<int64_t>() : permutation);
 }
 
+// Every division of the work, from one bucket to one per destination.
+void check_divided(const Coo& coo) {
+  const auto wanted = naive_csc(coo.sources, coo.destinations);
+  for (int threads : {1, 2, 3, 8})
+    for (int64_t bucket_size : {1, 7, 100, 1 << 15}) check_csc(build(coo, {threads, bucket_size}), coo, wanted);
+}
+
 }  // namespace
+
+TEST(csc_equals_a_stable_sort_for_every_division_into_buckets) {
+  for (int64_t num_destinations : {1, 2, 15, 16, 17, 900})
+    for (int64_t num_edges : {0, 1, 7, 8, 9, 15, 16, 17, 1000})
+      check_divided(random_coo(num_edges, 60, num_destinations));
+  check_divided(random_coo(3000, 60, 10'000));  // more destinations than buckets may be
+}
+
+TEST(wide_ids_equal_a_stable_sort_for_every_division_into_buckets) {
+  for (int64_t num_destinations : {1, 17, 900})
+    for (int64_t num_edges : {1, 7, 8, 9, 3000})
+      check_divided(random_coo(num_edges, int64_t(INT32_MAX) + 2, num_destinations));
+}
+
+TEST(a_destination_with_nearly_all_edges_keeps_their_order) {
+  for (int64_t hub : {0, 450, 899}) {
+    Coo coo = random_coo(3000, 60, 900);
+    for (size_t e = 0; e < 3000; ++e)
+      if (e % 100) coo.destinations[e] = hub;
+    check_divided(coo);
+  }
+}
+
+TEST(edges_nearly_in_order_equal_a_stable_sort) {
+  Coo coo = random_coo(3000, 60, 900);
+  std::sort(coo.destinations.begin(), coo.destinations.end());
+  check_divided(coo);
+  for (size_t at : {size_t(0), size_t(1499), size_t(2998)}) {  // where the shares of two threads meet, too
+    Coo swapped = coo;
+    std::swap(swapped.destinations[at], swapped.destinations[at + 1]);
+    check_divided(swapped);
+  }
+  std::reverse(coo.destinations.begin(), coo.destinations.end());
+  check_divided(coo);
+}
 
 TEST(csc_equals_a_stable_sort_for_every_number_of_threads) {
   for (int64_t num_destinations : {1, 2, 3, 7, 8, 9, 100})
@@ -95,6 +150,23 @@ TEST(an_edge_out_of_range_throws) {
     }
   Coo empty{{0}, {0}, 1, 0};
   CHECK_THROWS(build(empty, 1));
+}
+
+TEST(an_edge_out_of_range_is_named_with_its_side_sources_first) {
+  Coo coo = random_coo(3000, 60, 900);
+  coo.destinations[2999] = 900;
+  CHECK_EQUAL(refusal(coo), std::string("destination id 900 of edge 2999 is out of range [0, 900)"));
+  coo.sources[2000] = -7;
+  coo.sources[2001] = 60;
+  CHECK_EQUAL(refusal(coo), std::string("source id -7 of edge 2000 is out of range [0, 60)"));
+  std::sort(coo.destinations.begin(), coo.destinations.end() - 1);
+  coo.destinations[2999] = 899;
+  CHECK_EQUAL(refusal(coo), std::string("source id -7 of edge 2000 is out of range [0, 60)"));
+}
+
+TEST(a_number_of_destinations_out_of_reason_throws) {
+  for (int64_t num_destinations : {int64_t(-1), INT64_MIN, int64_t(1) << 61, INT64_MAX})
+    CHECK_THROWS(build(Coo{{0, 0}, {1, 0}, 1, num_destinations}, 1));
 }
 
 TEST(a_graph_without_nodes_or_edges_is_built) {

@@ -218,7 +218,8 @@ void check_csc(const Input& input, int threads) {
   bool all_known = true;
   for (int64_t source : sources) all_known &= is_id(source, num_sources);
   auto csc = tried([&] {
-    return build_csc(sources.data(), destinations.data(), num_edges, num_sources, num_destinations, threads);
+    return build_csc(sources.data(), destinations.data(), num_edges, num_sources, num_destinations,
+                     {threads, 1 + int64_t(input.salt % 64)});
   });
   CHECK_EQUAL(csc.has_value(), all_known);
   if (!csc) return;

@@ -1,4 +1,4 @@
-"""COO to CSC by a counting sort: stable, out of place once, several threads."""
+"""COO to CSC: stable, within the result's own memory, several threads."""
 
 import os
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from hoploom import _core
 from hoploom.errors import DataError
 from hoploom.ops.buffers import tensor_of
 
-MOST_THREADS = 8  # each of them reads all edges
+EDGES_PER_THREAD = 1 << 15  # fewer are sorted before another thread has started
 
 
 class Csc(NamedTuple):
@@ -35,7 +35,7 @@ def build_csc(
             destinations.numpy(),
             num_sources,
             num_destinations,
-            min(MOST_THREADS, len(os.sched_getaffinity(0))),
+            min(len(os.sched_getaffinity(0)), 1 + sources.numel() // EDGES_PER_THREAD),
             None if edge_time is None else edge_time.numpy(),
             None if source_time is None else source_time.numpy(),
         )
