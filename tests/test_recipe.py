@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoploom import ConfigError
+from hoploom.toml.lines import lines_of
+from hoploom.toml.text import as_toml
 from hoploom.train.recipes.checks import check_world
-from hoploom.train.recipes.lines import lines_of
 from hoploom.train.recipes.reader import parse_recipe, read_recipe
 from hoploom.train.recipes.sections import KEYS, SECTIONS, Recipe
 from hoploom.train.recipes.template import template
-from hoploom.train.recipes.text import as_toml
 from hoploom.train.recipes.writer import reference, to_toml, values_of
 
 STORE = 'store = "s"\n'

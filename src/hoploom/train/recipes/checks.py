@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hoploom.train.recipes.sections import LINKS, Recipe, applies, problem
+from hoploom.toml.keys import problem
+from hoploom.train.recipes.sections import LINKS, Recipe, applies
 
 
 def check(values: dict[str, Any], where: Mapping[str, str]) -> None:

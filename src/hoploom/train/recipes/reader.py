@@ -4,7 +4,6 @@ The first mistake ends the reading: one message is read, ten are not.
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,24 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.errors import ConfigError
+from hoploom.toml.keys import REQUIRED, default_of, nearest, problem
+from hoploom.toml.lines import KeyPath, lines_of
+from hoploom.toml.parse import parse, read_text
+from hoploom.toml.text import as_key, quoted
 from hoploom.train.recipes.checks import check
-from hoploom.train.recipes.lines import KeyPath, lines_of
-from hoploom.train.recipes.rules import REQUIRED, nearest
 from hoploom.train.recipes.sections import (
     KEYS,
     SECTIONS,
     Recipe,
     all_keys,
     applies,
-    default_of,
     full_name,
     keys_of,
-    problem,
 )
-from hoploom.train.recipes.text import as_key, quoted
 
 SET = "--set "
-LINE = re.compile(r"at line (\d+)")
 Values = dict[str, Any]
 
 
@@ -49,17 +46,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Relative paths are relative to the file, those of overrides to the current directory.
     """
     file = Path(path)
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError as error:
-        raise ConfigError(f"{file} does not exist; `hoploom init {file}` writes one to start from") from error
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}; give a file such as run.toml") from error
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{file}:{line}: byte {content[error.start]:#04x} is not UTF-8; save it as UTF-8") from error
+    text = read_text(file, f"`hoploom init {file}` writes one to start from", example="run.toml")
     return parse_recipe(text, overrides, name=str(file), folder=file.parent)
 
 
@@ -76,7 +63,7 @@ def parse_recipe(text: str, overrides: Sequence[str] = (), *, name: str = "run.t
 
 
 def _from_text(text: str, name: str, folder: Path) -> Iterator[tuple[str, Given]]:
-    parsed = _parse(text, name)
+    parsed = parse(text, name)
     lines = lines_of(text)
 
     def where(path: KeyPath) -> str:
@@ -84,22 +71,6 @@ def _from_text(text: str, name: str, folder: Path) -> Iterator[tuple[str, Given]
 
     for path, value in sorted(_leaves(parsed, where), key=lambda leaf: lines[leaf[0]]):
         yield _known(path, where(path)), Given(value, where(path), folder)
-
-
-def _parse(text: str, name: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except RecursionError as error:
-        raise ConfigError(f"{name}: brackets are nested too deep; close them") from error
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
-        found = LINE.search(str(error))
-        line = int(found[1]) if found else _last_line(text)
-        reason = re.sub(r" \(at .*\)$", "", str(error))
-        raise ConfigError(f"{name}:{line}: not TOML: {reason}; strings need quotes, tables a [header]") from error
-
-
-def _last_line(text: str) -> int:
-    return text.rstrip().count("\n") + 1
 
 
 def _leaves(parsed: Mapping[str, Any], where: Any) -> Iterator[tuple[KeyPath, Any]]:

@@ -7,14 +7,16 @@ table in docs/training.md are made from them. A key that is for some choices onl
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hoploom.errors import ConfigError
 from hoploom.nn import KINDS
-from hoploom.train.recipes import rules
-from hoploom.train.recipes.rules import MOST_SEED, REQUIRED, Key, Only, key, key_of
+from hoploom.toml import rules
+from hoploom.toml.keys import REQUIRED, Key, Only, key, key_of, keys_in, problem
+from hoploom.toml.rules import MOST_SEED
+from hoploom.train.recipes import rules as own_rules
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
@@ -83,7 +85,10 @@ class ModelSection:
         False, "every layer adds to its input, between a linear layer at both ends", rules.flag(), only=BUILT_IN
     )
     factory: str | None = key(
-        None, "your own model instead: factory(store, num_outputs, **options)", rules.factory(), example="my_model:make"
+        None,
+        "your own model instead: factory(store, num_outputs, **options)",
+        own_rules.factory(),
+        example="my_model:make",
     )
     options: dict[str, Any] = key({}, "what the factory is given besides", rules.options(), only=OWN)
     modules: Path | None = key(
@@ -95,9 +100,11 @@ class ModelSection:
 class LoaderSection:
     """How batches are sampled."""
 
-    fanouts: tuple[int, ...] = key((15, 10), "picks per node, one count per layer; -1: all neighbours", rules.fanouts())
+    fanouts: tuple[int, ...] = key(
+        (15, 10), "picks per node, one count per layer; -1: all neighbours", own_rules.fanouts()
+    )
     relation_fanouts: dict[str, tuple[int, ...]] = key(
-        {}, "other fanouts for some relations", rules.relation_fanouts(), example={"author writes paper": (5, 5)}
+        {}, "other fanouts for some relations", own_rules.relation_fanouts(), example={"author writes paper": (5, 5)}
     )
     batch_size: int = key(
         1024, "seeds of a step over all processes: results do not depend on their number", rules.whole(1)
@@ -111,7 +118,7 @@ class LoaderSection:
         None, "pick no edge younger than its seed", rules.choice("uniform", "last"), example="uniform", only=OF_NODES
     )
     eval_fanouts: tuple[int, ...] | None = key(
-        None, "fanouts to evaluate with; left out: fanouts", rules.fanouts(), example=(-1, -1)
+        None, "fanouts to evaluate with; left out: fanouts", own_rules.fanouts(), example=(-1, -1)
     )
     eval_batch_size: int | None = key(
         None, "seeds of a batch to evaluate; left out: batch_size", rules.whole(1), example=4096
@@ -197,12 +204,6 @@ class Recipe:
         return problem(self.where, name, message)
 
 
-def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
-    """An error that begins with where a key was set, or where the recipe is from."""
-    place = where.get(name) or where.get("")
-    return ConfigError(f"{place}: {message}" if place else message)
-
-
 SECTIONS: Mapping[str, type[Any]] = {
     "task": TaskSection,
     "model": ModelSection,
@@ -217,7 +218,7 @@ SECTIONS: Mapping[str, type[Any]] = {
 def keys_of(section: str) -> dict[str, Field[Any]]:
     """The keys of a section by name; "": those above the sections."""
     owner = SECTIONS[section] if section else Recipe
-    return {described.name: described for described in fields(owner) if "key" in described.metadata}
+    return keys_in(owner)
 
 
 def full_name(section: str, name: str) -> str:
@@ -230,13 +231,6 @@ def all_keys() -> Iterator[tuple[str, Field[Any]]]:
     for section in ("", *SECTIONS):
         for name, described in keys_of(section).items():
             yield full_name(section, name), described
-
-
-def default_of(described: Field[Any]) -> Any:
-    """What a key is where it is left out; REQUIRED if it must not be."""
-    if described.default_factory is not MISSING:
-        return described.default_factory()
-    return REQUIRED if described.default is MISSING else described.default
 
 
 def applies(name: str, values: Mapping[str, Any]) -> bool:

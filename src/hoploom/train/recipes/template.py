@@ -8,6 +8,8 @@ from typing import Any
 from hoploom.schema import NodeType, Schema
 from hoploom.store import Store
 from hoploom.store.disk import open_store
+from hoploom.toml.keys import default_of
+from hoploom.toml.text import as_toml
 from hoploom.train.recipes.sections import (
     KEYS,
     LINKS,
@@ -15,11 +17,9 @@ from hoploom.train.recipes.sections import (
     Recipe,
     all_keys,
     applies,
-    default_of,
     full_name,
     keys_of,
 )
-from hoploom.train.recipes.text import as_toml
 from hoploom.train.runs.goal import largest_label
 
 HEADER = """\

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hoploom.train.recipes.rules import REQUIRED
-from hoploom.train.recipes.sections import KEYS, SECTIONS, Recipe, all_keys, applies, default_of, full_name, keys_of
-from hoploom.train.recipes.text import as_toml
+from hoploom.toml.keys import REQUIRED, default_of
+from hoploom.toml.text import as_toml
+from hoploom.train.recipes.sections import KEYS, SECTIONS, Recipe, all_keys, applies, full_name, keys_of
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hoploom.errors import ConfigError
 from hoploom.schema import NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
-from hoploom.train.recipes.rules import nearest
+from hoploom.toml.keys import nearest
 from hoploom.train.recipes.sections import LINKS, Recipe
 from hoploom.train.runs.links import Shares, hold_out
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task

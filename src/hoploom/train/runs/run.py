@@ -13,6 +13,7 @@ from typing import Any
 from hoploom.errors import StoreError
 from hoploom.store.disk import open_store
 from hoploom.store.durable import write_whole
+from hoploom.toml.text import as_toml
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context
 from hoploom.train.evaluate import evaluate
@@ -22,7 +23,6 @@ from hoploom.train.learner import Learner, Training
 from hoploom.train.recipes.checks import check_world
 from hoploom.train.recipes.reader import read_recipe
 from hoploom.train.recipes.sections import Recipe
-from hoploom.train.recipes.text import as_toml
 from hoploom.train.recipes.writer import to_toml, values_of
 from hoploom.train.runs.goal import Goal, goal_of
 from hoploom.train.runs.pieces import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
