@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import hoploom
-from hoploom.cli import training
 from hoploom.build.synthetic import generate
-from hoploom.cli import main
+from hoploom.cli import main, training
 from hoploom.nn import KINDS
 from hoploom.train import environment
 from hoploom.train.checkpoint import Checkpoint

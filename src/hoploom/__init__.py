@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from hoploom.sample import Edges
     from hoploom.store import Store
     from hoploom.store.disk import open_store as open
-    from hoploom.train import Checkpoint, evaluate, fit, infer, init, spawn
+    from hoploom.train.checkpoint import Checkpoint
+    from hoploom.train.context import init
+    from hoploom.train.evaluate import evaluate
+    from hoploom.train.fit import fit
+    from hoploom.train.inference import infer
+    from hoploom.train.spawn import spawn
 
 __version__ = "0.1.0"
 
