@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hoploom.train.context import init
     from hoploom.train.evaluate import evaluate
     from hoploom.train.fit import fit
-    from hoploom.train.inference import infer
+    from hoploom.train.inference.infer import infer
     from hoploom.train.spawn import spawn
 
 __version__ = "0.1.0"

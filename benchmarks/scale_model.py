@@ -1,0 +1,184 @@
+"""Does `hoploom plan` predict what is measured, at 1 M, 10 M and 100 M edges?
+
+"ours" is measured, "its figure" is the plan's, from constants that `hoploom bench` measures in the same run; a ratio of
+1 is a perfect forecast. The graphs are made in a temporary folder and removed; the largest takes about 1 GB.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import graph
+import report
+import torch
+from measure import REPETITIONS, Spread, spread_of
+from report import Report, Row
+from torch import Tensor
+
+from hoploom import NeighborLoader, ops
+from hoploom.batch import Sampled
+from hoploom.build.synthetic import generate
+from hoploom.nn import GraphSAGE
+from hoploom.scale import Constants, Plan, Question, plan
+from hoploom.scale.batches import crowd_of
+from hoploom.scale.growth import hit_rate
+from hoploom.scale.measure import draw_edges
+from hoploom.scale.measure import measure as measure_machine
+from hoploom.scale.times import sorting_seconds
+from hoploom.schema import Field
+from hoploom.store import Store
+from hoploom.store.disk import open_store
+
+EDGES = (1_000_000, 10_000_000, 100_000_000)
+DEGREE, FEATURES, CLASSES, PARTS = 20, 64, 16, 1
+CACHED = 0.1  # share of the nodes
+
+
+def measure(tiny: bool) -> Report:
+    """The machine first, then graph by graph."""
+    constants = measure_machine(quick=tiny)
+    rows: list[Row] = []
+    for num_edges in EDGES:
+        num_nodes = num_edges // DEGREE // (100 if tiny else 1)
+        with tempfile.TemporaryDirectory(prefix="hoploom-scale-") as folder:
+            rows += _rows(Path(folder) / "graph.store", num_nodes, constants)
+    notes = [
+        f"degree {DEGREE}, {FEATURES} float16 features, {PARTS} part; {graph.NUM_SEEDS} seeds, fanouts {graph.FANOUTS}",
+        "sampling is mode subgraph, all else mode blocks; the model is GraphSAGE, 256 wide",
+    ]
+    return Report(rows, notes)
+
+
+def _rows(folder: Path, num_nodes: int, constants: Constants) -> Iterator[Row]:
+    generate(
+        folder,
+        num_nodes=num_nodes,
+        avg_degree=DEGREE,
+        num_features=FEATURES,
+        num_classes=CLASSES,
+        num_parts=PARTS,
+        feature_dtype="float16",
+    )
+    graph.forget(folder)
+    store = open_store(folder)
+    graph.touch(store)
+    answer = plan(_question(store), constants)
+    blocks = next(iter(_loader(store, 1)))
+    size = sum(path.stat().st_size for path in folder.rglob("*.npy"))
+    opening = spread_of(_seconds(lambda: open_store(folder)) for _ in range(REPETITIONS))
+    name = f"{store.schema.relations[0].num_edges / 1e6:,.3g} M edges"
+    yield _row(f"{name}: size", "MB", _once(size), answer.disk, 1e-6)
+    yield _row(f"{name}: opening", "ms", opening, answer.opening, 1e3)
+    yield _row(f"{name}: picks of a batch", "thousand", _once(_num_picks(blocks)), answer.batch.picks, 1e-3)
+    yield _row(f"{name}: nodes of a batch", "thousand", _once(blocks.n_id.numel()), answer.batch.nodes, 1e-3)
+    yield from _hits(name, store, blocks.n_id, answer)
+    yield from _loading(name, store, answer, constants)
+    yield _row(f"{name}: model, a step", "ms", _steps(store), answer.times.model, 1e3)
+    del store, blocks
+    yield _row(f"{name}: edge list to CSC", "s", _sorting(num_nodes), sorting_seconds(answer.question, constants), 1)
+
+
+def _question(store: Store) -> Question:
+    (node_type,), (relation,) = store.schema.node_types, store.schema.relations
+    return Question(
+        nodes=node_type.num_nodes,
+        edges=relation.num_edges,
+        features=Field("float16", (FEATURES,)),
+        original_id_bytes=0,
+        train_share=1.0,  # the splits together
+        parts_per_host=PARTS,
+        fanouts=tuple(graph.FANOUTS),
+        batch_size=min(graph.NUM_SEEDS, node_type.num_nodes),
+        classes=CLASSES,
+    )
+
+
+def _row(question: str, unit: str, measured: Spread, predicted: float, factor: float) -> Row:
+    forecast = _once(predicted).scaled(factor)
+    return Row(question, unit, measured.scaled(factor), "plan", forecast, measured.median / predicted)
+
+
+def _once(value: float) -> Spread:
+    return Spread(value, value, value, 1)
+
+
+def _seconds(work: object) -> float:
+    begin = time.perf_counter()
+    work()  # type: ignore[operator]
+    return time.perf_counter() - begin
+
+
+def _loader(store: Store, num_batches: int) -> NeighborLoader:
+    size = min(graph.NUM_SEEDS, store.schema.node_types[0].num_nodes)
+    seeds = graph.seeds_at(store, 0, min(size * num_batches, store.schema.node_types[0].num_nodes))
+    return NeighborLoader(store, graph.FANOUTS, seeds, batch_size=size, mode="blocks")
+
+
+def _num_picks(batch: object) -> int:
+    return sum(block.edge_index.shape[1] for block in batch.blocks)  # type: ignore[attr-defined]
+
+
+def _hits(name: str, store: Store, n_id: Tensor, answer: Plan) -> Iterator[Row]:
+    """How many of the batch's nodes are among those that most edges come from."""
+    num_nodes = answer.question.nodes
+    counts = torch.zeros(num_nodes, dtype=torch.int32)
+    for part in store.parts:
+        sources = part.lists[0].indices
+        counts.index_add_(0, sources, torch.ones(1, dtype=torch.int32).expand(sources.numel()))
+    cached = torch.zeros(num_nodes, dtype=torch.bool)
+    cached[torch.topk(counts, int(num_nodes * CACHED)).indices] = True
+    found = float(cached[n_id].float().mean())
+    predicted = hit_rate(crowd_of(answer.question), answer.batch.hops[0].frontier, answer.batch.hops[-1].drawn, CACHED)
+    yield _row(f"{name}: hits of a cache of {CACHED:.0%}", "%", _once(found), predicted, 100)
+
+
+def _loading(name: str, store: Store, answer: Plan, constants: Constants) -> Iterator[Row]:
+    """One thread, batch by batch."""
+    torch.set_num_threads(1)
+    expected = plan(replace(answer.question, mode="subgraph", workers=1), constants).times
+    sample = graph.make_sampler(store) if answer.question.nodes > graph.NUM_SEEDS else None
+    batches: list[Sampled] = []
+    if sample is not None:
+        sampling = []
+        for step in range(2 + REPETITIONS):
+            sampling.append(_seconds(lambda step=step: batches.append(sample(step))))
+            del batches[:-1]
+        yield _row(f"{name}: sampling", "ms", spread_of(sampling[2:]), expected.sampling, 1e3)
+        nodes = batches[-1].nodes[0]
+        gathering = [_seconds(lambda: _gather(store, nodes)) for _ in range(2 + REPETITIONS)]
+        yield _row(f"{name}: gathering", "ms", spread_of(gathering[2:]), expected.gathering, 1e3)
+    torch.set_num_threads(report.CORES)
+
+
+def _gather(store: Store, nodes: Tensor) -> None:
+    """Features and labels, as the loader asks for them."""
+    from hoploom.store.base import Wanted
+
+    store.features.gather([Wanted("node", name, nodes) for name in ("x", "y")])
+
+
+def _steps(store: Store) -> Spread:
+    """Forward and backward of one batch, again and again."""
+    batch = next(iter(_loader(store, 1)))
+    model = GraphSAGE(FEATURES, 256, len(graph.FANOUTS), CLASSES)
+    batch.x = batch.x.float()
+
+    def step() -> None:
+        model.zero_grad()
+        out = model(batch)
+        torch.nn.functional.cross_entropy(out, batch.y[: out.shape[0]].long()).backward()
+
+    return spread_of([_seconds(step) for _ in range(2 + REPETITIONS)][2:])
+
+
+def _sorting(num_nodes: int) -> Spread:
+    """A random edge list, as many edges as the graph has."""
+    edge_index = draw_edges(num_nodes, num_nodes * DEGREE)
+    count = 3 if num_nodes > 1_000_000 else REPETITIONS
+    return spread_of(_seconds(lambda: ops.build_csc(edge_index, num_nodes, num_nodes)) for _ in range(count))
+
+
+if __name__ == "__main__":
+    report.main(measure)

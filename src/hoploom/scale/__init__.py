@@ -1,0 +1,37 @@
+"""Scale on paper: what a graph takes on a cluster, worked out from constants that are measured."""
+
+from hoploom.scale.amounts import (
+    parse_bandwidth,
+    parse_bytes,
+    parse_count,
+    parse_fanouts,
+    parse_features,
+    parse_number,
+)
+from hoploom.scale.constants import Constants, default_constants, read_constants, to_json
+from hoploom.scale.limits import Finding, findings
+from hoploom.scale.plan import Plan, plan
+from hoploom.scale.question import Question, parse_cut
+from hoploom.scale.text import as_json, as_text, constants_as_text
+
+__all__ = [
+    "Constants",
+    "Finding",
+    "Plan",
+    "Question",
+    "as_json",
+    "as_text",
+    "constants_as_text",
+    "default_constants",
+    "findings",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_count",
+    "parse_cut",
+    "parse_fanouts",
+    "parse_features",
+    "parse_number",
+    "plan",
+    "read_constants",
+    "to_json",
+]
