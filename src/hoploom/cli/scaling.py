@@ -4,6 +4,7 @@ import argparse
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from hoploom import scale
 from hoploom.cli.command import Arguments, Command
@@ -78,7 +79,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _plan(arguments: Arguments) -> int:
     given = [(flag, field, read, getattr(arguments, field)) for flag, field, read, _ in FLAGS]
-    values = {field: read(flag, text) for flag, field, read, text in given if text is not None}
+    values: dict[str, Any] = {field: read(flag, text) for flag, field, read, text in given if text is not None}
     values |= {field: True for _, field, _ in SWITCHES if getattr(arguments, field)}
     constants = None if arguments.constants is None else scale.read_constants(arguments.constants)
     answer = scale.plan(scale.Question(**values), constants)
