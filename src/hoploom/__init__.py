@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hoploom.batch import Block
+    from hoploom.build.importing.dgl import from_dgl
     from hoploom.build.pyg import from_pyg
     from hoploom.build.synthetic import generate
     from hoploom.build.tensors import from_tensors
@@ -39,6 +40,7 @@ __all__ = [
     "TrainError",
     "evaluate",
     "fit",
+    "from_dgl",
     "from_pyg",
     "from_tensors",
     "generate",
@@ -52,6 +54,7 @@ _HOMES = {
     "Block": "batch",
     "Edges": "sample",
     "Store": "store",
+    "from_dgl": "build.importing.dgl",
     "from_pyg": "build.pyg",
     "from_tensors": "build.tensors",
     "generate": "build.synthetic",
