@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hoploom.build.pyg import read_pair
 from hoploom.schema import Field, NodeType, Schema
 from hoploom.store import layout
 from hoploom.store.check import problems
+from hoploom.store.crc import combine
 from hoploom.store.write import StoreWriter
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -257,3 +259,9 @@ def test_a_store_of_which_nothing_is_here_is_not_saved(ring_store: Store, tmp_pa
     with pytest.raises(hoploom.HoploomError, match="cannot be saved"):
         remote.save(tmp_path / "store")
     assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 9), (1, 0), (3, 4), (128, 100_003), (1, 1 << 20)])
+def test_the_checksum_of_two_pieces_follows_from_that_of_each(sizes: tuple[int, int]) -> None:
+    first, second = (bytes(number * 7 % 251 for number in range(size)) for size in sizes)
+    assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)

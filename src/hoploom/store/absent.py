@@ -48,6 +48,6 @@ class Absent:
     def _refuse(self, what: str) -> Never:
         held = ", ".join(map(str, self.held))
         message = (
-            f"{what} is in part {self.number}, opened were parts {held}; open part {self.number} too, or the whole"
+            f"part {self.number} holds {what}, opened were parts {held}; open part {self.number} too, or the whole"
         )
         raise StoreError(message)

@@ -107,8 +107,8 @@ class Store:
 
         if not all((owner, name) in part.tables for part in self.parts for owner, name in self._fields()):
             raise ConfigError("the store cannot be saved, some of its features lie elsewhere; use from_tensors")
-        if not self.parts:
-            raise ConfigError("the store cannot be saved, nothing of it lies in this process; save the one it is from")
+        if not all(self._holds_all(node_type.name) for node_type in self.schema.node_types):
+            raise ConfigError("the store cannot be saved, not all of it lies in this process; save the one it is from")
         write_parts(path, self.schema, self.parts)
         return open_store(path)
 
