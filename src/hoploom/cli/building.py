@@ -101,10 +101,10 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     ogb = kinds.add_parser("ogb", help="a downloaded OGB folder, with raw and split inside")
     ogb.add_argument("name", help="the data set, such as ogbn-products")
     ogb.add_argument("folder", type=Path, help="its folder")
-    ogb.add_argument("--undirected", action="store_true", help="add the other direction of every edge")
+    ogb.add_argument("--undirected", action="store_true", help="every edge leads both ways, once")
     archive = kinds.add_parser("npz", help="an archive of NumPy's, or of SciPy's sparse matrices")
     archive.add_argument("folder", type=Path, metavar="file", help="the .npz")
-    archive.add_argument("--undirected", action="store_true", help="add the other direction of every edge")
+    archive.add_argument("--undirected", action="store_true", help="every edge leads both ways, once")
     archive.add_argument("--ignore", action="append", default=[], metavar="ARRAY", help="leave an array out")
     glt = kinds.add_parser("glt", help="a folder of GraphLearn-for-PyTorch's partitions")
     glt.add_argument("folder", type=Path, help="the folder with META")
@@ -134,7 +134,7 @@ def _import_npz(arguments: Arguments, stages: Stages) -> None:
     from hoploom.build.bulk import EdgeRule
     from hoploom.build.importing import import_archive
 
-    rule = EdgeRule(undirected=True, in_order=True) if arguments.undirected else None
+    rule = EdgeRule(undirected=True, deduplicate=True) if arguments.undirected else None
     given = (arguments.folder, arguments.out)
     import_archive(*given, rule=rule, ignore=arguments.ignore, memory=_memory(arguments), progress=stages.show)
 
