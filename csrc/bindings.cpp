@@ -250,6 +250,7 @@ NB_MODULE(_core, m) {
         nb::arg("source_time").noconvert().none());
   bind_aggregates(m);
   bind_spool(m);
+  bind_partitioning(m);
   m.def("mix", &mix, "state"_a, "value"_a);
   m.def("permute", &permute, "key"_a, "size"_a, "from"_a, "to"_a);
   m.def("draw_bounded", &draw_bounded, "key"_a, nb::arg("ids").noconvert(), "stream"_a, "draw"_a, "bound"_a);

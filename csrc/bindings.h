@@ -32,5 +32,7 @@ const T* pointer(const Optional<T>& array) {
 void bind_aggregates(nb::module_& m);
 // pack_records, place_column, take_column, order_records.
 void bind_spool(nb::module_& m);
+// assign_parts and count_cut.
+void bind_partitioning(nb::module_& m);
 
 }  // namespace hoploom

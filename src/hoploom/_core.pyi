@@ -128,3 +128,21 @@ def order_records(
     indptr: NDArray[Any],
     order: NDArray[Any],
 ) -> int: ...
+def assign_parts(
+    lists: list[tuple[NDArray[Any], NDArray[Any], int, int, int, int, str]],
+    bounds: NDArray[Any],
+    is_seed: NDArray[Any] | None,
+    num_parts: int,
+    passes: int,
+    imbalance: float,
+    threads: int,
+    key: int,
+    out: NDArray[Any],
+) -> None: ...
+def count_cut(
+    lists: list[tuple[NDArray[Any], NDArray[Any], int, int, int, int, str]],
+    bounds: NDArray[Any],
+    parts: NDArray[Any],
+    threads: int,
+    out: NDArray[Any],
+) -> None: ...

@@ -14,6 +14,7 @@ from hoploom.scale.amounts import parse_bytes, parse_fanouts
 from hoploom.store import layout
 
 DEFAULT_MEMORY = "4GB"
+USUAL_SEEDS = "train"
 
 
 class Stages:
@@ -173,7 +174,7 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
         "--method", default="stream", metavar="NAME", help="hash, range, stream (default), or metis (needs pymetis)"
     )
     parser.add_argument(
-        "--seeds", default="train", metavar="SPLIT", help="the split that training starts from (default: train)"
+        "--seeds", metavar="SPLIT", help="the split that training starts from (default: train, where there is one)"
     )
     parser.add_argument(
         "--fanouts", default="15,10,5", metavar="N,N", help="as in training: finds the hottest nodes (default: 15,10,5)"
@@ -183,9 +184,7 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _partition(arguments: Arguments) -> int:
-    from hoploom.partition.costs import as_json
-    from hoploom.partition.partition import partition
-    from hoploom.partition.picture import as_svg
+    from hoploom.partition import as_json, as_svg, partition
     from hoploom.store.durable import write_whole
 
     begin = time.monotonic()
@@ -195,7 +194,7 @@ def _partition(arguments: Arguments) -> int:
             arguments.out,
             arguments.parts,
             method=arguments.method,
-            seeds=arguments.seeds or None,
+            seeds=_seeds(arguments),
             fanouts=list(parse_fanouts("--fanouts", arguments.fanouts)),
             memory=_memory(arguments),
             progress=stages.show,
@@ -207,6 +206,14 @@ def _partition(arguments: Arguments) -> int:
         if path is not None:
             write_whole(path, [write(report).encode()])
     return 0
+
+
+def _seeds(arguments: Arguments) -> str | None:
+    """The split asked for; else the usual one, if the store has it."""
+    if arguments.seeds is not None:
+        return str(arguments.seeds)
+    having = [t for t in layout.read_manifest(arguments.store).schema.node_types if USUAL_SEEDS in t.splits]
+    return USUAL_SEEDS if having else None
 
 
 COMMANDS = {

@@ -6,6 +6,7 @@ from hoploom.ops.csc import Csc, build_csc
 from hoploom.ops.edges import InEdges, OutEdges
 from hoploom.ops.gather import gather, scatter_lists, scatter_rows
 from hoploom.ops.order import draw_bounded, draw_words, permute
+from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
 from hoploom.ops.relabel import NodeMap, fill_edges
 from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, sample
 from hoploom.ops.spool import KEY_BYTES, Ordered, Packed, order_edges, pack, place, take
@@ -23,12 +24,17 @@ __all__ = [
     "Ordered",
     "OutEdges",
     "Packed",
+    "PartitionRule",
     "Picks",
     "Reduce",
+    "RelationLists",
     "Rule",
+    "Topology",
     "aggregate",
     "aggregate_tables",
+    "assign_parts",
     "build_csc",
+    "count_cut",
     "draw_bounded",
     "draw_words",
     "empty",

@@ -1,0 +1,60 @@
+#include "lists.h"
+
+#include <stdexcept>
+
+namespace hoploom {
+
+int64_t Topology::num_edges() const {
+  int64_t total = 0;
+  for (const InLists& held : lists) total += held.num_edges;
+  return total;
+}
+
+namespace {
+
+void check(const Topology& topology, const InLists& lists) {
+  const int64_t end = lists.first_node + lists.num_lists;
+  const auto type = std::upper_bound(topology.bounds.begin(), topology.bounds.end(), lists.first_node);
+  const bool fits = lists.first_node >= 0 && lists.num_lists >= 0 && lists.num_edges >= 0 && lists.first_source >= 0 &&
+                    lists.num_sources >= 0 && end <= topology.num_nodes() &&
+                    lists.num_sources <= topology.num_nodes() - lists.first_source &&
+                    (lists.num_lists == 0 || (type != topology.bounds.end() && end <= *type));
+  if (!fits) throw std::out_of_range(lists.name + ": its lists do not fit the nodes");
+}
+
+}  // namespace
+
+std::vector<Block> blocks_of(const Topology& topology, int64_t at_least) {
+  std::vector<int64_t> cuts = topology.bounds;
+  for (const InLists& lists : topology.lists) {
+    check(topology, lists);
+    cuts.push_back(lists.first_node);
+    cuts.push_back(lists.first_node + lists.num_lists);
+  }
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  const int64_t size = std::max<int64_t>(1, topology.num_nodes() / std::max<int64_t>(1, at_least));
+  std::vector<Block> blocks;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i)
+    for (int64_t first = cuts[i]; first < cuts[i + 1]; first += size) {
+      const auto type = std::upper_bound(topology.bounds.begin(), topology.bounds.end(), first);
+      Block block{first, std::min(first + size, cuts[i + 1]), type - topology.bounds.begin() - 1, {}};
+      for (const InLists& lists : topology.lists)
+        if (first >= lists.first_node && first < lists.first_node + lists.num_lists) block.lists.push_back(&lists);
+      blocks.push_back(std::move(block));
+    }
+  return blocks;
+}
+
+void Faults::add(const InLists& lists, int64_t node, const std::string& what) {
+  const std::lock_guard guard(mutex_);
+  if (node >= node_) return;
+  node_ = node;
+  what_ = lists.name + ", list " + std::to_string(node - lists.first_node) + ": " + what;
+}
+
+void Faults::raise() const {
+  if (node_ != INT64_MAX) throw std::out_of_range(what_);
+}
+
+}  // namespace hoploom

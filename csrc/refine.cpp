@@ -1,0 +1,157 @@
+#include "refine.h"
+
+#include "random.h"
+
+namespace hoploom {
+namespace {
+
+constexpr int64_t kPiece = 256;    // nodes that a thread takes at a time
+constexpr size_t kCandidates = 4;  // those waiting who are asked to swap
+
+uint64_t way(int64_t from, int64_t to) { return uint64_t(from) << 32 | uint64_t(to); }
+
+}  // namespace
+
+void Graph::load_of(const Block& block, int64_t node, Faults& faults, int64_t* load) const {
+  std::fill(load, load + num_kinds(), 0);
+  load[block.type] = 1;
+  load[topology.num_types()] = degree_of(block, node, faults);
+  load[topology.num_types() + 1] = is_seed && is_seed[node];
+}
+
+Refinement::Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, Array<int16_t>& parts)
+    : graph_(graph),
+      out_(out),
+      loads_(limits),
+      parts_(parts),
+      tallies_(size_t(graph.threads), std::vector<int32_t>(size_t(limits.num_parts) + 1)),
+      load_(size_t(graph.num_kinds())),
+      other_load_(load_) {
+  for (const Block& block : graph.blocks)
+    for (int64_t v = block.first; v < block.end; ++v) {
+      if (parts[v] == limits.num_parts) continue;
+      graph.load_of(block, v, faults_, load_.data());
+      loads_.add(parts[v], load_.data());
+    }
+}
+
+int64_t Refinement::pass(uint64_t key) { return run(Aim::kFewerCuts, key, 0) + run(Aim::kFewerCuts, key, 1); }
+
+void Refinement::relieve() {
+  if (any_over()) run(Aim::kReliefAtSmallLoss, 0, 0);
+  if (any_over()) run(Aim::kRelief, 0, 0);
+}
+
+bool Refinement::may_move(int64_t node, Aim aim) const {
+  return aim != Aim::kFewerCuts || (mix(key_, uint64_t(node)) & 1) == half_;
+}
+
+int64_t Refinement::run(Aim aim, uint64_t key, uint64_t half) {
+  int64_t moves = 0;
+  key_ = key;
+  half_ = half;
+  waiting_.clear();
+  for (const Block& block : graph_.blocks) {
+    propose(block, aim);
+    for (int64_t v = block.first; v < block.end; ++v)
+      if (may_move(v, aim)) moves += grant(block, v, aim);
+  }
+  faults_.raise();
+  return moves;
+}
+
+void Refinement::propose(const Block& block, Aim aim) {
+  wishes_.resize(size_t(block.end - block.first));
+  share_out(block.first, block.end, kPiece, graph_.threads, [&](int thread, int64_t first, int64_t end) {
+    std::vector<int64_t> load(load_.size());
+    for (int64_t v = first; v < end; ++v)
+      if (may_move(v, aim)) wish(block, v, aim, tallies_[size_t(thread)], load);
+  });
+}
+
+void Refinement::wish(const Block& block, int64_t node, Aim aim, std::vector<int32_t>& counts,
+                      std::vector<int64_t>& load) {
+  const int16_t own = parts_[node];
+  std::fill(counts.begin(), counts.end(), 0);
+  const auto count = [&](int64_t neighbour) { ++counts[size_t(parts_[neighbour])]; };
+  for (const InLists* lists : block.lists) read_sources(*lists, node, span_of(*lists, node, faults_), faults_, count);
+  out_.each(node, count);
+  counts[size_t(loads_.num_parts)] = 0;
+  graph_.load_of(block, node, faults_, load.data());
+  Wish wish{own, own};
+  int32_t most = counts[size_t(own)], most_open = most;
+  if (aim != Aim::kFewerCuts) most_open = aim == Aim::kRelief ? -1 : (most - 1) / 2;
+  for (int64_t p = 0; p < loads_.num_parts; ++p) {
+    const int32_t votes = counts[size_t(p)];
+    if (votes > most) wish.best = int16_t(p), most = votes;
+    if (votes > most_open && p != own && loads_.has_room(p, load.data())) wish.open = int16_t(p), most_open = votes;
+  }
+  wishes_[size_t(node - block.first)] = wish;
+}
+
+bool Refinement::grant(const Block& block, int64_t node, Aim aim) {
+  const Wish wish = wishes_[size_t(node - block.first)];
+  const int16_t own = parts_[node];
+  if (own != loads_.num_parts && wish.best == own && wish.open == own) return false;
+  graph_.load_of(block, node, faults_, load_.data());
+  if (own == loads_.num_parts) return settle(node, wish.open);
+  if (aim != Aim::kFewerCuts) return loads_.is_over(own, load_.data()) && move(node, wish.open);
+  if (move(node, wish.best) || swap(node, wish.best) || move(node, wish.open)) return true;
+  waiting_[way(own, wish.best)].push_back(uint32_t(node));
+  return false;
+}
+
+// A node without a part goes where it wishes, else to the next part with room.
+bool Refinement::settle(int64_t node, int64_t part) {
+  if (part == loads_.num_parts || !loads_.has_room(part, load_.data())) {
+    part = next_;
+    for (int64_t tried = 0; tried < loads_.num_parts && !loads_.has_room(part, load_.data()); ++tried)
+      part = (part + 1) % loads_.num_parts;
+    next_ = (part + 1) % loads_.num_parts;
+  }
+  loads_.add(part, load_.data());
+  parts_[node] = int16_t(part);
+  return true;
+}
+
+bool Refinement::move(int64_t node, int64_t part) {
+  if (part == parts_[node] || !loads_.has_room(part, load_.data())) return false;
+  loads_.add(parts_[node], load_.data(), -1);
+  loads_.add(part, load_.data());
+  parts_[node] = int16_t(part);
+  return true;
+}
+
+// With one of those that wait for the way back, if that leaves neither part too full.
+bool Refinement::swap(int64_t node, int64_t part) {
+  const int16_t own = parts_[node];
+  const auto found = waiting_.find(way(part, own));
+  if (found == waiting_.end()) return false;
+  auto& waiting = found->second;
+  for (size_t i = 1; i <= std::min(kCandidates, waiting.size()); ++i) {
+    const int64_t other = waiting[waiting.size() - i];
+    const auto block = std::upper_bound(graph_.blocks.begin(), graph_.blocks.end(), other,
+                                        [](int64_t v, const Block& b) { return v < b.end; });
+    graph_.load_of(*block, other, faults_, other_load_.data());
+    loads_.add(own, load_.data(), -1);
+    loads_.add(part, other_load_.data(), -1);
+    const bool fits = loads_.has_room(part, load_.data()) && loads_.has_room(own, other_load_.data());
+    loads_.add(fits ? part : own, load_.data());
+    loads_.add(fits ? own : part, other_load_.data());
+    if (!fits) continue;
+    parts_[node] = int16_t(part);
+    parts_[other] = own;
+    waiting.erase(waiting.end() - int64_t(i));
+    return true;
+  }
+  return false;
+}
+
+bool Refinement::any_over() const {
+  const std::vector<int64_t> all(load_.size(), 1);
+  for (int64_t p = 0; p < loads_.num_parts; ++p)
+    if (loads_.is_over(p, all.data())) return true;
+  return false;
+}
+
+}  // namespace hoploom

@@ -1,0 +1,226 @@
+"""Nodes to parts: few edges cut, every part balanced, the same for any number of threads."""
+
+import sys
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import hoploom
+from hoploom.errors import ConfigError, DataError
+from hoploom.partition import METHODS, assign, edge_cut
+from hoploom.store import Store
+
+PLANTED_NODES, COMMUNITIES, DEGREE = 4000, 8, 16
+
+
+def planted(num_nodes: int = PLANTED_NODES, homophily: float = 0.8, seed: int = 0) -> Store:
+    """Node v belongs to community v % COMMUNITIES; a share of its DEGREE in-edges stays inside, others go anywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    destinations = torch.arange(num_nodes).repeat_interleave(DEGREE)
+    inside = torch.rand(destinations.numel(), generator=generator) < homophily
+    anywhere = torch.randint(num_nodes, destinations.shape, generator=generator)
+    at_home = anywhere // COMMUNITIES * COMMUNITIES + destinations % COMMUNITIES
+    return of_edges(num_nodes, torch.where(inside, at_home % num_nodes, anywhere), destinations)
+
+
+def of_edges(num_nodes: int, sources: Tensor, destinations: Tensor) -> Store:
+    edges = torch.stack([sources, destinations])
+    return hoploom.from_tensors({}, edges, num_nodes=num_nodes, splits={"train": torch.arange(0, num_nodes, 3)})
+
+
+def share_cut(store: Store, parts: Mapping[str, Tensor]) -> float:
+    return sum(edge_cut(store, parts).values()) / sum(relation.num_edges for relation in store.schema.relations)
+
+
+def excess(values: Tensor, parts: Tensor, num_parts: int) -> float:
+    """The greatest part's sum of values over the mean."""
+    sums = torch.zeros(num_parts).index_add_(0, parts.long(), values.float())
+    return float(sums.max() / sums.mean())
+
+
+def in_degrees(store: Store) -> Tensor:
+    return store.parts[0].lists[0].indptr.diff()
+
+
+def naive_cut(store: Store, parts: Mapping[str, Tensor]) -> list[int]:
+    found = []
+    for relation, lists in zip(store.schema.relations, store.parts[0].lists, strict=True):
+        ends = torch.repeat_interleave(torch.arange(lists.indptr.numel() - 1), lists.indptr.diff())
+        found.append(int((parts[relation.source][lists.indices.long()] != parts[relation.destination][ends]).sum()))
+    return found
+
+
+# --- what every method holds to -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_parts", [1, 2, 5, 12])
+def test_every_node_has_a_part_and_every_part_a_node(method: str, num_parts: int) -> None:
+    if method == "metis":
+        pytest.importorskip("pymetis")
+    nothing = torch.empty(2, 0, dtype=torch.int64)
+    counts = {"a": 3, "b": 4, "c": 5}
+    edges = {("a", "to", "b"): torch.tensor([[0, 1, 2, 2], [0, 1, 2, 3]]), ("b", "to", "c"): nothing}
+    store = hoploom.from_tensors({name: {} for name in counts}, edges, num_nodes=counts)
+    parts = assign(store, num_parts, method)
+    assert {name: own.numel() for name, own in parts.items()} == counts
+    assert set(torch.cat(list(parts.values())).tolist()) == set(range(num_parts))
+
+
+def test_edges_cut_are_those_between_parts(tmp_path: Path) -> None:
+    store = hoploom.generate(tmp_path / "s", num_nodes=600, avg_degree=6, num_features=1, heterogeneous=True)
+    parts = assign(store, 3, "hash")
+    assert list(edge_cut(store, parts, threads=2).values()) == naive_cut(store, parts)
+    assert sum(edge_cut(store, assign(store, 1)).values()) == 0
+
+
+def test_hash_and_range_differ_by_one_node_at_most() -> None:
+    store = planted(1003)
+    for method in ("hash", "range"):
+        counts = torch.bincount(assign(store, 4, method)["node"].long())
+        assert counts.max() - counts.min() <= 1
+    assert torch.equal(assign(store, 4, "range")["node"], assign(store, 4, "range")["node"].sort()[0])
+
+
+# --- stream -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_parts", [2, 4, 8])
+def test_planted_communities_are_found(num_parts: int) -> None:
+    """What leaves a community goes anywhere: at best (1 - homophily) (1 - 1 / parts) of the edges are cut."""
+    store = planted()
+    best = 0.2 * (1 - 1 / num_parts)
+    cut = share_cut(store, assign(store, num_parts, seeds="train"))
+    assert cut < 1.15 * best
+    assert cut < share_cut(store, assign(store, num_parts, "hash")) / 2
+
+
+def test_the_cut_is_near_that_of_metis() -> None:
+    pytest.importorskip("pymetis")
+    for store in (planted(), planted(homophily=0.6, seed=1)):
+        assert share_cut(store, assign(store, 4)) < 1.5 * share_cut(store, assign(store, 4, "metis"))
+
+
+@pytest.mark.parametrize("num_nodes", [70, 3000])
+def test_neither_threads_nor_a_disk_change_the_parts(num_nodes: int, tmp_path: Path) -> None:
+    store = planted(num_nodes)
+    one = assign(store, 4, seeds="train", threads=1)["node"]
+    for threads in (2, 4):
+        assert torch.equal(assign(store, 4, seeds="train", threads=threads)["node"], one)
+    assert one.dtype == torch.int16
+    assert torch.equal(assign(store.save(tmp_path / "s"), 4, seeds="train")["node"], one)
+
+
+def test_nodes_edges_and_seeds_are_balanced(tmp_path: Path) -> None:
+    store = hoploom.generate(tmp_path / "s", num_nodes=5000, avg_degree=12, num_features=1)
+    parts = assign(store, 4, seeds="train")["node"]
+    seeds = torch.zeros(5000).index_fill_(0, store.split("train"), 1)
+    for values in (torch.ones(5000), in_degrees(store), seeds):
+        assert excess(values, parts, 4) <= 1.051
+
+
+def test_every_type_is_balanced_and_the_cut_half_of_hashs(tmp_path: Path) -> None:
+    store = hoploom.generate(tmp_path / "s", num_nodes=4000, avg_degree=16, num_features=1, heterogeneous=True)
+    parts = assign(store, 4, seeds="train")
+    for own in parts.values():
+        assert torch.bincount(own.long()).max() <= max(1.05 * own.numel() / 4, own.numel() / 4 + 1)
+    assert share_cut(store, parts) < share_cut(store, assign(store, 4, "hash")) / 2
+
+
+def test_nodes_without_in_edges_go_where_their_edges_lead() -> None:
+    """Authors only write: nothing leads to them, so their papers must tell."""
+    papers = planted(2000, 0.95)
+    lists = papers.parts[0].lists[0]
+    ends = torch.repeat_interleave(torch.arange(2000), lists.indptr.diff())
+    generator = torch.Generator().manual_seed(3)
+    authors = torch.arange(1000).repeat_interleave(4)
+    written = torch.randint(250, (4000,), generator=generator) * COMMUNITIES + authors % COMMUNITIES
+    edges = {
+        ("paper", "cites", "paper"): torch.stack([lists.indices.long(), ends]),
+        ("author", "writes", "paper"): torch.stack([authors, written]),
+    }
+    store = hoploom.from_tensors({"paper": {}, "author": {}}, edges, num_nodes={"paper": 2000, "author": 1000})
+    cut = edge_cut(store, assign(store, 4))
+    assert cut["author", "writes", "paper"] < 0.15 * 4000
+
+
+@pytest.mark.parametrize("name", ["random", "star in", "star out", "ring", "loops", "isolated", "bipartite"])
+def test_no_graph_is_cut_more_than_by_hash(name: str) -> None:
+    count = 1200
+    ids = torch.arange(count)
+    generator = torch.Generator().manual_seed(5)
+    anywhere = torch.randint(count, (2, 8 * count), generator=generator)
+    sources, destinations = {
+        "random": (anywhere[0], anywhere[1]),
+        "star in": (ids, torch.zeros_like(ids)),
+        "star out": (torch.zeros_like(ids), ids),
+        "ring": ((ids + 1) % count, ids),
+        "loops": (ids, ids),
+        "isolated": (ids[:2], ids[1:3]),
+        "bipartite": (anywhere[0] // 2, anywhere[1] // 2 + count // 2),
+    }[name]
+    store = of_edges(count, sources, destinations)
+    parts = assign(store, 4)
+    assert excess(torch.ones(count), parts["node"], 4) <= 1.051
+    assert share_cut(store, parts) <= share_cut(store, assign(store, 4, "hash"))
+
+
+def test_a_graph_without_edges_is_balanced() -> None:
+    nothing = torch.empty(0, dtype=torch.int64)
+    parts = assign(of_edges(1000, nothing, nothing), 4)["node"]
+    assert excess(torch.ones(1000), parts, 4) <= 1.051
+
+
+# --- wrong input --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_parts": 0}, "num_parts is 0"),
+        ({"num_parts": 71}, "71 for 70 nodes"),
+        ({"num_parts": 40_000}, "1 to 32767"),
+        ({"method": "steam"}, "did you mean 'stream'"),
+        ({"seeds": "trian"}, "did you mean 'train'"),
+        ({"passes": -1}, "passes is -1"),
+        ({"imbalance": float("nan")}, "imbalance is nan"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_wrong_options_are_named(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        assign(planted(70), **{"num_parts": 2, **arguments})  # type: ignore[arg-type]
+
+
+def test_seeds_out_of_range_are_named() -> None:
+    with pytest.raises(DataError, match="seed 70 of 'node'"):
+        assign(planted(70), 2, seeds=torch.tensor([3, 70]))
+
+
+def test_metis_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(ConfigError, match="pip install pymetis"):
+        assign(planted(70), 2, "metis")
+
+
+@pytest.mark.parametrize("wrong", [-1, 70, 2**31 - 1])
+def test_a_damaged_source_id_is_an_error(wrong: int) -> None:
+    store = planted(70)
+    lists = store.parts[0].lists[0]
+    lists.indices[37] = wrong
+    for call in (lambda: assign(store, 2), lambda: edge_cut(store, {"node": torch.zeros(70, dtype=torch.int16)})):
+        with pytest.raises(DataError, match=f"node to node, list 2: source id {wrong} is out of range"):
+            call()
+
+
+def test_a_damaged_list_is_an_error() -> None:
+    store = planted(70)
+    begins = store.parts[0].lists[0].indptr
+    assert all(end - begin == DEGREE for begin, end in pairwise(begins.tolist()))
+    begins[5] = 10**12
+    with pytest.raises(DataError, match="node to node, list 4: its list runs from 64 to 1000000000000"):
+        assign(store, 2)
