@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hoploom.partition.assign import assign
-
 from hoploom.build.bulk import StoreOptions, write_store
 from hoploom.build.tensors import read_members
 from hoploom.config import NumNeighbors, as_int, resolve_fanouts
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.inputs import read_tensor
 from hoploom.load.visits import distinct_seeds
+from hoploom.partition.assign import assign
 from hoploom.partition.costs import PartitionReport
 from hoploom.partition.hotness import Trial
 from hoploom.partition.order import NewOrder, order_nodes
