@@ -1,0 +1,97 @@
+"""`hoploom build` keeps its memory and survives being killed: a real process, looked at from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import papers
+import pytest
+import torch
+
+import hoploom
+from hoploom.store.check import problems
+
+MB = 1 << 20
+
+
+def build(folder: Path, out: str, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "hoploom", "build", str(folder / "graph.toml"), "-o", str(folder / out), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def peak_of(process: "subprocess.Popen[str]", deadline: float) -> int:
+    """Waits for a process and returns the most memory it was seen to hold, as the kernel counts."""
+    _, status, usage = os.wait4(process.pid, 0)
+    assert process.stdout is not None
+    assert os.waitstatus_to_exitcode(status) == 0, process.stdout.read()
+    return usage.ru_maxrss * 1024
+
+
+def files_of(store: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(store)): file.read_bytes() for file in store.rglob("*") if file.is_file()}
+
+
+def check_papers(store: hoploom.Store, num_nodes: int) -> None:
+    """Every paper has the row, label and split of its id; edges lead where the tables say."""
+    ids = torch.cat([part.tables["node", "original_id"].rows for part in store.parts])
+    place_of = papers.paper_id(np.arange(num_nodes))
+    order = np.argsort(place_of)
+    places = torch.from_numpy(order[np.searchsorted(place_of[order], ids.numpy())])
+    x = torch.cat([part.tables["node", "x"].rows for part in store.parts])
+    assert torch.equal(x[:, 5], ((places * 31 + 5) % 1009).float())
+    labelled = places % 1000 < 14
+    y = torch.cat([part.tables["node", "y"].rows for part in store.parts])
+    assert torch.equal(y, torch.where(labelled, places % papers.NUM_CLASSES, -1))
+    assert torch.equal(store.split("val"), torch.nonzero(labelled & (places % 3 == 1)).view(-1))
+    degrees = torch.cat([part.lists[0].indptr.diff() for part in store.parts])
+    edges = np.arange(store.schema.relations[0].num_edges)
+    cited = np.where(
+        edges % 8 == 0, edges // 8 % max(1, num_nodes // 1000), (edges * 7919 + edges // num_nodes) % num_nodes
+    )
+    expected = np.bincount(cited, minlength=num_nodes)
+    assert np.array_equal(degrees.numpy(), expected[places.numpy()])
+
+
+def test_a_build_that_is_killed_leaves_what_the_next_one_clears(tmp_path: Path) -> None:
+    papers.write_papers(tmp_path, 1 / 5000)
+    done = build(tmp_path, "whole.store")
+    assert done.wait(90) == 0, done.stdout and done.stdout.read()
+    for number, seconds in enumerate((0.0, 0.4, 0.8)):
+        killed = build(tmp_path, "again.store")
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".again.store.partial-*")) and killed.poll() is None:
+            assert time.monotonic() < deadline
+        process_end = time.monotonic() + seconds
+        while time.monotonic() < process_end and killed.poll() is None:
+            pass
+        killed.send_signal(signal.SIGKILL)
+        if killed.wait(60) == 0:
+            break  # it was faster
+        assert not (tmp_path / "again.store").exists()
+        assert len(list(tmp_path.glob(".again.store.partial-*"))) == 1, number  # the one before was cleared
+    else:
+        assert build(tmp_path, "again.store").wait(90) == 0
+    assert not list(tmp_path.glob(".again*"))
+    assert files_of(tmp_path / "again.store") == files_of(tmp_path / "whole.store")
+    check_papers(hoploom.open(tmp_path / "again.store"), int(papers.NUM_NODES / 5000))
+    refused = build(tmp_path, "again.store")
+    assert refused.wait(60) == 2
+    assert "exists; give another path" in (refused.stdout.read() if refused.stdout else "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("scale", "share"), [(1 / 50, 3), (1 / 13, 10)])
+def test_memory_is_kept_at_papers_proportions(tmp_path: Path, scale: float, share: int) -> None:
+    """At 1/50 a tenth of the input would be less than the libraries take; a tenth is tested on more."""
+    limit = papers.write_papers(tmp_path, scale) // share
+    peak = peak_of(build(tmp_path, "papers.store", "--memory", str(limit)), 1200)
+    print(f"limit {limit / MB:.0f} MB, peak {peak / MB:.0f} MB")
+    assert peak <= limit
+    assert list(problems(tmp_path / "papers.store")) == []
+    if scale < 1 / 40:
+        check_papers(hoploom.open(tmp_path / "papers.store"), int(papers.NUM_NODES * scale))
