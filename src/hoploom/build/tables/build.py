@@ -1,0 +1,173 @@
+"""Tables to a store: read, number the nodes, stream nodes and edges. What must be kept is kept on disk."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hoploom.build.bulk import EdgeStream, NodeStream, StoreOptions, write_store
+from hoploom.build.tables.edges import EdgeTables, Tally
+from hoploom.build.tables.engine import Engine, EngineOptions, UnreadableError, open_engine
+from hoploom.build.tables.files import read_sources
+from hoploom.build.tables.ids import MOST_PARTS, Numbering, number_nodes
+from hoploom.build.tables.nodes import NodeRows, original_ids
+from hoploom.build.tables.recipe import GraphRecipe
+from hoploom.build.tables.scan import check_readable
+from hoploom.build.tables.sources import Source
+from hoploom.config import as_int
+from hoploom.errors import ConfigError
+from hoploom.store.memory import resident_bytes
+from hoploom.store.write import StoreWriter
+
+LEAST_SHARE = 96 << 20  # of the engine, and of what is written
+ASIDE = 64 << 20  # for what neither counts: batches on their way, plans, allocators
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How a store is built from tables. None of it but `parts` and `drop_dangling` changes what is built."""
+
+    parts: int = 1
+    memory: int = 4 << 30  # bytes of this process
+    threads: int | None = None  # of the engine; None: all cores
+    engine: str = "duckdb"
+    master: str = "local[*]"  # Spark's
+    drop_dangling: bool = False  # edges of unknown nodes are left out and counted
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a build did."""
+
+    nodes: Mapping[str, int]  # by type
+    edges: Mapping[str, int]  # rows read, by relation
+    dropped: Mapping[str, int]  # of them with an unknown end, by relation
+    seconds: Mapping[str, float]  # by stage
+
+
+def build(recipe: GraphRecipe, out: str | Path, options: BuildOptions, *, progress: Progress | None = None) -> Report:
+    """Build a store from the tables that a recipe names; it is there complete, or not at all.
+
+    >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
+    """
+    as_int("parts", options.parts, 1, f"give 1 to {MOST_PARTS}")
+    if options.parts > MOST_PARTS:
+        raise ConfigError(f"parts is {options.parts}; give 1 to {MOST_PARTS}")
+    stages, tally = Stages(progress or (lambda stage: None)), Tally()
+    with StoreWriter(out) as writer:
+        stages.begin("reading the tables")
+        folder = writer.scratch / "tables"
+        folder.mkdir()
+        sources = read_sources(recipe, folder)
+        share = engine_share(options)
+        chosen = EngineOptions(name=options.engine, memory=share, threads=options.threads, master=options.master)
+        with named_damage(sources), open_engine(chosen, writer.scratch) as engine:
+            graph = Tables(engine, recipe, sources, folder)
+            stages.begin("numbering the nodes")
+            numberings = graph.numberings(options.parts)
+            nodes = graph.nodes(numberings)
+            edges = graph.edges(numberings, tally, drop_dangling=options.drop_dangling)
+            # The engine holds its share while rows are streamed: it is no room for what is written.
+            room = store_options(recipe, options.memory - share - ASIDE)
+            write_store(writer, nodes, edges, room, progress=stages.begin)
+        stages.begin("closing the store")
+    seconds = stages.end()
+    sizes = {name: numberings[name].num_nodes for name in recipe.nodes}
+    return Report(sizes, tally.rows, tally.dropped, seconds)
+
+
+@contextmanager
+def named_damage(sources: Mapping[str, Source]) -> Iterator[None]:
+    """Where an engine cannot read on, the file that is damaged is named, at the cost of reading all again."""
+    try:
+        yield
+    except UnreadableError:
+        for source in sources.values():
+            check_readable(source)
+        raise
+
+
+def engine_share(options: BuildOptions) -> int:
+    """Half of what the libraries leave of the memory; ConfigError if that is too little to work with."""
+    if options.engine == "duckdb":
+        import ibis.backends.duckdb  # noqa: F401  (counted with the libraries)
+    taken = resident_bytes()
+    share = (options.memory - taken - ASIDE) // 2
+    if share < LEAST_SHARE:
+        least = -(-(taken + ASIDE + 2 * LEAST_SHARE) // (1 << 20))
+        message = f"memory is {options.memory >> 20} MB, of which the libraries take {taken >> 20} MB"
+        raise ConfigError(f"{message}; give at least {least} MB")
+    return share
+
+
+def store_options(recipe: GraphRecipe, memory: int) -> StoreOptions:
+    """What the store is prepared for."""
+    timed = [table.time for table in recipe.nodes.values()] + [table.time for table in recipe.edges.values()]
+    return StoreOptions(
+        weight="weight" if any(table.weight for table in recipe.edges.values()) else None,
+        time="time" if any(timed) else None,
+        homogeneous=recipe.homogeneous and not any(table.reverse for table in recipe.edges.values()),
+        memory=memory,
+    )
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a recipe, on an engine."""
+
+    engine: Engine
+    recipe: GraphRecipe
+    sources: Mapping[str, Source]  # by owner
+    scratch: Path
+
+    def numberings(self, parts: int) -> dict[str, Numbering]:
+        """How the nodes of each type are numbered."""
+        return {
+            name: number_nodes(self.engine, table, self.sources.get(table.owner), parts, self.scratch)
+            for name, table in self.recipe.nodes.items()
+        }
+
+    def nodes(self, numberings: Mapping[str, Numbering]) -> list[NodeStream]:
+        """The node types as streams."""
+        streams = []
+        for name, table in self.recipe.nodes.items():
+            numbering = numberings[name]
+            if table.owner in self.sources:
+                rows = NodeRows(self.engine, self.recipe, table, self.sources[table.owner], numbering)
+                streams.append(rows.stream(self.scratch))
+            else:
+                streams.append(NodeStream(name, numbering.bounds, original_ids(self.engine, numbering)))
+        return streams
+
+    def edges(self, numberings: Mapping[str, Numbering], tally: Tally, *, drop_dangling: bool) -> list[EdgeStream]:
+        """The relations as streams."""
+        streams = []
+        for (source, _, destination), table in self.recipe.edges.items():
+            ends = numberings[source], numberings[destination]
+            edges = EdgeTables(self.engine, self.recipe, table, self.sources[table.owner], ends)
+            streams.append(edges.stream(tally, drop_dangling=drop_dangling))
+        return streams
+
+
+class Stages:
+    """How long each stage takes."""
+
+    def __init__(self, say: Progress) -> None:
+        self._say, self._seconds = say, dict[str, float]()
+        self._current, self._began = "", time.monotonic()
+
+    def begin(self, stage: str) -> None:
+        """End the stage before, if there is one."""
+        self.end()
+        self._current = stage
+        self._say(stage)
+
+    def end(self) -> Mapping[str, float]:
+        """The seconds so far, by stage."""
+        now = time.monotonic()
+        if self._current:
+            self._seconds[self._current] = self._seconds.get(self._current, 0.0) + now - self._began
+        self._current, self._began = "", now
+        return self._seconds
