@@ -102,42 +102,44 @@ def test_a_mistake_is_named_with_its_line(text: str, line: int, message: str) ->
     assert "\n" not in str(raised.value)
 
 
+EVERY_KEY = """
+[graph]
+seed = 7
+[nodes.paper]
+files = ["a.parquet", "b/*.parquet"]
+id = "paper_id"
+features = ["year", "f_*"]
+dtype = "float16"
+label = "venue"
+num_classes = 40
+split = { train = 0.8, val = 0.1 }
+fields = { rank = "pagerank" }
+[nodes.paper.columns.year]
+fill = 0
+cast = "float32"
+standardise = true
+[nodes.author]
+count = 10
+[edges."author writes paper"]
+files = "writes.csv"
+source = "author_id"
+destination = "paper_id"
+features = "share"
+weight = "w"
+time = "at"
+reverse = true
+[edges."paper cites paper"]
+files = "cites.csv"
+source = "a"
+destination = "b"
+reverse = "cited_by"
+deduplicate = true
+self_loops = "drop"
+columns = { a = { cast = "string" } }
+"""
+
+
 def test_every_key_is_read() -> None:
-    text = """
-        [graph]
-        seed = 7
-        [nodes.paper]
-        files = ["a.parquet", "b/*.parquet"]
-        id = "paper_id"
-        features = ["year", "f_*"]
-        dtype = "float16"
-        label = "venue"
-        num_classes = 40
-        split = { train = 0.8, val = 0.1 }
-        fields = { rank = "pagerank" }
-        [nodes.paper.columns.year]
-        fill = 0
-        cast = "float32"
-        standardise = true
-        [nodes.author]
-        count = 10
-        [edges."author writes paper"]
-        files = "writes.csv"
-        source = "author_id"
-        destination = "paper_id"
-        features = "share"
-        weight = "w"
-        time = "at"
-        reverse = true
-        [edges."paper cites paper"]
-        files = "cites.csv"
-        source = "a"
-        destination = "b"
-        reverse = "cited_by"
-        deduplicate = true
-        self_loops = "drop"
-        columns = { a = { cast = "string" } }
-    """
     paper = NodeTable(
         "paper",
         files=("a.parquet", "b/*.parquet"),
@@ -172,7 +174,7 @@ def test_every_key_is_read() -> None:
     )
     nodes = {"paper": paper, "author": NodeTable("author", count=10)}
     expected = GraphRecipe(nodes, {writes.relation: writes, cites.relation: cites}, 7, Path("here"))
-    found = parse_graph(text, folder=Path("here"))
+    found = parse_graph(EVERY_KEY, folder=Path("here"))
     assert found == expected
     assert list(found.nodes) == ["paper", "author"]
     assert found.where[f"{cites.owner}.columns.a.cast"] == "graph.toml:34"

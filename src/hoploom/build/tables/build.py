@@ -1,5 +1,6 @@
 """Tables to a store: read, number the nodes, stream nodes and edges. What must be kept is kept on disk."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ from hoploom.store.memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
 LEAST_SHARE = 96 << 20  # of the engine, and of what is written
-ASIDE = 64 << 20  # for what neither counts: batches on their way, plans, allocators
+THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: with less it gives up
+ASIDE = 96 << 20  # for what neither counts: batches on their way, plans, allocators
+MB = 10**6
 Progress = Callable[[str], None]
 
 
@@ -62,7 +65,8 @@ def build(recipe: GraphRecipe, out: str | Path, options: BuildOptions, *, progre
         folder.mkdir()
         sources = read_sources(recipe, folder)
         share = engine_share(options)
-        chosen = EngineOptions(name=options.engine, memory=share, threads=options.threads, master=options.master)
+        threads = options.threads or max(1, min(len(os.sched_getaffinity(0)), share // THREAD_SHARE))
+        chosen = EngineOptions(name=options.engine, memory=share, threads=threads, master=options.master)
         with named_damage(sources), open_engine(chosen, writer.scratch) as engine:
             graph = Tables(engine, recipe, sources, folder)
             stages.begin("numbering the nodes")
@@ -96,8 +100,8 @@ def engine_share(options: BuildOptions) -> int:
     taken = resident_bytes()
     share = (options.memory - taken - ASIDE) // 2
     if share < LEAST_SHARE:
-        least = -(-(taken + ASIDE + 2 * LEAST_SHARE) // (1 << 20))
-        message = f"memory is {options.memory >> 20} MB, of which the libraries take {taken >> 20} MB"
+        least = -(-(taken + ASIDE + 2 * LEAST_SHARE) // MB)
+        message = f"memory is {options.memory // MB} MB, of which the libraries take {taken // MB} MB"
         raise ConfigError(f"{message}; give at least {least} MB")
     return share
 
