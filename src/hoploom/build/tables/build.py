@@ -21,9 +21,9 @@ from hoploom.errors import ConfigError
 from hoploom.store.memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
-LEAST_SHARE = 96 << 20  # of the engine, and of what is written
+LEAST_SHARE = 80 << 20  # of the engine, and of what is written
 THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: with less it gives up
-ASIDE = 96 << 20  # for what neither counts: batches on their way, plans, allocators
+ASIDE = 144 << 20  # for what neither counts: batches on their way, plans, allocators
 MB = 10**6
 Progress = Callable[[str], None]
 

@@ -95,6 +95,7 @@ class DuckEngine:
             raise ConfigError(f"DuckDB cannot be used, {error.name} is missing; install hoploom again") from error
         self._folder, self._views = folder, 0
         settings: dict[str, Any] = {"memory_limit": f"{options.memory // 1024}KiB", "temp_directory": str(folder)}
+        settings |= {"allocator_flush_threshold": "8MB"}  # what is freed goes back to the system
         settings |= {} if options.threads is None else {"threads": options.threads}
         self._connection = ibis.duckdb.connect(**settings)
 
