@@ -1,6 +1,7 @@
 """Stores from streams: against a plain reference, whatever the order, the memory and the parts."""
 
 import random
+import resource
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -261,7 +262,7 @@ def test_bad_edges_name_the_id(tmp_path: Path) -> None:
 
 def test_a_split_names_a_member_twice(tmp_path: Path) -> None:
     stream = NodeStream("user", [0, 5], splits={"train": lambda: iter([torch.tensor([1, 3]), torch.tensor([3])])})
-    with pytest.raises(DataError, match="node 3 is in split 'train' of 'user' twice"):
+    with pytest.raises(DataError, match="split 'train' of 'user': node 3 came twice"):
         build(tmp_path / "s", [stream], [])
 
 
@@ -287,3 +288,26 @@ def test_a_spool_splits_a_bucket_that_is_too_large(tmp_path: Path) -> None:
         assert torch.equal(values, found.to(torch.int64) * 3)
         assert torch.equal(torch.sort(found).values, torch.arange(5000, dtype=torch.int32).repeat_interleave(3))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])
+def test_rows_of_another_dtype_or_number_are_refused_in_any_order(tmp_path: Path, order: list[int]) -> None:
+    ids = torch.tensor(order)
+    for values in (torch.tensor([1.7, 300, 2, 3], dtype=torch.float64), torch.zeros(3, dtype=torch.int8)):
+        block = Block({"f": Field("int8")}, lambda values=values: iter([Rows(ids, {"f": values})]))  # type: ignore[misc]
+        with pytest.raises(DataError, match="field 'f' came as"):
+            build(tmp_path / "s", [NodeStream("user", [0, 4], [block])], [])
+
+
+def test_many_parts_take_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "LEAST_ROOM", 4096)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 24, hard))
+    try:
+        nodes, stream = node_streams(100, shuffled(NUM_USERS, 1)), bought(edges(), EdgeRule(reverse="rev"))
+        store = build(tmp_path / "s", nodes, [stream], weight="w", time="t", memory=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(store.parts) == 100
+    assert store.split("train").tolist() == [0, 5, 42, 99]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hoploom.errors import StoreError
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file; the one that was there stays until the new one is whole and on the disk."""
@@ -34,7 +36,7 @@ def _write_synced(partial: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def _explained(path: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL:
         return f"the disk is full writing {path}; what was there before is kept; free some space"
     return f"cannot write {path}: {error}"
 

@@ -3,7 +3,6 @@
 A crash, an error or a full disk leaves no half store.
 """
 
-import errno
 import os
 import shutil
 import zlib
@@ -21,7 +20,7 @@ from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Relation, Schema
 from hoploom.store import layout
 from hoploom.store.crc import combine
 from hoploom.store.disk import id_dtype
-from hoploom.store.durable import sync_folder
+from hoploom.store.durable import DISK_FULL, sync_folder
 from hoploom.store.layout import FileEntry, Manifest, PartRange
 from hoploom.store.part import Part, Table
 from hoploom.store.workfolder import WorkFolder
@@ -66,7 +65,7 @@ class ArrayWriter:
         try:
             self._file.close()
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in DISK_FULL:
                 raise
 
 
@@ -151,7 +150,7 @@ class StoreWriter:
             raise (error if isinstance(error, StoreError) else self._explained(error)) from error
 
     def _explained(self, error: OSError) -> StoreError:
-        if error.errno == errno.ENOSPC:
+        if error.errno in DISK_FULL:
             return StoreError(f"the disk is full writing {self._target} and nothing was kept; free some space")
         return StoreError(f"cannot write {self._target}: {error}")
 
@@ -165,7 +164,7 @@ class StoreWriter:
             if error is None:
                 with self._explaining():
                     self._complete(self._folder)
-            elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            elif isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise self._explained(error) from error
         finally:
             self._work.close()

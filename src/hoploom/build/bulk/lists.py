@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.build.bulk.rows import Room, bucket_bounds, part_of
+from hoploom.build.bulk.rows import Room, bucket_bounds, by_part
 from hoploom.build.bulk.spool import MOST_BUCKETS, Bucket, Spool, as_bytes, from_bytes
 from hoploom.build.bulk.streams import EdgeRows, EdgeStream
 from hoploom.build.tensors import check_ids
@@ -123,17 +123,17 @@ def _columns(topology: Topology, rows: EdgeRows) -> list[Tensor]:
 
 
 def _write_lists(writer: StoreWriter, topology: Topology, spool: Spool) -> list[int]:
-    """Write the lists of all parts; returns the number of edges by part."""
-    num_edges = [0] * (len(topology.bounds) - 1)
-    for part in range(len(num_edges)):
+    """Write the lists of all parts, one part after the other; returns the number of edges by part."""
+    num_edges = []
+    for part, buckets in by_part(topology.bounds, spool.buckets()):
         indptr = layout.topology_file(part, topology.relation, "indptr")
         writer.append(indptr, INDPTR, torch.zeros(1, dtype=torch.int64))
-    for bucket in spool.buckets():
-        part = part_of(topology.bounds, bucket.first)
-        num_edges[part] += _append_lists(writer, topology, bucket, part, num_edges[part])
-    for part in range(len(num_edges)):
+        written = 0
+        for bucket in buckets:
+            written += _append_lists(writer, topology, bucket, part, written)
         for name, field in _files(topology, part).items():
             writer.finish(name, field)
+        num_edges.append(written)
     return num_edges
 
 

@@ -5,8 +5,9 @@ Rows that come in order already are written as they come; the others wait in a s
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
@@ -38,45 +39,78 @@ class Room:
 
 def write_block(writer: StoreWriter, stream: NodeStream, block: Block, room: Room) -> None:
     """Write the fields of a block, part by part."""
-    position = 0
+    position, part = 0, 0
     for chunk in _finished(stream, block, room):
-        position = _append(writer, stream, block.stored, position, chunk)
+        _append(writer, stream, block.stored, position, chunk)
+        position += next(iter(chunk.values())).shape[0]
+        while part + 1 < len(stream.bounds) and stream.bounds[part + 1] <= position:  # many parts, few open files
+            _finish(writer, stream, block.stored, part)
+            part += 1
     if position != stream.num_nodes:
         raise DataError(f"{position} rows came for the {stream.num_nodes} nodes of {stream.name!r}; give one each")
-    for part in range(len(stream.bounds) - 1):
-        for name, field in block.stored.items():
-            writer.finish(layout.node_file(part, stream.name, name), field)
+    for last in range(part, len(stream.bounds) - 1):
+        _finish(writer, stream, block.stored, last)
 
 
 def write_split(writer: StoreWriter, stream: NodeStream, split: str, room: Room) -> list[int]:
     """Write the members of a split, ascending, part by part; returns how many each part holds."""
-    sizes = [0] * (len(stream.bounds) - 1)
-    with room.spool("split", bucket_bounds(stream.bounds, MOST_BUCKETS), 0) as spool:
+    sizes, field = [0] * (len(stream.bounds) - 1), Field("int64")
+    with room.spool("split", bucket_bounds(stream.bounds, MOST_BUCKETS), 0) as spool, _naming(stream, split):
         for ids in stream.splits[split]():
             spool.add(ids, [])
-        for bucket in spool.buckets():
-            members = torch.sort(bucket.records.view(torch.uint32).view(-1).to(torch.int64)).values + bucket.first
-            repeated = torch.nonzero(members[1:] == members[:-1])
-            if repeated.numel():
-                raise DataError(f"node {int(members[repeated[0]])} is in split {split!r} of {stream.name!r} twice")
-            part = part_of(stream.bounds, bucket.first)
-            writer.append(layout.split_file(part, stream.name, split), Field("int64"), members)
-            sizes[part] += members.numel()
-    for part in range(len(sizes)):
-        writer.finish(layout.split_file(part, stream.name, split), Field("int64"))
+        for part, buckets in by_part(stream.bounds, spool.buckets()):
+            name = layout.split_file(part, stream.name, split)
+            for bucket in buckets:
+                writer.append(name, field, _members(bucket))
+            sizes[part] = writer.finish(name, field)
     return sizes
 
 
-def _append(writer: StoreWriter, stream: NodeStream, fields: Mapping[str, Field], first: int, chunk: Chunk) -> int:
-    """Write consecutive rows from a node on to their parts; returns the node behind them."""
+def _members(bucket: Bucket) -> Tensor:
+    members = torch.sort(bucket.records.view(torch.uint32).view(-1).to(torch.int64)).values + bucket.first
+    repeated = torch.nonzero(members[1:] == members[:-1])
+    if repeated.numel():
+        raise DataError(f"node {int(members[repeated[0]])} came twice; give every member once")
+    return members
+
+
+def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[int, Iterator[Bucket]]]:
+    """The buckets of each part, of those without any too."""
+    grouped = groupby(buckets, key=lambda bucket: min(bisect_right(bounds, bucket.first), len(bounds) - 1) - 1)
+    done = 0
+    for part, some in grouped:
+        yield from ((empty, iter(())) for empty in range(done, part))
+        yield part, some
+        done = part + 1
+    yield from ((empty, iter(())) for empty in range(done, len(bounds) - 1))
+
+
+@contextmanager
+def _naming(stream: NodeStream, split: str) -> Iterator[None]:
+    """Errors say whose split it is."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"split {split!r} of {stream.name!r}: {error}") from error
+
+
+def _append(writer: StoreWriter, stream: NodeStream, fields: Mapping[str, Field], first: int, chunk: Chunk) -> None:
+    """Write consecutive rows from a node on to their parts."""
     count = next(iter(chunk.values())).shape[0]
-    for part in range(len(stream.bounds) - 1):
+    for part in range(bisect_right(stream.bounds, first) - 1, len(stream.bounds) - 1):
         begin = max(stream.bounds[part] - first, 0)
         end = min(stream.bounds[part + 1] - first, count)
-        if begin < end:
-            for name, field in fields.items():
-                writer.append(layout.node_file(part, stream.name, name), field, chunk[name][begin:end])
-    return first + count
+        if begin >= count:
+            return
+        for name, field in fields.items() if begin < end else ():
+            writer.append(layout.node_file(part, stream.name, name), field, chunk[name][begin:end])
+
+
+def _finish(writer: StoreWriter, stream: NodeStream, fields: Mapping[str, Field], part: int) -> None:
+    for name, field in fields.items():
+        file = layout.node_file(part, stream.name, name)
+        if (rows := writer.finish(file, field)) != stream.part_sizes[part]:
+            raise DataError(f"{file} got {rows} rows for {stream.part_sizes[part]} nodes; give one each")
 
 
 def _finished(stream: NodeStream, block: Block, room: Room) -> Iterator[Chunk]:
@@ -88,8 +122,8 @@ def _finished(stream: NodeStream, block: Block, room: Room) -> Iterator[Chunk]:
     with _spool(stream, block, 0, room) as spool:
         for chunk in rows:
             _add(spool, block, chunk)
-        finish = block.finish.prepare(_in_chunks(spool, block))
-        for values in _in_chunks(spool, block):
+        finish = block.finish.prepare(_in_chunks(spool, stream, block))
+        for values in _in_chunks(spool, stream, block):
             yield finish(values)
 
 
@@ -101,9 +135,9 @@ def _ordered(stream: NodeStream, block: Block, rows: Iterator[Rows], room: Room)
                 _add(spool, block, chunk)
                 for later in rows:
                     _add(spool, block, later)
-                yield from _in_chunks(spool, block)
+                yield from _in_chunks(spool, stream, block)
             return
-        yield chunk.fields
+        yield _checked(block, chunk)
         position += chunk.ids.numel()
 
 
@@ -125,20 +159,26 @@ def _spool(stream: NodeStream, block: Block, first: int, room: Room) -> Spool:
 
 
 def _add(spool: Spool, block: Block, rows: Rows) -> None:
-    columns = []
+    spool.add(rows.ids, [as_bytes(values) for values in _checked(block, rows).values()])
+
+
+def _checked(block: Block, rows: Rows) -> Chunk:
+    """The fields of a chunk; an error unless each is what the block says."""
     for name, field in block.fields.items():
         values = rows.fields[name]
         if values.dtype != DTYPES[field.dtype] or tuple(values.shape) != (rows.ids.numel(), *field.shape):
             raise DataError(f"field {name!r} came as {values.dtype} {tuple(values.shape)}, not {field}")
-        columns.append(as_bytes(values))
-    spool.add(rows.ids, columns)
+    return {name: rows.fields[name] for name in block.fields}
 
 
-def _in_chunks(spool: Spool, block: Block) -> Iterator[Chunk]:
+def _in_chunks(spool: Spool, stream: NodeStream, block: Block) -> Iterator[Chunk]:
     """All rows, cut by their number and width alone: the same chunks whatever the memory."""
     step = _chunk_rows(sum(field.row_bytes for field in block.fields.values()))
     for bucket in spool.buckets():
-        values = _placed(bucket, block)
+        try:
+            values = _placed(bucket, block)
+        except DataError as error:
+            raise DataError(f"{stream.name!r}: {error}") from error
         for begin in range(0, bucket.num_keys, step):
             yield {name: rows[begin : begin + step] for name, rows in values.items()}
 
@@ -169,8 +209,3 @@ def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int
         cuts.update(range(begin, end, span))
         cuts.add(end)
     return sorted(cuts) if len(cuts) > 1 else [bounds[0], bounds[0]]
-
-
-def part_of(bounds: Sequence[int], node: int) -> int:
-    """The part that holds a node."""
-    return min(bisect_right(bounds, node), len(bounds) - 1) - 1

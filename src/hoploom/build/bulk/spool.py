@@ -3,9 +3,9 @@
 Gives up writing and reading them once more for never holding more than one bucket.
 """
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.ops import KEY_BYTES
 
-MOST_BUCKETS = 256  # each may be an open file
+MOST_BUCKETS = 256
 SPLIT_RECORDS = 1 << 20  # read at once from a bucket that is too large
 
 
@@ -57,7 +57,7 @@ class Spool:
         self._waiting: list[Waiting] = []
         self._waiting_bytes = 0
         self._counts = torch.zeros(len(bounds) - 1, dtype=torch.int64)
-        self._files: dict[int, int] = {}  # bucket -> descriptor
+        self._in_files: set[int] = set()  # buckets; a file is open only while it is read or written
 
     def __enter__(self) -> "Spool":
         return self
@@ -88,11 +88,9 @@ class Spool:
     def close(self) -> None:
         """Forget the records and remove the files."""
         self._waiting.clear()
-        for file in self._files.values():
-            os.close(file)
-        if self._files:
+        if self._in_files:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._files.clear()
+        self._in_files.clear()
 
     def _path(self, bucket: int) -> Path:
         return self._folder / f"{bucket:03d}"
@@ -103,10 +101,9 @@ class Spool:
         for bucket in range(self._counts.numel()):
             pieces = [waiting.of(bucket).reshape(-1).data for waiting in self._waiting]
             if any(map(len, pieces)):
-                if bucket not in self._files:
-                    flags = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_TRUNC
-                    self._files[bucket] = os.open(self._path(bucket), flags, 0o600)
-                _write(self._files[bucket], pieces)
+                with self._path(bucket).open("ab", buffering=0) as file:
+                    _write(file, pieces)
+                self._in_files.add(bucket)
         self._waiting.clear()
         self._waiting_bytes = 0
 
@@ -121,12 +118,14 @@ class Spool:
 
     def _from_file(self, bucket: int, first: int, out: Tensor) -> int:
         """Fill `out` with the file's records from the first on; returns how many there were."""
-        if bucket not in self._files or not out.numel():
+        if bucket not in self._in_files or not out.numel():
             return 0
-        left, offset = memoryview(out.numpy().reshape(-1).data), first * self._width
-        while left and (done := os.preadv(self._files[bucket], [left], offset)):
-            left, offset = left[done:], offset + done
-        return offset // self._width - first
+        left, done = memoryview(out.numpy().reshape(-1).data), 0
+        with self._path(bucket).open("rb", buffering=0) as file:
+            file.seek(first * self._width)
+            while done < len(left) and (count := file.readinto(left[done:])):
+                done += count
+        return done // self._width
 
     def _split(self, bucket: int, first: int, end: int) -> Iterator[Bucket]:
         """A bucket that is too large goes through a spool of its own."""
@@ -150,11 +149,11 @@ def cut(first: int, end: int, step: int) -> list[int]:
     return [*range(first, end, span), end]
 
 
-def _write(file: int, pieces: Sequence[memoryview]) -> None:
+def _write(file: FileIO, pieces: Sequence[memoryview]) -> None:
     for piece in pieces:
         left = piece
         while left:
-            left = left[os.write(file, left) :]
+            left = left[file.write(left) :]
 
 
 def as_bytes(rows: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Streams become a store: nodes first, then relation by relation. Nothing is held whole but what lists are ordered by.
 
-Memory: an eighth of the room for a bucket, a quarter for records that wait; where source nodes carry the times, also
-eight bytes for each of them.
+Memory: an eighth of the room for a bucket, a quarter for records that wait. Beyond it go the longest list (about 20
+bytes an edge), and where source nodes carry the times, eight bytes for each of them.
 """
 
 from collections.abc import Callable, Sequence
