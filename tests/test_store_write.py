@@ -265,3 +265,19 @@ def test_a_store_of_which_nothing_is_here_is_not_saved(ring_store: Store, tmp_pa
 def test_the_checksum_of_two_pieces_follows_from_that_of_each(sizes: tuple[int, int]) -> None:
     first, second = (bytes(number * 7 % 251 for number in range(size)) for size in sizes)
     assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    target = tmp_path / "a[b]*.store"
+    left, other = (tmp_path / f".{name}.partial-0123" for name in (target.name, "ab.store"))
+    for folder in (left, other):
+        (folder / "part-00000").mkdir(parents=True)
+    with StoreWriter(target) as first:
+        assert not left.exists()
+        assert other.exists()  # another store's, though the name looks like a pattern for it
+        with pytest.raises(ValueError, match="stop here"), StoreWriter(target):
+            raise ValueError("stop here")
+        assert first.scratch.is_dir()
+        first.describe(Schema((NodeType("node", 0),), (), True), [layout.PartRange((0,), (0,), (), (), {})])
+    assert target.is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, target.name]
