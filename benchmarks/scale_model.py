@@ -1,9 +1,12 @@
-"""Does `hoploom plan` predict what is measured, at 1 M, 10 M and 100 M edges?
+"""Does `hoploom plan` predict what is measured, at 1 M, 10 M and 100 M edges? (Preparing: at 1 M and 10 M.)
 
 "ours" is measured, "its figure" is the plan's, from constants that `hoploom bench` measures in the same run; a ratio of
 1 is a perfect forecast. The graphs are made in a temporary folder and removed; the largest takes about 1 GB.
 """
 
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,6 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import graph
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import report
 import torch
 from measure import REPETITIONS, Spread, spread_of
@@ -20,6 +26,8 @@ from torch import Tensor
 from hoploom import NeighborLoader, ops
 from hoploom.batch import Sampled
 from hoploom.build.synthetic import generate
+from hoploom.build.tables.build import BuildOptions, build
+from hoploom.build.tables.reader import read_graph
 from hoploom.nn import GraphSAGE
 from hoploom.scale import Constants, Plan, Question, plan
 from hoploom.scale.batches import crowd_of
@@ -34,6 +42,30 @@ from hoploom.store.disk import open_store
 EDGES = (1_000_000, 10_000_000, 100_000_000)
 DEGREE, FEATURES, CLASSES, PARTS = 20, 64, 16, 1
 CACHED = 0.1  # share of the nodes
+PREPARED = 10_000_000  # edges of the largest graph that is built from tables, and cut into parts
+WIDTH, CUT_PARTS, MEMORY, TURNS = 16, 4, 4 * 10**9, 3
+RECIPE = """
+[nodes.node]
+files = "nodes.parquet"
+id = "id"
+features = ["x"]
+label = "y"
+[edges."node to node"]
+files = "edges.parquet"
+source = "source"
+destination = "destination"
+"""
+PARTITION = """
+import json, sys, time
+from pathlib import Path
+from hoploom.partition import partition
+store, out, parts, memory = sys.argv[1:]
+begin = time.perf_counter()
+partition(store, out, int(parts), method="stream", seeds="train", fanouts=None, memory=int(memory))
+seconds = time.perf_counter() - begin
+status = Path("/proc/self/status").read_text()  # getrusage would count the process that started this one
+print(json.dumps([seconds, 1024 * int(status.partition("VmHWM:")[2].split()[0])]))
+"""
 
 
 def measure(tiny: bool) -> Report:
@@ -44,9 +76,13 @@ def measure(tiny: bool) -> Report:
         num_nodes = num_edges // DEGREE // (100 if tiny else 1)
         with tempfile.TemporaryDirectory(prefix="hoploom-scale-") as folder:
             rows += _rows(Path(folder) / "graph.store", num_nodes, constants)
+            if num_edges <= PREPARED:
+                rows += _preparing(Path(folder), num_nodes, constants)
     notes = [
         f"degree {DEGREE}, {FEATURES} float16 features, {PARTS} part; {graph.NUM_SEEDS} seeds, fanouts {graph.FANOUTS}",
         "sampling is mode subgraph, all else mode blocks; the model is GraphSAGE, 256 wide",
+        f"tables: Parquet, scattered integer ids, {WIDTH} float32 features and a label a node",
+        f"parts: {CUT_PARTS}, by stream, nothing sampled; a process of its own, whose peak holds the files it maps too",
     ]
     return Report(rows, notes)
 
@@ -78,6 +114,58 @@ def _rows(folder: Path, num_nodes: int, constants: Constants) -> Iterator[Row]:
     yield _row(f"{name}: model, a step", "ms", _steps(store), answer.times.model, 1e3)
     del store, blocks
     yield _row(f"{name}: edge list to CSC", "s", _sorting(num_nodes), sorting_seconds(answer.question, constants), 1)
+
+
+def _preparing(folder: Path, num_nodes: int, constants: Constants) -> Iterator[Row]:
+    """Tables to a store; the graph's store, which lies in the folder, to parts."""
+    num_edges = num_nodes * DEGREE
+    _write_tables(folder, num_nodes, num_edges)
+    name = f"{num_edges / 1e6:,.3g} M edges"
+    question = Question(
+        nodes=num_nodes,
+        edges=num_edges,
+        features=Field("float32", (WIDTH,)),
+        train_share=0.0,
+        memory_per_host=MEMORY,
+        batch_size=min(graph.NUM_SEEDS, num_nodes),
+    )
+    planned = sum(stage.seconds for stage in plan(question, constants).build)
+    building = spread_of(_seconds(lambda turn=turn: _build(folder, turn)) for turn in range(TURNS))
+    yield _row(f"{name}: tables to store", "s", building, planned, 1)
+    store = open_store(folder / "graph.store")
+    cut = replace(_question(store), hosts=CUT_PARTS, edge_cut="stream", memory_per_host=MEMORY, original_id_bytes=8)
+    planned = sum(stage.seconds for stage in plan(cut, constants).partition)
+    turns = [_partition(folder, turn) for turn in range(TURNS)]
+    yield _row(f"{name}: store to parts", "s", spread_of(seconds for seconds, _ in turns), planned, 1)
+    peak = spread_of(peak for _, peak in turns)
+    yield Row(f"{name}: store to parts, peak memory", "MB", peak.scaled(1e-6), "-")
+
+
+def _write_tables(folder: Path, num_nodes: int, num_edges: int) -> None:
+    """Ids below 2^62, in no order."""
+    draw = np.random.default_rng(1)
+    ids = draw.permutation(np.unique(draw.integers(2**62, size=num_nodes + num_nodes // 8 + 8)))[:num_nodes]
+    x = pa.FixedSizeListArray.from_arrays(pa.array(draw.random(num_nodes * WIDTH, dtype=np.float32)), WIDTH)
+    y = pa.array(draw.integers(CLASSES, size=num_nodes))
+    pq.write_table(pa.table({"id": ids, "x": x, "y": y}), folder / "nodes.parquet")
+    ends = {name: ids[draw.integers(num_nodes, size=num_edges)] for name in ("source", "destination")}
+    pq.write_table(pa.table(ends), folder / "edges.parquet")
+    (folder / "graph.toml").write_text(RECIPE)
+
+
+def _build(folder: Path, turn: int) -> None:
+    options = BuildOptions(threads=report.CORES, memory=MEMORY)
+    build(read_graph(folder / "graph.toml"), folder / f"tables-{turn}.store", options)
+
+
+def _partition(folder: Path, turn: int) -> tuple[float, float]:
+    """Seconds, and the most bytes that the process held."""
+    given = [str(folder / "graph.store"), str(folder / f"parts-{turn}"), str(CUT_PARTS), str(MEMORY)]
+    done = subprocess.run(
+        [sys.executable, "-c", PARTITION, *given], capture_output=True, text=True, timeout=600, check=True
+    )
+    seconds, peak = json.loads(done.stdout)
+    return seconds, peak
 
 
 def _question(store: Store) -> Question:

@@ -249,8 +249,11 @@ def test_the_hosts_it_names_are_the_fewest_that_fit() -> None:
     [
         ({"cache": 0.5}, "breaks", "trainers and cache take"),
         ({"edge_cut": "metis"}, "breaks", "partitioning by metis takes 32.0 TB of 512 GB"),
-        ({"edge_cut": "stream", "memory_per_host": 10**11}, "breaks", "partitioning by stream takes 160 GB of 100 GB"),
+        ({"edge_cut": "stream", "memory_per_host": 10**11}, "breaks", "partitioning by stream takes 700 GB of 100 GB"),
         ({"edge_cut": "stream"}, "breaks", "the stream partitioner counts nodes up to 4.29 B"),
+        ({"edge_cut": "metis"}, "breaks", "the metis partitioner counts nodes up to 4.29 B"),
+        ({"memory_per_host": 64 * 10**9}, "breaks", "partitioning by hash takes 200 GB of 64.0 GB"),
+        ({"edge_cut": 0.3, "memory_per_host": 64 * 10**9}, "breaks", "partitioning takes 200 GB of 64.0 GB"),
         ({"train_share": 1e-9}, "breaks", "10 training seeds cannot feed 512 ranks"),
         ({"fanouts": (-1, -1, -1), "edges": 10**13}, "breaks", "is beyond the 2^31 that ids within it count"),
         ({"memory_per_host": 10**11}, "slow", "do not fit the 100 GB of a host"),
@@ -265,6 +268,35 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], level: str, what: st
     found = findings(plan(replace(LARGE, **change)))
     assert [f.level for f in found if what in f.what] == [level]
     assert all(f.way_out for f in found)
+
+
+def partitioning(**given: Any) -> list[str]:
+    """What a plan finds about partitioning."""
+    graph: dict[str, Any] = {"nodes": 4 * 10**9, "edges": 4 * 10**10, "hosts": 8, "memory_per_host": 80 * 10**9}
+    found = findings(plan(Question(**(graph | given))))
+    return [f"{f.what}; {f.way_out}" for f in found if "partition" in f.what]
+
+
+def test_partitioning_needs_memory_for_every_node() -> None:
+    stream = "partitioning by stream takes 280 GB of 80.0 GB"
+    build = "`hoploom build --parts`, which assigns by a hash and streams"
+    larger = "a larger machine for this step"
+    assert partitioning(edge_cut="stream") == [f"{stream}; {larger}, or hash, or {build}"]
+    assert partitioning(edge_cut="hash", memory_per_host=79 * 10**9) == [
+        f"partitioning by hash takes 80.0 GB of 79.0 GB; {larger}, or {build}"
+    ]
+    assert partitioning(edge_cut="hash") == partitioning(edge_cut="stream", hosts=1) == []
+    assert partitioning(edge_cut="stream", nodes=2**32 - 2, memory_per_host=10**12) == []
+    assert len(partitioning(edge_cut="stream", nodes=2**32 - 1, memory_per_host=10**12)) == 1
+
+
+def test_assigning_by_stream_takes_as_long_as_was_measured_for_each_edge_and_core() -> None:
+    own = replace(default_constants(), partition_edges=1e7, cores=4)
+    assigning = {cut: plan(replace(LARGE, edge_cut=cut), own).partition[0] for cut in ("stream", "hash", 0.2)}
+    assert [stage.seconds for stage in assigning.values()] == pytest.approx([10**12 / (4 * 1e7), 0, 0])
+    text = as_text(plan(replace(LARGE, edge_cut="stream"), own))
+    assert "assign the nodes" in text
+    assert "without the time of METIS" in as_text(plan(replace(LARGE, edge_cut="metis"), own))
 
 
 EXTREMES = [

@@ -161,16 +161,24 @@ def test_a_bench_file_that_is_missing_or_cut_short_is_refused(tmp_path: Path) ->
     path.write_text(to_json(default_constants())[:100])
     with pytest.raises(ConfigError, match="is no JSON"):
         read_constants(path)
+
+
+def test_a_bench_file_from_before_a_figure_was_measured_says_which_and_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
     contents = json.loads(to_json(default_constants()))
+    del contents["partition_edges"]
+    path.write_text(json.dumps(contents))
+    with pytest.raises(ConfigError, match=r"lacks partition_edges, .*; run `hoploom bench --out bench.json` again"):
+        read_constants(path)
     del contents["linear_flops"]
     path.write_text(json.dumps(contents))
-    with pytest.raises(ConfigError, match="lacks linear_flops; run `hoploom bench"):
+    with pytest.raises(ConfigError, match="lacks partition_edges, linear_flops, "):
         read_constants(path)
 
 
 # --- measuring -----------------------------------------------------------------------------------
 
-TINY = measure.Effort((20_000, 60_000), 2 * measure.MB, (measure.MB, 2 * measure.MB), 20_000, 0.002)
+TINY = measure.Effort((20_000, 60_000), 2 * measure.MB, (measure.MB, 2 * measure.MB), 20_000, 20_000, 0.002)
 
 
 def assert_positive(constants: Constants) -> None:
@@ -192,6 +200,7 @@ def test_measuring_yields_constants_that_plans_take(tmp_path: Path, monkeypatch:
     (tmp_path / "bench.json").write_text(to_json(constants))
     assert asdict(read_constants(tmp_path / "bench.json")) == asdict(constants)
     assert "quickly" in constants_as_text(constants)
+    assert "assigning nodes by stream, 1 thread" in constants_as_text(constants)
     answer: Plan = plan(LARGE, constants)
     assert not answer.uses_defaults
 

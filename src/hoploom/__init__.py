@@ -62,7 +62,8 @@ _HOMES = {
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _HOMES |= {name: "train" for name in __all__ if name not in _HOMES}
-_ROOMS = ("batch", "build", "config", "errors", "keys", "load", "nn", "ops", "sample", "schema", "store", "train")
+_ROOMS = {"batch", "build", "config", "errors", "keys", "load", "nn", "ops"}
+_ROOMS |= {"partition", "sample", "scale", "schema", "store", "toml", "train"}
 
 
 def __getattr__(name: str) -> Any:

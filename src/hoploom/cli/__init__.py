@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mi
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,6 +14,7 @@ from importlib import import_module
 import hoploom
 from hoploom.cli.command import Command
 from hoploom.errors import BatchError, HoploomError, PeerError, TrainError
+from hoploom.toml.keys import nearest
 
 # name -> (the module that has it, what it does): only the module of the command that runs is imported.
 COMMANDS = {
@@ -33,7 +35,9 @@ FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser(words[0] if words else "").parse_args(words)
+    parser = _parser(words[0] if words else "")
+    _check_command(parser, words)
+    arguments = parser.parse_args(_joined(words))
     command: Command = arguments.command
     try:
         code = command.run(arguments)
@@ -48,6 +52,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"hoploom: interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
         return 130
+
+
+def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Say what there is instead of a command that is missing or unknown."""
+    listed = f"there are {', '.join(COMMANDS)}; `hoploom --help` says what they do"
+    if not words:
+        parser.error(f"give a command; {listed}")
+    if words[0] not in COMMANDS and not words[0].startswith("-"):
+        close = nearest(words[0], list(COMMANDS))
+        parser.error(f"there is no command {words[0]!r}; {f'did you mean {close}?' if close else listed}")
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """`--fanouts -1,5` as `--fanouts=-1,5`: by itself argparse takes the -1 for an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and re.fullmatch(r"--[a-z][a-z-]*", joined[-1]) and re.match(r"-[0-9]", word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:

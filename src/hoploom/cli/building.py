@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from hoploom.cli.command import Arguments, Command
+from hoploom.cli.command import Arguments, Command, check_writable
+from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.cli.stores import headline
 from hoploom.errors import ConfigError
-from hoploom.scale.amounts import parse_bytes, parse_fanouts
+from hoploom.scale.amounts import parse_bytes, parse_count
 from hoploom.store import layout
 
 DEFAULT_MEMORY = "4GB"
-USUAL_SEEDS = "train"
+ENGINES = ("duckdb", "spark")
+TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
 
 class Stages:
@@ -54,6 +56,14 @@ def _memory(arguments: Arguments) -> int:
     return parse_bytes("--memory", arguments.memory)
 
 
+def _whole_number(flag: str, text: str) -> int:
+    """A count of at least 1."""
+    count = parse_count(flag, text)
+    if count < 1:
+        raise ConfigError(f"{flag} is {text}; give at least 1")
+    return count
+
+
 def _show_store(path: Path, seconds: float) -> None:
     print(f"{headline(path, layout.read_manifest(path))}, {seconds:.1f} s")
 
@@ -64,13 +74,13 @@ def _show_store(path: Path, seconds: float) -> None:
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", type=Path, help="graph.toml; `hoploom init --tables DIR` drafts one")
     _add_out(parser)
-    parser.add_argument("--parts", type=int, default=1, metavar="N", help="parts, nodes assigned by a hash of their id")
+    parser.add_argument("--parts", default="1", metavar="N", help="parts, nodes assigned by a hash of their id")
     parser.add_argument("--drop-dangling", action="store_true", help="leave out edges of unknown nodes, and count them")
     parser.add_argument(
         "--engine", default="duckdb", metavar="NAME", help="what joins the tables: duckdb (default) or spark"
     )
     parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of the engine (default: all cores)")
+    parser.add_argument("--threads", metavar="N", help="threads of the engine (default: all cores)")
 
 
 def _build(arguments: Arguments) -> int:
@@ -78,13 +88,15 @@ def _build(arguments: Arguments) -> int:
     from hoploom.build.tables.reader import read_graph
 
     options = BuildOptions(
-        parts=arguments.parts,
+        parts=_whole_number("--parts", arguments.parts),
         memory=_memory(arguments),
-        threads=arguments.threads,
+        threads=None if arguments.threads is None else _whole_number("--threads", arguments.threads),
         engine=arguments.engine,
         master=arguments.master,
         drop_dangling=arguments.drop_dangling,
     )
+    _check_engine(arguments.engine)
+    _check_recipe(arguments.graph)
     with Stages() as stages:
         report = build(read_graph(arguments.graph), arguments.out, options, progress=stages.show)
     for relation, count in report.dropped.items():
@@ -92,6 +104,19 @@ def _build(arguments: Arguments) -> int:
             print(f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes")
     _show_store(arguments.out, sum(report.seconds.values()))
     return 0
+
+
+def _check_engine(name: str) -> None:
+    """Before a table is read."""
+    if name not in ENGINES:
+        raise ConfigError(f"--engine is {name!r}; give one of {', '.join(ENGINES)}")
+
+
+def _check_recipe(path: Path) -> None:
+    """A table, or a folder of them, is not what build reads: it reads what describes them."""
+    if path.is_dir() or (path.suffix in TABLES and path.exists()):
+        folder = path if path.is_dir() else path.parent
+        raise ConfigError(f"{path} is no graph.toml; `hoploom init --tables {folder}` drafts one")
 
 
 # --- import --------------------------------------------------------------------------------------
@@ -118,6 +143,8 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _import(arguments: Arguments) -> int:
     begin = time.monotonic()
+    if not arguments.folder.exists():
+        raise ConfigError(f"{arguments.folder} does not exist; give the path of what was downloaded")
     with Stages() as stages:
         arguments.import_kind(arguments, stages)
     _show_store(arguments.out, time.monotonic() - begin)
@@ -169,15 +196,22 @@ def _splits(given: list[str]) -> Mapping[str, Path]:
 def _partition_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", type=Path, help="a store's directory, of any number of parts")
     _add_out(parser)
-    parser.add_argument("--parts", type=int, required=True, metavar="N", help="parts of the new store")
+    parser.add_argument("--parts", required=True, metavar="N", help="parts of the new store")
     parser.add_argument(
         "--method", default="stream", metavar="NAME", help="hash, range, stream (default), or metis (needs pymetis)"
     )
     parser.add_argument(
-        "--seeds", metavar="SPLIT", help="the split that training starts from (default: train, where there is one)"
+        "--seeds",
+        metavar="SPLIT",
+        help="the split that training starts from: SPLIT, TYPE:SPLIT, or none (default: train, where just one node "
+        "type has members of it)",
     )
     parser.add_argument(
-        "--fanouts", default="15,10,5", metavar="N,N", help="as in training: finds the hottest nodes (default: 15,10,5)"
+        "--fanouts",
+        default="15,10,5",
+        metavar="N,N",
+        help="as in training, to find the hottest nodes; -1 for all neighbours, none to sample nothing (default: "
+        "15,10,5)",
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON too")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the report as a picture, an SVG")
@@ -187,15 +221,18 @@ def _partition(arguments: Arguments) -> int:
     from hoploom.partition import as_json, as_svg, partition
     from hoploom.store.durable import write_whole
 
+    num_parts, fanouts = _whole_number("--parts", arguments.parts), fanouts_of(arguments.fanouts)
+    check_writable("--report", arguments.report)
+    check_writable("--picture", arguments.picture)
     begin = time.monotonic()
     with Stages() as stages:
         report = partition(
             arguments.store,
             arguments.out,
-            arguments.parts,
+            num_parts,
             method=arguments.method,
-            seeds=_seeds(arguments),
-            fanouts=list(parse_fanouts("--fanouts", arguments.fanouts)),
+            seeds=seeds_of(layout.read_manifest(arguments.store).schema, arguments.seeds),
+            fanouts=fanouts,
             memory=_memory(arguments),
             progress=stages.show,
         )
@@ -206,14 +243,6 @@ def _partition(arguments: Arguments) -> int:
         if path is not None:
             write_whole(path, [write(report).encode()])
     return 0
-
-
-def _seeds(arguments: Arguments) -> str | None:
-    """The split asked for; else the usual one, if the store has it."""
-    if arguments.seeds is not None:
-        return str(arguments.seeds)
-    having = [t for t in layout.read_manifest(arguments.store).schema.node_types if USUAL_SEEDS in t.splits]
-    return USUAL_SEEDS if having else None
 
 
 COMMANDS = {

@@ -1,9 +1,13 @@
 """What a subcommand is, and what several of them print with."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from hoploom.errors import ConfigError
 
 Arguments = argparse.Namespace
 BAR_WIDTH = 40
@@ -15,6 +19,20 @@ class Command:
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Refuse a file that could not be written, before the work that it is to tell of."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise ConfigError(f"{flag} is {path}, which is a directory; give a file, e.g. {path / f'{flag[2:]}.out'}")
+    if not folder.is_dir():
+        raise ConfigError(f"{flag} is {path}, but there is no folder {path.parent}; make it first")
+    held = path if path.exists() else folder
+    if not (os.access(held, os.W_OK) and os.access(folder, os.W_OK | os.X_OK)):
+        raise ConfigError(f"{flag} is {path}, but {held} may not be written; give another path, or change its mode")
 
 
 def megabytes(size: int) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom import scale
-from hoploom.cli.command import Arguments, Command
-from hoploom.errors import ConfigError
+from hoploom.cli.command import Arguments, Command, check_writable
 from hoploom.scale.measure import measure
 
 
@@ -36,7 +35,7 @@ FLAGS = (  # flag, field of Question, how it is read, help
     ("--train-share", "train_share", scale.parse_number, "share of the nodes that are training seeds"),
     ("--hosts", "hosts", scale.parse_count, "hosts that hold the graph and train"),
     ("--parts-per-host", "parts_per_host", scale.parse_count, "parts of the store per host"),
-    ("--memory-per-host", "memory_per_host", scale.parse_bytes, "memory of a host: 512GB, 64GiB"),
+    ("--memory-per-host", "memory_per_host", scale.parse_bytes, "memory of a host, e.g. 64GiB"),
     (
         "--network",
         "network",
@@ -45,9 +44,9 @@ FLAGS = (  # flag, field of Question, how it is read, help
     ),
     ("--topology", "topology", _word, "auto, everywhere (every host maps all of it) or parts"),
     ("--edge-cut", "edge_cut", scale.parse_cut, "share of the edges between hosts, or hash, range, stream, metis"),
-    ("--fanouts", "fanouts", scale.parse_fanouts, "picks per node, one per layer: 15,10,5"),
+    ("--fanouts", "fanouts", scale.parse_fanouts, "picks per node, one per layer, -1 for all neighbours"),
     ("--batch-size", "batch_size", scale.parse_count, "seeds of a rank's step"),
-    ("--mode", "mode", _word, "blocks or subgraph"),
+    ("--mode", "mode", _word, "what a batch is: blocks or subgraph"),
     ("--ranks-per-host", "ranks_per_host", scale.parse_count, "training processes of a host"),
     ("--workers", "workers", scale.parse_count, "loader threads of a rank"),
     ("--hidden", "hidden", scale.parse_count, "width of the model; it has a layer per fanout"),
@@ -57,6 +56,7 @@ FLAGS = (  # flag, field of Question, how it is read, help
     ("--hit-rate", "hit_rate", scale.parse_number, "of that cache, where it is known"),
     ("--skew", "skew", scale.parse_number, "of the nodes' popularity: 0 all alike, 0.5 degrees as 1 / d^2"),
 )
+SHOWN = {"memory_per_host": "512GB", "fanouts": "15,10,5", "features": "128xfp32"}  # defaults, as they are given
 SWITCHES = (
     ("--weights", "weights", "edges have weights"),
     ("--times", "times", "edges have times"),
@@ -69,7 +69,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, field, _, text in FLAGS:
         default = defaults[field]
         shown = isinstance(default, int | float | str) and not isinstance(default, bool)
-        words = f"{text} (default: {default})" if shown else text
+        words = f"{text} (default: {SHOWN.get(field, default)})" if shown or field in SHOWN else text
         parser.add_argument(flag, dest=field, metavar="X", required=field in ("nodes", "edges"), help=words)
     for flag, field, text in SWITCHES:
         parser.add_argument(flag, dest=field, action="store_true", help=text)
@@ -97,8 +97,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bench(arguments: Arguments) -> int:
     out: Path | None = arguments.out
-    if out is not None and not out.absolute().parent.is_dir():  # said before anything is measured
-        raise ConfigError(f"--out is {out}, but there is no folder {out.parent}; make it first")
+    check_writable("--out", out)  # said before anything is measured
     constants = measure(arguments.quick, arguments.dir, lambda what: print(what, file=sys.stderr, flush=True))
     print(scale.constants_as_text(constants))
     if out is not None:

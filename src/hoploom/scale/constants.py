@@ -40,6 +40,7 @@ class Constants:
     open_file_seconds: float  # of each further file
     csc_edges: Curve  # edges sorted into lists, all cores; by bytes of the lists
     join_edges: float | None  # edges whose both ends are looked up in the node table, by DuckDB, all cores
+    partition_edges: float  # edges of the graph, by the stream partitioner from first to last, 1 thread
     disk_write: float  # bytes, flushed
     disk_read: float  # bytes, in order
     disk_reads: float  # pages of 4096 bytes, one at a time
@@ -85,7 +86,7 @@ def read_constants(path: str | Path) -> Constants:
     given = {field.name: _checked(path, field.name, contents) for field in fields(Constants) if field.name in contents}
     missing = [field.name for field in fields(Constants) if field.name not in given and field.name != "quick"]
     if missing:
-        raise ConfigError(f"{path} lacks {missing[0]}; {REMEDY}")
+        raise ConfigError(f"{path} lacks {', '.join(missing)}, it is older or was cut down; {REMEDY}")
     return Constants(**given)  # type: ignore[arg-type]
 
 

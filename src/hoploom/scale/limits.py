@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hoploom.errors import ConfigError
+from hoploom.ops.partition import MOST_NODES
 from hoploom.scale.amounts import as_bytes, as_count, as_seconds, as_share
 from hoploom.scale.batches import batch_size, traffic
 from hoploom.scale.constants import Constants
@@ -14,8 +15,8 @@ from hoploom.store.disk import ID_LIMIT
 
 Level = Literal["breaks", "slow", "note"]
 LOCAL_IDS = 2**31  # of the nodes of one batch
-STREAM_NODES = 2**32 - 2  # of all types together
-PARTITIONER_BYTES = 16  # per node, of the stream partitioner
+PARTITION_BYTES = 20  # per node, by any method: its part, how often it was sampled, its new id
+STREAM_BYTES = 70  # per node, of the stream partitioner, before any of that; 68 were measured
 METIS_BYTES = 32  # per edge: both directions as 64-bit ids, and as much again to work in
 ID_MAP_BYTES = 32  # per node, of the hash table that ids are looked up in
 LONG = 24 * 3600.0  # seconds of a build that are worth a word
@@ -123,16 +124,7 @@ def _batches(answer: Plan) -> list[Finding]:
 
 def _preparing(answer: Plan) -> list[Finding]:
     question = answer.question
-    method = question.edge_cut if isinstance(question.edge_cut, str) else ""
-    needed = {"stream": question.nodes * PARTITIONER_BYTES, "metis": question.edges * METIS_BYTES}.get(method, 0)
-    has, found = question.memory_per_host, []
-    if needed > has:
-        what = f"partitioning by {method} takes {as_bytes(needed)} of {as_bytes(has)}"
-        way_out = "a larger machine for this step, or hash"
-        found.append(Finding("breaks", what, way_out + (" or stream" if method == "metis" else "")))
-    if method == "stream" and question.nodes > STREAM_NODES:
-        what = f"the stream partitioner counts nodes up to {as_count(STREAM_NODES)}"
-        found.append(Finding("breaks", what, "hash, or an assignment of your own"))
+    has, found = question.memory_per_host, _partitioning(question) if question.hosts > 1 else []
     if question.original_id_bytes:
         id_map = question.nodes * (ID_MAP_BYTES + question.original_id_bytes)
         if id_map > has:
@@ -143,6 +135,31 @@ def _preparing(answer: Plan) -> list[Finding]:
         what = f"building the store takes one machine like the one measured {as_seconds(seconds)}"
         found.append(Finding("slow", what, "--engine spark for the joins, a machine of more cores and faster disks"))
     return found
+
+
+def _partitioning(question: Question) -> list[Finding]:
+    """Of `hoploom partition`, on one machine like the hosts."""
+    method = question.edge_cut if isinstance(question.edge_cut, str) else ""
+    has, found = question.memory_per_host, []
+    needed = _partition_bytes(question, method)
+    if needed > has:
+        ways = ["a larger machine for this step"]
+        ways += [other for other in ("stream", "hash") if needed > has >= _partition_bytes(question, other)]
+        ways.append("`hoploom build --parts`, which assigns by a hash and streams")
+        what = f"partitioning{f' by {method}' if method else ''} takes {as_bytes(needed)} of {as_bytes(has)}"
+        found.append(Finding("breaks", what, ", or ".join(ways)))
+    if method in ("stream", "metis") and question.nodes > MOST_NODES:
+        what = (
+            f"the {method} partitioner counts nodes up to {as_count(MOST_NODES)}, there are {as_count(question.nodes)}"
+        )
+        found.append(Finding("breaks", what, "hash or range, which look at ids alone"))
+    return found
+
+
+def _partition_bytes(question: Question, method: str) -> int:
+    """At its peak: nodes are assigned first, and all else comes after."""
+    assigning = {"stream": question.nodes * STREAM_BYTES, "metis": question.edges * METIS_BYTES}.get(method, 0)
+    return max(assigning, question.nodes * PARTITION_BYTES)
 
 
 def _speed(answer: Plan) -> list[Finding]:

@@ -145,6 +145,8 @@ def _preparing(answer: Plan) -> list[Line]:
     lines.append(("tables to store", as_seconds(_sum(answer.build)), ""))
     if answer.question.hosts > 1:
         how = answer.question.edge_cut if isinstance(answer.question.edge_cut, str) else "a given edge cut"
+        how += ", without the time of METIS itself" * (how == "metis")
+        lines += [(stage.name, as_seconds(stage.seconds), "") for stage in answer.partition[:1] if stage.seconds]
         lines.append(("store to parts", as_seconds(_sum(answer.partition)), f"by {how}"))
     lines.append(("opening it all", as_seconds(answer.opening), ""))
     return lines
@@ -196,6 +198,7 @@ CONSTANTS = (  # field, what it is, unit
     ("open_seconds", "opening a store of one part", "s"),
     ("open_file_seconds", "opening each further file", "s"),
     ("join_edges", "looking up both ends of edges, DuckDB", "edges/s"),
+    ("partition_edges", "assigning nodes by stream, 1 thread", "edges/s"),
     ("disk_write", "writing to disk", "B"),
     ("disk_read", "reading from disk in order", "B"),
     ("disk_reads", "pages of 4 KiB at random, one at a time", "/s"),

@@ -1,0 +1,255 @@
+"""Build, import and partition as commands: what they take, and what they say to a mistake before any work is done."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import hoploom
+from hoploom.cli import COMMANDS, main
+from hoploom.cli.seeding import seeds_of
+from hoploom.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+
+RECIPE = """
+[nodes.node]
+files = "nodes.parquet"
+id = "id"
+[edges."node to node"]
+files = "edges.parquet"
+source = "a"
+destination = "b"
+"""
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Path:
+    """Node v of 60 is linked to by v + 1; every third node is a training seed."""
+    ids = torch.arange(60)
+    splits = {"train": ids[::3], "rest": ids[1::3]}
+    hoploom.from_tensors({}, torch.stack([(ids + 1) % 60, ids]), num_nodes=60, splits=splits).save(tmp_path / "ring")
+    return tmp_path / "ring"
+
+
+def bipartite(folder: Path, splits: dict[str, dict[str, torch.Tensor]]) -> Path:
+    """20 authors, 40 papers, and edges both ways."""
+    authors, papers = torch.arange(40) % 20, torch.arange(40)
+    edges = {
+        ("author", "writes", "paper"): torch.stack([authors, papers]),
+        ("paper", "rev_writes", "author"): torch.stack([papers, authors]),
+    }
+    nodes: dict[str, dict[str, torch.Tensor]] = {"author": {}, "paper": {}}
+    counts = {"author": 20, "paper": 40}
+    hoploom.from_tensors(nodes, edges, num_nodes=counts, splits=splits).save(folder / "bipartite")
+    return folder / "bipartite"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    pq.write_table(pa.table({"id": list(range(10))}), tmp_path / "nodes.parquet")
+    pq.write_table(pa.table({"a": list(range(9)), "b": list(range(1, 10))}), tmp_path / "edges.parquet")
+    (tmp_path / "graph.toml").write_text(RECIPE)
+    return tmp_path / "graph.toml"
+
+
+def refusal(argv: list[Any], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that is said; nothing was made."""
+    out = Path(argv[argv.index("-o") + 1]) if "-o" in argv else None
+    assert main([str(word) for word in argv]) == 2
+    shown, err = capsys.readouterr()
+    assert shown == ""
+    assert re.fullmatch(r"hoploom: [^\n]*\n", err)
+    assert out is None or not out.exists()
+    return err
+
+
+# --- partition: what training starts from --------------------------------------------------------
+
+
+def partitioned(store: Path, *words: str) -> dict[str, Any]:
+    """The report of `partition` in two parts."""
+    out, report = store.with_name("parts"), store.with_name("report.json")
+    assert main(["partition", str(store), "-o", str(out), "--parts", "2", "--report", str(report), *words]) == 0
+    assert len(hoploom.open(out).parts) == 2
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
+
+
+def test_one_type_with_members_of_train_is_where_training_starts(tmp_path: Path) -> None:
+    splits = {"author": {"train": torch.arange(0)}, "paper": {"train": torch.arange(10)}}
+    schema = hoploom.open(bipartite(tmp_path, splits)).schema
+    assert seeds_of(schema, None) == seeds_of(schema, "train") == ("paper", "train")
+
+
+def test_two_types_with_train_are_partitioned_without_seeds_or_with_those_named(tmp_path: Path) -> None:
+    ids = torch.arange(10)
+    store = bipartite(tmp_path, {"author": {"train": ids}, "paper": {"train": ids}})
+    assert sum(part["num_seeds"] for part in partitioned(store)["parts"]) == 0
+    os.rename(tmp_path / "parts", tmp_path / "before")
+    of_authors = partitioned(store, "--seeds", "author:train", "--fanouts", "-1,5")
+    assert sum(part["num_seeds"] for part in of_authors["parts"]) == 10
+    assert "-1" in json.dumps(of_authors)
+
+
+def test_an_empty_train_is_as_good_as_none(tmp_path: Path) -> None:
+    store = bipartite(tmp_path, {"paper": {"train": torch.arange(0)}})
+    assert sum(part["num_seeds"] for part in partitioned(store)["parts"]) == 0
+
+
+def test_seeds_and_fanouts_can_be_left_out(ring: Path) -> None:
+    assert sum(part["num_seeds"] for part in partitioned(ring, "--seeds", "none")["parts"]) == 0
+    os.rename(ring.with_name("parts"), ring.with_name("before"))
+    unsampled = partitioned(ring, "--fanouts", "none")
+    assert sum(part["num_seeds"] for part in unsampled["parts"]) == 20
+    os.rename(ring.with_name("parts"), ring.with_name("before-too"))
+    assert sum(part["num_seeds"] for part in partitioned(ring, "--seeds", "node:rest")["parts"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train", "--seeds is 'train', a split of author and paper; give one, e.g. author:train"),
+        ("tarin", "there is no split 'tarin'; did you mean train"),
+        ("papr:train", "there is no node type 'papr'; did you mean paper"),
+        ("paper:tarin", "there is no split 'tarin'; did you mean train"),
+        ("zzz", "the splits are empty, train; give one, or none"),
+        ("empty", "a split without members; give another, or none"),
+        ("paper:empty", "a split without members; give another, or none"),
+    ],
+)
+def test_wrong_seeds_are_refused_with_the_way_out(tmp_path: Path, text: str, message: str) -> None:
+    ids = torch.arange(10)
+    store = bipartite(tmp_path, {"author": {"train": ids}, "paper": {"train": ids, "empty": ids[:0]}})
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        seeds_of(hoploom.open(store).schema, text)
+
+
+# --- refused before the work starts --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--report", "--picture"])
+def test_what_cannot_be_written_is_refused_before_the_work(
+    ring: Path, flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ring.parent
+    given = ["partition", ring, "-o", folder / "parts", "--parts", "2", flag]
+    assert "but there is no folder" in refusal([*given, folder / "absent" / "r"], capsys)
+    assert "is a directory; give a file" in refusal([*given, folder], capsys)
+    monkeypatch.setattr("hoploom.cli.command.os.access", lambda path, mode: False)
+    assert "may not be written; give another path" in refusal([*given, folder / "r"], capsys)
+
+
+def test_bench_says_before_measuring_what_it_cannot_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hoploom.cli.scaling.measure", lambda *_: pytest.fail("measured"))
+    assert "is a directory; give a file" in refusal(["bench", "--out", tmp_path], capsys)
+    assert "there is no folder" in refusal(["bench", "--out", tmp_path / "absent" / "bench.json"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parts", "0"], "--parts is 0; give at least 1"),
+        (["--parts", "x"], "--parts is 'x'; give a whole number"),
+        (["--parts", "-2"], "--parts is '-2'; give a whole number"),
+        (["--fanouts", "5;10"], "--fanouts is '5;10'; give one count per layer"),
+        (["--memory", "much"], "--memory is 'much'; give a size"),
+        (["--method", "hsah"], "did you mean 'hash'"),
+    ],
+)
+def test_partition_refuses_wrong_options(
+    ring: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["partition", ring, "-o", ring.with_name("parts")]
+    assert message in refusal([*argv, *([] if "--parts" in words else ["--parts", "2"]), *words], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parts", "0"], "--parts is 0; give at least 1"),
+        (["--parts", "x"], "--parts is 'x'; give a whole number"),
+        (["--threads", "0"], "--threads is 0; give at least 1"),
+        (["--threads", "-1"], "--threads is '-1'; give a whole number"),
+        (["--engine", "foo"], "--engine is 'foo'; give one of duckdb, spark"),
+        (["--memory", "0GB"], "--memory is '0GB'; give a size above 0"),
+    ],
+)
+def test_build_refuses_wrong_options(
+    recipe: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refusal(["build", recipe, "-o", recipe.with_name("s"), *words], capsys)
+
+
+def test_build_wants_a_graph_toml_and_says_how_to_get_one(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = recipe.parent
+    for given in (folder, folder / "nodes.parquet"):
+        said = refusal(["build", given, "-o", folder / "s"], capsys)
+        assert f"{given} is no graph.toml; `hoploom init --tables {folder}` drafts one" in said
+    assert "does not exist; `hoploom init --tables DIR" in refusal(
+        ["build", folder / "absent.toml", "-o", folder / "s"], capsys
+    )
+
+
+@pytest.mark.parametrize("kind", [["ogb", "ogbn-arxiv"], ["npz"], ["glt"]], ids=lambda kind: kind[0])
+def test_import_of_what_is_not_there_is_refused(
+    tmp_path: Path, kind: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(["import", *kind, tmp_path / "absent", "-o", tmp_path / "s"], capsys)
+    assert "absent does not exist; give the path" in said
+
+
+def test_a_store_that_is_missing_or_there_already_is_refused(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["partition", ring.with_name("absent"), "-o", ring.with_name("parts"), "--parts", "2"]
+    assert "absent is no store" in refusal(argv, capsys)
+    assert main(["partition", str(ring), "-o", str(ring), "--parts", "2"]) == 2
+    assert "ring exists; give another path, or remove it first" in capsys.readouterr().err
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def test_fanouts_may_begin_with_all_neighbours(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = ["--nodes", "1e6", "--edges", "1e7"]
+    assert main(["plan", *graph, "--fanouts", "-1,5"]) == 0
+    assert "fanouts -1,5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "give a command; there are build, import, partition"),
+        (["parition", "a"], "there is no command 'parition'; did you mean partition?"),
+        (["zzzzzz"], "there is no command 'zzzzzz'; there are build, import"),
+    ],
+)
+def test_a_command_that_is_not_there_is_answered_with_those_that_are(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(argv)
+    assert exited.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_page_of_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([name, "--help"])
+    assert exited.value.code == 0
+    assert COMMANDS[name][1] in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", ["partition", "scale", "toml"])
+def test_rooms_are_reached_through_the_package(name: str) -> None:
+    assert getattr(hoploom, name).__name__ == f"hoploom.{name}"
+    assert name in hoploom._ROOMS
+    assert name in dir(hoploom)
