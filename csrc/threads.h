@@ -2,17 +2,32 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 namespace hoploom {
 
-// Runs work(thread) on every thread and waits. `work` must not throw.
+// Runs work(thread) on every thread and waits. What one of them throws, the caller gets: of several the first.
 template <typename Work>
 void on_threads(int threads, Work work) {
-  std::vector<std::jthread> others;  // joined even if one cannot be started
-  for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
-  work(0);
+  std::exception_ptr thrown;
+  std::mutex mutex;
+  const auto guarded = [&](int thread) {
+    try {
+      work(thread);
+    } catch (...) {
+      const std::lock_guard guard(mutex);
+      if (!thrown) thrown = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> others;  // joined even if one cannot be started
+    for (int t = 1; t < threads; ++t) others.emplace_back(guarded, t);
+    guarded(0);
+  }
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 // The first list of thread t: lists and their entries weigh alike.

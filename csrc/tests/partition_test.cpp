@@ -2,7 +2,10 @@
 #include "../partition.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 
 #include "check.h"
 #include "graphs.h"
@@ -113,4 +116,21 @@ TEST(what_is_out_of_range_throws) {
   beyond = topology_of(graph);
   beyond.lists[0].num_sources = 11;
   CHECK_THROWS(assigned(beyond, 2, 1));
+}
+
+TEST(what_a_thread_throws_reaches_the_caller) {
+  for (int thrower : {0, 1, 3}) {
+    std::atomic<int> done{0};
+    std::string caught;
+    try {
+      on_threads(4, [&](int thread) {
+        if (thread == thrower) throw std::length_error("too much");
+        ++done;
+      });
+    } catch (const std::length_error& error) {
+      caught = error.what();
+    }
+    CHECK_EQUAL(caught, std::string("too much"));
+    CHECK_EQUAL(done.load(), 3);  // the others were waited for
+  }
 }
