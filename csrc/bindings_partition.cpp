@@ -12,7 +12,8 @@ namespace {
 
 using Ids = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // int32 or int64
 
-// Lists are (indptr, indices, first node, first source, number of sources, relation, its name).
+// Lists are (indptr, indices, first node, first source, number of sources, relation, its name, whether both are maps of
+// files that nobody wrote to).
 Topology topology_of(nb::list lists, Array<int64_t> bounds, int64_t num_relations,
                      std::vector<std::pair<Array<int64_t>, Ids>>& kept) {
   Topology topology{{bounds.data(), bounds.data() + bounds.shape(0)}, {}};
@@ -35,7 +36,8 @@ Topology topology_of(nb::list lists, Array<int64_t> bounds, int64_t num_relation
                      nb::cast<int64_t>(held[3]),
                      nb::cast<int64_t>(held[4]),
                      nb::cast<int64_t>(held[5]),
-                     nb::cast<std::string>(held[6])};
+                     nb::cast<std::string>(held[6]),
+                     nb::cast<bool>(held[7])};
     require(in.relation >= 0 && in.relation < num_relations, "no such relation");
     topology.lists.push_back(in);
   }
@@ -62,6 +64,11 @@ void cut(nb::list lists, Array<int64_t> bounds, Array<int16_t> parts, int thread
   count_cut(topology, parts.data(), threads, out.data());
 }
 
+// Whole pages of an array that is a map of a file to which nobody wrote; they come back from the file when read.
+void drop_pages(nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> mapped) {
+  drop(mapped.data(), 0, int64_t(mapped.nbytes()));
+}
+
 }  // namespace
 
 void bind_partitioning(nb::module_& m) {
@@ -69,6 +76,7 @@ void bind_partitioning(nb::module_& m) {
         "num_parts"_a, "passes"_a, "imbalance"_a, "threads"_a, "key"_a, nb::arg("out").noconvert());
   m.def("count_cut", &cut, "lists"_a, nb::arg("bounds").noconvert(), nb::arg("parts").noconvert(), "threads"_a,
         nb::arg("out").noconvert());
+  m.def("drop_pages", &drop_pages, nb::arg("mapped").noconvert());
 }
 
 }  // namespace hoploom

@@ -75,21 +75,26 @@ OutSamples::OutSamples(const Topology& topology, const std::vector<Block>& block
   Faults faults;
   std::vector<uint32_t> rows(size_t(topology.num_nodes()), kNone);
   uint32_t count = 0;
-  for (const Block& block : blocks)
+  for (const Block& block : blocks) {
     for (int64_t v = block.first; v < block.end; ++v)
       if (degree_of(block, v, faults) < kEnough) rows[size_t(v)] = count++;
+    let_go(block, block.first, block.end);
+  }
   faults.raise();
   if (count == 0) return;
   rows_ = std::move(rows);
   ends_.assign(size_t(count) * kKept, kNone);
-  for (const Block& block : blocks)
+  for (const Block& block : blocks) {
     share_out(block.first, block.end, kPiece, threads, [&](int, int64_t first, int64_t end) {
       for (int64_t v = first; v < end; ++v)
         for (const InLists* lists : block.lists)
           read_sources(*lists, v, span_of(*lists, v, faults), faults, [&](int64_t source) {
             if (rows_[size_t(source)] != kNone && source != v) keep(uint32_t(source), uint32_t(v));
           });
+      let_go(block, first, end, kMany);
     });
+    let_go(block, block.first, block.end);
+  }
   faults.raise();
 }
 
@@ -176,9 +181,11 @@ Array<uint32_t> propagate_labels(const std::vector<Block>& blocks, const OutSamp
     return sizes.of(degree_of(block, v, faults), is_seed && is_seed[v]);
   };
   std::fill(clusters.closed.begin(), clusters.closed.end(), 0);
-  for (const Block& block : blocks)
+  for (const Block& block : blocks) {
     for (int64_t v = block.first; v < block.end; ++v)
       clusters.held[v] = 0, clusters.grow(uint32_t(v), size_of(block, v));
+    let_go(block, block.first, block.end);
+  }
   std::vector<Ballot> ballots(static_cast<size_t>(threads));
   std::vector<uint32_t> wanted;
   std::vector<int64_t> own_sizes;
@@ -190,8 +197,10 @@ Array<uint32_t> propagate_labels(const std::vector<Block>& blocks, const OutSamp
       share_out(block.first, block.end, kGroup, threads, [&](int thread, int64_t first, int64_t end) {
         propose(task, clusters, first, end, ballots[size_t(thread)], &wanted[size_t(first - block.first)]);
         for (int64_t v = first; v < end; ++v) own_sizes[size_t(v - block.first)] = size_of(block, v);
+        let_go(block, first, end, kMany);
       });
       settle(block, wanted, own_sizes, clusters);
+      let_go(block, block.first, block.end);
     }
     faults.raise();
   }

@@ -1,5 +1,8 @@
 #include "lists.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <stdexcept>
 
 namespace hoploom {
@@ -44,6 +47,32 @@ std::vector<Block> blocks_of(const Topology& topology, int64_t at_least) {
       blocks.push_back(std::move(block));
     }
   return blocks;
+}
+
+namespace {
+
+constexpr uintptr_t kAround = 128 << 10;  // a fault maps pages before the one asked for, too
+
+}  // namespace
+
+void drop(const void* array, int64_t begin, int64_t end) {
+  const auto base = reinterpret_cast<uintptr_t>(array), page = uintptr_t(sysconf(_SC_PAGESIZE));
+  const uintptr_t first = (base + page - 1) / page * page, wanted = (base + uintptr_t(begin)) / page * page;
+  const uintptr_t from = std::max(first, wanted - std::min(wanted, kAround)),
+                  to = (base + uintptr_t(end)) / page * page;
+  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+}
+
+void let_go(const Block& block, int64_t first, int64_t end, int64_t at_least) {
+  for (const InLists* lists : block.lists) {
+    if (!lists->mapped) continue;
+    const int64_t from = first - lists->first_node, to = end - lists->first_node, width = lists->wide ? 8 : 4;
+    const int64_t begins = std::clamp<int64_t>(lists->indptr[from], 0, lists->num_edges) * width;
+    const int64_t ends = std::clamp<int64_t>(lists->indptr[to], 0, lists->num_edges) * width;
+    if (ends - begins < at_least) continue;
+    drop(lists->indices, begins, ends);
+    drop(lists->indptr, from * 8, to * 8);
+  }
 }
 
 void Faults::add(const InLists& lists, int64_t node, const std::string& what) {

@@ -21,7 +21,8 @@ struct InLists {
   int64_t first_node;                 // the destination of the first list
   int64_t first_source, num_sources;  // the source type's nodes
   int64_t relation;
-  std::string name;  // of the relation, for messages
+  std::string name;     // of the relation, for messages
+  bool mapped = false;  // both are maps of files that nobody wrote to: their pages may be dropped and come back
 };
 
 struct Topology {
@@ -41,6 +42,15 @@ struct Block {
 // All nodes in order, in at least `at_least` blocks where there are as many nodes. Throws std::out_of_range unless the
 // lists fit the types.
 std::vector<Block> blocks_of(const Topology& topology, int64_t at_least);
+
+// Drops the whole pages of bytes [begin, end) of an array that is a map of a file, and some before them. What was
+// written to such a page would be lost.
+void drop(const void* array, int64_t begin, int64_t end);
+
+// Drops the pages of mapped lists that hold those of nodes [first, end), unless they are less than `at_least` bytes:
+// pages of a map count as the process's own until then. They stay in the page cache.
+void let_go(const Block& block, int64_t first, int64_t end, int64_t at_least = 0);
+constexpr int64_t kMany = 256 << 10;  // bytes that are let go before all of a block is
 
 // The first fault that threads come across, by node.
 class Faults {
@@ -95,7 +105,7 @@ inline int64_t degree_of(const Block& block, int64_t node, Faults& faults) {
   return degree;
 }
 
-// work(thread, first, end) for pieces of [first, end), whichever thread is free. `work` must not throw.
+// work(thread, first, end) for pieces of [first, end), whichever thread is free.
 template <typename Work>
 void share_out(int64_t first, int64_t end, int64_t piece, int threads, Work work) {
   std::atomic<int64_t> next{first};

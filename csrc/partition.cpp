@@ -21,11 +21,13 @@ constexpr uint32_t kNoCluster = UINT32_MAX;
 std::vector<int64_t> total_load(const Graph& graph) {
   Faults faults;
   std::vector<int64_t> total(size_t(graph.num_kinds())), load(total.size());
-  for (const Block& block : graph.blocks)
+  for (const Block& block : graph.blocks) {
     for (int64_t v = block.first; v < block.end; ++v) {
       graph.load_of(block, v, faults, load.data());
       for (size_t k = 0; k < total.size(); ++k) total[k] += load[k];
     }
+    let_go(block, block.first, block.end);
+  }
   faults.raise();
   return total;
 }
@@ -66,7 +68,7 @@ std::vector<Link> sample_links(const Graph& graph, const Array<uint32_t>& cluste
   std::vector<std::vector<Link>> found(graph.blocks.size());
   share_out(0, int64_t(graph.blocks.size()), 1, graph.threads, [&](int, int64_t number, int64_t) {
     const Block& block = graph.blocks[size_t(number)];
-    for (int64_t v = block.first; v < block.end; ++v)
+    for (int64_t v = block.first; v < block.end; ++v) {
       for (const InLists* lists : block.lists) {
         const uint32_t own = clusters[v];
         if (own == kNoCluster) break;
@@ -79,6 +81,9 @@ std::vector<Link> sample_links(const Graph& graph, const Array<uint32_t>& cluste
           });
         });
       }
+      if ((v - block.first) % kPiece == kPiece - 1) let_go(block, v + 1 - kPiece, v + 1, kMany);
+    }
+    let_go(block, block.first, block.end);
   });
   faults.raise();
   std::vector<Link> links;
@@ -94,7 +99,7 @@ ClusterGraph graph_of_clusters(const Graph& graph, const Array<uint32_t>& cluste
   Faults faults;
   const size_t kinds = size_t(graph.num_kinds());
   std::vector<int64_t> loads(size_t(count) * kinds), held(static_cast<size_t>(count)), load(kinds);
-  for (const Block& block : graph.blocks)
+  for (const Block& block : graph.blocks) {
     for (int64_t v = block.first; v < block.end; ++v) {
       const uint32_t own = clusters[v];
       if (own == kNoCluster) continue;
@@ -102,6 +107,8 @@ ClusterGraph graph_of_clusters(const Graph& graph, const Array<uint32_t>& cluste
       for (size_t k = 0; k < kinds; ++k) loads[own * kinds + k] += load[k];
       held[own] += sizes.of(load[kinds - 2], load[kinds - 1] != 0);
     }
+    let_go(block, block.first, block.end);
+  }
   auto links = sample_links(graph, clusters, key);
   return cluster_graph(std::move(loads), std::move(held), int64_t(kinds), links);
 }
@@ -158,7 +165,7 @@ void assign_parts(const Topology& topology, const uint8_t* is_seed, const Partit
 
 void count_cut(const Topology& topology, const int16_t* parts, int threads, int64_t* cut) {
   Faults faults;
-  for (const Block& block : blocks_of(topology, 1))
+  for (const Block& block : blocks_of(topology, kBlocks)) {
     share_out(block.first, block.end, kPiece, threads, [&](int, int64_t first, int64_t end) {
       for (const InLists* lists : block.lists) {
         int64_t found = 0;
@@ -167,7 +174,10 @@ void count_cut(const Topology& topology, const int16_t* parts, int threads, int6
                        [&](int64_t source) { found += parts[source] != parts[v]; });
         std::atomic_ref(cut[lists->relation]).fetch_add(found, std::memory_order_relaxed);
       }
+      let_go(block, first, end, kMany);
     });
+    let_go(block, block.first, block.end);
+  }
   faults.raise();
 }
 

@@ -27,12 +27,14 @@ Refinement::Refinement(const Graph& graph, const OutSamples& out, const Loads& l
       tallies_(size_t(graph.threads), std::vector<int32_t>(size_t(limits.num_parts) + 1)),
       load_(size_t(graph.num_kinds())),
       other_load_(load_) {
-  for (const Block& block : graph.blocks)
+  for (const Block& block : graph.blocks) {
     for (int64_t v = block.first; v < block.end; ++v) {
       if (parts[v] == limits.num_parts) continue;
       graph.load_of(block, v, faults_, load_.data());
       loads_.add(parts[v], load_.data());
     }
+    let_go(block, block.first, block.end);
+  }
 }
 
 int64_t Refinement::pass(uint64_t key) { return run(Aim::kFewerCuts, key, 0) + run(Aim::kFewerCuts, key, 1); }
@@ -55,6 +57,7 @@ int64_t Refinement::run(Aim aim, uint64_t key, uint64_t half) {
     propose(block, aim);
     for (int64_t v = block.first; v < block.end; ++v)
       if (may_move(v, aim)) moves += grant(block, v, aim);
+    let_go(block, block.first, block.end);
   }
   faults_.raise();
   return moves;
@@ -66,6 +69,7 @@ void Refinement::propose(const Block& block, Aim aim) {
     std::vector<int64_t> load(load_.size());
     for (int64_t v = first; v < end; ++v)
       if (may_move(v, aim)) wish(block, v, aim, tallies_[size_t(thread)], load);
+    let_go(block, first, end, kMany);
   });
 }
 

@@ -129,7 +129,7 @@ def order_records(
     order: NDArray[Any],
 ) -> int: ...
 def assign_parts(
-    lists: list[tuple[NDArray[Any], NDArray[Any], int, int, int, int, str]],
+    lists: list[tuple[NDArray[Any], NDArray[Any], int, int, int, int, str, bool]],
     bounds: NDArray[Any],
     is_seed: NDArray[Any] | None,
     num_parts: int,
@@ -140,9 +140,10 @@ def assign_parts(
     out: NDArray[Any],
 ) -> None: ...
 def count_cut(
-    lists: list[tuple[NDArray[Any], NDArray[Any], int, int, int, int, str]],
+    lists: list[tuple[NDArray[Any], NDArray[Any], int, int, int, int, str, bool]],
     bounds: NDArray[Any],
     parts: NDArray[Any],
     threads: int,
     out: NDArray[Any],
 ) -> None: ...
+def drop_pages(mapped: NDArray[Any]) -> None: ...

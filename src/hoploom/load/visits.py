@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.config import NumNeighbors, as_int, make_sampling
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.load.inputs import read_input_nodes
 from hoploom.load.loader import DEADLINE
 from hoploom.load.maker import Sampler, Workspaces, one_type_seeds
@@ -83,9 +83,22 @@ def add_visits(counts: Mapping[str, Tensor], nodes: list[Tensor]) -> None:
         of_type[ids] += 1  # each node stands once in a batch
 
 
-def distinct_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
+def read_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
     """The seeds' type, and their ids in ascending order, each once: [n] int64."""
     node_type, nodes, _ = read_input_nodes(store, seeds)
+    nodes = nodes if bool((nodes.diff() > 0).all()) else torch.unique(nodes)
+    limit = store.schema.node_type(node_type).num_nodes
+    if nodes.numel() and not 0 <= int(nodes[0]) <= int(nodes[-1]) < limit:  # of ids given this is known already
+        wrong = int(nodes[0] if nodes[0] < 0 else nodes[-1])
+        raise StoreError(
+            f"a split of {node_type!r} holds {wrong}, out of range [0, {limit}); run hoploom check on the store"
+        )
+    return node_type, nodes
+
+
+def distinct_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
+    """The same, of which there must be some."""
+    node_type, nodes = read_seeds(store, seeds)
     if nodes.numel() == 0:
         raise ConfigError(f"there are no seeds in {seeds!r:.60}; give a split, or ids")
-    return node_type, nodes if bool((nodes.diff() > 0).all()) else torch.unique(nodes)
+    return node_type, nodes

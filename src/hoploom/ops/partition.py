@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom import _core
-from hoploom.errors import DataError
+from hoploom.errors import StoreError
 from hoploom.ops.sample import EdgeLists
 
 MOST_PARTS = 2**15 - 1
 MOST_NODES = 2**32 - 2
-CoreLists = tuple[NDArray[Any], NDArray[Any], int, int, int, int, str]  # as _core takes a relation's lists
+CoreLists = tuple[NDArray[Any], NDArray[Any], int, int, int, int, str, bool]  # as _core takes a relation's lists
 
 
 class RelationLists(NamedTuple):
@@ -30,6 +30,7 @@ class Topology(NamedTuple):
 
     bounds: Sequence[int]  # type t has the ids bounds[t] to bounds[t + 1] - 1
     relations: Sequence[RelationLists]
+    mapped: bool = False  # all lists are maps of files that nobody writes to: pages are let go once they are read
 
 
 class PartitionRule(NamedTuple):
@@ -58,7 +59,7 @@ def assign_parts(topology: Topology, is_seed: Tensor | None, rule: PartitionRule
             parts.numpy(),
         )
     except IndexError as error:
-        raise DataError(f"{error}; the store is damaged, check it") from error
+        raise StoreError(f"{error}; the store is damaged, run hoploom check on it") from error
     return parts
 
 
@@ -68,8 +69,14 @@ def count_cut(topology: Topology, parts: Tensor, threads: int) -> Tensor:
     try:
         _core.count_cut(*_arrays(topology), parts.numpy(), threads, cut.numpy())
     except IndexError as error:
-        raise DataError(f"{error}; the store is damaged, check it") from error
+        raise StoreError(f"{error}; the store is damaged, run hoploom check on it") from error
     return cut
+
+
+def drop_pages(mapped: Sequence[Tensor]) -> None:
+    """Let go of the pages of tensors that are maps of files; whatever was written to them would be lost."""
+    for rows in mapped:
+        _core.drop_pages(rows.numpy())
 
 
 def _arrays(topology: Topology) -> tuple[list[CoreLists], NDArray[Any]]:
@@ -83,6 +90,7 @@ def _arrays(topology: Topology) -> tuple[list[CoreLists], NDArray[Any]]:
             bounds[relation.source + 1] - bounds[relation.source],
             number,
             relation.name,
+            topology.mapped,
         )
         for number, relation in enumerate(topology.relations)
         for held in relation.lists

@@ -5,54 +5,60 @@ edges from where they lie, a few times, with some tens of bytes per node in memo
 in-edges and seeds; it gives up a little of METIS's cut. `metis` holds every edge in memory, and both directions.
 """
 
-import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hoploom import keys, ops
-from hoploom.errors import ConfigError, DataError
+from hoploom.errors import ConfigError
+from hoploom.load.visits import read_seeds
 from hoploom.ops import PartitionRule, RelationLists, Topology
 from hoploom.ops.partition import MOST_NODES, MOST_PARTS
 from hoploom.partition.metis import metis_parts
+from hoploom.partition.seeds import named_seeds
 from hoploom.schema import RelationName
 from hoploom.store import Store
+from hoploom.store.disk import open_store
+from hoploom.toml.keys import nearest
 
 METHODS = ("hash", "range", "stream", "metis")
 KEY = 0x7061727473  # what draws derive from: the same parts every time
 PASSES = 5  # of refinement, at most
 
-SeedsOf = str | Tensor | Mapping[str, Tensor] | None  # a split's name; ids; ids by type
-
 
 def assign(
-    store: Store,
+    store: Store | str | Path,
     num_parts: int,
     method: str = "stream",
     *,
-    seeds: SeedsOf = None,
+    seeds: Any = None,
     passes: int = PASSES,
     imbalance: float = 0.05,
     threads: int | None = None,
 ) -> Mapping[str, Tensor]:
     """The part of every node, by type: [num_nodes] int16.
 
-    `seeds` (a split's name, or ids), `passes` and `imbalance` are for `stream` and `metis`: a part holds no more than
-    `1 + imbalance` times the mean of each type's nodes, of in-edges and of seeds, as far as single nodes allow.
+    `seeds` (as for NeighborLoader, or ids by type; None: none), `passes` and `imbalance` are for `stream` and `metis`:
+    a part holds no more than `1 + imbalance` times the mean of each type's nodes, of in-edges and of seeds, as far as
+    single nodes allow. Give a path where memory is short: pages of the store's files are let go once they were read.
 
     >>> parts = assign(store, 4, seeds="train")
     >>> sum(edge_cut(store, parts).values())
     """
+    mapped = not isinstance(store, Store)
+    store = store if isinstance(store, Store) else open_store(store)
     _check(store, num_parts, method, passes, imbalance)
     if method == "hash":
         return _by_hash(store, num_parts)
     if method == "range":
         return _by_range(store, num_parts)
     rule = PartitionRule(num_parts, passes, imbalance, _threads(threads), KEY)
-    topology, is_seed = _topology(store), _marks(store, seeds)
+    topology, is_seed = _topology(store, mapped=mapped), _marks(store, seeds)
     if num_parts == 1:
         parts = torch.zeros(topology.bounds[-1], dtype=torch.int16)
     elif method == "stream":
@@ -76,8 +82,8 @@ def edge_cut(store: Store, parts: Mapping[str, Tensor], *, threads: int | None =
 
 def _check(store: Store, num_parts: int, method: str, passes: int, imbalance: float) -> None:
     if method not in METHODS:
-        alike = difflib.get_close_matches(str(method), METHODS, 1, 0.5)
-        hint = f"did you mean {alike[0]!r}? " if alike else ""
+        alike = nearest(str(method), METHODS)
+        hint = f"did you mean {alike!r}? " if alike else ""
         raise ConfigError(f"unknown method {method!r}; {hint}There are {', '.join(METHODS)}")
     num_nodes = _bounds(store)[-1]
     if not 1 <= num_parts <= MOST_PARTS:
@@ -133,7 +139,7 @@ def _by_range(store: Store, num_parts: int) -> Mapping[str, Tensor]:
 # --- by the edges --------------------------------------------------------------------------------
 
 
-def _topology(store: Store) -> Topology:
+def _topology(store: Store, *, mapped: bool = False) -> Topology:
     schema = store.schema
     if not store.parts or any(
         sum(part.num_nodes[index] for part in store.parts) != node_type.num_nodes
@@ -146,39 +152,20 @@ def _topology(store: Store) -> Topology:
         )
         for i, relation in enumerate(schema.relations)
     ]
-    return Topology(_bounds(store), relations)
+    return Topology(_bounds(store), relations, mapped)
 
 
-def _marks(store: Store, seeds: SeedsOf) -> Tensor | None:
+def _marks(store: Store, seeds: Any) -> Tensor | None:
     """[nodes of all types] bool: which are seeds; None if none are given."""
     if seeds is None:
         return None
     bounds = _bounds(store)
     marks = torch.zeros(bounds[-1], dtype=torch.bool)
-    for name, ids in _seed_ids(store, seeds).items():
-        num_nodes = store.schema.node_type(name).num_nodes
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
-            wrong = int(ids[(ids < 0) | (ids >= num_nodes)][0])
-            raise DataError(f"seed {wrong} of {name!r} is out of range [0, {num_nodes}); give node ids of the store")
-        marks[ids.to(torch.int64) + bounds[store.schema.type_index[name]]] = True
+    by_type = list(seeds.items()) if isinstance(seeds, Mapping) else [seeds]
+    for given in by_type:
+        name, ids = read_seeds(store, named_seeds(store.schema, given))
+        marks[ids + bounds[store.schema.type_index[name]]] = True
     return marks
-
-
-def _seed_ids(store: Store, seeds: str | Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    types = store.schema.node_types
-    if isinstance(seeds, str):
-        having = [t.name for t in types if seeds in t.splits]
-        if not having:
-            known: Sequence[str] = sorted({split for t in types for split in t.splits})
-            alike = difflib.get_close_matches(seeds, known, 1, 0.5)
-            hint = f"did you mean {alike[0]!r}? " if alike else ""
-            raise ConfigError(f"unknown split {seeds!r}; {hint}The splits are {', '.join(known) or 'none'}")
-        return {name: store.split(seeds, name) for name in having}
-    if isinstance(seeds, Tensor):
-        if len(types) != 1:
-            raise ConfigError(f"seeds are ids of one type, the graph has {len(types)}; give ids by type")
-        return {types[0].name: seeds}
-    return seeds
 
 
 def _by_type(store: Store, parts: Tensor) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Pre-sampling over a store that need not fit in memory: batches in rounds, between which its pages are let go."""
+"""Pre-sampling over a store that need not fit in memory: what is held is looked at after every batch, and within."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,10 +8,8 @@ from torch import Tensor
 
 from hoploom.config import NumNeighbors
 from hoploom.load.visits import AS_TRAINED, Presampling, add_visits, distinct_seeds, no_visits, visited
-from hoploom.ops import pool_trim
-from hoploom.partition.reading import Reopened
+from hoploom.partition.opened import Opened
 
-ROUND = 8  # batches between two looks at the memory
 LEAST, MOST = 32, 256  # batches that hotness is measured by
 SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
 
@@ -20,7 +18,7 @@ SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
 class Trial:
     """Training, for its batches' nodes."""
 
-    opened: Reopened
+    opened: Opened
     fanouts: NumNeighbors
     seeds: Any  # as NeighborLoader takes them
     plan: Presampling = AS_TRAINED
@@ -32,12 +30,11 @@ class Trial:
 
     def batches(self, count: int, seed: int) -> Iterator[list[Tensor]]:
         """The nodes of so many batches, see load.visits.visited."""
-        threads = 1 if self.opened.memory < SMALL else self.plan.num_threads
-        for first in range(0, count, ROUND):
-            some = range(first, min(count, first + ROUND))
-            plan = replace(self.plan, batches=some, seed=seed, num_threads=threads)
-            yield from visited(self.opened.store, self.fanouts, self.seeds, plan)
-            pool_trim()
+        threads = 0 if self.opened.memory < SMALL else self.plan.num_threads
+        plan = replace(self.plan, batches=range(count), seed=seed, num_threads=threads)
+        for nodes in visited(self.opened.store, self.fanouts, self.seeds, plan):
+            yield nodes
+            self.opened.relieve()
 
     def hotness(self) -> dict[str, Tensor]:
         """Visits by node type [num_nodes] int64: over an epoch, or over as many batches as tell enough."""

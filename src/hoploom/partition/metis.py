@@ -5,10 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.errors import ConfigError
 from hoploom.ops import PartitionRule, Topology
 
 SCALE = 1000  # of a node's weight: so much for the mean node
+MOST = 2**31 - 1  # nodes, and edges in both directions: METIS counts in 32 bits
 
 
 def metis_parts(topology: Topology, is_seed: Tensor | None, rule: PartitionRule) -> Tensor:
@@ -17,7 +19,10 @@ def metis_parts(topology: Topology, is_seed: Tensor | None, rule: PartitionRule)
         import pymetis
     except ImportError as error:
         raise ConfigError("method 'metis' needs a package that is not installed; pip install pymetis") from error
+    _fits("nodes", topology.bounds[-1])
+    ops.count_cut(topology, torch.zeros(topology.bounds[-1], dtype=torch.int16), rule.threads)  # reads and checks all
     indptr, ends, weights = _symmetric(topology)
+    _fits("edges, both ways,", int(weights.sum()))
     options: Any = pymetis.Options(ufactor=max(1, int(1000 * rule.imbalance)), seed=rule.key % 2**31)
     _, parts = pymetis.part_graph(
         rule.num_parts,
@@ -27,6 +32,11 @@ def metis_parts(topology: Topology, is_seed: Tensor | None, rule: PartitionRule)
         options=options,
     )
     return _fill_empty(torch.tensor(parts, dtype=torch.int16), rule.num_parts)
+
+
+def _fits(what: str, count: int) -> None:
+    if count > MOST:
+        raise ConfigError(f"{count} {what} are more than METIS can count ({MOST}); use method 'stream'")
 
 
 def _symmetric(topology: Topology) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,8 @@ class NewOrder:
 
     @property
     def moves_nothing(self) -> bool:
-        return bool((self.new_of_old.diff() == 1).all())  # a permutation that only rises
+        spans = ((begin, min(begin + PIECE, self.bounds[-1])) for begin in range(0, self.bounds[-1], PIECE))
+        return all(torch.equal(self.new_of_old[begin:end], torch.arange(begin, end)) for begin, end in spans)
 
 
 def order_nodes(
@@ -35,25 +36,33 @@ def order_nodes(
 
 
 def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrder:
-    new_of_old = torch.empty(parts.numel(), dtype=torch.int64)
-    bounds = [0]
-    for part in range(num_parts):
-        end = bounds[-1]
-        if visits is not None:
-            hottest = _hottest_first(torch.nonzero((parts == part) & (visits > 0)).view(-1), visits)
-            new_of_old[hottest] = torch.arange(end, end + hottest.numel())
-            end += hottest.numel()
+    places = Places(parts, num_parts)
+    if visits is not None:
+        hottest = torch.nonzero(visits).view(-1)
+        hottest = hottest[torch.sort(visits[hottest], descending=True, stable=True).indices]
+        for begin in range(0, hottest.numel(), PIECE):
+            places.give(hottest[begin : begin + PIECE])
+    for begin in range(0, parts.numel(), PIECE):
+        ids = torch.arange(begin, min(parts.numel(), begin + PIECE))
+        places.give(ids if visits is None else ids[visits[ids] == 0])
+    return NewOrder(places.new_of_old, places.bounds)
+
+
+class Places:
+    """The places of parts, handed out from the first on."""
+
+    def __init__(self, parts: Tensor, num_parts: int) -> None:
+        sizes = torch.zeros(num_parts, dtype=torch.int64)
         for begin in range(0, parts.numel(), PIECE):
-            span = slice(begin, begin + PIECE)
-            cold = parts[span] == part if visits is None else (parts[span] == part) & (visits[span] == 0)
-            ids = torch.nonzero(cold).view(-1) + begin
-            new_of_old[ids] = torch.arange(end, end + ids.numel())
-            end += ids.numel()
-        bounds.append(end)
-    assert bounds[-1] == parts.numel(), "a node has no part"
-    return NewOrder(new_of_old, tuple(bounds))
+            sizes += torch.bincount(parts[begin : begin + PIECE], minlength=num_parts)  # fails where a node has no part
+        self.bounds = (0, *sizes.cumsum(0).tolist())
+        self.new_of_old = torch.empty(parts.numel(), dtype=torch.int64)
+        self._parts, self._next = parts, torch.tensor(self.bounds[:-1])
 
-
-def _hottest_first(nodes: Tensor, visits: Tensor) -> Tensor:
-    """By visits, equal ones as they stand."""
-    return nodes[torch.sort(visits[nodes], descending=True, stable=True).indices]
+    def give(self, nodes: Tensor) -> None:
+        """The next places of their parts to these nodes, in their order."""
+        owners, order = torch.sort(self._parts[nodes], stable=True)
+        counts = torch.bincount(owners, minlength=self._next.numel())
+        shift = self._next - (counts.cumsum(0) - counts)  # from the place among these nodes to that among all
+        self.new_of_old[nodes[order]] = torch.arange(nodes.numel()) + shift[owners.long()]
+        self._next += counts

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.build.bulk import StoreOptions, write_store
+from hoploom.build.bulk.write import LEAST_ROOM
 from hoploom.build.tensors import read_members
 from hoploom.config import NumNeighbors, as_int, resolve_fanouts
 from hoploom.errors import ConfigError, StoreError
@@ -19,16 +20,24 @@ from hoploom.load.visits import distinct_seeds
 from hoploom.partition.assign import assign
 from hoploom.partition.costs import PartitionReport
 from hoploom.partition.hotness import Trial
+from hoploom.partition.opened import Opened
 from hoploom.partition.order import NewOrder, order_nodes
-from hoploom.partition.reading import CHUNK_BYTES, Reader, Reopened, read_store
+from hoploom.partition.reading import CHUNK_BYTES, Reader, read_store
 from hoploom.partition.report import FANOUTS, report
 from hoploom.partition.rewrite import edge_streams, node_streams
+from hoploom.partition.seeds import USUAL, named_seeds
 from hoploom.schema import Schema
 from hoploom.store import Store
+from hoploom.store.memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
 MEMORY = 4 << 30
-CHUNKS = 8  # that reading has under way while the writer fills its memory
+CHUNKS = 16  # that reading has under way while the writer fills its memory
+NODE_BYTES = {"hash": 32, "range": 32}  # per node, at most; of the other methods:
+MOST_NODE_BYTES = 80
+MB = 1 << 20
+WORKING = 64 << 20  # batches under way, and what libraries load when they are first used
+SPARE_MB = 8  # that a process may hold more next time
 Progress = Callable[[str], None]  # told what is done now
 
 
@@ -38,17 +47,19 @@ def partition(
     num_parts: int,
     *,
     method: str = "stream",
-    seeds: Any = "train",
+    seeds: Any = USUAL,
     fanouts: NumNeighbors | None = FANOUTS,
     memory: int = MEMORY,
     progress: Progress | None = None,
 ) -> PartitionReport:
     """Write a store in parts, and say what training on it will cost.
 
-    `method` is "hash", "range", "stream" or "metis". `seeds` are what training starts from: a split's name or ids, as
-    for NeighborLoader; they are spread evenly over the parts, and sampled with `fanouts` to find the hottest nodes,
-    which come first in their part. Without seeds or fanouts nodes keep the order they had within a part. The ids
-    that nodes had before become the field `original_id`, unless they have one.
+    `method` is "hash", "range", "stream" or "metis". `seeds` are what training starts from, as for NeighborLoader: a
+    split's name, ids, or (node type, either); left out, the split "train" where exactly one node type has members of
+    it, else none; None: none. They are spread evenly over the parts, and sampled with `fanouts` to find the hottest
+    nodes, which come first in their part; fanouts=None samples nothing. Without seeds or fanouts nodes keep the order
+    they had within a part. The ids that nodes had before become the field `original_id`, unless they have one, or all
+    nodes of their type keep their ids. `memory` is kept by all methods but "metis".
 
     >>> print(partition("papers.store", "papers.parts", 4))
     """
@@ -59,14 +70,33 @@ def partition(
     num_nodes = sum(node_type.num_nodes for node_type in reader.schema.node_types)
     if num_parts > num_nodes:
         raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give each part a node at least")
+    _check_memory(memory, num_nodes, method)
     if fanouts is not None:
         resolve_fanouts(reader.schema, fanouts)
+    seeds = named_seeds(reader.schema, seeds)
     plan = Plan(num_parts, method, seeds, fanouts, memory)
     orders = _new_orders(store, plan, progress or (lambda what: None))
     _write(reader, orders, out, memory, progress)
     seeds = _renumbered(seeds, reader.schema, orders)
     del orders, reader  # a number per node
     return report(out, fanouts, seeds, memory=memory)
+
+
+def _check_memory(memory: int, num_nodes: int, method: str) -> None:
+    memory = as_int("memory", memory, 1, "give bytes, e.g. 4 << 30")
+    least = (
+        resident_bytes()
+        + LEAST_ROOM
+        + WORKING
+        + CHUNKS * CHUNK_BYTES
+        + num_nodes * NODE_BYTES.get(method, MOST_NODE_BYTES)
+    )
+    if memory < least:
+        mb = -(-least // MB) + SPARE_MB
+        raise ConfigError(
+            f"memory is {memory} bytes, too little for {num_nodes} nodes and what the process holds already; "
+            f"give at least {mb * MB} ({mb} MB)"
+        )
 
 
 @dataclass(frozen=True)
@@ -81,10 +111,10 @@ class Plan:
 
 
 def _new_orders(store: Store | str | Path, plan: Plan, say: Progress) -> dict[str, NewOrder]:
-    opened = Reopened(store, plan.memory)
+    opened = Opened(store, plan.memory)
     seeds = None if plan.seeds is None else dict([distinct_seeds(opened.store, plan.seeds)])
     say(f"assigning nodes by {plan.method}")
-    parts = assign(opened.store, plan.num_parts, plan.method, seeds=seeds)
+    parts = assign(store, plan.num_parts, plan.method, seeds=seeds)
     visits = None
     if plan.seeds is not None and plan.fanouts is not None:
         say("sampling for the hottest nodes")

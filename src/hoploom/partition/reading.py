@@ -1,7 +1,6 @@
 """A store read from its first byte to its last, in memory that does not grow with it.
 
-Files are read, not mapped: pages of a map count as the process's own for as long as it stands. Where sampling needs
-the map, it is made anew whenever its pages weigh too much.
+Files are read, not mapped: pages of a map count as the process's own for as long as it stands.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +14,8 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, Schema
 from hoploom.store import Part, Store, layout
-from hoploom.store.disk import check_manifest, id_dtype, open_store
+from hoploom.store.disk import check_manifest, id_dtype
 from hoploom.store.layout import Manifest, PartRange
-from hoploom.store.memory import resident_bytes
 
 CHUNK_BYTES = 4 << 20
 NODES = 1 << 19  # whose list ends are read together
@@ -177,20 +175,3 @@ def edge_spans(reader: Reader, part: int, relation: int, edge_bytes: int) -> Ite
             counts = indptr[low : high + 1].clamp(begin, end).diff()
             nodes = torch.arange(first_node + node + low, first_node + node + high)
             yield Span(begin, end, torch.repeat_interleave(nodes, counts))
-
-
-class Reopened:
-    """A store to sample from, opened again once the pages it has touched bring the process close to `memory` bytes."""
-
-    def __init__(self, given: Store | str | Path, memory: int) -> None:
-        self._path = None if isinstance(given, Store) else Path(given)
-        self.memory = memory
-        self._store = given if isinstance(given, Store) else open_store(given)
-
-    @property
-    def store(self) -> Store:
-        """Ask for it again after every few batches, and keep no other reference."""
-        if self._path is not None and resident_bytes() > self.memory // 4 * 3:
-            del self._store  # first: two maps of one file would both count
-            self._store = open_store(self._path)
-        return self._store

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from hoploom.config import NumNeighbors
-from hoploom.load.inputs import read_input_nodes
-from hoploom.load.visits import AS_TRAINED, Presampling
+from hoploom.load.visits import AS_TRAINED, Presampling, read_seeds
 from hoploom.partition.costs import CacheRate, Cut, PartCost, PartitionReport
 from hoploom.partition.hotness import Trial
-from hoploom.partition.reading import Reader, Reopened, edge_spans, read_store, row_bytes
+from hoploom.partition.opened import Opened
+from hoploom.partition.reading import Reader, edge_spans, read_store, row_bytes
+from hoploom.partition.seeds import USUAL, named_seeds
 from hoploom.schema import NodeType
 from hoploom.store import Store
 
@@ -25,7 +26,7 @@ FANOUTS = (15, 10, 5)
 CACHES = (0.01, 0.05, 0.1, 0.2)  # shares of the nodes that lie in other parts
 CHOOSING = 256  # batches, over all parts, that say what a cache holds
 MEASURED = 64  # batches, over all parts, that remote rows and hits are counted on
-LEAST = 8  # batches per part that choose, however many parts; half as many measure
+LEAST = 8  # batches of a part that choose, where that is more than an epoch and there are not many parts
 ID_BYTES = 8
 OTHER_BATCHES = 1  # added to the seed
 
@@ -33,30 +34,34 @@ OTHER_BATCHES = 1  # added to the seed
 def report(
     store: Store | str | Path,
     fanouts: NumNeighbors | None = FANOUTS,
-    seeds: Any = "train",
+    seeds: Any = USUAL,
     *,
     sampling: Presampling = AS_TRAINED,
     memory: int = 4 << 30,
 ) -> PartitionReport:
     """Measure a partitioned store. Without `fanouts` or without `seeds` nothing is sampled.
 
+    `seeds` are as for partition(). A part's figures are from few batches where there are many parts.
+
     >>> costs = report("papers.parts", [15, 10, 5])
     >>> costs.edge_cut, costs.remote_share
     """
     reader = read_store(store)
     seed_type, seed_ids = None, torch.empty(0, dtype=torch.int64)
-    opened = Reopened(store, memory)
+    opened = Opened(store, memory)
+    seeds = named_seeds(reader.schema, seeds)
     if seeds is not None:
-        seed_type, seed_ids, _ = read_input_nodes(opened.store, seeds)
+        seed_type, seed_ids = read_seeds(opened.store, seeds)
     cuts = tuple(_cut(reader, index) for index in range(len(reader.schema.relations)))
-    parts = [_holdings(reader, number, seed_type, seed_ids) for number in range(len(reader.parts))]
+    own = _by_part(reader, seed_type, seed_ids)
+    parts = [_holdings(reader, number, own[number].numel()) for number in range(len(reader.parts))]
     if fanouts is None or seed_type is None:
         return PartitionReport(cuts, tuple(parts))
     costs, hits = [], torch.zeros(len(CACHES), dtype=torch.float64)
+    caches_of = Caches(reader)
     for number, held in enumerate(parts):
-        own = seed_ids[_inside(reader, number, seed_type, seed_ids)]
-        trial = Trial(opened, fanouts, own if reader.schema.homogeneous else (seed_type, own), sampling)
-        cost, answered = _sampled_cost(trial, reader, number, held)
+        given = own[number] if reader.schema.homogeneous else (seed_type, own[number])
+        cost, answered = _sampled_cost(Trial(opened, fanouts, given, sampling), caches_of, number, held)
         costs.append(cost)
         hits += answered
     remote = sum(cost.remote_rows or 0 for cost in costs)
@@ -92,11 +97,17 @@ def _cut(reader: Reader, index: int) -> Cut:
     return Cut(" ".join(relation.key), relation.num_edges, relation.num_edges - inside)
 
 
-def _holdings(reader: Reader, number: int, seed_type: str | None, seeds: Tensor) -> PartCost:
+def _holdings(reader: Reader, number: int, num_seeds: int) -> PartCost:
     part = reader.parts[number]
     names = [node_type.name for node_type in reader.schema.node_types]
-    own = 0 if seed_type is None else int(_inside(reader, number, seed_type, seeds).sum())
-    return PartCost(dict(zip(names, part.num_nodes, strict=True)), sum(part.num_edges), own)
+    return PartCost(dict(zip(names, part.num_nodes, strict=True)), sum(part.num_edges), num_seeds)
+
+
+def _by_part(reader: Reader, node_type: str | None, seeds: Tensor) -> Sequence[Tensor]:
+    """The seeds of each part; they ascend."""
+    index = 0 if node_type is None else reader.schema.type_index[node_type]
+    ends = torch.tensor([part.first_nodes[index] + part.num_nodes[index] for part in reader.parts])
+    return seeds.tensor_split(torch.searchsorted(seeds, ends[:-1]))
 
 
 def _inside(reader: Reader, number: int, node_type: str, ids: Tensor) -> Tensor:
@@ -107,39 +118,55 @@ def _inside(reader: Reader, number: int, node_type: str, ids: Tensor) -> Tensor:
 # --- sampled ---------------------------------------------------------------------------------
 
 
-def _sampled_cost(trial: Trial, reader: Reader, number: int, held: PartCost) -> tuple[PartCost, Tensor]:
+def _sampled_cost(trial: Trial, caches: "Caches", number: int, held: PartCost) -> tuple[PartCost, Tensor]:
     """A part's cost, and the rows of a batch that each cache would have answered."""
     answered = torch.zeros(len(CACHES), dtype=torch.float64)
     if held.num_seeds == 0:
         return replace(held, batch_rows=0.0, remote_rows=0.0, remote_bytes=0.0), answered
-    num_parts, seed = len(reader.parts), trial.plan.seed
-    levels = _cache_levels(trial, reader, number, max(LEAST, min(CHOOSING // num_parts, trial.epoch)))
-    count = max(LEAST // 2, MEASURED // num_parts)
+    reader, seed = caches.reader, trial.plan.seed
+    share = max(1, CHOOSING // len(reader.parts))
+    caches.fill(trial.batches(max(min(LEAST, share), min(share, trial.epoch)), seed), number)
+    count = max(1, MEASURED // len(reader.parts))
     num_rows = num_remote = num_bytes = 0
     for nodes in trial.batches(count, seed + OTHER_BATCHES):
         num_rows += sum(ids.numel() for ids in nodes)
         for node_type, first, ids in _outside(reader, number, nodes):
             num_remote += ids.numel()
             num_bytes += ids.numel() * row_bytes(node_type)
-            answered += torch.bincount(levels[ids + first], minlength=len(CACHES) + 1).cumsum(0)[: len(CACHES)]
+            answered += caches.answers(ids + first)
     cost = replace(held, batch_rows=num_rows / count, remote_rows=num_remote / count, remote_bytes=num_bytes / count)
     return cost, answered / count
 
 
-def _cache_levels(trial: Trial, reader: Reader, number: int, count: int) -> Tensor:
-    """Of every node, all types numbered through, the smallest cache that holds it: [num_nodes] uint8."""
-    num_nodes = sum(node_type.num_nodes for node_type in reader.schema.node_types)
-    visits = torch.zeros(num_nodes, dtype=torch.int32)
-    for nodes in trial.batches(count, trial.plan.seed):
-        for _, first, ids in _outside(reader, number, nodes):
-            visits[ids + first] += 1
-    hottest = torch.nonzero(visits).view(-1)
-    hottest = hottest[torch.sort(visits[hottest], descending=True, stable=True).indices]
-    levels = torch.full((num_nodes,), len(CACHES), dtype=torch.uint8)
-    num_remote = num_nodes - sum(reader.parts[number].num_nodes)
-    for level in reversed(range(len(CACHES))):
-        levels[hottest[: int(CACHES[level] * num_remote)]] = level
-    return levels
+class Caches:
+    """Of every node, all types numbered through, the smallest of a part's caches that holds it; part after part."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self._num_nodes = sum(node_type.num_nodes for node_type in reader.schema.node_types)
+        self._visits = torch.zeros(self._num_nodes, dtype=torch.int32)
+        self._levels = torch.full((self._num_nodes,), len(CACHES), dtype=torch.uint8)
+        self._seen = torch.empty(0, dtype=torch.int64)  # nodes of which either says something
+
+    def fill(self, batches: Iterator[list[Tensor]], number: int) -> None:
+        """The caches of a part hold what these batches ask for most; those of the part before are forgotten."""
+        self._visits[self._seen] = 0
+        self._levels[self._seen] = len(CACHES)
+        seen = []
+        for nodes in batches:
+            for _, first, ids in _outside(self.reader, number, nodes):
+                ids = ids + first
+                seen.append(ids[self._visits[ids] == 0])
+                self._visits[ids] += 1
+        self._seen = torch.cat(seen).sort().values
+        hottest = self._seen[torch.sort(self._visits[self._seen], descending=True, stable=True).indices]
+        num_remote = self._num_nodes - sum(self.reader.parts[number].num_nodes)
+        for level in reversed(range(len(CACHES))):
+            self._levels[hottest[: int(CACHES[level] * num_remote)]] = level
+
+    def answers(self, ids: Tensor) -> Tensor:
+        """How many of these nodes each cache holds."""
+        return torch.bincount(self._levels[ids], minlength=len(CACHES) + 1).cumsum(0)[: len(CACHES)]
 
 
 def _outside(reader: Reader, number: int, nodes: Sequence[Tensor]) -> Iterator[tuple[NodeType, int, Tensor]]:
