@@ -53,7 +53,8 @@ def any_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The method "any" puts nodes anywhere, evenly or not."""
     by_method = module.assign
 
-    def assign(store: Store, num_parts: int, method: str, **options: Any) -> Mapping[str, Tensor]:
+    def assign(given: Store | Path, num_parts: int, method: str, **options: Any) -> Mapping[str, Tensor]:
+        store = given if isinstance(given, Store) else hoploom.open(given)
         if method != "any":
             return by_method(store, num_parts, method, **options)
         generator = torch.Generator().manual_seed(num_parts)
