@@ -18,7 +18,7 @@ from hoploom.schema import Schema
 from hoploom.store import Draw, GraphStore, Store
 from hoploom.store.disk import open_store
 from hoploom.store.memory import resident_bytes
-from hoploom.store.sharded import _select, _stitch
+from hoploom.store.sharded import select, stitch
 
 PIECE = 256  # nodes, over all relations, that are asked for between two looks at the memory: each may map 128 KiB
 
@@ -77,7 +77,7 @@ class Careful:
         answers = []
         for number in range(-(-longest // self.piece)):
             some = [
-                _select(f, p[number]) if f and number < len(p) else None for f, p in zip(frontiers, places, strict=True)
+                select(f, p[number]) if f and number < len(p) else None for f, p in zip(frontiers, places, strict=True)
             ]
             answers.append(self._picks(some, draw))
             self.opened.drop()
@@ -85,7 +85,7 @@ class Careful:
         for index, destination in enumerate(self.schema.destinations):
             frontier = frontiers[destination]
             picks = [answer[index] for answer in answers][: len(places[destination])]
-            joined.append(None if frontier is None else _stitch(picks, places[destination], frontier))
+            joined.append(None if frontier is None else stitch(picks, places[destination], frontier))
         return joined
 
     def _picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:

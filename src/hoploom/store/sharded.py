@@ -52,7 +52,7 @@ class Sharded:
         ]
         answers = [
             shard.sample(
-                [_select(f, None if p is None else p[index]) for f, p in zip(frontiers, places, strict=True)], draw
+                [select(f, None if p is None else p[index]) for f, p in zip(frontiers, places, strict=True)], draw
             )
             for index, shard in enumerate(self._shards)
         ]
@@ -60,7 +60,7 @@ class Sharded:
         for relation, destination in enumerate(self.schema.destinations):
             frontier, owned = frontiers[destination], places[destination]
             picks = [answer[relation] for answer in answers]
-            out.append(_stitch(picks, owned, frontier) if frontier is not None and owned else None)
+            out.append(stitch(picks, owned, frontier) if frontier is not None and owned else None)
         return out
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
@@ -76,7 +76,7 @@ class Sharded:
         ]
 
 
-def _select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
+def select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
     """A part's share of a frontier; None if it has none."""
     if frontier is None or places is None or places.numel() == 0:
         return None
@@ -84,7 +84,7 @@ def _select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None
     return Frontier(nodes[places], None if trees is None else trees[places], None if times is None else times[places])
 
 
-def _stitch(parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier) -> Picks | None:
+def stitch(parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier) -> Picks | None:
     asked = [(picks, place) for picks, place in zip(parts, places, strict=True) if picks is not None]
     if not asked:
         return None
