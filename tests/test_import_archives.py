@@ -75,6 +75,20 @@ def test_arrays_of_a_row_per_node_or_edge_are_fields(tmp_path: Path) -> None:
     assert store.parts[0].tables["node", "year"].rows.tolist() == [2000 + v for v in range(NUM_NODES)]
 
 
+def test_the_name_says_whose_field_it_is_where_there_are_as_many_nodes_as_edges(tmp_path: Path) -> None:
+    ends = np.stack([IDS, (IDS + 1) % NUM_NODES])
+    arrays = {"edge_index": ends, "node_rank": IDS, "edge_time": IDS, "num_nodes": NUM_NODES, "num_edges": [NUM_NODES]}
+    store = import_archive(archive(tmp_path / "graph.npz", **arrays), tmp_path / "out")
+    assert set(store.schema.node_types[0].fields) == {"node_rank"}
+    assert set(store.schema.relations[0].fields) == {"edge_time"}
+
+
+def test_an_empty_list_of_ids_may_be_of_any_dtype(tmp_path: Path) -> None:
+    path = archive(tmp_path / "graph.npz", edge_index=np.empty((2, 0)), x=features(), val_idx=np.array([]))
+    store = import_archive(path, tmp_path / "out")
+    assert store.schema.relations[0].num_edges == store.split("val").numel() == 0
+
+
 def test_several_masks_under_one_name_are_numbered(tmp_path: Path) -> None:
     masks = np.stack([IDS < 6, IDS > 6])
     path = archive(tmp_path / "graph.npz", edge_index=ring_edges(), x=features(), train_masks=masks, val_mask=masks.T)
@@ -179,6 +193,29 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "val_idx, row 2: node 12 is not in [0, 10)",
     ),
     "a short mask": (LONE | SHORT | {"val_mask": IDS[:9] > 3}, "val_mask has 9 rows for 10 nodes"),
+    "ends that are fractions": (
+        LONE | SHORT | {"edge_index": ring_edges() + 0.5},
+        "edge_index has dtype float64; ends of",
+    ),
+    "ends that are not known": (
+        SHORT | {"src": ROW, "dst": np.where(COL > 3, np.nan, 1)},
+        "dst has dtype float64; ends",
+    ),
+    "ends that are yes or no": (LONE | SHORT | {"edge_index": ring_edges() > 3}, "edge_index has dtype bool; ends of"),
+    "a split of fractions": (
+        LONE | SHORT | {"val_idx": np.array([0.5, 1.7])},
+        "val_idx has dtype float64; ids of nodes",
+    ),
+    "another number of nodes": (
+        LONE | SHORT | {"num_nodes": 11},
+        "graph.npz: num_nodes is 11, but there are 10 nodes (as many as x has); correct one, or leave num_nodes out",
+    ),
+    "another number of edges": (LONE | SHORT | {"num_edges": 9}, "num_edges is 9, but there are 20 edges (edge_index)"),
+    "half a node": (LONE | {"num_nodes": 10.5}, "num_nodes has dtype float64; save it as an integer"),
+    "a field of nodes or of edges": (
+        {"row": IDS, "col": IDS, "year": IDS, "x": features()},
+        "year has 10 rows, as many as there are nodes and edges; call it node_year or edge_year",
+    ),
     "a negative weight": (LONE | SHORT | {"edge_weight": -np.arange(20.0)}, "weight"),
 }
 
@@ -206,6 +243,9 @@ def test_a_matrix_that_is_not_sound_is_refused(tmp_path: Path) -> None:
     assert "adj_indptr falls after entry" in changed("adj_indptr", lambda a: np.r_[0, a[-1], a[2:]], tmp_path)
     assert "adj_indptr has shape (30,) for 30 rows" in changed("adj_indptr", lambda a: a[:-1], tmp_path)
     assert "adj_indptr runs from 0 to" in changed("adj_indptr", lambda a: np.r_[a[:-1], a[-1] + 1], tmp_path)
+    assert "adj_indptr has dtype float64; offsets" in changed("adj_indptr", lambda a: a + 0.0, tmp_path)
+    assert "adj_indices has dtype float32; ends of" in changed("adj_indices", lambda a: a.astype("f4"), tmp_path)
+    assert "attr_indices has dtype float64; columns" in changed("attr_indices", lambda a: a + 0.5, tmp_path)
     assert "is (30, 31) for 30 nodes; give a square one" in changed("adj_shape", lambda a: np.array([30, 31]), tmp_path)
     assert "attr_indices, entry 1: column 20 is not in [0, 20)" in changed(
         "attr_indices", lambda a: np.r_[20, a[1:]], tmp_path
@@ -214,6 +254,11 @@ def test_a_matrix_that_is_not_sound_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "graph.npz").write_bytes(b"not a zip")
+    for path in (tmp_path / "graph.npz", tmp_path):
+        with pytest.raises(DataError, match=f"^{path} is no .npz; give a file that numpy.savez or"):
+            import_archive(path, tmp_path / "out")
+    archive(tmp_path / "graph.npz", edge_index=ring_edges(), **SHORT)
+    (tmp_path / "graph.npz").write_bytes((tmp_path / "graph.npz").read_bytes()[:-30])
     with pytest.raises(DataError, match=r"graph\.npz is cut short or damaged"):
         import_archive(tmp_path / "graph.npz", tmp_path / "out")
     with pytest.raises(DataError, match=r"none\.npz does not exist; give the path of an \.npz"):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from raw_layouts import GLT_PARTS, NUM_NODES, features, glt_book, glt_folder, glt_typed_folder, ring_edges
@@ -208,12 +209,23 @@ def test_a_part_whose_features_are_missing_is_named(tmp_path: Path) -> None:
 CHANGED: dict[str, tuple[str, Any, str]] = {
     "an end out of range": ("part1/graph/cols.pt", lambda t: t + 8, "cols.pt, row 1: node 10 is not in [0, 10)"),
     "ends of two lengths": ("part1/graph/cols.pt", lambda t: t[:-1], "cols.pt has shape (5,), rows.pt has (6,)"),
-    "a node without features": ("part1/node_feat/ids.pt", lambda t: t * 0 + 1, "have no features of node 4"),
+    "a node without features": ("node_pb.pt", lambda t: torch.cat([t, t[:1]]), "have no features of node 10"),
     "features of no node": ("part1/node_feat/ids.pt", lambda t: t + 90, "ids.pt, row 1: node 97 is not in [0, 10)"),
     "fewer rows than ids": ("part1/node_feat/feats.pt", lambda t: t[1:], "feats.pt has torch.float32 (2, 3)"),
     "other features": ("part2/node_feat/feats.pt", lambda t: t.double(), "feats.pt has torch.float64 (3, 3)"),
     "edges lost": ("edge_pb.pt", lambda t: t[1:], "edge_pb.pt counts 19 edges, the parts hold 20"),
     "an edge without features": ("part0/edge_feat/ids.pt", lambda t: t + 1, "has edge 0, but its edge_feat has no"),
+    "a node twice": (
+        "part1/node_feat/ids.pt",
+        lambda t: t.clone().fill_(7),
+        "part1/node_feat/ids.pt, row 2: node 7 is there twice",
+    ),
+    "ends that are fractions": ("part1/graph/rows.pt", lambda t: t + 0.5, "rows.pt has dtype torch.float32; ids are"),
+    "ends in a square": ("part1/graph/cols.pt", lambda t: t.view(2, 3), "cols.pt has shape (2, 3); a list of ids"),
+    "edges without numbers": ("part1/graph/eids.pt", lambda t: t / 2, "eids.pt has dtype torch.float32; ids are"),
+    "features of half a node": ("part1/node_feat/ids.pt", lambda t: t / 2, "ids.pt has dtype torch.float32; ids are"),
+    "features of half an edge": ("part1/edge_feat/ids.pt", lambda t: t / 2, "ids.pt has dtype torch.float32; ids are"),
+    "no list": ("part0/graph/rows.pt", lambda t: t[0], "rows.pt holds a single value; rows were expected"),
     "a book of fractions": ("node_pb.pt", lambda t: t.float(), "node_pb.pt has dtype torch.float32"),
 }
 
@@ -243,6 +255,20 @@ def test_a_relation_whose_types_cannot_be_told_is_refused(tmp_path: Path) -> Non
     assert "edges named 'paper__cites__cites__paper', but it may mean" in refused(folder, tmp_path)
 
 
+def test_labels_in_an_array_of_another_byte_order_are_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "label.npy", np.arange(NUM_NODES, dtype=">i8"))
+    store = import_glt(glt_folder(tmp_path / "glt"), tmp_path / "out", labels=tmp_path / "label.npy")
+    assert torch.equal(rows_of(store, "node", "y"), originals(store, "node"))
+
+
+@pytest.mark.parametrize("dtype", ["U1", "i4,f4", "m8[s]", "g"])
+def test_labels_in_an_array_without_plain_numbers_are_refused(tmp_path: Path, dtype: str) -> None:
+    np.save(tmp_path / "label.npy", np.zeros(NUM_NODES, dtype))
+    message = refused(glt_folder(tmp_path / "glt"), tmp_path, labels=tmp_path / "label.npy")
+    assert message.startswith(f"{tmp_path / 'label.npy'} cannot be read (")
+    assert message.endswith("; save an array of plain numbers with numpy.save")
+
+
 def test_labels_and_splits_must_fit(tmp_path: Path, labels: Path, train: Path) -> None:
     folder = glt_folder(tmp_path / "glt")
     torch.save(torch.arange(9), tmp_path / "short.pt")
@@ -250,5 +276,9 @@ def test_labels_and_splits_must_fit(tmp_path: Path, labels: Path, train: Path) -
     assert "short.pt has 9 rows for 10 nodes" in refused(folder, tmp_path, labels=tmp_path / "short.pt")
     assert "row 4: node 2 is there twice" in refused(folder, tmp_path, splits={"train": train})
     assert "none.pt does not exist" in refused(folder, tmp_path, labels=tmp_path / "none.pt")
+    torch.save(torch.tensor([0.5, 1.5]), train / "partition1.pt")
+    assert "partition1.pt has dtype torch.float32; ids are" in refused(folder, tmp_path, splits={"train": train})
+    torch.save(torch.tensor(3), tmp_path / "short.pt")
+    assert "short.pt holds a single value; rows were" in refused(folder, tmp_path, labels=tmp_path / "short.pt")
     with pytest.raises(ConfigError, match="labels names node type 'venue'; the node types are"):
         import_glt(folder, tmp_path / "out", labels={"venue": labels})

@@ -135,6 +135,7 @@ def test_rows_are_counted_over_chunks(tmp_path: Path) -> None:
     table = csv_table(tmp_path / "rows.csv.gz", "float64", block=256)
     with pytest.raises(DataError, match=r"rows\.csv\.gz, row 1000: label 5 is not in \[0, 5\)"):
         list(labels(table, 5).chunks())
+    table = csv_table(tmp_path / "rows.csv.gz", "int64", block=256)
     with pytest.raises(DataError, match=r"rows\.csv\.gz, row 6: node 0 is there twice"):
         list(members(table, 5)())
     with pytest.raises(DataError, match=r"row 1000: destination 5 is not in \[0, 5\)"):

@@ -144,6 +144,87 @@ def test_edges_alone_are_homogeneous(tmp_path: Path) -> None:
     assert recipe.nodes["node"].count == 6
 
 
+MOVIES = {"movieId": [0, 1, 2, 3, 4, 5], "year": [1990] * 6}
+USERS = {"user_id": NUMBERS, "age": [30, 40, 50, 60, 70, 80]}
+
+
+@pytest.mark.parametrize("users", [[0, 1, 2], [70, 80, 90]], ids=["ids that overlap", "ids of their own"])
+def test_users_without_a_table_are_not_taken_for_the_movies_that_they_rate(tmp_path: Path, users: list[int]) -> None:
+    rated = {"userId": users, "movieId": [5, 5, 1], "rating": [1, 2, 3]}
+    recipe = _drafted(tmp_path, {"movies.csv": MOVIES, "ratings.csv": rated})
+    assert recipe.nodes["user"] == NodeTable("user", count=max(users) + 1)
+    assert recipe.nodes["movie"].files == ("movies.csv",)
+    assert recipe.edges["user", "ratings", "movie"].features == ("rating",)
+    assert "count = " in (text := draft(tmp_path, tmp_path))
+    assert "by their values" not in text
+
+
+def test_text_is_found_among_the_ids_of_a_type_whatever_the_column_is_called(tmp_path: Path) -> None:
+    authors, papers = [f"a{i}" for i in NUMBERS], {"paper_id": TEXT, "year": NUMBERS}
+    wrote = {"writer_id": authors, "paper_id": TEXT}
+    recipe = _drafted(
+        tmp_path, {"authors.csv": {"id": authors, "h": NUMBERS}, "papers.csv": papers, "wrote.csv": wrote}
+    )
+    assert list(recipe.edges) == [("author", "wrote", "paper")]
+    said = 'source = "writer_id"  # guessed: these are ids of author, by their values'
+    assert said in draft(tmp_path, tmp_path).splitlines()
+
+
+@pytest.mark.parametrize("more", [{}, {"since": NUMBERS}], ids=["alone", "with a feature"])
+def test_friends_are_edges_even_if_nobody_has_two(tmp_path: Path, more: dict[str, Any]) -> None:
+    friends = {"user_id": NUMBERS, "friend_id": [1, 2, 3, 4, 5, 0]} | more
+    recipe = _drafted(tmp_path, {"users.csv": USERS, "friends.csv": friends})
+    (edges,) = recipe.edges.values()
+    assert (edges.source, edges.destination, edges.features) == ("user_id", "friend_id", tuple(more))
+    assert 'destination = "friend_id"  # guessed: these are ids of node' in draft(tmp_path, tmp_path)
+    _write(tmp_path, {"movies.csv": MOVIES})  # with the same ids
+    assert list(parse_graph(draft(tmp_path, tmp_path)).edges) == [("user", "friends", "user")]
+
+
+def test_a_table_of_pairs_of_ids_of_another_table_is_edges(tmp_path: Path) -> None:
+    follows = {"user_id": NUMBERS, "follow_id": [1, 2, 3, 4, 5, 0]}
+    recipe = _drafted(tmp_path, {"users.csv": USERS, "follows.csv": follows, "likes.csv": follows | {"w": NUMBERS}})
+    assert [table.files for table in recipe.nodes.values() if table.files] == [("users.csv",)]
+    papers = {"paper_id": TEXT, "venue_id": NUMBERS}
+    (tmp_path / "in").mkdir()
+    tables = {"papers.csv": papers, "venues.csv": {"venue_id": NUMBERS, "rank": NUMBERS}}
+    recipe = _drafted(tmp_path / "in", tables | {"cites.csv": {"src": TEXT, "dst": TEXT}})
+    assert list(recipe.nodes) == ["paper", "venue"]
+
+
+@pytest.mark.parametrize("ends", [("cited_paper_id", "citing_paper_id"), ("paper1", "paper2"), ("id1", "id2")])
+def test_ends_that_are_both_of_one_thing_are_of_its_type(tmp_path: Path, ends: tuple[str, str]) -> None:
+    recipe = _drafted(
+        tmp_path,
+        {
+            "papers.csv": {"paper_id": NUMBERS, "year": NUMBERS},
+            "authors.csv": {"author_id": [10, 11, 12, 13, 14, 15], "h": NUMBERS},
+            "cites.csv": dict(zip(ends, (NUMBERS, [1, 2, 3, 4, 5, 0]), strict=True)),
+        },
+    )
+    assert list(recipe.edges) == [("paper", "cites", "paper")]
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__", ""])
+def test_the_number_of_a_row_is_no_feature(tmp_path: Path, name: str) -> None:
+    nodes, ring = {name: NUMBERS, "id": NUMBERS, "a": NUMBERS}, {name: NUMBERS, "one": NUMBERS, "two": NUMBERS}
+    recipe = _drafted(tmp_path, {"nodes.csv": nodes, "ring.csv": ring})
+    assert recipe.nodes["node"].features == ("a",)
+    (edges,) = recipe.edges.values()
+    assert (edges.source, edges.destination, edges.features) == ("one", "two", ())
+
+
+def test_an_empty_file_beside_good_tables_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("empty.csv", "in/none.tsv"):
+        (tmp_path / name).write_text("\n")
+    recipe = _drafted(tmp_path, {"in/nodes.csv": {"id": NUMBERS, "a": NUMBERS}, "edges.csv": RING})
+    assert recipe.nodes["node"].files == ("in/nodes.csv",)
+    text = draft(tmp_path, tmp_path)
+    assert "# empty.csv is left out: it is empty" in text
+    assert "# in/none.tsv is left out: it is empty" in text
+
+
 def test_an_array_beside_the_table_is_its_features(tmp_path: Path) -> None:
     np.save(tmp_path / "nodes_x.npy", np.zeros((6, 3), np.float16))
     np.save(tmp_path / "nodes_short.npy", np.zeros((5, 3)))

@@ -3,10 +3,8 @@
 import csv
 import gzip
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,57 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
+from table_files import EDGES, NODES, as_csv, read, refused, rows_in, small_tables
 
-from hoploom import ConfigError, DataError, HoploomError
+from hoploom import ConfigError
 from hoploom.build.tables import csv as csv_module
 from hoploom.build.tables import staging
-from hoploom.build.tables.files import Source, read_sources
-from hoploom.build.tables.reader import parse_graph
+from hoploom.build.tables.binary import arrow_batches
+from hoploom.build.tables.places import Place
 
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
-NODES = "nodes.node"
-EDGES = 'edges."node to node"'
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A node table with the ids 0 to 9, and edges from v to v + 1."""
-    ids = range(10)
-    _csv(tmp_path / "nodes.csv", {"id": ids, "a": [v / 2 for v in ids], "b": ids})
-    _csv(tmp_path / "edges.csv", {"s": range(9), "d": range(1, 10)})
-    return tmp_path
-
-
-def _csv(path: Path, columns: Mapping[str, Any], separator: str = ",") -> None:
-    rows = zip(*columns.values(), strict=True)
-    path.write_text("\n".join(separator.join(map(str, row)) for row in [columns.keys(), *rows]) + "\n")
-
-
-def _read(folder: Path, nodes: str = "", edges: str = "", *, table: str = "nodes.csv", links: str = "edges.csv") -> Any:
-    """The two sources."""
-    table, links = (name if name.startswith("[") else f'"{name}"' for name in (table, links))
-    ends = 'source = "s"\ndestination = "d"\n'
-    text = f'[{NODES}]\nfiles = {table}\nid = "id"\n{nodes}\n[{EDGES}]\nfiles = {links}\n{ends}{edges}\n'
-    scratch = folder / f"scratch{len(list(folder.glob('scratch*')))}"
-    scratch.mkdir()
-    return read_sources(parse_graph(text, folder=folder), scratch)
-
-
-def _rows(source: Source) -> dict[str, list[Any]]:
-    """All values as the engine sees them."""
-    tables = [pq.read_table(path).select(source.schema.names) for path in source.paths]
-    assert [table.num_rows for table in tables] == list(source.row_counts)
-    rows: dict[str, list[Any]] = pa.concat_tables(tables).to_pydict()
-    return rows
-
-
-def _refused(folder: Path, *said: str, error: type[HoploomError] = DataError, **arguments: Any) -> str:
-    with pytest.raises(error) as raised:
-        _read(folder, **arguments)
-    message = str(raised.value)
-    assert [part for part in said if part not in message] == [], message
-    assert "\n" not in message
-    return message
+    return small_tables(tmp_path)
 
 
 # --- the same rows -------------------------------------------------------------------------------
@@ -87,11 +48,11 @@ def test_every_format_gives_the_same_rows(folder: Path, name: str) -> None:
     elif name == "n.feather":
         pyarrow.feather.write_feather(table, folder / name)
     else:
-        _csv(folder / name.removesuffix(".gz"), columns, "\t" if name == "n.tsv" else ",")
+        as_csv(folder / name.removesuffix(".gz"), columns, "\t" if name == "n.tsv" else ",")
         if name.endswith(".gz"):
             (folder / name).write_bytes(gzip.compress((folder / "n.csv").read_bytes()))
-    source = _read(folder, 'features = "a"\nlabel = "name"', table=name)[NODES]
-    assert _rows(source) == {"id": columns["id"], "name": columns["name"], "a": columns["a"]}
+    source = read(folder, 'features = "a"\nlabel = "name"', table=name)[NODES]
+    assert rows_in(source) == {"id": columns["id"], "name": columns["name"], "a": columns["a"]}
     assert source.num_rows == 10
     assert source.features == ("a",)
     assert source.origins == (str(folder / name),)
@@ -99,24 +60,24 @@ def test_every_format_gives_the_same_rows(folder: Path, name: str) -> None:
 
 def test_parquet_is_read_where_it_lies(folder: Path) -> None:
     pq.write_table(pa.table({"id": [1]}), folder / "n.parquet")
-    assert _read(folder, table="n.parquet")[NODES].paths == (str(folder / "n.parquet"),)
+    assert read(folder, table="n.parquet")[NODES].paths == (str(folder / "n.parquet"),)
 
 
 def test_a_name_that_looks_like_a_pattern_is_read_through_a_link(folder: Path) -> None:
     (folder / "k=1").mkdir()
     pq.write_table(pa.table({"id": [1]}), folder / "k=1" / "n[0].parquet")
-    source = _read(folder, table="k=1/n[0].parquet")[NODES]
+    source = read(folder, table="k=1/n[0].parquet")[NODES]
     assert os.path.realpath(source.paths[0]) == str(folder / "k=1" / "n[0].parquet")
     assert not set("=[]") & set(source.paths[0].removeprefix(str(folder)))
     assert source.origins == (str(folder / "k=1" / "n[0].parquet"),)
 
 
 def test_blocks_and_row_groups_do_not_show(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = _rows(_read(folder, 'features = ["a", "b"]')[NODES])
+    expected = rows_in(read(folder, 'features = ["a", "b"]')[NODES])
     monkeypatch.setattr(csv_module, "BLOCK", 16)
     monkeypatch.setattr(staging, "ROW_GROUP", 50)
-    source = _read(folder, 'features = ["a", "b"]')[NODES]
-    assert _rows(source) == expected
+    source = read(folder, 'features = ["a", "b"]')[NODES]
+    assert rows_in(source) == expected
     assert pq.ParquetFile(source.paths[0]).num_row_groups > 2
 
 
@@ -130,7 +91,7 @@ def test_text_comes_out_as_the_csv_module_wrote_it(rows: list[tuple[str, str]], 
             csv.writer(file, delimiter=separator).writerows([("id", "a"), *rows])
         (Path(name) / "edges.csv").write_text("s,d\nx,x\n")
         keys = "label = 'a'\ncolumns = { id.cast = 'string', a.cast = 'string' }"
-        found = _rows(_read(Path(name), keys, table=table)[NODES])
+        found = rows_in(read(Path(name), keys, table=table)[NODES])
     assert found == {"id": [row[0] or None for row in rows], "a": [row[1] or None for row in rows]}
 
 
@@ -140,7 +101,7 @@ def test_text_comes_out_as_the_csv_module_wrote_it(rows: list[tuple[str, str]], 
 def _shards(folder: Path) -> None:
     (folder / "n" / "more").mkdir(parents=True)
     for name, id in ("n/b.csv", 2), ("n/a.csv", 1), ("n/more/c.csv", 3), ("n/_d.csv", 4), ("n/.e.csv", 5):
-        _csv(folder / name, {"id": [id]})
+        as_csv(folder / name, {"id": [id]})
     (folder / "n" / "README.md").write_text("no table")
 
 
@@ -156,7 +117,7 @@ def _shards(folder: Path) -> None:
 )
 def test_files_are_listed_in_one_order(folder: Path, files: str, ids: list[int]) -> None:
     _shards(folder)
-    assert _rows(_read(folder, table=files)[NODES])["id"] == ids
+    assert rows_in(read(folder, table=files)[NODES])["id"] == ids
 
 
 def test_a_url_names_a_file_a_folder_or_a_pattern(folder: Path) -> None:
@@ -165,7 +126,7 @@ def test_a_url_names_a_file_a_folder_or_a_pattern(folder: Path) -> None:
         pq.write_table(pa.table({"id": [ord(name[2])]}), folder / name)
     url = f"file://{folder}/r"
     for files, ids in (url, [97, 98]), (f"{url}/*.parquet", [97, 98]), (f"{url}/b.parquet", [98]):
-        source = _read(folder, table=files)[NODES]
+        source = read(folder, table=files)[NODES]
         assert [pq.read_table(path.removeprefix("file://"))["id"].to_pylist()[0] for path in source.paths] == ids
         assert all(path.startswith(url) for path in source.paths)
 
@@ -184,14 +145,14 @@ def test_a_url_names_a_file_a_folder_or_a_pattern(folder: Path) -> None:
 def test_files_that_are_not_there_are_named(folder: Path, files: str, said: str) -> None:
     _shards(folder)
     (folder / "empty").mkdir()
-    message = _refused(folder, said, error=ConfigError, table=files)
+    message = refused(folder, said, error=ConfigError, table=files)
     assert message.startswith("graph.toml:2: nodes.node.files: ")
 
 
 def test_a_file_listed_twice_and_a_table_in_two_formats_are_refused(folder: Path) -> None:
     pq.write_table(pa.table({"id": [1]}), folder / "n.parquet")
-    _refused(folder, "names", "nodes.csv twice", error=ConfigError, table='["nodes.csv", "nod*.csv"]')
-    _refused(folder, "n.parquet is parquet", "nodes.csv is csv", error=ConfigError, table='["nodes.csv", "n.parquet"]')
+    refused(folder, "names", "nodes.csv twice", error=ConfigError, table='["nodes.csv", "nod*.csv"]')
+    refused(folder, "n.parquet is parquet", "nodes.csv is csv", error=ConfigError, table='["nodes.csv", "n.parquet"]')
 
 
 # --- columns -------------------------------------------------------------------------------------
@@ -199,8 +160,8 @@ def test_a_file_listed_twice_and_a_table_in_two_formats_are_refused(folder: Path
 
 def test_a_glob_of_features_keeps_the_order_and_leaves_out_other_roles(folder: Path) -> None:
     columns = {"f_2": [1], "id": [1], "f_10": [2], "f_y": [3], "g": [4]}
-    _csv(folder / "n.csv", columns)
-    source = _read(folder, 'features = ["g", "f_*", "*"]\nlabel = "f_y"', table="n.csv")[NODES]
+    as_csv(folder / "n.csv", columns)
+    source = read(folder, 'features = ["g", "f_*", "*"]\nlabel = "f_y"', table="n.csv")[NODES]
     assert source.features == ("g", "f_2", "f_10")
     assert source.schema.names == ["id", "f_y", "g", "f_2", "f_10"]
 
@@ -222,131 +183,55 @@ COLUMNS = [
 
 @pytest.mark.parametrize(("keys", "said"), [(row[0], row[1:]) for row in COLUMNS], ids=[row[0] for row in COLUMNS])
 def test_a_column_that_does_not_exist_is_named(folder: Path, keys: str, said: tuple[str, ...]) -> None:
-    _refused(folder, *said, error=ConfigError, nodes=keys)
+    refused(folder, *said, error=ConfigError, nodes=keys)
 
 
 def test_a_column_missing_in_a_later_file_or_there_twice_is_named(folder: Path) -> None:
-    _csv(folder / "nodes2.csv", {"id": [1], "c": [2]})
-    _refused(folder, 'nodes2.csv has no column "a"', error=ConfigError, nodes="label = 'a'", table="nodes*.csv")
+    as_csv(folder / "nodes2.csv", {"id": [1], "c": [2]})
+    refused(folder, 'nodes2.csv has no column "a"', error=ConfigError, nodes="label = 'a'", table="nodes*.csv")
     (folder / "n.csv").write_text("id,a,a\n1,2,3\n")
-    _refused(folder, 'n.csv has columns "a", "a", which', error=ConfigError, nodes="label = 'a'", table="n.csv")
+    refused(folder, 'n.csv has columns "a", "a", which', error=ConfigError, nodes="label = 'a'", table="n.csv")
     (folder / "n.csv").write_text("id,a,A\n1,2,3\n")
-    _refused(folder, 'n.csv has columns "a", "A", which', error=ConfigError, nodes="label = 'A'", table="n.csv")
-    assert _rows(_read(folder, table="n.csv")[NODES]) == {"id": [1]}
+    refused(folder, 'n.csv has columns "a", "A", which', error=ConfigError, nodes="label = 'A'", table="n.csv")
+    assert rows_in(read(folder, table="n.csv")[NODES]) == {"id": [1]}
 
 
-# --- types of CSV --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (["1", "-2", "0"], [1, -2, 0]),
-        (["9223372036854775807"], [2**63 - 1]),
-        (["9223372036854775808"], ["9223372036854775808"]),
-        (["007", "8"], ["007", "8"]),
-        (["-0"], ["-0"]),
-        (["+1"], ["+1"]),
-        (["0x1F"], ["0x1F"]),
-        (["1.0"], ["1.0"]),
-        (["2020-01-01"], ["2020-01-01"]),
-        (["true", "NA", "null", "NaN"], ["true", "NA", "null", "NaN"]),
-        (["a", '""', "b"], ["a", None, "b"]),
-        (["1", '""', "2"], [1, None, 2]),
-    ],
-    ids=str,
-)
-def test_ids_are_integers_only_if_each_is_written_so(folder: Path, values: list[str], expected: list[Any]) -> None:
-    _csv(folder / "n.csv", {"id": values, "z": values})
-    scratch = folder / "x"
-    scratch.mkdir()
-    text = f'[{NODES}]\nfiles = "n.csv"\nid = "id"\n[{EDGES}]\nfiles = "n.csv"\nsource = "id"\ndestination = "z"'
-    sources = read_sources(parse_graph(text, folder=folder), scratch)
-    assert _rows(sources[NODES])["id"] == expected
-    assert _rows(sources[EDGES]) == {"id": expected, "z": expected}
-
-
-def test_types_are_those_that_the_recipe_asks_for(folder: Path) -> None:
-    _csv(folder / "n.csv", {"id": ["007", "8"], "a": [1, 2], "b": [1, 2], "c": ["1", "x"], "d": [0, 1], "e": [3, 4]})
-    keys = """
-        features = ["a", "b", "c", "d"]
-        split = "e"
-        columns = { id = { cast = "int64" }, b = { categories = "codes" }, d = { cast = "bool" } }
-    """
-    rows = _rows(_read(folder, keys, table="n.csv")[NODES])
-    assert rows == {"id": [7, 8], "e": ["3", "4"], "a": [1.0, 2.0], "b": [1, 2], "c": ["1", "x"], "d": [False, True]}
-    assert [type(value) for value in (rows["a"][0], rows["b"][0])] == [float, int]
-    rows = _rows(_read(folder, "features = 'a'\ndtype = 'int64'\ncolumns.id.cast = 'int64'", table="n.csv")[NODES])
-    assert type(rows["a"][0]) is int
-
-
-@pytest.mark.parametrize(("value", "expected"), [("3", 3), ("2.5", 2.5), ("x", "x")])
-def test_a_column_that_begins_with_nulls_has_the_type_of_its_first_value(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, value: str, expected: Any
-) -> None:
-    monkeypatch.setattr(csv_module, "BLOCK", 32)
-    _csv(folder / "n.csv", {"id": range(50), "y": [*[""] * 48, value, ""]})
-    assert _rows(_read(folder, "label = 'y'", table="n.csv")[NODES])["y"] == [*[None] * 48, expected, None]
+# --- times and arrays ---------------------------------------------------------------------------
 
 
 def test_times_are_in_microseconds(folder: Path) -> None:
-    _csv(folder / "n.csv", {"id": [1], "t": ["2020-01-01 00:00:01"]})
-    source = _read(folder, "time = 't'", table="n.csv")[NODES]
+    as_csv(folder / "n.csv", {"id": [1], "t": ["2020-01-01 00:00:01"]})
+    source = read(folder, "time = 't'", table="n.csv")[NODES]
     assert source.schema.field("t").type == pa.timestamp("us")
     assert pq.read_table(source.paths[0])["t"].cast(pa.int64()).to_pylist() == [1577836801 * 10**6]
 
 
+@pytest.mark.parametrize("name", ["n.csv", "n.arrow", "n.arrows"])
+def test_times_are_cut_to_microseconds(folder: Path, name: str) -> None:
+    table = pa.table({"id": [1, 2], "t": pa.array([1577836800123456789, 2], pa.timestamp("ns"))})
+    if name == "n.csv":
+        as_csv(folder / name, {"id": [1, 2], "t": ["2020-01-01 00:00:00.123456789", "1970-01-01 00:00:00.000000002"]})
+    else:
+        with (ipc.new_file if name == "n.arrow" else ipc.new_stream)(folder / name, table.schema) as file:
+            file.write_table(table)
+    source = read(folder, "time = 't'", table=name)[NODES]
+    assert pq.read_table(source.paths[0])["t"].cast(pa.int64()).to_pylist() == [1577836800123456, 0]
+
+
+def test_what_goes_wrong_while_an_arrow_file_is_used_is_told_as_it_is(folder: Path) -> None:
+    pyarrow.feather.write_feather(pa.table({"id": [1]}), folder / "n.arrow")
+    place = Place(str(folder / "n.arrow"), "n.arrow", "arrow")
+    with pytest.raises(pa.ArrowInvalid, match="of the user of the file"), arrow_batches(place):
+        raise pa.ArrowInvalid("of the user of the file")
+
+
+@pytest.mark.parametrize("dtype", ["g", "c8", "U1"])
+def test_an_array_without_plain_numbers_is_refused(folder: Path, dtype: str) -> None:
+    np.save(folder / "x.npy", np.zeros((10, 2), dtype))
+    refused(folder, "x.npy holds ", "of shape (10, 2); features are a row of numbers", nodes="features_npy = 'x.npy'")
+
+
 # --- broken files --------------------------------------------------------------------------------
-
-BROKEN = {  # claim: the text of n.csv, what is said
-    "too few": ("id,a\n1,2\n3\n4,5\n", "n.csv, row 2: it has 1 fields, the header has 2: '3'"),
-    "too many": ("id,a\n1,2\n\n3,4\n5,6,7\n", "n.csv, row 3: it has 3 fields, the header has 2: '5,6,7'"),
-    "no end of quotes": ('id,a\n1,2\n"3,4\n5,6\n', "n.csv, row 2: it has 1 fields"),
-    "nothing": ("", "n.csv cannot be read as CSV: Empty CSV file"),
-    "only a header": ("id,a\n", "nodes.node: there are no rows in ", "n.csv; give files with rows"),
-}
-
-
-@pytest.mark.parametrize(("text", "said"), [(row[0], row[1:]) for row in BROKEN.values()], ids=BROKEN.keys())
-def test_a_broken_csv_is_named_with_its_row(folder: Path, text: str, said: tuple[str, ...]) -> None:
-    (folder / "n.csv").write_text(text)
-    _refused(folder, *said, nodes="label = 'a'", table="n.csv")
-
-
-def test_a_later_value_of_another_type_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_module, "BLOCK", 64)
-    for id, a, said in (
-        ("x", 1, "id is 'x', not int64 as in the first rows"),
-        ("007", 1, "id is '007', not int64 as in the first rows"),
-        ("99999999999999999999", 1, "id is '99999999999999999999', not int64"),
-        (5, "b", "a is 'b', not int64 as in the first rows"),
-    ):
-        _csv(folder / "n.csv", {"id": [*range(200), id, 0], "a": [*[0] * 200, a, 0]})
-        message = _refused(folder, said, "n.csv, row 201: ", nodes="label = 'a'", table="n.csv")
-        column, cast = ("a", "float32") if a == "b" else ("id", "string")
-        assert message.endswith(f'[nodes.node.columns.{column}] cast = "{cast}"'), message
-
-
-def test_a_quote_left_open_before_many_rows_is_suspected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_module, "BLOCK", 64)
-    (folder / "n.csv").write_text("id,a\n" + "1,2\n" * 20 + '"' + "3,4\n" * 200)
-    _refused(folder, "n.csv cannot be read as CSV: a row is longer than 64 bytes; is a quote left open?", table="n.csv")
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_name(folder: Path) -> None:
-    (folder / "n.csv").write_bytes(b"\xef\xbb\xbfid,a\r\n7,1\r\n")
-    assert _rows(_read(folder, table="n.csv")[NODES]) == {"id": [7]}
-
-
-def test_a_value_that_is_not_what_was_asked_for_is_named(folder: Path) -> None:
-    _csv(folder / "n.csv", {"id": [1, 2], "a": [1, "b"]})
-    keys = "label = 'a'\ncolumns.a.cast = 'float32'"
-    _refused(folder, "n.csv, row 2: a is 'b', not float as asked for; correct it", nodes=keys, table="n.csv")
-
-
-def test_bytes_that_are_no_text_are_refused(folder: Path) -> None:
-    (folder / "n.csv").write_bytes(b"id,a\nx,1\n\xff,2\n")
-    _refused(folder, "n.csv", "UTF", table="n.csv")
 
 
 @pytest.mark.parametrize("name", ["n.parquet", "n.arrow", "n.csv.gz"])
@@ -357,21 +242,21 @@ def test_a_file_cut_short_is_named(folder: Path, name: str) -> None:
     elif name == "n.arrow":
         pyarrow.feather.write_feather(table, folder / name)
     else:
-        _csv(folder / "n.csv", table.to_pydict())
+        as_csv(folder / "n.csv", table.to_pydict())
         (folder / name).write_bytes(gzip.compress((folder / "n.csv").read_bytes()))
     whole = (folder / name).read_bytes()
     for length in (len(whole) - 9, len(whole) // 2, 3, 0):
         (folder / name).write_bytes(whole[:length])
-        _refused(folder, name, table=name)
+        refused(folder, name, table=name)
 
 
 def test_files_of_one_table_with_other_types_are_refused(folder: Path) -> None:
     pq.write_table(pa.table({"id": [1]}), folder / "n0.parquet")
     pq.write_table(pa.table({"id": ["1"]}), folder / "n1.parquet")
-    _refused(folder, "n1.parquet: id is string, but int64 in ", "n0.parquet", table="n*.parquet")
+    refused(folder, "n1.parquet: id is string, but int64 in ", "n0.parquet", table="n*.parquet")
     pyarrow.feather.write_feather(pa.table({"id": [1]}), folder / "m0.arrow")
     pyarrow.feather.write_feather(pa.table({"id": [1.5]}), folder / "m1.arrow")
-    _refused(folder, "m1.arrow: id is double, but int64 in ", "m0.arrow", table="m*.arrow")
+    refused(folder, "m1.arrow: id is double, but int64 in ", "m0.arrow", table="m*.arrow")
 
 
 def test_how_text_is_held_in_memory_makes_no_other_type(folder: Path) -> None:
@@ -379,12 +264,12 @@ def test_how_text_is_held_in_memory_makes_no_other_type(folder: Path) -> None:
         pq.write_table(pa.table({"id": pa.array([1]), "y": pa.array([name]).cast(kind)}), folder / f"{name}.parquet")
         pyarrow.feather.write_feather(pq.read_table(folder / f"{name}.parquet"), folder / f"{name}.arrow")
     for table in ("n*.parquet", "n*.arrow"):
-        source = _read(folder, "label = 'y'", table=table)[NODES]
+        source = read(folder, "label = 'y'", table=table)[NODES]
         assert source.schema.field("y").type == pa.string()
 
 
 def test_no_edges_at_all_are_refused_and_a_shard_without_rows_is_not(folder: Path) -> None:
     (folder / "none.csv").write_text("s,d\n")
-    _refused(folder, 'edges."node to node": there are no rows in', links="none.csv")
-    source = _read(folder, links='["none.csv", "edges.csv"]')
+    refused(folder, 'edges."node to node": there are no rows in', links="none.csv")
+    source = read(folder, links='["none.csv", "edges.csv"]')
     assert source[EDGES].num_rows == 9

@@ -14,7 +14,18 @@ from torch import Tensor
 from hoploom.build.bulk import EdgeRule, NodeStream, StoreOptions
 from hoploom.build.importing import sparse
 from hoploom.build.importing.npz import Array, npz_pairs, npz_table, npz_whole, read_arrays
-from hoploom.build.importing.pieces import Count, Ends, Graph, Table, block, edge_stream, flat, labels, masked, members
+from hoploom.build.importing.pieces import (
+    Count,
+    Ends,
+    Graph,
+    Table,
+    block,
+    edge_stream,
+    flat,
+    labels,
+    masked,
+    members,
+)
 from hoploom.build.importing.writing import Progress, write_graph
 from hoploom.errors import DataError
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE
@@ -58,12 +69,13 @@ def read_archive(path: str | Path, *, rule: EdgeRule, ignore: Sequence[str] = ()
         raise DataError(f"{path} has no array {absent[0]!r} to ignore; it has {sorted(left)}")
     for name in ignore:
         del left[name]
-    told = {name: left.pop(name) for name in SIZES if name in left and left[name].shape in ((), (1,))}
+    told = {name: _size(left.pop(name)) for name in SIZES if name in left and left[name].shape in ((), (1,))}
     adjacency = sparse.take_adjacency(left)
     fields = _take_nodes(left)
     nodes = _count_nodes(path, fields, adjacency, told, left)
     splits = _take_splits(left, nodes)
     ends = sparse.matrix_ends(adjacency, nodes) if adjacency is not None else _take_ends(path, left)
+    _check_told(path, told, (nodes, ends.count))
     edge_fields = _take_edge_fields(left, ends.count)
     fields |= _take_rest(left, nodes, ends.count, edge_fields)
     ends = Ends(ends.tables, ends.count, {**ends.fields, **edge_fields})
@@ -104,11 +116,27 @@ def _labels(array: Array) -> Table:
     return labels(table, None) if classes else table
 
 
+def _size(array: Array) -> int:
+    """A single number."""
+    if array.dtype.kind not in "iu":
+        raise DataError(f"{array.label} has dtype {array.dtype}; save it as an integer, or leave it out with ignore")
+    return int(npz_whole(array).reshape(()))
+
+
+def _check_told(path: str | Path, told: Mapping[str, int], counts: Sequence[Count]) -> None:
+    """Raise where a size that stands beside the arrays is not theirs."""
+    for count in counts:
+        size = told.get(f"num_{count.of}", count.rows)
+        if size != count.rows:
+            found = f"num_{count.of} is {size}, but there are {count.rows} {count.of} ({count.told_by})"
+            raise DataError(f"{path}: {found}; correct one, or leave num_{count.of} out with ignore")
+
+
 def _count_nodes(
     path: str | Path,
     fields: Mapping[str, Table],
     adjacency: sparse.Matrix | None,
-    told: Mapping[str, Array],
+    told: Mapping[str, int],
     left: Mapping[str, Array],
 ) -> Count:
     for name, table in fields.items():
@@ -117,7 +145,7 @@ def _count_nodes(
     if adjacency is not None:
         return Count("nodes", adjacency.shape[0], "the shape of the matrix")
     if "num_nodes" in told:
-        return Count("nodes", int(npz_whole(told["num_nodes"]).reshape(())), "num_nodes")
+        return Count("nodes", told["num_nodes"], "num_nodes")
     masks = [array for name, array in left.items() if name.endswith("_mask") and len(array.shape) == 1]
     if masks:
         return Count("nodes", masks[0].shape[0], f"as many as {masks[0].name} has")
@@ -192,18 +220,27 @@ def _take_edge_fields(left: dict[str, Array], edges: Count) -> dict[str, Table]:
 
 
 def _take_rest(left: dict[str, Array], nodes: Count, edges: Count, edge_fields: dict[str, Table]) -> dict[str, Table]:
-    """What else has a row per node is a field of nodes, or a row per edge a field of edges; names are left out."""
-    fields = {}
+    """What else has a row per node is a field of nodes, or a row per edge a field of edges; text is left out.
+
+    Where there are as many nodes as edges, the name must begin with node_ or edge_.
+    """
+    fields: dict[str, Table] = {}
+    owners = {"node": (nodes, fields), "edge": (edges, edge_fields)}
     for name, array in left.items():
         if not array.is_numeric:
             continue
-        if array.shape[:1] == (nodes.rows,):
-            fields[name] = npz_table(array)
-        elif array.shape[:1] == (edges.rows,):
-            edge_fields[name] = npz_table(array)
-        else:
+        fitting = [owner for owner, (count, _) in owners.items() if array.shape[:1] == (count.rows,)]
+        if len(fitting) > 1:
+            fitting = [owner for owner in fitting if name.startswith(f"{owner}_")]
+            if not fitting:
+                raise DataError(
+                    f"{array.label} has {nodes.rows} rows, as many as there are nodes and edges; call it node_{name} "
+                    f"or edge_{name}, or leave it out with ignore"
+                )
+        if not fitting:
             raise DataError(
                 f"{array.label} has shape {array.shape}, a row neither per node ({nodes.rows}) nor per edge "
                 f"({edges.rows}); leave it out with ignore"
             )
+        owners[fitting[0]][1][name] = npz_table(array)
     return fields

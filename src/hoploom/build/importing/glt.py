@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hoploom.build.bulk import Block, EdgeRows, EdgeStream, NodeStream, Rows, StoreOptions
 from hoploom.build.importing.gltfolder import GltFolder, read_folder
-from hoploom.build.importing.pieces import CHUNK_BYTES, Graph, Table, check_values, members
-from hoploom.build.importing.torchfile import read_tensor
+from hoploom.build.importing.pieces import CHUNK_BYTES, Graph, Table, check_values, mark_once, members
+from hoploom.build.importing.torchfile import read_ids, read_tensor
 from hoploom.build.importing.writing import Progress, write_graph
 from hoploom.errors import ConfigError, DataError
 from hoploom.schema import DTYPE_NAMES, EDGE_ID, HOMOGENEOUS_TYPE, ORIGINAL_ID, Field, RelationName
@@ -115,17 +115,17 @@ def _feature_block(folders: Sequence[Path], new: Renumbering) -> Block:
     files = [(read_tensor(folder / "feats.pt"), folder / "ids.pt") for folder in folders]
     field = _field(files[0][0], folders[0] / "feats.pt")
     for (feats, ids_file), folder in zip(files, folders, strict=True):
-        if _field(feats, folder / "feats.pt") != field or len(feats) != len(read_tensor(ids_file)):
+        if _field(feats, folder / "feats.pt") != field or len(feats) != len(read_ids(ids_file)):
             shape = tuple(feats.shape)
             raise DataError(f"{folder / 'feats.pt'} has {feats.dtype} {shape}; as many rows as ids.pt of {field} fit")
 
     def rows() -> Iterator[Rows]:
         seen = torch.zeros(new.store_ids.numel(), dtype=torch.bool)
         for feats, ids_file in files:
-            for first, ids in _pieces(read_tensor(ids_file), field.row_bytes):
+            for first, ids in _pieces(read_ids(ids_file), field.row_bytes):
                 check_values(ids, seen.numel(), _table(ids_file), first, "node")
                 ids = ids.to(torch.int64)
-                seen[ids] = True
+                mark_once(ids, seen, _table(ids_file), first)
                 yield Rows(new.store_ids[ids], {"x": feats[first : first + len(ids)]})
         if not seen.all():
             raise DataError(f"{folders[0]} and its like have no features of node {int(torch.nonzero(~seen)[0])}")
@@ -156,7 +156,7 @@ def _members(path: Path, new: Renumbering) -> Iterator[Tensor]:
 
     def chunks() -> Iterator[Tensor]:
         for file in files:
-            yield from (piece for _, piece in _pieces(read_tensor(file)))
+            yield from (piece for _, piece in _pieces(read_ids(file)))
 
     for ids in members(Table(str(path), Field("int64"), chunks), new.store_ids.numel())():
         yield new.store_ids[ids]
@@ -170,7 +170,7 @@ def _edges(layout: GltFolder, key: RelationName, sources: Renumbering, destinati
     features = layout.edge_features(key)
     parts = [_edge_columns(folder) for folder in folders]
     if features:
-        tables = [(read_tensor(folder / "feats.pt"), read_tensor(folder / "ids.pt")) for folder in features]
+        tables = [(read_tensor(folder / "feats.pt"), read_ids(folder / "ids.pt")) for folder in features]
         if layout.cached:
             tables = [(torch.cat([feats for feats, _ in tables]), torch.cat([ids for _, ids in tables]))]
         for columns, folder, (feats, ids) in zip(parts, folders, tables, strict=True):
@@ -188,7 +188,11 @@ def _edges(layout: GltFolder, key: RelationName, sources: Renumbering, destinati
 def _edge_columns(folder: Path) -> dict[str, Tensor]:
     """rows, cols, and what else is there, each with an entry per edge."""
     names = {"rows": "rows.pt", "cols": "cols.pt", EDGE_ID: "eids.pt", "weight": "weights.pt"}
-    columns = {ours: read_tensor(folder / file) for ours, file in names.items() if (folder / file).is_file()}
+    columns = {
+        ours: (read_tensor if ours == "weight" else read_ids)(folder / file)
+        for ours, file in names.items()
+        if (folder / file).is_file()
+    }
     for name, values in columns.items():
         if values.shape != columns["rows"].shape or values.dim() != 1:
             shape = tuple(columns["rows"].shape)

@@ -16,6 +16,7 @@ from hoploom.schema import Field, RelationName
 
 CHUNK_BYTES = 8 << 20
 UNLABELLED = -1
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,16 @@ def _first_full(held: Sequence[Tensor | None]) -> int:
     return next(index for index, rows in enumerate(held) if rows is not None)
 
 
+def integers(table: Table, what: str) -> Table:
+    """The table itself; raise unless it holds integers. An empty one may be of any dtype, as NumPy makes it."""
+    if table.field.dtype not in INTEGERS and table.num_rows != 0:
+        raise DataError(f"{table.name} has dtype {table.field.dtype}; {what} are integers, so save it as int64")
+    return table
+
+
 def check_values(rows: Tensor, limit: int, table: Table, first: int, what: str) -> None:
     """Raise if a value is out of [0, limit): name the file, the row and the value."""
-    bad = (rows < 0) | (rows >= limit)
+    bad = ~((rows >= 0) & (rows < limit))  # so that NaN is out as well
     if bad.any():
         index = int(torch.nonzero(bad)[0])
         raise DataError(f"{table.name}, row {first + index + 1}: {what} {_plain(rows[index])} is not in [0, {limit})")
@@ -172,24 +180,25 @@ def labels(table: Table, num_classes: int | None) -> Table:
 
 def members(table: Table, num_nodes: int) -> Callable[[], Iterator[Tensor]]:
     """The nodes of a split, from their ids. A map of a byte per node finds those that come twice."""
-    plain = flat(table)
+    plain = flat(integers(table, "ids of nodes"))
 
     def chunks() -> Iterator[Tensor]:
         first, seen = 0, torch.zeros(num_nodes, dtype=torch.bool)
         for rows in plain.chunks():
             check_values(rows, num_nodes, table, first, "node")
             ids = rows.to(torch.int64)
-            _check_once(ids, seen, table, first)
-            seen[ids] = True
+            mark_once(ids, seen, table, first)
             yield ids
             first += len(rows)
 
     return chunks
 
 
-def _check_once(ids: Tensor, seen: Tensor, table: Table, first: int) -> None:
+def mark_once(ids: Tensor, seen: Tensor, table: Table, first: int) -> None:
+    """Note in `seen` that these nodes were met; raise if one was before."""
     again = seen[ids]
     if not again.any() and torch.unique(ids).numel() == ids.numel():
+        seen[ids] = True
         return
     met: set[int] = set()
     for index, node in enumerate(ids.tolist()):
@@ -213,6 +222,8 @@ def masked(table: Table, count: Count) -> Callable[[], Iterator[Tensor]]:
 
 def edge_stream(key: RelationName, ends: Ends, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
     """The edges of a relation between this many sources and destinations."""
+    for table in ends.tables:
+        integers(table, "ends of edges")
     fields = {name: table.field for name, table in ends.fields.items()}
     return EdgeStream(key, fields, lambda: _edge_rows(ends, sizes), rule)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom.build.importing.npz import Array, npz_table, npz_text, npz_whole
-from hoploom.build.importing.pieces import CHUNK_BYTES, Count, Ends, Table, in_step
+from hoploom.build.importing.pieces import CHUNK_BYTES, Count, Ends, Table, in_step, integers
 from hoploom.errors import DataError
 from hoploom.schema import Field
 
@@ -99,6 +99,7 @@ def _major(matrix: Matrix) -> Table:
 def _indptr(matrix: Matrix) -> NDArray[np.int64]:
     """[rows + 1], checked."""
     assert matrix.indptr is not None
+    integers(npz_table(matrix.indptr), "offsets")
     indptr = npz_whole(matrix.indptr).astype(np.int64)
     rows, entries = matrix.shape[1 if matrix.by_column else 0], matrix.values.shape
     if indptr.shape != (rows + 1,):
@@ -124,7 +125,8 @@ def dense_rows(matrix: Matrix) -> Table:
     """The rows of a csr matrix as float32, zeros and all; entries of the same place add up."""
     rows, columns = matrix.shape
     step = max(1, CHUNK_BYTES // max(1, 4 * columns))
-    indices, values = npz_table(matrix.indices[0]), _as_float(npz_table(matrix.values))
+    indices = integers(npz_table(matrix.indices[0]), "columns")
+    values = _as_float(npz_table(matrix.values))
 
     def chunks() -> Iterator[Tensor]:
         indptr = torch.from_numpy(_indptr(matrix))

@@ -9,13 +9,30 @@ from torch import Tensor
 
 from hoploom.errors import DataError
 
+COMPUTED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # torch hardly computes with other integers
+
 
 def read_tensor(path: Path) -> Tensor:
-    """The tensor in a .pt or .npy file, mapped into memory where its format allows."""
+    """The rows in a .pt or .npy file, mapped into memory where its format allows."""
     if not path.is_file():
         raise DataError(f"{path} does not exist; give the path of a tensor that torch.save wrote")
-    if path.suffix == ".npy":
-        return _read_npy(path)
+    rows = _read_npy(path) if path.suffix == ".npy" else _read_pt(path)
+    if rows.dim() == 0:
+        raise DataError(f"{path} holds a single value; rows were expected, so save a tensor with one per node or edge")
+    return rows
+
+
+def read_ids(path: Path) -> Tensor:
+    """The ids in a .pt or .npy file, [n]: integers, in a list or in one column."""
+    ids = read_tensor(path)
+    if ids.dim() != 1 and ids.shape[1:] != (1,):
+        raise DataError(f"{path} has shape {tuple(ids.shape)}; a list of ids was expected")
+    if ids.numel() and (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex()):
+        raise DataError(f"{path} has dtype {ids.dtype}; ids are integers, so save it as int64")
+    return (ids if ids.dtype in COMPUTED else ids.to(torch.int64)).reshape(-1)
+
+
+def _read_pt(path: Path) -> Tensor:
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch raises what its unpickler, its reader or the system do
@@ -32,6 +49,9 @@ def read_tensor(path: Path) -> Tensor:
 def _read_npy(path: Path) -> Tensor:
     try:
         values = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read ({error}); save a plain array with numpy.save") from error
-    return torch.from_numpy(values)
+        if not values.dtype.isnative:
+            values = values.astype(values.dtype.newbyteorder("="))
+        return torch.from_numpy(values)
+    except (TypeError, ValueError, OSError, EOFError) as error:
+        reason = str(error).split(". ", 1)[0]
+        raise DataError(f"{path} cannot be read ({reason}); save an array of plain numbers with numpy.save") from error

@@ -71,9 +71,12 @@ def arrow_batches(place: Place) -> Iterator[tuple["pa.Schema", Iterator[Any]]]:
     with place.open() if is_url(place.path) else pa.memory_map(place.path) as handle:
         try:
             file = ipc.open_file(handle)
-            yield file.schema, (file.get_batch(index) for index in range(file.num_record_batches))
         except pa.ArrowInvalid:
             handle.seek(0)
+            file = None
+        if file is not None:
+            yield file.schema, (file.get_batch(index) for index in range(file.num_record_batches))
+        else:
             stream = ipc.open_stream(handle)
             yield stream.schema, iter(stream)
 
@@ -86,7 +89,8 @@ def array_file(place: Place) -> ArrayFile:
         if is_url(place.path):
             raise ValueError("arrays are mapped into memory, so they must lie on this machine")
         array = np.load(place.path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.ndim not in (1, 2):
+    is_plain = isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
+    if not is_plain or array.ndim not in (1, 2):
         found = f"{getattr(array, 'dtype', 'no array')} of shape {getattr(array, 'shape', ())}"
         raise DataError(f"{place.shown} holds {found}; features are a row of numbers per node")
     if array.ndim == 2 and not array.flags.c_contiguous:

@@ -1,4 +1,4 @@
-"""CSV into scratch Parquet. Types are inferred once, from the first block of the first file with rows.
+"""CSV into scratch Parquet. Types are inferred once, from the first block of every file, whatever their order.
 
 Gives up guessing again later: a value of another type further down is an error with its file and row. Ids are integers
 only if each is written as Python would write it; "007" makes them strings.
@@ -21,7 +21,10 @@ from hoploom.toml.text import as_key, quoted
 
 BLOCK = 4 << 20  # bytes read at once
 WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
-CONVERSION = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\S+): invalid value '(.*)'", re.S)
+WHOLE_FRACTION = r"^-?[0-9]+\.0+$"
+CONVERSION = re.compile(
+    r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\S+): invalid (value '|UTF8)(.*)", re.S
+)
 ENOUGH = 1000  # values that tell a type
 
 
@@ -60,9 +63,11 @@ def stage_csv(table: Table, places: Sequence[Place], used: Sequence[str], paths:
     import pyarrow as pa
 
     types = csv_types(table, places, used)
+    ids = id_columns(table).values()
+    stored = {name: pa.int64() if name in ids and pa.types.is_floating(types[name]) else types[name] for name in types}
     counts = []
     for place, path in zip(places, paths, strict=True):
-        counts.append(stage(_batches(table, place, types), pa.schema(types.items()), path))
+        counts.append(stage(_batches(table, place, types), pa.schema(stored.items()), path))
     return counts
 
 
@@ -70,17 +75,36 @@ def _batches(table: Table, place: Place, types: Mapping[str, Any]) -> Iterator[A
     """The rows of a file, as these types."""
     import pyarrow as pa
 
-    checked = _checked_ids(table, types)
+    checked, ids = _checked_ids(table, types), id_columns(table).values()
     read_as = {name: pa.string() if name in checked else kind for name, kind in types.items()}
-    first = 1
+    first, last = 1, None
     with _explained(place, table, read_as), _open(place, list(types), read_as) as reader:
         for batch in reader:
             columns = []
             for name in types:
                 column = _without_empty(batch.column(name))
-                columns.append(_whole(column, table, place, name, first) if name in checked else column)
+                if name in checked:
+                    column = _whole(column, table, place, name, first)
+                elif name in ids and pa.types.is_floating(column.type):
+                    column = _whole_floats(column, table, place, name, first)
+                columns.append(column)
             yield pa.RecordBatch.from_arrays(columns, list(types))
-            first += batch.num_rows
+            first, last = first + batch.num_rows, batch.slice(batch.num_rows - 1) if batch.num_rows else last
+    if last is not None:
+        _check_closed(place, first - 1, last)
+
+
+def _check_closed(place: Place, row: int, last: Any) -> None:
+    """Raise where the rest of a file went into one value of its last row, because of a quote that nothing closes."""
+    values = [value for column in last.columns if isinstance(value := column[0].as_py(), str) and "\n" in value]
+    if not values:
+        return
+    tail = b""
+    with place.open() as file:
+        while piece := file.read(BLOCK):
+            tail = (tail + piece)[-64:]
+    if tail.rstrip(b"\r\n")[-1:] != b'"':
+        raise DataError(f"{place.shown}, row {row}: a quote is left open before {values[0]!r:.60}; close or double it")
 
 
 def _checked_ids(table: Table, types: Mapping[str, Any]) -> set[str]:
@@ -124,6 +148,19 @@ def _whole(column: Any, table: Table, place: Place, name: str, first: int) -> An
     raise AssertionError(f"no value of {name} explains why it is no int64")
 
 
+def _whole_floats(column: Any, table: Table, place: Place, name: str, first: int) -> Any:
+    """Ids such as 1.0 as the int64 that was asked for, or an error that names the first row that is none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = pc.if_else(pc.is_nan(column), None, column)
+    odd = pc.or_(pc.not_equal(pc.floor(known), known), pc.greater(pc.abs(known), 2.0**53))
+    at = pc.index(odd, True).as_py()
+    if at >= 0:
+        raise _other_type(table, place, first + at, name, str(column[at].as_py()), "int64")
+    return pc.cast(known, pa.int64())
+
+
 # --- types ---------------------------------------------------------------------------------------
 
 
@@ -132,23 +169,64 @@ def csv_types(table: Table, places: Sequence[Place], used: Sequence[str]) -> dic
     import pyarrow as pa
 
     fixed = _fixed_types(table, used)
-    ids = {name for name in id_columns(table).values() if name not in fixed}
-    found: dict[str, Any] = dict.fromkeys(used)
+    ids = {name for name in id_columns(table).values() if not _cast(table, name)}
+    found: dict[str, Any] = dict.fromkeys(used, pa.null())
     for place in places:
-        with (
-            _explained(place, table, fixed),
-            _open(place, list(used), fixed | dict.fromkeys(ids, pa.string())) as reader,
-        ):
-            batch = next((batch for batch in reader if batch.num_rows), None)
-        if batch is not None:
-            found = {name: _id_type(batch[name]) if name in ids else batch[name].type for name in used}
-            break
+        batch = _first_rows(table, place, used, fixed | dict.fromkeys(ids, pa.string()))
+        for name in used if batch is not None else ():
+            if name in ids:
+                _check_fractions(table, place, name, batch[name])
+            found[name] = _wider(found[name], _id_type(batch[name]) if name in ids else batch[name].type)
     numbers = _numbers(table, used)
     for name, kind in found.items():
-        if kind is None or pa.types.is_null(kind):
+        if pa.types.is_null(kind):
             kind = fixed.get(name) or _type_further_on(table, places, name)
+        if pa.types.is_timestamp(kind) and kind.unit == "s":  # fractions may follow
+            kind = pa.timestamp("us", kind.tz)
+        if pa.types.is_binary(kind):  # no UTF-8, and read as text the row is told
+            kind = pa.string()
+        cast = _integer_cast(table, name)
+        if cast is not None and not pa.types.is_floating(kind):  # 3.0 is cast later, where nulls are known as well
+            kind = cast
         found[name] = pa.float64() if name in numbers and pa.types.is_integer(kind) else kind
     return found
+
+
+def _first_rows(table: Table, place: Place, used: Sequence[str], types: Mapping[str, Any]) -> Any:
+    """The first block with rows, or None."""
+    with _explained(place, table, types), _open(place, list(used), types) as reader:
+        return next((batch for batch in reader if batch.num_rows), None)
+
+
+def _wider(one: Any, two: Any) -> Any:
+    """The type that holds the values of both."""
+    import pyarrow as pa
+
+    types = pa.types
+    if one == two or types.is_null(two):
+        return one
+    if types.is_null(one):
+        return two
+    if all(types.is_integer(kind) or types.is_floating(kind) for kind in (one, two)):
+        return pa.float64()
+    times = [kind for kind in (one, two) if types.is_timestamp(kind)]
+    if times and all(types.is_timestamp(kind) or types.is_date(kind) for kind in (one, two)):
+        finest = "ns" if any(kind.unit == "ns" for kind in times) else "us"
+        return pa.timestamp(finest, times[0].tz) if len({kind.tz for kind in times}) == 1 else pa.string()
+    return pa.string()
+
+
+def _check_fractions(table: Table, place: Place, name: str, column: Any) -> None:
+    """Raise where all ids are written as 1.0: as text they are no id that is written 1."""
+    import pyarrow.compute as pc
+
+    given = pc.drop_null(_without_empty(column))
+    if len(given) and pc.all(pc.match_substring_regex(given, WHOLE_FRACTION)).as_py():
+        row = pc.index(column, given[0]).as_py() + 1
+        way_out = (
+            f'[{table.owner}.columns.{as_key(name)}] cast = "int64" makes them integers, "string" leaves them text'
+        )
+        raise DataError(f"{place.shown}, row {row}: the id {name} is {given[0].as_py()!r}, a fraction; {way_out}")
 
 
 def _fixed_types(table: Table, used: Sequence[str]) -> dict[str, Any]:
@@ -159,11 +237,19 @@ def _fixed_types(table: Table, used: Sequence[str]) -> dict[str, Any]:
     fixed = {}
     for name in used:
         cast = _cast(table, name)
-        if cast is not None:
+        if cast is not None and _integer_cast(table, name) is None:
             fixed[name] = getattr(pa, names.get(cast, cast))()
         elif isinstance(table, NodeTable) and name == table.split:
             fixed[name] = pa.string()
     return fixed
+
+
+def _integer_cast(table: Table, name: str) -> Any:
+    """The integer type that a column is cast to, or None."""
+    import pyarrow as pa
+
+    cast = _cast(table, name) or ""
+    return getattr(pa, cast)() if "int" in cast else None
 
 
 def _numbers(table: Table, used: Sequence[str]) -> set[str]:
@@ -260,7 +346,9 @@ def _with_row(place: Place, table: Table | None, types: Mapping[str, Any], error
     if told is None or table is None:
         return _unreadable(place, error)
     name = csv_names(place)[int(told[1])]
-    return _other_type(table, place, int(told[2]) - 1, name, told[4], told[3])
+    if told[4] == "UTF8":
+        return DataError(f"{place.shown}, row {int(told[2]) - 1}: {name} is no UTF-8; write the file in UTF-8")
+    return _other_type(table, place, int(told[2]) - 1, name, told[5].rstrip().removesuffix("'"), told[3])
 
 
 def _other_type(table: Table, place: Place, row: int, name: str, value: str, kind: str) -> DataError:
@@ -268,7 +356,8 @@ def _other_type(table: Table, place: Place, row: int, name: str, value: str, kin
     if cast is not None:
         way_out = "correct it, or leave it empty"
     else:
-        better = "string" if name in id_columns(table).values() else "float32" if kind == "int64" else "string"
+        is_text = name in id_columns(table).values() or table.columns.get(name, ColumnRule()).categories is not None
+        better = "float32" if kind == "int64" and not is_text else "string"
         way_out = f'correct it, or give all one type: [{table.owner}.columns.{as_key(name)}] cast = "{better}"'
     why = "as asked for" if cast is not None else "as in the first rows"
     return DataError(f"{place.shown}, row {row}: {name} is {value!r:.60}, not {kind} {why}; {way_out}")
@@ -279,6 +368,8 @@ def _unreadable(place: Place, error: Exception) -> DataError:
     if "straddl" in reason:
         reason = f"a row is longer than {BLOCK} bytes; is a quote left open?"
     hint = f"give a file whose first line names the columns, in UTF-8, with {quoted(_separator(place))} between fields"
+    if isinstance(error, OSError):
+        hint = "it is damaged or cut short, so write it again"
     return DataError(f"{place.shown} cannot be read as CSV: {reason}; {hint}")
 
 

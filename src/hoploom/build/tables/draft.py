@@ -12,10 +12,11 @@ from typing import Any
 
 from hoploom.build.tables.binary import array_file
 from hoploom.build.tables.guess import (
-    DESTINATIONS,
     EDGE_WORDS,
-    SOURCES,
+    HALF,
     Roles,
+    of_what,
+    pair_of,
     roles_of,
     singular,
     stem,
@@ -50,20 +51,23 @@ def draft(folder: Path, beside: Path) -> str:
 
     >>> Path("graph.toml").write_text(draft(Path("tables"), Path()))
     """
-    tables, arrays = survey(folder)
-    found = _Draft()
-    edges = []
+    tables, arrays, blank = survey(folder)
+    found = _Draft(notes=[f"{path} is left out: it is empty" for path in blank])
+    able = []
     for table in tables:
         roles = roles_of(table)
         if roles is None:
             columns = ", ".join(list(table.types)[:FEW])
             found.notes.append(f"{table.files} is left out: no ids are seen among {columns}")
-        elif roles.ends is not None:
-            edges.append(roles)
         else:
-            found.nodes[_free(type_name(table), found.nodes)] = roles
-    for roles in edges:
-        _place_edges(found, roles)
+            able.append(roles)
+    able = [pair_of(roles, able) for roles in able]
+    for roles in able:
+        if roles.ends is None:
+            found.nodes[_free(type_name(roles.table), found.nodes)] = roles
+    for roles in able:
+        if roles.ends is not None:
+            _place_edges(found, roles)
     _name_homogeneous(found)
     return _text(found, folder, beside, arrays)
 
@@ -83,11 +87,15 @@ def _free(name: str, taken: Sequence[str] | dict[str, Any]) -> str:
 def _place_edges(found: _Draft, roles: Roles) -> None:
     """Give a relation its types and its name."""
     assert roles.ends is not None
-    types = []
-    for column, side in zip(roles.ends, (0, -1), strict=True):
-        type_ = _type_of(found, roles.table, column, side) or _counted(found, roles.table, column)
+    types, guessed = [], []
+    named = [_named_type(found, roles.table, column, side) for column, side in zip(roles.ends, (0, -1), strict=True)]
+    for column, type_, other in zip(roles.ends, named, reversed(named), strict=True):
         if type_ is None:
-            reason = f"no table has the ids of {column}; add one as [nodes.{stem(column) or 'node'}]"
+            type_, is_sure = _type_by_values(found, roles, column, other)
+            guessed += [column] if type_ is not None and not is_sure else []
+        type_ = type_ or _counted(found, roles.table, column)
+        if type_ is None:
+            reason = f"no table has the ids of {column}; add one as [nodes.{as_key(of_what(column) or 'node')}]"
             found.notes.append(f"{roles.table.files} is left out: {reason}")
             return
         types.append(type_)
@@ -95,30 +103,49 @@ def _place_edges(found: _Draft, roles: Roles) -> None:
     kept = [word for word in words(roles.table.name) if singular(word) not in said and word not in EDGE_WORDS]
     name = "_".join(word for word in kept if not word.isdigit()) or "to"
     name = _free(name, [key[1] for key in found.relations if (key[0], key[2]) == (types[0], types[1])])
-    found.relations[(types[0], name, types[1])] = roles
+    found.relations[(types[0], name, types[1])] = replace(roles, guessed=tuple(guessed))
 
 
-def _type_of(found: _Draft, table: Surveyed, column: str, side: int) -> str | None:
-    """By the column's name, by the file's, else by its values."""
-    able = {name: of for name, of in found.nodes.items() if _same_kind(of, table, column)}
+def _named_type(found: _Draft, table: Surveyed, column: str, side: int) -> str | None:
+    """By the column's name, else by the file's."""
+    able = _able(found, table, column)
     for name, of in able.items():
         if stem(column) and (singular(stem(column)) == name or of.id == column):
             return name
-    if stem(column) in ("", *SOURCES, *DESTINATIONS):
-        of_file = words(table.name)
-        if of_file and singular(of_file[side]) in able and len(of_file) > 1:
-            return singular(of_file[side])
-    shares = {name: share_found(table.sample[column], of.table, of.id or "") for name, of in able.items()}
-    best = max(shares, key=lambda name: shares[name], default=None)
-    return best if best is not None and (shares[best] > 0.5 or len(found.nodes) == 1) else None
+    if of_what(column):
+        return of_what(column) if of_what(column) in able else None
+    of_file = words(table.name)
+    return singular(of_file[side]) if len(of_file) > 1 and singular(of_file[side]) in able else None
 
 
-def _same_kind(of: Roles, table: Surveyed, column: str) -> bool:
-    """Ids are text at both ends, or at none."""
+def _type_by_values(found: _Draft, roles: Roles, column: str, other: str | None) -> tuple[str | None, bool]:
+    """The type that has the ids of a column, that of the other end if it has, and whether it can be no other.
+
+    Where the two ends are named after different things, numbers found among the ids of either prove nothing: two
+    types number their nodes alike.
+    """
+    said = {of_what(end) for end in roles.ends or ()}
+    able = _able(found, roles.table, column)
+    if len(said) > 1 and "" not in said and not _is_text(roles.table, column):
+        return None, False
+    shares = {name: share_found(roles.table.sample[column], of.table, of.id or "") for name, of in able.items()}
+    best = max(shares, key=lambda name: (name == other and shares[name] > HALF, shares[name]), default=None)
+    if best is None:
+        return None, False
+    is_only = said == {""} and len(found.nodes) == 1
+    return best if shares[best] > HALF or is_only else None, is_only and shares[best] == 1
+
+
+def _able(found: _Draft, table: Surveyed, column: str) -> dict[str, Roles]:
+    """The types with ids such as a column's: text at both ends, or at none."""
+    is_text = _is_text(table, column)
+    return {name: of for name, of in found.nodes.items() if _is_text(of.table, of.id or "") == is_text}
+
+
+def _is_text(table: Surveyed, column: str) -> bool:
     import pyarrow as pa
 
-    kinds = (of.table.types[of.id or ""], table.types[column])
-    return bool(pa.types.is_string(kinds[0]) == pa.types.is_string(kinds[1]))
+    return bool(pa.types.is_string(table.types[column]))
 
 
 def _counted(found: _Draft, table: Surveyed, column: str) -> str | None:
@@ -126,8 +153,7 @@ def _counted(found: _Draft, table: Surveyed, column: str) -> str | None:
     most = largest(table, column)
     if most is None:
         return None
-    name = singular(stem(column))
-    name = "node" if name in ("", *SOURCES, *DESTINATIONS) or len(name) == 1 else name
+    name = of_what(column) or "node"
     if name in found.nodes:
         return None
     found.counts[name] = max(found.counts.get(name, 0), most + 1)
@@ -201,7 +227,10 @@ def _node_lines(roles: Roles, array: str | None, has_edge_times: bool) -> list[s
 
 def _edge_lines(roles: Roles, key: RelationName) -> list[str]:
     assert roles.ends is not None
-    lines = [f"source = {as_toml(roles.ends[0])}", f"destination = {as_toml(roles.ends[1])}"]
+    lines = []
+    for end, column, type_ in zip(("source", "destination"), roles.ends, (key[0], key[2]), strict=True):
+        why = f"  # guessed: these are ids of {type_}, by their values" if column in roles.guessed else ""
+        lines.append(f"{end} = {as_toml(column)}{why}".replace("\n", " "))
     lines += [_features(roles)] if roles.features else []
     lines += [f"weight = {as_toml(roles.weight)}"] if roles.weight is not None else []
     lines += [f"time = {as_toml(roles.time)}"] if roles.time is not None else []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hoploom.build.tables.survey import Surveyed
+from hoploom.build.tables.survey import Surveyed, share_found
 
 SOURCES = ("src", "source", "from", "head", "start", "u", "citing", "follower", "sender", "subject")
 DESTINATIONS = (
@@ -22,6 +22,9 @@ DESTINATIONS = (
     "receiver",
     "object",
 )
+PEERS = ("friend", "peer", "neighbor", "neighbour", "parent", "child", "other", "partner", "ref", "reference")
+ID_WORDS = ("id", "ids", "idx", "nid", "uid", "key", "index")
+SINGULARS = {"movies": "movie", "cookies": "cookie", "series": "series", "species": "species"}  # no y, no s
 LABELS = ("label", "labels", "y", "target", "class", "category")
 SPLITS = ("split", "fold", "set", "subset", "partition")
 TIMES = ("time", "timestamp", "date", "datetime", "ts", "at", "created", "created_at", "published")
@@ -30,7 +33,9 @@ NODE_WORDS = ("node", "nodes", "vertex", "vertices")
 EDGE_WORDS = ("edge", "edges", "link", "links", "rel", "relation", "relations")
 ID_NAME = re.compile(r"(.*[_ -])?(id|ids|idx|nid|uid|key|index)|node|vertex", re.IGNORECASE)
 CAMEL_ID = re.compile(r".*[a-z](Id|ID)")
+ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas' index, which says nothing of a row
 MOST_SPLITS = 10
+HALF = 0.5  # of the ids of an end: more of them are no coincidence
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Roles:
     codes: tuple[str, ...] = ()  # words that numbers shall stand for
     nulls: tuple[str, ...] = ()  # features that are null in some rows
     unused: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()  # ends whose type was told by their values
 
 
 def words(name: str) -> list[str]:
@@ -57,12 +63,20 @@ def words(name: str) -> list[str]:
 
 def stem(name: str) -> str:
     """What an id is of: author for author_id."""
-    kept = [word for word in words(name) if word not in ("id", "ids", "idx", "nid", "uid", "key", "index")]
-    return "_".join(kept)
+    return "_".join(word for word in words(name) if word not in ID_WORDS)
+
+
+def of_what(name: str) -> str:
+    """What the ids of an end are said to be of: paper for cited_paper_id and paper2, nothing for src and friend_id."""
+    kept = [singular(word.rstrip("0123456789")) for word in words(name)]
+    said = (*ID_WORDS, *NODE_WORDS, *SOURCES, *DESTINATIONS, *PEERS)
+    return "_".join(word for word in kept if len(word) > 1 and word not in said)
 
 
 def singular(word: str) -> str:
     """author for authors."""
+    if word in SINGULARS:
+        return SINGULARS[word]
     if word.endswith("ies") and len(word) > 4:
         return word[:-3] + "y"
     return word[:-1] if word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 3 else word
@@ -113,6 +127,8 @@ def _named_ends(table: Surveyed) -> tuple[str, str] | None:
 def _own_id(table: Surveyed) -> str | None:
     """The column that tells the rows apart: called like the table, or like an id."""
     like_table = [name for name in _id_like(table) if singular(stem(name)) == type_name(table)]
+    if any(of_what(name) for name in _id_like(table)):
+        like_table = [name for name in like_table if of_what(name)]  # the friends of users are users
     others = [name for name in _id_like(table) if stem(name) in ("", "node", "vertex")]
     foreign = [name for name in _id_like(table) if name not in (*like_table, *others)]
     if len(foreign) > 1 and not like_table:
@@ -126,9 +142,24 @@ def _other_ends(table: Surveyed) -> tuple[str, str] | None:
     ids = [name for name in _id_like(table) if stem(name)]
     if len(ids) >= 2:
         return ids[0], ids[1]
-    able = [name for name, kind in table.types.items() if _is_id_type(kind)]
-    is_pair = len(table.types) == 2 and len(able) == 2 and len(set(table.types.values())) == 1
+    types = {name: kind for name, kind in table.types.items() if not ROW_NUMBER.fullmatch(name)}
+    able = [name for name, kind in types.items() if _is_id_type(kind)]
+    is_pair = len(types) == 2 and len(able) == 2 and len(set(types.values())) == 1
     return (able[0], able[1]) if is_pair and not any(name.isdigit() for name in able) else None
+
+
+def pair_of(roles: Roles, tables: Sequence[Roles]) -> Roles:
+    """A table of two columns with ids, one of them another table's, holds edges rather than nodes."""
+    table = roles.table
+    others = [name for name in table.types if name != roles.id and not ROW_NUMBER.fullmatch(name)]
+    if len(others) != 1 or roles.id is None:
+        return roles
+    for of in tables:
+        is_other = of is not roles and of.id == others[0] and of.table.types[of.id] == table.types[roles.id]
+        if is_other and share_found(table.sample[roles.id], of.table, others[0]) > HALF:
+            first, second = (name for name in table.types if name in (roles.id, others[0]))
+            return _with_columns(Roles(table, ends=(first, second)))
+    return roles
 
 
 def _is_unique(table: Surveyed, name: str) -> bool:
@@ -154,7 +185,8 @@ def _with_columns(roles: Roles) -> Roles:
     else:
         found["weight"] = next((name for name in _named(left, WEIGHTS) if _is_number(table.types[name])), None)
     left = [name for name in left if name not in found.values()]
-    features = tuple(name for name in left if not is_id_name(name) and _is_feature(table, name))
+    named = [name for name in left if not is_id_name(name) and not ROW_NUMBER.fullmatch(name)]
+    features = tuple(name for name in named if _is_feature(table, name))
     label = found.get("label")
     return replace(
         roles,

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,26 +34,40 @@ class Surveyed:
         return {field.name: field.type for field in self.sample.schema}
 
 
-def survey(folder: Path) -> tuple[list[Surveyed], list[Path]]:
-    """The tables and the .npy files in a folder, by name."""
+def survey(folder: Path) -> tuple[list[Surveyed], list[Path], list[Path]]:
+    """The tables and the .npy files in a folder, by name, and the files without even a header, below it."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; give the folder with the tables")
-    tables = list(_tables(folder, folder))
+    blank = {path for path in folder.rglob("*") if _is_table(path, folder) and _is_blank(_place(path))}
+    tables = list(_tables(folder, folder, blank))
     if not tables:
         raise ConfigError(f"{folder} holds no table; give a folder with Parquet, CSV or Arrow files")
-    return tables, sorted(path for path in folder.iterdir() if kind_of(path.name, arrays=True))
+    arrays = sorted(path for path in folder.iterdir() if kind_of(path.name, arrays=True))
+    return tables, arrays, sorted(path.relative_to(folder) for path in blank)
 
 
-def _tables(folder: Path, root: Path) -> Iterator[Surveyed]:
-    entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] not in "._"]
+def _is_blank(place: Place) -> bool:
+    if place.kind not in ("csv", "tsv"):
+        return False
+    try:
+        with place.open() as file:
+            return not file.read(64).strip()
+    except OSError:  # told where its columns are read
+        return False
+
+
+def _tables(folder: Path, root: Path, blank: Set[Path]) -> Iterator[Surveyed]:
+    entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] not in "._" and entry not in blank]
     for files in _shards([entry for entry in entries if entry.is_file() and kind_of(entry.name)]):
         yield from _one_or_each(files, root)
     for child in entries:
-        inside = sorted(path for path in child.rglob("*") if _is_table(path, child)) if child.is_dir() else []
-        if inside and len({path.parent for path in inside}) == 1 and _alike(inside):
+        below = child.rglob("*") if child.is_dir() else ()
+        inside = sorted(path for path in below if _is_table(path, child) and path not in blank)
+        is_whole = not any(path.is_relative_to(child) for path in blank)
+        if inside and is_whole and len({path.parent for path in inside}) == 1 and _alike(inside):
             yield _surveyed(child.name, inside, f"{child.relative_to(root)}/")
         elif inside:
-            yield from _tables(child, root)
+            yield from _tables(child, root, blank)
 
 
 def _is_table(path: Path, root: Path) -> bool:
