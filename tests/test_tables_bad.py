@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from tables import build_here, write_table
 
+from hoploom.build.tables import build
 from hoploom.errors import DataError, HoploomError
 
 NODES = {"id": ["a", "b", "c"]}
@@ -146,6 +147,21 @@ def test_memory_below_what_the_libraries_take(tmp_path: Path) -> None:
     message = refused(tmp_path, text(), NODES, memory=64 << 20)
     assert "memory is 67 MB, of which the libraries take" in message
     assert "give at least" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": 64 << 20}, "memory is 67 MB"),
+        ({"engine": "polars"}, "engine is 'polars'; give one of"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_options_are_looked_at_before_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any, message: str
+) -> None:
+    monkeypatch.setattr(build, "read_sources", lambda *_: pytest.fail("tables were read"))
+    assert message in refused(tmp_path, text(), NODES, **options)
 
 
 def test_ids_with_a_zero_byte(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from hoploom.build.bulk import EdgeStream, NodeStream, StoreOptions, write_store
 from hoploom.build.tables.edges import EdgeTables, Tally
-from hoploom.build.tables.engine import Engine, EngineOptions, UnreadableError, open_engine
+from hoploom.build.tables.engine import Engine, EngineOptions, UnreadableError, check_engine, open_engine
 from hoploom.build.tables.files import read_sources
 from hoploom.build.tables.ids import MOST_PARTS, Numbering, number_nodes
 from hoploom.build.tables.nodes import NodeRows, original_ids
+from hoploom.build.tables.places import Place
 from hoploom.build.tables.recipe import GraphRecipe
-from hoploom.build.tables.scan import check_readable
+from hoploom.build.tables.scan import check_readable, group_bytes
 from hoploom.build.tables.sources import Source
 from hoploom.config import as_int
 from hoploom.errors import ConfigError
@@ -58,14 +59,16 @@ def build(recipe: GraphRecipe, out: str | Path, options: BuildOptions, *, progre
     as_int("parts", options.parts, 1, f"give 1 to {MOST_PARTS}")
     if options.parts > MOST_PARTS:
         raise ConfigError(f"parts is {options.parts}; give 1 to {MOST_PARTS}")
+    check_engine(options.engine, options.threads)
+    share = engine_share(options)  # too little is said before tables are read
     stages, tally = Stages(progress or (lambda stage: None)), Tally()
     with StoreWriter(out) as writer:
         stages.begin("reading the tables")
         folder = writer.scratch / "tables"
         folder.mkdir()
-        sources = read_sources(recipe, folder)
-        share = engine_share(options)
-        threads = options.threads or max(1, min(len(os.sched_getaffinity(0)), share // THREAD_SHARE))
+        sources = read_sources(recipe, folder, share // (2 * (options.threads or 1)))
+        give_back()
+        threads = options.threads or fitting_threads(share, sources)
         chosen = EngineOptions(name=options.engine, memory=share, threads=threads, master=options.master)
         with named_damage(sources), open_engine(chosen, writer.scratch) as engine:
             graph = Tables(engine, recipe, sources, folder)
@@ -93,10 +96,28 @@ def named_damage(sources: Mapping[str, Source]) -> Iterator[None]:
         raise
 
 
+def fitting_threads(share: int, sources: Mapping[str, Source]) -> int:
+    """As many threads as the engine's memory carries; each reads a row group."""
+    files = [(path, source.schema.names) for source in sources.values() for path in source.paths]
+    largest = max((group_bytes(Place(path, path, "parquet"), names) for path, names in files), default=0)
+    return max(1, min(len(os.sched_getaffinity(0)), share // max(THREAD_SHARE, 2 * largest)))
+
+
+def give_back() -> None:
+    """What reading has freed goes back to the system: the engine's share was counted without it."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+
+
 def engine_share(options: BuildOptions) -> int:
     """Half of what the libraries leave of the memory; ConfigError if that is too little to work with."""
+    import pyarrow.csv
+    import pyarrow.fs
+    import pyarrow.parquet  # noqa: F401  (all are counted with the libraries)
+
     if options.engine == "duckdb":
-        import ibis.backends.duckdb  # noqa: F401  (counted with the libraries)
+        import ibis.backends.duckdb  # noqa: F401
     taken = resident_bytes()
     share = (options.memory - taken - ASIDE) // 2
     if share < LEAST_SHARE:

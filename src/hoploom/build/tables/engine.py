@@ -57,13 +57,18 @@ def rows_of(engine: Engine, table: "ir.Table") -> list[dict[str, Any]]:
     return [row for batch in engine.stream(table) for row in batch.to_pylist()]
 
 
+def check_engine(name: str, threads: int | None) -> None:
+    """Raise ConfigError for an engine that there is not, or for one without threads."""
+    if name not in ENGINES:
+        raise ConfigError(f"engine is {name!r}; give one of {list(ENGINES)}")
+    if threads is not None:
+        as_int("threads", threads, 1, "give at least 1")
+
+
 @contextmanager
 def open_engine(options: EngineOptions, scratch: Path) -> Iterator[Engine]:
     """The engine by its name; its files go into the scratch folder."""
-    if options.name not in ENGINES:
-        raise ConfigError(f"engine is {options.name!r}; give one of {list(ENGINES)}")
-    if options.threads is not None:
-        as_int("threads", options.threads, 1, "give at least 1")
+    check_engine(options.name, options.threads)
     folder = scratch / "engine"
     folder.mkdir(parents=True)
     engine: Engine = DuckEngine(options, folder) if options.name == "duckdb" else _spark(options, folder)

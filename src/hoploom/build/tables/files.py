@@ -17,7 +17,9 @@ from hoploom.build.tables.idtypes import check_ids
 from hoploom.build.tables.locate import find_rows, locate
 from hoploom.build.tables.places import Place, is_url, places
 from hoploom.build.tables.recipe import GraphRecipe, NodeTable
+from hoploom.build.tables.scan import group_bytes, pieces
 from hoploom.build.tables.sources import ArrayFile, Source, Spot
+from hoploom.build.tables.staging import stage
 from hoploom.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,20 +30,23 @@ __all__ = ["ArrayFile", "Source", "Spot", "find_rows", "locate", "read_sources"]
 PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # what no engine takes for a pattern or a partition
 
 
-def read_sources(recipe: GraphRecipe, scratch: Path) -> Mapping[str, Source]:
-    """Every table with files by its owner; what is not Parquet is rewritten into the scratch folder, which exists."""
+def read_sources(recipe: GraphRecipe, scratch: Path, most_bytes: int | None = None) -> Mapping[str, Source]:
+    """Every table with files by its owner; what is not Parquet is rewritten into the scratch folder, which exists.
+
+    So is Parquet in row groups of more than `most_bytes` (None: as they are), which an engine would read at once.
+    """
     tables: list[Table] = [*recipe.nodes.values(), *recipe.edges.values()]
     sources = {}
     for index, table in enumerate(tables):
         if table.files:
             folder = scratch / f"{index:03d}"
             folder.mkdir()
-            sources[table.owner] = _source(recipe, table, folder)
+            sources[table.owner] = _source(recipe, table, folder, most_bytes)
     check_ids(recipe, sources)
     return sources
 
 
-def _source(recipe: GraphRecipe, table: Table, folder: Path) -> Source:
+def _source(recipe: GraphRecipe, table: Table, folder: Path, most_bytes: int | None) -> Source:
     found = places(recipe, f"{table.owner}.files", table.files)
     if len({place.kind for place in found}) > 1:
         one, other = next((a, b) for a, b in pairwise(found) if a.kind != b.kind)
@@ -55,6 +60,8 @@ def _source(recipe: GraphRecipe, table: Table, folder: Path) -> Source:
     schema, counts = _staged(table, found, used_columns(table, features), paths)
     if sum(counts) == 0:
         raise DataError(f"{table.owner}: there are no rows in {_some(found)}; give files with rows")
+    if found[0].kind == "parquet" and most_bytes is not None:
+        paths = [*_cut(found, schema.names, paths, folder, most_bytes)]
     return Source(
         table.owner,
         tuple(map(str, paths)),
@@ -100,6 +107,18 @@ def _staged(
     schemas = [plain_schema(schema, used) for schema, _ in footers]
     _check_alike(list(zip(read, schemas, strict=True)))
     return schemas[0], [rows for _, rows in footers] if kind == "parquet" else counts
+
+
+def _cut(
+    found: Sequence[Place], used: Sequence[str], paths: Sequence[str | Path], folder: Path, most_bytes: int
+) -> Sequence[str | Path]:
+    """The files of a table, rewritten in small row groups if one has too large ones."""
+    if max(group_bytes(place, used) for place in found) <= most_bytes:
+        return paths
+    written = [folder / f"{index:05d}.cut.parquet" for index in range(len(found))]
+    for place, path in zip(found, written, strict=True):
+        stage(pieces(place, used), plain_schema(parquet_footer(place)[0], used), path)
+    return written
 
 
 def _check_alike(files: Sequence[tuple[Place, "pa.Schema"]]) -> None:

@@ -23,7 +23,7 @@ from hoploom.build.tables.plan import Planner, Role, arrays_of, row_bytes
 from hoploom.build.tables.recipe import GraphRecipe, NodeTable
 from hoploom.build.tables.scan import scan
 from hoploom.build.tables.sources import Source
-from hoploom.build.tables.splits import Shares, Splits, by_column, int64_of
+from hoploom.build.tables.splits import MOST_SPLITS, Shares, Splits, by_column, int64_of
 from hoploom.build.tables.standardise import standardise
 from hoploom.build.tables.texts import padded
 from hoploom.build.tables.transforms import FieldColumns, UnfitColumnError, check_range, signed
@@ -136,7 +136,12 @@ class NodeRows:
         if not isinstance(split, str):
             return Shares(split, self.recipe.seed).of(self.engine, self.numbering)
         nodes = self._with_nodes({split: "split"})
-        return by_column(self.engine, nodes.select("node", split=nodes["split"].cast("string")))
+        splits = by_column(self.engine, nodes.select("node", split=nodes["split"].cast("string")))
+        if splits is None:
+            at = f"{self.table.owner}.split"
+            message = f"column {split!r} has more than {MOST_SPLITS} values; a split column names few, as train and val"
+            raise self.recipe.problem(at, f"{at}: {message}")
+        return splits
 
 
 def checked_rows(source: Source, field: FieldColumns, arrays: Mapping[str, object], count: int) -> Tensor:

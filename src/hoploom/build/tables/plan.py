@@ -1,7 +1,7 @@
 """Which columns make which field, and of what dtype: decided from schemas and a few values, before rows are read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hoploom.build.tables.engine import Engine
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_ONE_HOT, MOST_CODES = 4096, 1_000_000
+MOST_BYTES = 16 << 20  # of categories: they are kept in memory
+EXACT = ("float64", "int64")  # hold microseconds since 1970
 STORED = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "halffloat": "float16"}
 STORED |= {"float": "float32", "double": "float64"}  # as Arrow calls them -> as a store does
 
@@ -57,7 +59,7 @@ class Planner:
             raise self._problem(role, f"{message}; do it in the table", chosen[0])
         if chosen and dtype not in FLOATS:
             raise self._problem(role, f"{role.field} is {dtype}, but what is standardised are fractions", chosen[0])
-        return FieldColumns(role.field, Field(dtype, shape), columns, role.limit)
+        return FieldColumns(role.field, Field(dtype, shape), columns, role.limit, role.key == "weight")
 
     def _column(self, role: Role, name: str) -> Column:
         import pyarrow as pa
@@ -68,6 +70,8 @@ class Planner:
             width = given.list_size if pa.types.is_fixed_size_list(given) else self._first_width(name)
             given = given.value_type
         if rule.fill is not None:
+            if pa.types.is_null(given):  # no value says what it is
+                given = pa.scalar(rule.fill).type if rule.cast is None else pa.type_for_alias(rule.cast)
             try:
                 fill_scalar(rule.fill, given)
             except ValueError as error:
@@ -77,8 +81,19 @@ class Planner:
         if words is None and not _is_number(column.result):
             hint = f'give columns.{as_key(name)} a cast, or categories = "codes"'
             raise self._problem(role, f"column {name!r} is {column.result}, not a number; {hint}")
-        null = _null(column) if role.key == "label" else None
-        return Column(name, given, width, rule, words, null)
+        column = replace(column, words=words)
+        self._check_use(role, column)
+        return replace(column, null=_null(column)) if role.key == "label" else column
+
+    def _check_use(self, role: Role, column: Column) -> None:
+        """What some roles cannot take."""
+        if role.key == "weight" and column.shape:
+            raise self._problem(role, f"column {column.name!r} has {column.extent} numbers a row; a weight is one")
+        kept = role.dtype in EXACT or column.rule.standardise or column.words is not None
+        if role.key == "features" and _is_moment(column.result) and not kept:
+            what = f"column {column.name!r} is {column.result}, whose microseconds {role.dtype} rounds"
+            at = f"columns.{as_key(column.name)}"
+            raise self._problem(role, f'{what}; give dtype = "float64", or {at}.standardise = true, or leave it out')
 
     def _first_width(self, name: str) -> int:
         """The length of the first list; where others differ is found on the way."""
@@ -91,20 +106,25 @@ class Planner:
     def _words(self, role: Role, column: Column) -> "pa.Array":
         """The categories of a column, in order."""
         import pyarrow as pa
+        from pyarrow import compute
 
         if column.width is not None:
             raise self._problem(role, f"column {column.name!r} holds lists, which have no categories")
         most = MOST_ONE_HOT if column.rule.categories == "one-hot" else MOST_CODES
         rows = self.engine.read(self.source.paths)
         distinct = rows.select(word=rows[column.name]).distinct().limit(most + 1)
-        found = [prepared(column, batch.column(0)) for batch in self.engine.stream(distinct, 64)]
-        words = sorted({word for values in found for word in values.to_pylist() if word is not None})
-        if len(words) > most:
-            way_out = 'categories = "codes"' if most == MOST_ONE_HOT else "numbers in the table"
-            raise self._problem(role, f"column {column.name!r} has more than {most} values; use {way_out}")
-        if not words:
+        found, count, size = [], 0, 0
+        for batch in self.engine.stream(distinct, 256):
+            found.append(prepared(column, batch.column(0)).drop_null())
+            count, size = count + batch.num_rows, size + found[-1].nbytes
+            if count > most or size > MOST_BYTES:
+                way_out = 'categories = "codes"' if most == MOST_ONE_HOT else "numbers in the table"
+                bound = f"{most} values" if count > most else f"{MOST_BYTES >> 20} MB of values"
+                raise self._problem(role, f"column {column.name!r} has more than {bound}; use {way_out}")
+        if not any(map(len, found)):
             raise self._problem(role, f"column {column.name!r} holds nulls only, so there are no categories")
-        return pa.array(words, column.result)
+        words = pa.concat_arrays(found).unique()
+        return words.take(compute.array_sort_indices(words))
 
     def _own_dtype(self, role: Role, column: Column) -> str:
         """The dtype of a field that nobody chose."""
@@ -131,9 +151,9 @@ def _null(column: Column) -> float | int | None:
     """What stands for a label that is not known."""
     if column.shape:
         return None
-    if column.rule.categories is not None or _dtype_of(column.result) not in FLOATS:
-        return -1
-    return float("nan")
+    is_code = column.rule.categories is not None
+    is_fraction = column.rule.standardise or _dtype_of(column.result) in FLOATS
+    return float("nan") if is_fraction and not is_code else -1
 
 
 def _is_number(kind: "pa.DataType") -> bool:
@@ -142,6 +162,12 @@ def _is_number(kind: "pa.DataType") -> bool:
     types = pa.types
     tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_date, types.is_timestamp)
     return any(test(kind) for test in tests)
+
+
+def _is_moment(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def _dtype_of(kind: "pa.DataType") -> str:

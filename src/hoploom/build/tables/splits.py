@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 Splits = Mapping[str, Callable[[], Iterator[Tensor]]]
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 CHUNK = 1 << 17
+MOST_SPLITS = 100  # each is read by itself
 
 
-def by_column(engine: Engine, nodes: "ir.Table") -> Splits:
-    """Splits named by a column: rows of node and split. No name: in no split."""
+def by_column(engine: Engine, nodes: "ir.Table") -> Splits | None:
+    """Splits named by a column: rows of node and split. No name: in no split. None: more than MOST_SPLITS."""
     named = nodes.filter(nodes["split"].notnull() & (nodes["split"] != ""))
-    words = sorted(row["split"] for row in rows_of(engine, named.select("split").distinct()))
+    words = sorted(row["split"] for row in rows_of(engine, named.select("split").distinct().limit(MOST_SPLITS + 1)))
+    if len(words) > MOST_SPLITS:
+        return None
 
     def members(word: str) -> Iterator[Tensor]:
         for batch in engine.stream(named.filter(named["split"] == word).select("node")):

@@ -36,6 +36,11 @@ def _stored(kind: Any) -> Any:
     return kind
 
 
+def _has_nanoseconds(batch: Any) -> bool:
+    """Whether times are cut to microseconds; nothing else changes its value."""
+    return any("timestamp[ns" in str(field.type) for field in batch.schema)
+
+
 def _grouped(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
     """Tables of about ROW_GROUP bytes. A longer batch is cut, a file mapped into memory is read piece by piece."""
     import pyarrow as pa
@@ -45,7 +50,7 @@ def _grouped(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
     for batch in batches:
         rows = max(1, batch.num_rows * ROW_GROUP // max(1, batch.nbytes))
         for begin in range(0, batch.num_rows, rows):
-            piece = pa.Table.from_batches([batch.slice(begin, rows)]).cast(schema)
+            piece = pa.Table.from_batches([batch.slice(begin, rows)]).cast(schema, safe=not _has_nanoseconds(batch))
             waiting.append(piece)
             size += piece.nbytes
             if size >= ROW_GROUP:

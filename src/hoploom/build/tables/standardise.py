@@ -81,5 +81,6 @@ class Moments:
 
     @property
     def deviation(self) -> Values:
-        """1 for a column of one value."""
-        return np.where(self.alike, 1.0, np.sqrt(self._squares / np.maximum(self._count, 1)))
+        """1 for a column of one value, or of values whose squares are 0."""
+        found = np.sqrt(self._squares / np.maximum(self._count, 1))
+        return np.where(self.alike | (found == 0), 1.0, found)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Values = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+MOST_SQUARED = 1e145  # the squares of as many as a table has rows still add up
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class FieldColumns:
     field: Field  # as it is stored
     columns: tuple[Column, ...]
     limit: int | None = None  # labels are below
+    weights: bool = False  # finite, none negative
 
     @property
     def standardised(self) -> tuple[int, ...]:
@@ -92,11 +94,20 @@ class FieldColumns:
         """The numbers of a column, checked; UnfitError for the first reason they cannot be stored."""
         values = numbers_of(column, given)
         check_range(values, self.arriving.dtype)
+        if column.rule.standardise:
+            refuse(values, np.abs(values) > MOST_SQUARED, "too large to be standardised; correct it, or make it null")
+        if self.weights:
+            refuse(values, ~(np.isfinite(values) & (values >= 0)), "but weights are finite, and none is negative")
         if self.limit is not None and values.size:
             wrong = (values >= self.limit) | ((values < 0) & (values != column.null))
-            if wrong.any():
-                raise UnfitError(f"holds {values[wrong][0]}, not in [0, {self.limit}); correct it, or num_classes")
+            refuse(values, wrong, f"not in [0, {self.limit}); correct it, or num_classes")
         return values
+
+
+def refuse(values: Values, wrong: Values, why: str) -> None:
+    """Raise UnfitError if a value is wrong."""
+    if wrong.any():
+        raise UnfitError(f"holds {values[wrong][0]}, {why}")
 
 
 class UnfitColumnError(Exception):
@@ -117,8 +128,6 @@ def _fill(target: Tensor, values: Values) -> None:
 
 def numbers_of(column: Column, given: "pa.Array") -> Values:
     """The numbers of a column: [n] or [n, extent]."""
-    import pyarrow as pa
-
     count = len(given)
     if column.width is not None:
         given = _elements(column, given)
@@ -127,12 +136,25 @@ def numbers_of(column: Column, given: "pa.Array") -> Values:
         return _categories(column, given)
     given = _plain(given)
     if column.null is not None and given.null_count:
-        given = given if pa.types.is_floating(given.type) else given.cast(pa.int64())
-        given = given.fill_null(pa.scalar(column.null, given.type))
+        given = _filled(given, column.null)
     if given.null_count:
         raise UnfitError("is null; give a value, or fill nulls with columns.<name>.fill")
     values: Values = given.to_numpy(zero_copy_only=False)
     return signed(values).reshape(count, *column.shape)
+
+
+def _filled(given: "pa.Array", null: float | int) -> "pa.Array":
+    """Labels, with what stands for a null."""
+    import pyarrow as pa
+
+    if isinstance(null, float) and not pa.types.is_floating(given.type):
+        given = given.cast(pa.float64(), safe=False)
+    elif isinstance(null, int):
+        try:
+            given = given.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise UnfitError("holds a number that does not fit int64; write labels from 0") from error
+    return given.fill_null(pa.scalar(null, given.type))
 
 
 def signed(values: Values) -> Values:
@@ -148,9 +170,13 @@ def signed(values: Values) -> Values:
 def prepared(column: Column, given: "pa.Array") -> "pa.Array":
     """The values with their type, without nulls if they are filled, and cast."""
     given = _typed(given, column.type)
+    if column.rule.categories is not None:
+        given = _comparable(given)
     if column.rule.fill is not None:
         given = given.fill_null(fill_scalar(column.rule.fill, given.type))
-    return given if column.rule.cast is None else _cast(given, column.result)
+    if column.rule.cast is not None:
+        given = _cast(given, column.result)
+    return given if column.rule.categories is None else _comparable(given)
 
 
 # --- one step each --------------------------------------------------------------------------
@@ -188,6 +214,8 @@ def _typed(given: "pa.Array", wanted: "pa.DataType") -> "pa.Array":
     wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
     if given.type == wanted:
         return given
+    if given.null_count == len(given):
+        return pa.nulls(len(given), wanted)
     if pa.types.is_timestamp(wanted):  # in UTC anyway; the zone is for display
         given = given.cast(pa.timestamp(given.type.unit)) if pa.types.is_timestamp(given.type) else given
         return given.cast(pa.timestamp(wanted.unit))
@@ -211,9 +239,26 @@ def _cast(given: "pa.Array", wanted: "pa.DataType") -> "pa.Array":
     if pa.types.is_integer(wanted) and pa.types.is_floating(given.type):  # there is no integer for "not a number"
         given = compute.if_else(compute.is_nan(given), pa.scalar(None, given.type), given)
     try:
-        return given.cast(wanted, safe=not pa.types.is_floating(wanted))
+        made = given.cast(wanted, safe=not pa.types.is_floating(wanted))
     except pa.ArrowException as error:
         raise UnfitError(f"cannot be cast to {wanted}: {str(error).splitlines()[0]}") from error
+    if pa.types.is_float64(given.type) and pa.types.is_float32(wanted):
+        lost = compute.and_(compute.is_finite(given), compute.is_inf(made))
+        if compute.any(lost).as_py():
+            raise UnfitError(f"holds {given.filter(lost)[0]}, too large for float32; cast it to float64")
+    return made
+
+
+def _comparable(given: "pa.Array") -> "pa.Array":
+    """What is equal, alike: of fractions, one zero, and null for what is no number."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if not pa.types.is_floating(given.type):
+        return given
+    given = given.cast(pa.float32()) if pa.types.is_float16(given.type) else given
+    given = compute.if_else(compute.is_nan(given), pa.scalar(None, given.type), given)
+    return compute.add(given, pa.scalar(0, given.type))
 
 
 def _categories(column: Column, given: "pa.Array") -> Values:
@@ -223,6 +268,9 @@ def _categories(column: Column, given: "pa.Array") -> Values:
     if given.null_count and column.null is None:
         raise UnfitError("is null; give a value, or fill nulls with columns.<name>.fill")
     found = compute.index_in(given, value_set=column.words)
+    unknown = compute.and_(found.is_null(), given.is_valid())
+    if compute.any(unknown).as_py():
+        raise UnfitError(f"holds {given.filter(unknown)[0]!s:.60}, which it did not before; is it being written?")
     codes: Values = found.fill_null(-1 if column.null is None else column.null).to_numpy().astype(np.int64)
     if column.rule.categories == "codes":
         return codes.reshape(-1) if column.width is None else codes.reshape(-1, column.width)
@@ -244,10 +292,12 @@ def _plain(given: "pa.Array") -> "pa.Array":
 
 def check_range(values: Values, dtype: str) -> None:
     """Raise UnfitError where a value would change: a fraction, or a number too large for the field."""
-    if dtype in ("float32", "float64") or not values.size or str(values.dtype) == dtype:
+    exact = dtype == "float64" or (dtype == "float32" and values.dtype != np.float64)
+    if exact or not values.size or str(values.dtype) == dtype:
         return
     if dtype in FLOATS:
-        stored = torch.from_numpy(values.astype(np.float32)).to(DTYPES[dtype])
+        with np.errstate(over="ignore"):
+            stored = torch.from_numpy(values.astype(np.float32)).to(DTYPES[dtype])
         if not torch.equal(torch.isfinite(stored), torch.from_numpy(np.isfinite(values))):
             large = values.reshape(-1)[np.nanargmax(np.where(np.isfinite(values), np.abs(values), 0))]
             raise UnfitError(f"holds {large}, too large for {dtype}; choose a wider dtype")
