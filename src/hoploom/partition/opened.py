@@ -31,7 +31,7 @@ class Opened:
         self._maps = [] if isinstance(given, Store) else list(_maps_of(store))
         held = resident_bytes()
         self.memory = memory
-        self._enough = held + max(0, memory - held) // 2
+        self._enough = held + max(0, memory - held) // 4
         is_large = held + sum(rows.nbytes for rows in self._maps) > self._enough
         graph = Careful(store.graph, self, max(16, PIECE // max(1, len(store.schema.relations))) if is_large else None)
         self.store = Store(store.schema, graph, store.features, store.parts)

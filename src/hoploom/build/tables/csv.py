@@ -95,16 +95,17 @@ def _batches(table: Table, place: Place, types: Mapping[str, Any]) -> Iterator[A
 
 
 def _check_closed(place: Place, row: int, last: Any) -> None:
-    """Raise where the rest of a file went into one value of its last row, because of a quote that nothing closes."""
-    values = [value for column in last.columns if isinstance(value := column[0].as_py(), str) and "\n" in value]
-    if not values:
+    """Raise where the rest of a file went into its last value, because of a quote that nothing closes."""
+    name = csv_names(place)[-1]
+    value = last.column(name)[0].as_py() if name in last.schema.names else None
+    if not isinstance(value, str) or "\n" not in value:
         return
     tail = b""
     with place.open() as file:
         while piece := file.read(BLOCK):
             tail = (tail + piece)[-64:]
     if tail.rstrip(b"\r\n")[-1:] != b'"':
-        raise DataError(f"{place.shown}, row {row}: a quote is left open before {values[0]!r:.60}; close or double it")
+        raise DataError(f"{place.shown}, row {row}: a quote is left open before {value!r:.60}; close or double it")
 
 
 def _checked_ids(table: Table, types: Mapping[str, Any]) -> set[str]:
