@@ -1,6 +1,5 @@
 """`hoploom build` keeps its memory and survives being killed: a real process, looked at from outside."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pyarrow import csv
+from watched import watched
 
 import hoploom
 from hoploom.store.check import problems
@@ -25,14 +25,6 @@ MB = 1 << 20
 def build(folder: Path, out: str, *options: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "hoploom", "build", str(folder / "graph.toml"), "-o", str(folder / out), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def peak_of(process: "subprocess.Popen[str]", deadline: float) -> int:
-    """Waits for a process and returns the most memory it was seen to hold, as the kernel counts."""
-    _, status, usage = os.wait4(process.pid, 0)
-    assert process.stdout is not None
-    assert os.waitstatus_to_exitcode(status) == 0, process.stdout.read()
-    return usage.ru_maxrss * 1024
 
 
 def files_of(store: Path) -> dict[str, bytes]:
@@ -102,21 +94,11 @@ def test_memory_is_kept_at_papers_proportions(tmp_path: Path, scale: float, shar
 
 
 # A process counts what the one that started it held: this one starts with next to nothing, unlike pytest.
-WATCH = """
-import os, subprocess, sys
-process = subprocess.Popen(sys.argv[1:])
-_, status, usage = os.wait4(process.pid, 0)
-print(usage.ru_maxrss)
-sys.exit(status != 0)
-"""
-
-
 def peak_alone(folder: Path, out: str, *options: str) -> int:
-    """Builds, and returns the most memory that the build alone held."""
-    command = [sys.executable, "-m", "hoploom", "build", "graph.toml", "-o", out, *options]
-    done = subprocess.run([sys.executable, "-c", WATCH, *command], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return int(done.stdout.split()[-1]) * 1024
+    """Builds, and returns the most memory that the build held."""
+    build = watched([sys.executable, "-m", "hoploom", "build", "graph.toml", "-o", out, *options], folder)
+    assert build.code == 0, build.said
+    return build.peak
 
 
 def write_wide(folder: Path) -> str:

@@ -32,6 +32,7 @@ from hoploom.store.memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
 MEMORY = 4 << 30
+ASIDE = 64 << 20  # for what nothing counts: batches on their way, allocators of several threads
 CHUNKS = 16  # that reading has under way while the writer fills its memory
 NODE_BYTES = {"hash": 32, "range": 32}  # per node, at most; of the other methods:
 MOST_NODE_BYTES = 80
@@ -74,6 +75,7 @@ def partition(
     if fanouts is not None:
         resolve_fanouts(reader.schema, fanouts)
     seeds = named_seeds(reader.schema, seeds)
+    memory -= ASIDE
     plan = Plan(num_parts, method, seeds, fanouts, memory)
     orders = _new_orders(store, plan, progress or (lambda what: None))
     _write(reader, orders, out, memory, progress)
@@ -89,6 +91,7 @@ def _check_memory(memory: int, num_nodes: int, method: str) -> None:
         + LEAST_ROOM
         + WORKING
         + CHUNKS * CHUNK_BYTES
+        + ASIDE
         + num_nodes * NODE_BYTES.get(method, MOST_NODE_BYTES)
     )
     if memory < least:
