@@ -154,7 +154,7 @@ def test_order_files_row_groups_and_threads_change_nothing(tmp_path: Path, name:
         folder.mkdir()
         write_graph(folder, IDS[name], seed, files=files, row_groups=row_groups)
         text = NODES + "[nodes.node.columns.year]\nstandardise = true\n"
-        build_here(folder, text, parts=parts, threads=threads, memory=(1 + index) << 30)
+        build_here(folder, text, parts=parts, threads=threads, memory=(2 + index) << 30)
         made.append(contents(folder / "out.store"))
     assert made[0] == made[1] == made[2]
 
