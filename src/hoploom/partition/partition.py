@@ -32,7 +32,7 @@ from hoploom.store.memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
 MEMORY = 4 << 30
-ASIDE = 64 << 20  # for what nothing counts: batches on their way, allocators of several threads
+ASIDE = 96 << 20  # for what nothing counts: batches on their way, allocators of several threads
 CHUNKS = 16  # that reading has under way while the writer fills its memory
 NODE_BYTES = {"hash": 32, "range": 32}  # per node, at most; of the other methods:
 MOST_NODE_BYTES = 80
