@@ -16,6 +16,7 @@ from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, Sc
 from hoploom.store import Part, Store, layout
 from hoploom.store.disk import check_manifest, id_dtype
 from hoploom.store.layout import Manifest, PartRange
+from hoploom.store.write import range_of
 
 CHUNK_BYTES = 4 << 20
 NODES = 1 << 19  # whose list ends are read together
@@ -64,7 +65,7 @@ def read_store(store: Store | str | Path) -> Reader:
                 raise ConfigError(
                     f"{name!r} of {node_type.name!r} lies elsewhere; give the path of a store, or save it"
                 )
-    return Tensors(store.schema, [_range_of(part) for part in store.parts], store.parts)
+    return Tensors(store.schema, [range_of(part) for part in store.parts], store.parts)
 
 
 class Files:
@@ -134,14 +135,6 @@ class Tensors:
 
     def split(self, part: int, node_type: str, name: str) -> Tensor:
         return self._held[part].splits.get((node_type, name), torch.empty(0, dtype=torch.int64))
-
-
-def _range_of(part: Part) -> PartRange:
-    splits: dict[str, dict[str, int]] = {t.name: {} for t in part.schema.node_types}
-    for (node_type, split), ids in part.splits.items():
-        splits[node_type][split] = ids.numel()
-    first_edges, num_edges = ([getattr(lists, name) for lists in part.lists] for name in ("first_edge", "num_edges"))
-    return PartRange(part.first_nodes, part.num_nodes, tuple(first_edges), tuple(num_edges), splits)
 
 
 def pieces(num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:

@@ -191,14 +191,15 @@ class StoreWriter:
 
 def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None:
     """Write parts that this process can read."""
-    ranges = [_range_of(schema, part) for part in parts]
+    ranges = [range_of(part) for part in parts]
     with StoreWriter(path, schema, ranges) as writer:
         for number, part in enumerate(parts):
             _write_part(writer, number, part)
 
 
-def _range_of(schema: Schema, part: Part) -> PartRange:
-    splits: dict[str, dict[str, int]] = {t.name: {} for t in schema.node_types}
+def range_of(part: Part) -> PartRange:
+    """What store.json says of a part."""
+    splits: dict[str, dict[str, int]] = {t.name: {} for t in part.schema.node_types}
     for (node_type, split), ids in part.splits.items():
         splits[node_type][split] = ids.numel()
     first_edges = tuple(lists.first_edge for lists in part.lists)
