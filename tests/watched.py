@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 WATCH = """
-import os, subprocess, sys
-process = subprocess.Popen(sys.argv[1:])
+import os, subprocess, sys, threading
+process = subprocess.Popen(sys.argv[2:])
+deadline = threading.Timer(float(sys.argv[1]), process.kill)
+deadline.start()
 _, status, usage = os.wait4(process.pid, 0)
+deadline.cancel()
 print(usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
@@ -24,9 +27,9 @@ class Watched(NamedTuple):
     said: str
 
 
-def watched(command: Sequence[str], folder: Path | None = None) -> Watched:
-    """Run a command to its end."""
-    script = [sys.executable, "-c", WATCH, *command]
+def watched(command: Sequence[str], folder: Path | None = None, seconds: float = 1200) -> Watched:
+    """Run a command to its end, or kill it when its time is up."""
+    script = [sys.executable, "-c", WATCH, str(seconds), *command]
     done = subprocess.run(script, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     said, _, peak = done.stdout.rstrip("\n").rpartition("\n")
     return Watched(done.returncode, int(peak) * 1024, said)
