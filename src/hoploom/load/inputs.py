@@ -1,6 +1,6 @@
 """What users hand to a loader, brought to one form: a store with its template, seeds, and PyG's arguments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,8 +17,9 @@ from hoploom.config import as_int, as_number
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import DEADLINE, Delivery
+from hoploom.ops import Frontier
 from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, Owner, RelationName, Schema
-from hoploom.store import Store
+from hoploom.store import Draw, Store, Wanted
 from hoploom.store.disk import open_store
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
@@ -44,6 +45,8 @@ UNSUPPORTED = {
     "pin_memory_device": "give device=",
 }
 IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
+
+ASKED = 1 << 14  # nodes whose edges are asked for at a time
 
 
 @dataclass(frozen=True)
@@ -217,22 +220,46 @@ def canonical(schema: Schema, name: Sequence[str]) -> RelationName:
 def all_edges(store: Store, key: RelationName) -> Tensor:
     """Every edge of a relation [2, e], in the user's own order where he has one."""
     index = store.schema.relation_index[key]
-    sources, destinations, order = [], [], []
-    for part in store.parts:
-        lists = part.lists[index]
-        if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
-            raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
-        sources.append(lists.indices.to(torch.int64))
-        nodes = torch.arange(lists.first_node, lists.first_node + lists.indptr.numel() - 1)
-        destinations.append(torch.repeat_interleave(nodes, lists.indptr.diff()))
-        if (key, EDGE_ID) in part.tables:
-            order.append(part.tables[key, EDGE_ID].rows)
-    edges = torch.stack([torch.cat(sources), torch.cat(destinations)])
+    relation = store.schema.relations[index]
+    elsewhere = not all(shard.is_here for shard in store.shards)
+    in_reach = sum(part.lists[index].num_edges for part in store.topology) == relation.num_edges
+    asked = elsewhere and not in_reach
+    edges = torch.cat(list(_asked_edges(store, index) if asked else _mapped_edges(store, index)), dim=1)
+    if elsewhere and EDGE_ID in relation.fields:
+        order = store.features.gather([Wanted(key, EDGE_ID, torch.arange(edges.shape[1]))])
+    else:
+        order = [part.tables[key, EDGE_ID].rows for part in store.parts if (key, EDGE_ID) in part.tables]
     if not order:
         return edges
     ordered = torch.empty_like(edges)
     ordered[:, read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), edges.shape[1])] = edges
     return ordered
+
+
+def _mapped_edges(store: Store, index: int) -> Iterator[Tensor]:
+    """The edges of a relation [2, n], part by part."""
+    for part in store.topology:
+        lists = part.lists[index]
+        if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
+            key = store.schema.relations[index].key
+            raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
+        nodes = torch.arange(lists.first_node, lists.first_node + lists.indptr.numel() - 1)
+        yield torch.stack([lists.indices.to(torch.int64), torch.repeat_interleave(nodes, lists.indptr.diff())])
+
+
+def _asked_edges(store: Store, index: int) -> Iterator[Tensor]:
+    """The same, asked from whoever has them, for some nodes at a time."""
+    schema = store.schema
+    destination = schema.destinations[index]
+    draw = Draw(0, 0, [-1 if relation == index else 0 for relation in range(len(schema.relations))])
+    yield torch.empty(2, 0, dtype=torch.int64)
+    for nodes in torch.arange(schema.node_types[destination].num_nodes).split(ASKED):
+        frontiers = [
+            Frontier(nodes) if node_type == destination else None for node_type in range(len(schema.node_types))
+        ]
+        picks = store.graph.sample(frontiers, draw)[index]
+        if picks is not None:
+            yield torch.stack([picks.sources, torch.repeat_interleave(nodes, picks.counts)])
 
 
 def as_times(what: str, times: Any, count: int) -> Tensor | None:

@@ -119,7 +119,10 @@ def node_times(store: Store, relation: int) -> dict[int, Tensor]:
     times = {}
     for index in {schema.sources[relation], schema.destinations[relation]}:
         name = schema.node_types[index].name
-        rows = [part.tables[name, schema.time].rows for part in store.parts if (name, schema.time) in part.tables]
+        if len(store.parts) < len(store.ranges):
+            rows = store.features.gather([Wanted(name, schema.time, torch.arange(schema.node_types[index].num_nodes))])
+        else:
+            rows = [part.tables[name, schema.time].rows for part in store.parts if (name, schema.time) in part.tables]
         if rows:
             times[index] = torch.cat(rows).to(torch.int64)
     return times

@@ -4,7 +4,7 @@ from hoploom.ops.aggregate import Reduce, aggregate, softmax
 from hoploom.ops.buffers import MappedFile, empty, keep_freed_memory, pool_trim, pool_use, tensor_of
 from hoploom.ops.csc import Csc, build_csc
 from hoploom.ops.edges import InEdges, OutEdges
-from hoploom.ops.gather import gather, scatter_lists, scatter_rows
+from hoploom.ops.gather import as_bytes, gather, scatter_lists, scatter_rows
 from hoploom.ops.order import draw_bounded, draw_words, permute
 from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
 from hoploom.ops.relabel import NodeMap, fill_edges
@@ -32,6 +32,7 @@ __all__ = [
     "Topology",
     "aggregate",
     "aggregate_tables",
+    "as_bytes",
     "assign_parts",
     "build_csc",
     "count_cut",

@@ -1,14 +1,29 @@
 """Rows by id, and the stitching of answers from several parts."""
 
+import math
+
+import torch
 from torch import Tensor
 
 from hoploom import _core
+from hoploom.ops.buffers import empty
 
 
-def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0) -> Tensor:
-    """out[i] = table[ids[i] - first]. Tables and outputs are bytes: [rows, row bytes] uint8."""
-    _core.gather(table.numpy(), ids.numpy(), first, out.numpy())
+def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tensor | None = None) -> Tensor:
+    """out[i] = table[ids[i] - first], for all i or those in `places`. Tables and outputs are bytes: see as_bytes."""
+    if places is None:
+        _core.gather(table.numpy(), ids.numpy(), first, out.numpy())
+        return out
+    rows = empty((places.numel(), out.shape[1]), torch.uint8)
+    _core.gather(table.numpy(), ids[places].numpy(), first, rows.numpy())
+    scatter_rows(rows, places, out)
     return out
+
+
+def as_bytes(rows: Tensor) -> Tensor:
+    """The same memory as rows of bytes: [rows, row bytes] uint8."""
+    shape = rows.shape[0], math.prod(rows.shape[1:]) * rows.element_size()
+    return rows.reshape(-1).view(torch.uint8).view(shape) if rows.numel() else torch.empty(shape, dtype=torch.uint8)
 
 
 def scatter_rows(rows: Tensor, places: Tensor, out: Tensor) -> None:

@@ -16,7 +16,7 @@ from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, Sc
 from hoploom.store import Part, Store, layout
 from hoploom.store.disk import check_manifest, id_dtype
 from hoploom.store.layout import Manifest, PartRange
-from hoploom.store.write import range_of
+from hoploom.store.part import range_of
 
 CHUNK_BYTES = 4 << 20
 NODES = 1 << 19  # whose list ends are read together

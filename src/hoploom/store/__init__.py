@@ -1,6 +1,6 @@
 """Where data lives. The sampler sees two protocols: GraphStore and FeatureStore."""
 
-from hoploom.store.base import Draw, FeatureStore, GraphStore, Wanted
+from hoploom.store.base import Draw, FeatureStore, GraphStore, Shard, Wanted
 from hoploom.store.part import Part, Table
 from hoploom.store.sharded import Routes, Sharded
 from hoploom.store.store import Store, assemble
@@ -11,6 +11,7 @@ __all__ = [
     "GraphStore",
     "Part",
     "Routes",
+    "Shard",
     "Sharded",
     "Store",
     "Table",

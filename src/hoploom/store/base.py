@@ -1,6 +1,6 @@
-"""The two seams: where topology and features live is a detail behind them."""
+"""The two seams: where topology and features live is a detail behind them. Shards are their pieces."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -53,3 +53,29 @@ class FeatureStore(Protocol):
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
         """The rows asked for, in order, in fresh (recycled) memory."""
+
+
+class Shard(Protocol):
+    """Both seams over one range of nodes, here or elsewhere.
+
+    To begin is to send what is asked, where it goes anywhere; the call returned finishes it and must be made, once.
+    So all peers can be asked before the first answer is read, without threads.
+    """
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process answers by itself; asking a shard that is elsewhere costs a round trip."""
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        """Begin one hop of this range's nodes: as GraphStore.sample."""
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        """Begin to write rows where they belong: outs[i][places[i]] = the rows of wanted[i].ids[places[i]].
+
+        places[i] are [n] int64; outs[i] has the field's dtype and a row for every one of wanted[i].ids.
+        """
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        """The members of a split in this range, [n] int64; none where the type has no such split."""

@@ -1,8 +1,10 @@
 """Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,27 +18,36 @@ from hoploom.store import layout
 from hoploom.store.absent import Absent
 from hoploom.store.layout import Manifest
 from hoploom.store.part import Part, Table
-from hoploom.store.sharded import Routes, Sharded
+from hoploom.store.sharded import Sharded, routes_of
 from hoploom.store.store import Store, assemble
 
 ID_LIMIT = 2**31
 
 
-def open_store(path: str | Path, *, parts: Sequence[int] | None = None) -> Store:
+def open_store(
+    path: str | Path, *, parts: Sequence[int] | None = None, topology: Literal["own", "all"] = "own"
+) -> Store:
     """Open a store from a directory. Nothing is read but store.json and the files' headers.
 
     With `parts` only their folders are needed. Ids and schema are those of the whole store; splits are what of them
-    lies in these parts, and asking for anything of another part is a StoreError.
+    lies in these parts, and asking for anything of another part is a StoreError. With `topology="all"` the topology of
+    the other parts is needed too: sampling is whole, only their fields are not there.
 
     >>> store = hoploom.open("papers.store")
     >>> store = hoploom.open("papers.store", parts=[2])
+    >>> store = hoploom.open("papers.store", parts=[2], topology="all")
     """
     folder = Path(path)
     manifest = layout.read_manifest(folder)
     check_manifest(folder, manifest)
-    if parts is None:
-        return assemble(manifest.schema, [open_part(folder, manifest, p) for p in range(len(manifest.parts))])
-    return _open_some(folder, manifest, _checked_parts(parts, len(manifest.parts)))
+    if topology not in ("own", "all"):
+        raise ConfigError(f"topology is {topology!r:.80}; choose 'own' or 'all'")
+    everything = range(len(manifest.parts))
+    numbers = tuple(everything) if parts is None else _checked_parts(parts, len(everything))
+    held = {number: open_part(folder, manifest, number) for number in numbers}
+    if len(held) == len(everything):
+        return replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity)
+    return _open_some(folder, manifest, held, whole_topology=topology == "all")
 
 
 def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
@@ -46,19 +57,26 @@ def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
     return numbers
 
 
-def _open_some(folder: Path, manifest: Manifest, numbers: tuple[int, ...]) -> Store:
-    schema = manifest.schema
-    held = {number: open_part(folder, manifest, number) for number in numbers}
-    if len(held) == len(manifest.parts):
-        return assemble(schema, list(held.values()))
-    routes: dict[Owner, Routes] = {}
-    for index, node_type in enumerate(schema.node_types):
-        routes[node_type.name] = Routes([part.first_nodes[index] for part in manifest.parts])
-    for index, relation in enumerate(schema.relations):
-        routes[relation.key] = Routes([part.first_edges[index] for part in manifest.parts])
-    shards = [held.get(number) or Absent(schema, number, numbers) for number in range(len(manifest.parts))]
-    sharded = Sharded(schema, shards, routes)
-    return Store(schema, sharded, sharded, tuple(held.values()))
+def _open_some(folder: Path, manifest: Manifest, held: Mapping[int, Part], *, whole_topology: bool) -> Store:
+    """Some parts of several, and of the others their topology or nothing."""
+    schema, everything = manifest.schema, range(len(manifest.parts))
+    routes = routes_of(schema, manifest.parts)
+    shards = [held.get(number) or Absent(schema, number, tuple(held)) for number in everything]
+    graph = features = Sharded(schema, shards, routes)
+    topology = tuple(held.values())
+    if whole_topology:
+        topology = tuple(held.get(number) or open_topology(folder, manifest, number) for number in everything)
+        graph = Sharded(schema, topology, routes)
+    return Store(
+        schema,
+        graph,
+        features,
+        tuple(held.values()),
+        identity=manifest.identity,
+        ranges=manifest.parts,
+        shards=tuple(shards),
+        topology=topology,
+    )
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> None:
@@ -115,14 +133,27 @@ def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
         for split, size in held.splits.get(node_type.name, {}).items():
             file = layout.split_file(part, node_type.name, split)
             splits[node_type.name, split] = map_array(folder, manifest, file, "int64", (size,))
-    lists = []
     for index, relation in enumerate(schema.relations):
         for name, field in relation.fields.items():
             shape = (held.num_edges[index], *field.shape)
             rows = map_array(folder, manifest, layout.edge_file(part, relation, name), field.dtype, shape)
             tables[relation.key, name] = Table(rows, held.first_edges[index])
-        lists.append(_open_lists(folder, manifest, part, index))
-    return Part(schema, held.first_nodes, held.num_nodes, tuple(lists), tables, splits)
+    return replace(_open_topology(folder, manifest, part), tables=tables, splits=splits)
+
+
+def open_topology(folder: Path, manifest: Manifest, part: int) -> Part:
+    """Map one part's topology; its fields and splits are left out."""
+    try:
+        return _open_topology(folder, manifest, part)
+    except StoreError as error:
+        files = f"{layout.part_folder(part)}/relations/*/csc.*.npy"
+        raise StoreError(f"topology='all' needs {files}: {error}, or open the store with topology='own'") from error
+
+
+def _open_topology(folder: Path, manifest: Manifest, part: int) -> Part:
+    held = manifest.parts[part]
+    lists = tuple(_open_lists(folder, manifest, part, index) for index in range(len(manifest.schema.relations)))
+    return Part(manifest.schema, held.first_nodes, held.num_nodes, lists, {}, {})
 
 
 def _open_lists(folder: Path, manifest: Manifest, part: int, index: int) -> EdgeLists:

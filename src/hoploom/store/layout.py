@@ -1,9 +1,10 @@
 """The format on disk: file names, store.json, .npy headers. docs/format.md is its specification."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import UnionType
 from typing import Any, BinaryIO
@@ -13,21 +14,11 @@ import numpy as np
 
 from hoploom.errors import StoreError
 from hoploom.schema import DTYPES, Field, NodeType, Relation, Schema
+from hoploom.store.ranges import PartRange as PartRange
 
 FORMAT, VERSION = "hoploom-store", 1
 STORE_FILE = "store.json"
 NPY_DTYPES = {"bfloat16": "<u2", "bool": "|b1", "uint8": "|u1", "int8": "|i1"}
-
-
-@dataclass(frozen=True)
-class PartRange:
-    """What one part holds, by node type and by relation."""
-
-    first_nodes: tuple[int, ...]
-    num_nodes: tuple[int, ...]
-    first_edges: tuple[int, ...]
-    num_edges: tuple[int, ...]
-    splits: Mapping[str, Mapping[str, int]]  # node type -> split -> size
 
 
 @dataclass(frozen=True)
@@ -43,6 +34,7 @@ class Manifest:
     schema: Schema
     parts: tuple[PartRange, ...]
     files: Mapping[str, FileEntry]
+    identity: str = ""  # SHA-256 of store.json as it was read, in hex: two copies of a store have the same
 
 
 def _plain(name: str) -> str:
@@ -119,7 +111,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check store.json."""
     path = folder / STORE_FILE
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
+        written = path.read_bytes()
+        contents = json.loads(written.decode("utf-8"))
     except FileNotFoundError as error:
         raise StoreError(f"{folder} is no store: it has no {STORE_FILE}") from error
     except NotADirectoryError as error:
@@ -134,7 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
     if type(version) is not int or not 1 <= version <= VERSION:
         raise StoreError(f"{path} has format version {version!r}, this Hoploom reads up to {VERSION}; upgrade Hoploom")
     try:
-        return _parse(contents)
+        return replace(_parse(contents), identity=hashlib.sha256(written).hexdigest())
     except ValueError as error:
         raise StoreError(f"{path} is damaged: {error}; copy the store again") from error
 

@@ -1,7 +1,8 @@
 """Arrays in reach of this process, in memory or mapped: both seams over one range of nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from hoploom import ops
 from hoploom.ops import EdgeLists, Frontier, Picks
 from hoploom.schema import EDGE_ID, Owner, Schema
 from hoploom.store.base import Draw, Wanted
+from hoploom.store.ranges import PartRange
 
 
 @dataclass(frozen=True)
@@ -22,16 +24,17 @@ class Table:
     raw: Tensor = field(init=False, repr=False, compare=False)  # [n, bytes per row] uint8, the same memory
 
     def __post_init__(self) -> None:
-        count = self.rows.shape[0]
-        width = self.rows[0].numel() * self.rows.element_size() if count else 1
-        raw = self.rows.reshape(-1).view(torch.uint8).view(count, width) if count and width else None
-        object.__setattr__(self, "raw", torch.empty(count, width, dtype=torch.uint8) if raw is None else raw)
+        object.__setattr__(self, "raw", ops.as_bytes(self.rows))
 
     def gather(self, ids: Tensor, *, pinned: bool) -> Tensor:
         """The rows of these ids, in recycled memory."""
         raw = ops.empty((ids.numel(), self.raw.shape[1]), torch.uint8, pinned=pinned)
         ops.gather(self.raw, ids, raw, self.first)
         return raw.view(-1).view(self.rows.dtype).view(ids.numel(), *self.rows.shape[1:])
+
+    def gather_at(self, places: Tensor, ids: Tensor, out: Tensor) -> None:
+        """out[places] = the rows of ids[places]."""
+        ops.gather(self.raw, ids, ops.as_bytes(out), self.first, places)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class Part:
     lists: tuple[EdgeLists, ...]  # per relation
     tables: Mapping[tuple[Owner, str], Table]
     splits: Mapping[tuple[str, str], Tensor]  # (node type, split) -> [n] int64 node ids
+
+    @property
+    def is_here(self) -> bool:
+        return True
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         """One hop of every relation whose destination type has a frontier."""
@@ -67,3 +74,41 @@ class Part:
                 ids = edge_ids[key]
             rows.append(ids if name == EDGE_ID else table.gather(ids, pinned=pinned))
         return rows
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        """Nothing has to be sent: all of it is done by the call returned."""
+        return partial(self.sample, frontiers, draw)
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        """Nothing has to be sent: all of it is done by the call returned."""
+        return partial(self._gather_at, wanted, places, outs)
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        """The members of a split in this part."""
+        return self.splits.get((node_type, name), torch.empty(0, dtype=torch.int64))
+
+    def _gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        edge_ids: dict[tuple[Owner, int, int], Tensor] = {}  # read once, as in gather()
+        for (owner, name, ids), place, out in zip(wanted, places, outs, strict=True):
+            if place.numel() == 0:
+                continue
+            table = self.tables[owner, name]
+            if table.by_edge_id and (owner, EDGE_ID) in self.tables:
+                key = owner, id(ids), id(place)
+                if key not in edge_ids:
+                    edge_ids[key] = ops.empty((ids.numel(),), torch.int64)
+                    self.tables[owner, EDGE_ID].gather_at(place, ids, edge_ids[key])
+                ids = edge_ids[key]
+            table.gather_at(place, ids, out)
+
+
+def range_of(part: Part) -> PartRange:
+    """What store.json says of a part."""
+    splits: dict[str, dict[str, int]] = {t.name: {} for t in part.schema.node_types}
+    for (node_type, split), ids in part.splits.items():
+        splits[node_type][split] = ids.numel()
+    first_edges = tuple(lists.first_edge for lists in part.lists)
+    num_edges = tuple(lists.num_edges for lists in part.lists)
+    return PartRange(part.first_nodes, part.num_nodes, first_edges, num_edges, splits)

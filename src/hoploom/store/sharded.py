@@ -3,24 +3,22 @@
 Costs one pass over the ids to route and one over the answers to stitch; a single part pays neither.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from hoploom import ops
 from hoploom.ops import Frontier, Picks
-from hoploom.schema import Owner, Schema
-from hoploom.store.base import Draw, Wanted
+from hoploom.schema import DTYPES, Owner, Schema
+from hoploom.store.base import Draw, Shard, Wanted
+from hoploom.store.ranges import PartRange
 
-
-class Shard(Protocol):
-    """Both seams, over one range of nodes."""
-
-    def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]: ...
-
-    def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]: ...
+Answer = TypeVar("Answer")
+Begin: TypeAlias = Callable[[], Callable[[], Answer]]
 
 
 class Routes:
@@ -41,39 +39,68 @@ class Sharded:
 
     def __init__(self, schema: Schema, shards: Sequence[Shard], routes: Mapping[Owner, Routes]) -> None:
         self.schema = schema
-        self._shards = tuple(shards)
-        self._routes = routes
+        self.shards = tuple(shards)
+        self.routes = routes
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         """One hop: every shard is asked once, for all relations."""
         places = [
-            None if frontier is None else self._routes[node_type.name].split(frontier.nodes)
+            None if frontier is None else self.routes[node_type.name].split(frontier.nodes)
             for node_type, frontier in zip(self.schema.node_types, frontiers, strict=True)
         ]
-        answers = [
-            shard.sample(
-                [select(f, None if p is None else p[index]) for f, p in zip(frontiers, places, strict=True)], draw
-            )
-            for index, shard in enumerate(self._shards)
-        ]
+        begins: dict[int, Begin[list[Picks | None]]] = {}
+        for index, shard in enumerate(self.shards):
+            own = [select(f, None if p is None else p[index]) for f, p in zip(frontiers, places, strict=True)]
+            if any(frontier is not None for frontier in own):
+                begins[index] = partial(shard.begin_sample, own, draw)
+        answers = self._ask(begins)
         out: list[Picks | None] = []
         for relation, destination in enumerate(self.schema.destinations):
             frontier, owned = frontiers[destination], places[destination]
-            picks = [answer[relation] for answer in answers]
+            picks = [answers[index][relation] if index in answers else None for index in range(len(self.shards))]
             out.append(stitch(picks, owned, frontier) if frontier is not None and owned else None)
         return out
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
-        """Rows: every shard is asked once, for all fields."""
-        places = [self._routes[want.owner].split(want.ids) for want in wanted]
-        answers = [
-            shard.gather([Wanted(w.owner, w.field, w.ids[p[index]]) for w, p in zip(wanted, places, strict=True)])
-            for index, shard in enumerate(self._shards)
-        ]
-        return [
-            _interleave([answer[i] for answer in answers], places[i], want.ids.numel(), pinned=pinned)
-            for i, want in enumerate(wanted)
-        ]
+        """Rows: every shard is asked once, for all fields, and writes straight to where they belong."""
+        outs = [self._out(want, pinned=pinned) for want in wanted]
+        places = self._places(wanted)
+        begins: dict[int, Begin[None]] = {}
+        for index, shard in enumerate(self.shards):
+            own = [owned[index] for owned in places]
+            if any(place.numel() for place in own):
+                begins[index] = partial(shard.begin_gather, wanted, own, outs)
+        self._ask(begins)
+        return outs
+
+    def _ask(self, begins: Mapping[int, Begin[Answer]]) -> dict[int, Answer]:
+        """The answers of these shards: those elsewhere are asked first, those here work while the others do.
+
+        Every call begun is finished, whatever another one raises, so that no answer is left unread.
+        """
+        answers: dict[int, Answer] = {}
+
+        def finish(index: int, answer: Callable[[], Answer]) -> None:
+            answers[index] = answer()
+
+        with ExitStack() as under_way:  # finished from the last one begun to the first
+            for index in sorted(begins, key=lambda index: self.shards[index].is_here):
+                under_way.callback(finish, index, begins[index]())
+        return answers
+
+    def _places(self, wanted: Sequence[Wanted]) -> list[list[Tensor]]:
+        """Per want and part: the positions that it owns, found once for the fields that are asked for the same ids."""
+        found: dict[tuple[Owner, int], list[Tensor]] = {}
+        for owner, _, ids in wanted:
+            if (owner, id(ids)) not in found:
+                found[owner, id(ids)] = self.routes[owner].split(ids)
+        return [found[owner, id(ids)] for owner, _, ids in wanted]
+
+    def _out(self, want: Wanted, *, pinned: bool) -> Tensor:
+        owner, schema = want.owner, self.schema
+        described = schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
+        field = described.fields[want.field]
+        return ops.empty((want.ids.numel(), *field.shape), DTYPES[field.dtype], pinned=pinned)
 
 
 def select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
@@ -100,14 +127,11 @@ def stitch(parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Fr
     return Picks(counts, sources, edges)
 
 
-def _interleave(parts: Sequence[Tensor], places: Sequence[Tensor], count: int, *, pinned: bool) -> Tensor:
-    row = parts[0].shape[1:]
-    out = ops.empty((count, *row), parts[0].dtype, pinned=pinned)
-    for rows, place in zip(parts, places, strict=True):
-        if rows.numel():
-            ops.scatter_rows(_bytes(rows), place, _bytes(out))
-    return out
-
-
-def _bytes(rows: Tensor) -> Tensor:
-    return rows.reshape(-1).view(torch.uint8).view(rows.shape[0], -1)
+def routes_of(schema: Schema, ranges: Sequence[PartRange]) -> dict[Owner, Routes]:
+    """Where each node type and relation is cut."""
+    routes: dict[Owner, Routes] = {}
+    for index, node_type in enumerate(schema.node_types):
+        routes[node_type.name] = Routes([held.first_nodes[index] for held in ranges])
+    for index, relation in enumerate(schema.relations):
+        routes[relation.key] = Routes([held.first_edges[index] for held in ranges])
+    return routes

@@ -1,9 +1,9 @@
 """What a user holds: a graph with its features, labels and splits, wherever they live."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +12,10 @@ from hoploom import ops
 from hoploom.errors import ConfigError
 from hoploom.ops import EdgeLists, InEdges
 from hoploom.schema import Owner, RelationName, Schema
-from hoploom.store.base import FeatureStore, GraphStore, Wanted
-from hoploom.store.part import Part
-from hoploom.store.sharded import Routes, Sharded
+from hoploom.store.base import FeatureStore, GraphStore, Shard, Wanted
+from hoploom.store.part import Part, range_of
+from hoploom.store.ranges import PartRange
+from hoploom.store.sharded import Sharded, routes_of
 
 PIECE = 1 << 22  # edges that are looked at together
 
@@ -31,7 +32,17 @@ class Store:
     graph: GraphStore
     features: FeatureStore
     parts: tuple[Part, ...] = ()  # what of it this process can read directly
+    identity: str = ""  # of a store on disk: SHA-256 of its store.json, in hex
+    ranges: tuple[PartRange, ...] = ()  # of all parts, wherever they are
+    shards: tuple[Shard, ...] = ()  # all parts, in order: what answers for their fields and splits
+    topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
+    elsewhere: Any = None  # where batches are made, if not here
+    look_ahead: int = 1  # steps whose missing rows are fetched together
     _loops: dict[RelationName, "Loops"] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shards", self.shards or self.parts)
+        object.__setattr__(self, "topology", self.topology or self.parts)
 
     def __repr__(self) -> str:
         nodes = ", ".join(f"{t.name}={t.num_nodes}" for t in self.schema.node_types)
@@ -44,17 +55,19 @@ class Store:
         if name not in self.schema.node_type(type_name).splits:
             have = sorted(self.schema.node_type(type_name).splits)
             raise ConfigError(f"unknown split {name!r} of {type_name!r}; it has {have}")
-        pieces = [p.splits[type_name, name] for p in self.parts if (type_name, name) in p.splits]
-        return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
+        pieces = [members for shard in self.shards if (members := shard.split(type_name, name)).numel()]
+        if not pieces:
+            return torch.empty(0, dtype=torch.int64)
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
         """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is here."""
         tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
         found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
-        if not self._holds_all(str(want.owner)) or not found or found[0][0].dtype not in ops.ELEMENTS:
+        if not self._holds_all(str(want.owner), self.parts) or not found or found[0][0].dtype not in ops.ELEMENTS:
             return ops.aggregate(self.features.gather([want])[0].to(torch.float32), edges, reduce)
         ids = ops.empty((edges.num_edges,), torch.int64)
-        ops.gather(_as_bytes(want.ids), edges.sources.to(torch.int64), _as_bytes(ids))
+        ops.gather(ops.as_bytes(want.ids), edges.sources.to(torch.int64), ops.as_bytes(ids))
         return ops.aggregate_tables(found, ids, edges.indptr, reduce)
 
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
@@ -62,10 +75,10 @@ class Store:
 
         The topology must be in reach. Where both ends are of one type, the first call reads it once to find the loops.
         """
-        if not self._holds_all(key[2]):
+        if not self._holds_all(key[2], self.topology):
             raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; leave degrees out")
         index = self.schema.relation_index[key]
-        parts = [part.lists[index] for part in self.parts]
+        parts = [part.lists[index] for part in self.topology]
         bounds = torch.tensor([lists.first_node for lists in parts[1:]], dtype=torch.int64)
         owners = torch.bucketize(nodes, bounds, right=True) if len(parts) > 1 else None
         degrees = ops.empty((nodes.numel(),), torch.int64)
@@ -74,7 +87,7 @@ class Store:
             own = nodes if places is None else nodes[places]
             begins, ends = (ops.empty((own.numel(),), torch.int64) for _ in range(2))
             for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
-                ops.gather(_as_bytes(pointers), own, _as_bytes(out), lists.first_node)
+                ops.gather(ops.as_bytes(pointers), own, ops.as_bytes(out), lists.first_node)
             degrees[places if places is not None else slice(None)] = ends - begins
         if key not in self._loops:
             self._loops[key] = _loops_of(parts, key)
@@ -84,10 +97,10 @@ class Store:
             degrees -= torch.where(loops.nodes[found] == nodes, loops.counts[found], 0)
         return degrees
 
-    def _holds_all(self, node_type: str) -> bool:
-        """Whether every node of a type is in parts that this process can read directly."""
+    def _holds_all(self, node_type: str, parts: Sequence[Part]) -> bool:
+        """Whether every node of a type is in these parts."""
         index = self.schema.type_index[node_type]
-        return sum(part.num_nodes[index] for part in self.parts) == self.schema.node_types[index].num_nodes
+        return sum(part.num_nodes[index] for part in parts) == self.schema.node_types[index].num_nodes
 
     def _fields(self) -> list[tuple[Owner, str]]:
         of_nodes: list[tuple[Owner, str]] = [(t.name, name) for t in self.schema.node_types for name in t.fields]
@@ -107,7 +120,7 @@ class Store:
 
         if not all((owner, name) in part.tables for part in self.parts for owner, name in self._fields()):
             raise ConfigError("the store cannot be saved, some of its features lie elsewhere; use from_tensors")
-        if not all(self._holds_all(node_type.name) for node_type in self.schema.node_types):
+        if not all(self._holds_all(node_type.name, self.parts) for node_type in self.schema.node_types):
             raise ConfigError("the store cannot be saved, not all of it lies in this process; save the one it is from")
         write_parts(path, self.schema, self.parts)
         return open_store(path)
@@ -115,11 +128,11 @@ class Store:
 
 def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
     """A store over parts that together hold every node."""
-    parts = tuple(parts)
+    parts, ranges = tuple(parts), tuple(map(range_of, parts))
     if len(parts) == 1:
-        return Store(schema, parts[0], parts[0], parts)
-    sharded = Sharded(schema, parts, routes_of(schema, parts))
-    return Store(schema, sharded, sharded, parts)
+        return Store(schema, parts[0], parts[0], parts, ranges=ranges)
+    sharded = Sharded(schema, parts, routes_of(schema, ranges))
+    return Store(schema, sharded, sharded, parts, ranges=ranges)
 
 
 class Loops(NamedTuple):
@@ -139,17 +152,3 @@ def _loops_of(parts: Sequence[EdgeLists], key: RelationName) -> Loops:
             owners = torch.bucketize(places, lists.indptr[1:], right=True) + lists.first_node
             found.append(owners[indices == owners])
     return Loops(*torch.unique(torch.cat(found), return_counts=True))
-
-
-def _as_bytes(ids: Tensor) -> Tensor:
-    return ids.view(torch.uint8).view(ids.numel(), ids.element_size())
-
-
-def routes_of(schema: Schema, parts: Sequence[Part]) -> Mapping[Owner, Routes]:
-    """Where each node type and relation is cut."""
-    routes: dict[Owner, Routes] = {}
-    for index, node_type in enumerate(schema.node_types):
-        routes[node_type.name] = Routes([part.first_nodes[index] for part in parts])
-    for index, relation in enumerate(schema.relations):
-        routes[relation.key] = Routes([part.lists[index].first_edge for part in parts])
-    return routes

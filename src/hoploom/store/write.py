@@ -22,7 +22,7 @@ from hoploom.store.crc import combine
 from hoploom.store.disk import id_dtype
 from hoploom.store.durable import DISK_FULL, sync_folder
 from hoploom.store.layout import FileEntry, Manifest, PartRange
-from hoploom.store.part import Part, Table
+from hoploom.store.part import Part, Table, range_of
 from hoploom.store.workfolder import WorkFolder
 
 CHUNK_BYTES = 32 << 20
@@ -195,16 +195,6 @@ def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None
     with StoreWriter(path, schema, ranges) as writer:
         for number, part in enumerate(parts):
             _write_part(writer, number, part)
-
-
-def range_of(part: Part) -> PartRange:
-    """What store.json says of a part."""
-    splits: dict[str, dict[str, int]] = {t.name: {} for t in part.schema.node_types}
-    for (node_type, split), ids in part.splits.items():
-        splits[node_type][split] = ids.numel()
-    first_edges = tuple(lists.first_edge for lists in part.lists)
-    num_edges = tuple(lists.num_edges for lists in part.lists)
-    return PartRange(part.first_nodes, part.num_nodes, first_edges, num_edges, splits)
 
 
 def _write_part(writer: StoreWriter, number: int, part: Part) -> None:
