@@ -253,10 +253,11 @@ def _asked_edges(store: Store, index: int) -> Iterator[Tensor]:
     destination = schema.destinations[index]
     draw = Draw(0, 0, [-1 if relation == index else 0 for relation in range(len(schema.relations))])
     yield torch.empty(2, 0, dtype=torch.int64)
-    for nodes in torch.arange(schema.node_types[destination].num_nodes).split(ASKED):
-        frontiers = [
-            Frontier(nodes) if node_type == destination else None for node_type in range(len(schema.node_types))
-        ]
+    num_nodes = schema.node_types[destination].num_nodes
+    for first in range(0, num_nodes, ASKED):
+        nodes = torch.arange(first, min(first + ASKED, num_nodes))
+        frontiers: list[Frontier | None] = [None] * len(schema.node_types)
+        frontiers[destination] = Frontier(nodes)
         picks = store.graph.sample(frontiers, draw)[index]
         if picks is not None:
             yield torch.stack([picks.sources, torch.repeat_interleave(nodes, picks.counts)])
