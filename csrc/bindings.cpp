@@ -2,12 +2,14 @@
 // core.
 #include "bindings.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
 #include "buffers.h"
 #include "csc.h"
 #include "gather.h"
+#include "idmap.h"
 #include "order.h"
 #include "relabel.h"
 #include "sample.h"
@@ -101,6 +103,45 @@ void gather_rows(Rows<const uint8_t> table, Array<int64_t> ids, int64_t first, R
   nb::gil_scoped_release release;
   gather(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)), first,
          out.data());
+}
+
+void gather_rows_at(Rows<const uint8_t> table, Array<int64_t> ids, Array<int64_t> places, int64_t first,
+                    Rows<uint8_t> out) {
+  require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
+  nb::gil_scoped_release release;
+  gather_at(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)),
+            places.data(), int64_t(places.shape(0)), first, out.data());
+}
+
+auto route_ids(Array<int64_t> ids, Array<int64_t> bounds, Optional<int64_t> places) {
+  nb::gil_scoped_release release;
+  const int64_t num_ids = int64_t(ids.shape(0)), num_bounds = int64_t(bounds.shape(0));
+  const int64_t count = places ? int64_t(places->shape(0)) : num_ids;
+  Buffer routed(size_t(count) * 8), counts(size_t(num_bounds + 1) * 8);
+  if (places)
+    route_at(ids.data(), num_ids, places->data(), count, bounds.data(), num_bounds, routed.as<int64_t>(),
+             counts.as<int64_t>());
+  else route(ids.data(), num_ids, bounds.data(), num_bounds, routed.as<int64_t>(), counts.as<int64_t>());
+  return std::make_tuple(std::move(routed), std::move(counts));
+}
+
+void add_ids(IdMap& map, Array<int64_t> ids, Optional<int64_t> places) {
+  nb::gil_scoped_release release;
+  const int64_t num_ids = int64_t(ids.shape(0));
+  map.add(ids.data(), num_ids, pointer(places), places ? int64_t(places->shape(0)) : num_ids);
+}
+
+auto find_ids(const IdMap& map, Array<int64_t> ids, Optional<int64_t> places) {
+  nb::gil_scoped_release release;
+  const int64_t num_ids = int64_t(ids.shape(0));
+  IdMap::Found found = map.find(ids.data(), num_ids, pointer(places), places ? int64_t(places->shape(0)) : num_ids);
+  return std::make_tuple(std::move(found.slots), std::move(found.hits), std::move(found.misses));
+}
+
+Buffer ids_of(const IdMap& map) {
+  Buffer out(size_t(map.size()) * 8);
+  std::copy_n(map.ids(), map.size(), out.as<int64_t>());
+  return out;
 }
 
 void scatter_rows(Rows<const uint8_t> rows, Array<int64_t> places, Rows<uint8_t> out) {
@@ -237,8 +278,21 @@ NB_MODULE(_core, m) {
       .def("clear", &NodeMap::clear)
       .def("__len__", &NodeMap::size);
 
+  nb::class_<IdMap>(m, "IdMap")
+      .def(nb::init<>())
+      .def("reserve", &IdMap::reserve, "count"_a)
+      .def("add", &add_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none())
+      .def("find", &find_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none())
+      .def("ids", &ids_of)
+      .def("bytes", &IdMap::bytes)
+      .def("__len__", &IdMap::size);
+
   m.def("gather", &gather_rows, nb::arg("table").noconvert(), nb::arg("ids").noconvert(), "first"_a,
         nb::arg("out").noconvert());
+  m.def("gather_at", &gather_rows_at, nb::arg("table").noconvert(), nb::arg("ids").noconvert(),
+        nb::arg("places").noconvert(), "first"_a, nb::arg("out").noconvert());
+  m.def("route", &route_ids, nb::arg("ids").noconvert(), nb::arg("bounds").noconvert(),
+        nb::arg("places").noconvert().none());
   m.def("scatter", &scatter_rows, nb::arg("rows").noconvert(), nb::arg("places").noconvert(),
         nb::arg("out").noconvert());
   m.def("scatter_lists", &scatter_lists, nb::arg("values").noconvert(), nb::arg("counts").noconvert(),

@@ -1,6 +1,7 @@
 // gather, scatter, scatter_runs and edge_rows.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "../gather.h"
 #include "check.h"
@@ -81,6 +82,70 @@ TEST(an_id_out_of_range_throws_before_anything_is_written) {
       CHECK(message.find(std::to_string(bad)) != std::string::npos);
       CHECK_EQUAL(out, Bytes(size_t(50 * row_bytes), 9));
     }
+}
+
+TEST(rows_are_gathered_to_where_they_belong_and_nowhere_else) {
+  constexpr int64_t kFirst = 1000, kIds = 200;
+  for (int64_t row_bytes : kRowBytes) {
+    const Bytes table = table_of(100, row_bytes, kFirst);
+    std::vector<int64_t> ids = scattered(kIds, 100, 3), places;
+    for (int64_t& id : ids) id += kFirst;
+    for (int64_t i = 0; i < kIds; ++i) {
+      if (i % 3 == 1) places.push_back(kIds - 1 - i);
+      else ids[size_t(kIds - 1 - i)] = -1;  // of another part: never read
+    }
+    Bytes out(size_t(kIds * row_bytes), 9), expected = out;
+    for (int64_t place : places)
+      for (int64_t k = 0; k < row_bytes; ++k) expected[size_t(place * row_bytes + k)] = byte_at(ids[size_t(place)], k);
+    const auto gathered = [&] {
+      gather_at(table.data(), 100, row_bytes, ids.data(), kIds, places.data(), int64_t(places.size()), kFirst,
+                out.data());
+    };
+    gathered();
+    CHECK_EQUAL(out, expected);
+    for (int64_t bad : {int64_t(-1), kIds, INT64_MAX, INT64_MIN}) {
+      const int64_t sound = std::exchange(places[5], bad);
+      CHECK(thrown_by(gathered).find(std::to_string(bad)) != std::string::npos);
+      places[5] = sound;
+    }
+    ids[size_t(places[5])] = 999;
+    CHECK(thrown_by(gathered).find("999") != std::string::npos);
+    CHECK_EQUAL(out, expected);
+  }
+}
+
+TEST(every_id_is_routed_to_the_part_whose_range_it_is_in) {
+  for (int64_t num_bounds : {0, 1, 2, 7, 16, 17, 255, 256, 300}) {
+    std::vector<int64_t> bounds, ids = scattered(1000, 700, uint64_t(num_bounds)), chosen;
+    for (int64_t b = 0; b < num_bounds; ++b) bounds.push_back(b * 600 / num_bounds + (b % 3 == 0));
+    std::sort(bounds.begin(), bounds.end());
+    ids[3] = INT64_MIN, ids[4] = INT64_MAX;
+    for (int64_t i = 0; i < 1000; i += 2) chosen.push_back(999 - i);
+    for (bool some : {false, true}) {
+      const int64_t count = some ? int64_t(chosen.size()) : 1000;
+      std::vector<int64_t> routed(size_t(count), -1), counts(size_t(num_bounds) + 1, -1), expected;
+      if (some)
+        route_at(ids.data(), 1000, chosen.data(), count, bounds.data(), num_bounds, routed.data(), counts.data());
+      else route(ids.data(), count, bounds.data(), num_bounds, routed.data(), counts.data());
+      for (int64_t part = 0; part <= num_bounds; ++part) {
+        const size_t before = expected.size();
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t place = some ? chosen[size_t(i)] : i, id = ids[size_t(place)];
+          const bool after = part == 0 || id >= bounds[size_t(part) - 1];
+          if (after && (part == num_bounds || id < bounds[size_t(part)])) expected.push_back(place);
+        }
+        CHECK_EQUAL(counts[size_t(part)], int64_t(expected.size() - before));
+      }
+      CHECK_EQUAL(routed, expected);
+    }
+  }
+}
+
+TEST(bounds_that_descend_and_places_that_are_not_there_are_refused) {
+  const std::vector<int64_t> ids = {1, 2}, bounds = {5, 4}, places = {0, 2};
+  std::vector<int64_t> routed(2), counts(3);
+  CHECK_THROWS(route(ids.data(), 2, bounds.data(), 2, routed.data(), counts.data()));
+  CHECK_THROWS(route_at(ids.data(), 2, places.data(), 2, bounds.data(), 1, routed.data(), counts.data()));
 }
 
 TEST(scatter_undoes_gather) {

@@ -4,7 +4,8 @@ from hoploom.ops.aggregate import Reduce, aggregate, softmax
 from hoploom.ops.buffers import MappedFile, empty, keep_freed_memory, pool_trim, pool_use, tensor_of
 from hoploom.ops.csc import Csc, build_csc
 from hoploom.ops.edges import InEdges, OutEdges
-from hoploom.ops.gather import as_bytes, gather, scatter_lists, scatter_rows
+from hoploom.ops.gather import as_bytes, gather, route, scatter_lists, scatter_rows
+from hoploom.ops.idmap import Found, IdMap
 from hoploom.ops.order import draw_bounded, draw_words, permute
 from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
 from hoploom.ops.relabel import NodeMap, fill_edges
@@ -17,7 +18,9 @@ __all__ = [
     "KEY_BYTES",
     "Csc",
     "EdgeLists",
+    "Found",
     "Frontier",
+    "IdMap",
     "InEdges",
     "MappedFile",
     "NodeMap",
@@ -48,6 +51,7 @@ __all__ = [
     "place",
     "pool_trim",
     "pool_use",
+    "route",
     "sample",
     "scatter_lists",
     "scatter_rows",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hoploom import _core
-from hoploom.ops.buffers import empty
+from hoploom.ops.buffers import tensor_of
 
 
 def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tensor | None = None) -> Tensor:
@@ -14,10 +14,18 @@ def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tens
     if places is None:
         _core.gather(table.numpy(), ids.numpy(), first, out.numpy())
         return out
-    rows = empty((places.numel(), out.shape[1]), torch.uint8)
-    _core.gather(table.numpy(), ids[places].numpy(), first, rows.numpy())
-    scatter_rows(rows, places, out)
+    _core.gather_at(table.numpy(), ids.numpy(), places.numpy(), first, out.numpy())
     return out
+
+
+def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Tensor]:
+    """Per part: the positions in `ids`, or among `places`, that it owns, in order; part p begins at bounds[p - 1]."""
+    routed, counts = _core.route(ids.numpy(), bounds.numpy(), None if places is None else places.numpy())
+    positions, begin, owned = tensor_of(routed), 0, []
+    for count in tensor_of(counts).tolist():
+        owned.append(positions[begin : begin + count])
+        begin += count
+    return owned
 
 
 def as_bytes(rows: Tensor) -> Tensor:

@@ -30,8 +30,7 @@ class Routes:
 
     def split(self, ids: Tensor) -> list[Tensor]:
         """Per part: the positions in `ids` that it owns."""
-        owners = torch.bucketize(ids, self._bounds, right=True)
-        return [torch.nonzero(owners == part).view(-1) for part in range(self.num_parts)]
+        return ops.route(ids, self._bounds)
 
 
 class Sharded:

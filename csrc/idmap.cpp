@@ -1,0 +1,85 @@
+#include "idmap.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+#include "random.h"
+
+namespace hoploom {
+namespace {
+
+constexpr int64_t kGroup = 32;  // ids that are on their way from memory at once
+
+void check_places(const int64_t* places, int64_t count, int64_t num_ids) {
+  for (int64_t i = 0; places && i < count; ++i)
+    if (uint64_t(places[i]) >= uint64_t(num_ids))
+      throw std::out_of_range("place " + std::to_string(places[i]) + " is out of range [0, " + std::to_string(num_ids) +
+                              ")");
+}
+
+}  // namespace
+
+size_t IdMap::slot_of(int64_t id) const { return slot_from(mix(0, uint64_t(id)) & (slots_.size() - 1), id); }
+
+size_t IdMap::slot_from(size_t slot, int64_t id) const {
+  const size_t mask = slots_.size() - 1;
+  while (slots_[slot] && ids_[size_t(slots_[slot]) - 1] != id) slot = (slot + 1) & mask;
+  return slot;
+}
+
+void IdMap::grow(size_t slots) {
+  slots_.assign(slots, 0);
+  for (size_t number = 0; number < ids_.size(); ++number) slots_[slot_of(ids_[number])] = int32_t(number) + 1;
+}
+
+void IdMap::reserve(int64_t count) {
+  if (count < 0 || count > INT32_MAX) throw std::length_error("a map holds at most 2^31 ids");
+  ids_.reserve(size_t(count));
+  const size_t slots = std::bit_ceil(size_t(count) * 2 + 1);
+  if (slots > slots_.size()) grow(slots);
+}
+
+void IdMap::add(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) {
+  check_places(places, count, num_ids);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t id = ids[places ? places[i] : i];
+    const size_t slot = slot_of(id);
+    if (slots_[slot]) continue;
+    if (ids_.size() == INT32_MAX) throw std::length_error("a map holds at most 2^31 ids");
+    ids_.push_back(id);
+    slots_[slot] = int32_t(ids_.size());
+    if (ids_.size() * 2 > slots_.size()) grow(slots_.size() * 2);
+  }
+}
+
+IdMap::Found IdMap::find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) const {
+  check_places(places, count, num_ids);
+  Found found{Buffer(size_t(num_ids) * 8), Buffer(size_t(count) * 8), Buffer(size_t(count) * 8)};
+  int64_t* slots = found.slots.as<int64_t>();
+  int64_t *hits = found.hits.as<int64_t>(), *misses = found.misses.as<int64_t>();
+  int64_t num_hits = 0, num_misses = 0;
+  const size_t mask = slots_.size() - 1;
+  size_t at[kGroup];
+  for (int64_t begin = 0; begin < count; begin += kGroup) {
+    const int64_t size = std::min(kGroup, count - begin);
+    for (int64_t i = 0; i < size; ++i) {
+      at[i] = mix(0, uint64_t(ids[places ? places[begin + i] : begin + i])) & mask;
+      __builtin_prefetch(&slots_[at[i]]);
+    }
+    for (int64_t i = 0; i < size; ++i)
+      if (slots_[at[i]]) __builtin_prefetch(&ids_[size_t(slots_[at[i]]) - 1]);
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t place = places ? places[begin + i] : begin + i;
+      const int32_t number = slots_[slot_from(at[i], ids[place])];
+      if (number) slots[place] = number - 1;
+      (number ? hits[num_hits++] : misses[num_misses++]) = place;
+    }
+  }
+  found.hits.trim(size_t(num_hits) * 8);
+  found.misses.trim(size_t(num_misses) * 8);
+  return found;
+}
+
+}  // namespace hoploom
