@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hoploom"
 LAYERS = [
     {"errors", "schema", "keys", "_core"},
-    {"batch", "config", "toml"},
+    {"amounts", "batch", "config", "toml"},
     {"ops"},
     {"store", "build"},
     {"sample", "load"},

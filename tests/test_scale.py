@@ -11,11 +11,10 @@ import pytest
 import torch
 
 import hoploom
-from hoploom import NeighborLoader, ops
+from hoploom import NeighborLoader, amounts, ops
 from hoploom.build.synthetic import generate
 from hoploom.scale import (
     Question,
-    amounts,
     as_json,
     as_text,
     default_constants,

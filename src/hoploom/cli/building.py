@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from hoploom.amounts import parse_bytes, parse_count
 from hoploom.cli.command import Arguments, Command, check_writable
 from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.cli.stores import headline
 from hoploom.errors import ConfigError
-from hoploom.scale.amounts import parse_bytes, parse_count
 from hoploom.store import layout
 
 DEFAULT_MEMORY = "4GB"

@@ -1,7 +1,7 @@
 """What training will start from, as `partition` is told it: a split, of a type where several have it, or nothing."""
 
+from hoploom.amounts import parse_fanouts
 from hoploom.errors import ConfigError
-from hoploom.scale.amounts import parse_fanouts
 from hoploom.schema import Schema
 from hoploom.toml.keys import nearest
 

@@ -1,6 +1,6 @@
 """Scale on paper: what a graph takes on a cluster, worked out from constants that are measured."""
 
-from hoploom.scale.amounts import (
+from hoploom.amounts import (
     parse_bandwidth,
     parse_bytes,
     parse_count,

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hoploom.amounts import as_bytes, as_count, as_seconds, as_share
 from hoploom.errors import ConfigError
 from hoploom.ops.partition import MOST_NODES
-from hoploom.scale.amounts import as_bytes, as_count, as_seconds, as_share
 from hoploom.scale.batches import batch_size, traffic
 from hoploom.scale.constants import Constants
 from hoploom.scale.plan import Plan, plan

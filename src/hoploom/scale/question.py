@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from hoploom.amounts import LIMIT, parse_dtype
 from hoploom.config import as_int, as_number
 from hoploom.errors import ConfigError
-from hoploom.scale.amounts import LIMIT, parse_dtype
 from hoploom.scale.growth import Mode
 from hoploom.schema import Field
 from hoploom.toml.keys import nearest
