@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
     from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
     from hoploom.sample import Edges
+    from hoploom.serve.connect import connect
     from hoploom.store import Store
     from hoploom.store.disk import open_store as open
     from hoploom.train.checkpoint import Checkpoint
@@ -38,6 +39,7 @@ __all__ = [
     "Store",
     "StoreError",
     "TrainError",
+    "connect",
     "evaluate",
     "fit",
     "from_dgl",
@@ -54,6 +56,7 @@ _HOMES = {
     "Block": "batch",
     "Edges": "sample",
     "Store": "store",
+    "connect": "serve.connect",
     "from_dgl": "build.importing.dgl",
     "from_pyg": "build.pyg",
     "from_tensors": "build.tensors",
@@ -63,7 +66,7 @@ _HOMES = {
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _HOMES |= {name: "train" for name in __all__ if name not in _HOMES}
 _ROOMS = {"batch", "build", "config", "errors", "keys", "load", "nn", "ops"}
-_ROOMS |= {"partition", "sample", "scale", "schema", "store", "toml", "train"}
+_ROOMS |= {"partition", "sample", "scale", "schema", "serve", "store", "toml", "train"}
 
 
 def __getattr__(name: str) -> Any:

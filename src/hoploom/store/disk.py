@@ -1,6 +1,7 @@
 """Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,27 @@ def open_store(
     if len(held) == len(everything):
         return replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity)
     return _open_some(folder, manifest, held, whole_topology=topology == "all")
+
+
+def held_parts(path: str | Path) -> list[int]:
+    """The parts of which a folder holds the files of nodes: its own part's on a host of a cluster, else all."""
+    folder = Path(path)
+    manifest = layout.read_manifest(folder)
+    return [p for p in range(len(manifest.parts)) if _holds(folder, manifest, f"{layout.part_folder(p)}/")]
+
+
+def topology_fits(path: str | Path) -> bool:
+    """Whether the topology of all parts is here, and takes no more than half of the memory."""
+    folder = Path(path)
+    manifest = layout.read_manifest(folder)
+    columns = [name for name in manifest.files if Path(name).name.startswith("csc.")]
+    size = sum(manifest.files[name].bytes for name in columns)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return all(layout.inside(folder, name).exists() for name in columns) and size <= memory // 2
+
+
+def _holds(folder: Path, manifest: Manifest, prefix: str) -> bool:
+    return all(layout.inside(folder, name).exists() for name in manifest.files if name.startswith(prefix))
 
 
 def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:

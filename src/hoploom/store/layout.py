@@ -127,7 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
     if type(version) is not int or not 1 <= version <= VERSION:
         raise StoreError(f"{path} has format version {version!r}, this Hoploom reads up to {VERSION}; upgrade Hoploom")
     try:
-        return replace(_parse(contents), identity=hashlib.sha256(written).hexdigest())
+        return replace(from_json(contents), identity=hashlib.sha256(written).hexdigest())
     except ValueError as error:
         raise StoreError(f"{path} is damaged: {error}; copy the store again") from error
 
@@ -186,7 +186,8 @@ def _part(holder: Any) -> PartRange:
     )
 
 
-def _parse(contents: Any) -> Manifest:
+def from_json(contents: Any) -> Manifest:
+    """The inverse of to_json, of contents that JSON has read; ValueError where they are not what they must be."""
     node_types = tuple(
         NodeType(_get(t, "name", str), _count(t, "num_nodes"), _fields(t), _sizes(t, "splits"))
         for t in _get(contents, "node_types", list)

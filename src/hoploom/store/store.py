@@ -1,8 +1,9 @@
 """What a user holds: a graph with its features, labels and splits, wherever they live."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -38,6 +39,8 @@ class Store:
     topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
     elsewhere: Any = None  # where batches are made, if not here
     look_ahead: int = 1  # steps whose missing rows are fetched together
+    closing: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # leaves the peers
+    homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
     _loops: dict[RelationName, "Loops"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +51,19 @@ class Store:
         nodes = ", ".join(f"{t.name}={t.num_nodes}" for t in self.schema.node_types)
         edges = ", ".join(f"{r.name}={r.num_edges}" for r in self.schema.relations)
         return f"Store(nodes: {nodes}; edges: {edges}; parts: {len(self.parts)})"
+
+    def close(self) -> None:
+        """Leave the peers, where it has some; what is mapped stays as long as somebody holds it."""
+        if self.closing is not None:
+            self.closing()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def split(self, name: str, node_type: str | None = None) -> Tensor:
         """The node ids of a split, ascending by part: `store.split("train")`."""

@@ -1,0 +1,114 @@
+"""The command that serves parts of a store to other processes."""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from hoploom.amounts import parse_bytes
+from hoploom.cli.command import Arguments, Command
+from hoploom.config import as_int, as_number
+from hoploom.serve.address import read_addresses, split_address
+from hoploom.serve.endpoint import Endpoint
+from hoploom.serve.node import Making, Node
+from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
+from hoploom.serve.server import GRACE, Server
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", type=Path, help="the store's folder; only that of the parts served must be there")
+    parser.add_argument("--part", type=int, action="append", metavar="K", help="a part to serve (default: all)")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: any (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--peers", metavar="HOST:PORT,...", help="servers of the other parts, to make whole batches with"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="who asks must show the token in it")
+    parser.add_argument("--cert", metavar="FILE", help="TLS: the server's certificate (hoploom certs)")
+    parser.add_argument("--key", metavar="FILE", help="TLS: its key")
+    parser.add_argument("--client-ca", metavar="FILE", help="TLS: who asks must show a certificate of it")
+    parser.add_argument("--ca", metavar="FILE", help="TLS: what peers are known by (default: --client-ca)")
+    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS and token")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics and /health over HTTP here")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="batches made at once")
+    parser.add_argument("--memory", default="4GB", help="for batches made and not yet sent (default: %(default)s)")
+    parser.add_argument("--cache", default="", metavar="SIZE", help="of other parts' rows: 20%% or 4GB (default: none)")
+    parser.add_argument("--timeout", type=float, default=15.0, help="seconds to wait for a peer (default: %(default)g)")
+    parser.add_argument("--grace", type=float, default=GRACE, help="seconds for requests under way at a stop")
+
+
+def _serve(arguments: Arguments) -> int:
+    security = read_server_security(arguments.token_file, arguments.cert, arguments.key, arguments.client_ca)
+    host, _ = split_address(arguments.listen)
+    _warn(check_listen(host, security, insecure=arguments.insecure))
+    grace = as_number("--grace", arguments.grace, "give seconds")
+    making = _making(arguments, security)
+    with ExitStack() as stack:
+        asked = stack.enter_context(_asked_to_stop())
+        node = stack.enter_context(Node(arguments.store, arguments.part, making))
+        server = stack.enter_context(Server(node.service, arguments.listen, security, node.metrics))
+        if arguments.metrics is not None:
+            where = split_address(arguments.metrics)
+            endpoint = Endpoint(node.metrics, *where, security, insecure=arguments.insecure)
+            stack.callback(endpoint.close)
+            _warn(endpoint.warning)
+            print(f"metrics on {endpoint.address}", flush=True)
+        parts = ",".join(map(str, node.parts))
+        print(f"serving parts {parts} of {arguments.store} on {server.address}", flush=True)
+        asked.wait()  # for as long as the server is to run
+        print(f"stopping: {server.under_way} requests under way, new ones are refused", flush=True)
+        finished = server.drain(grace)
+        print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)
+    return _end(0 if finished else 1)
+
+
+def _end(code: int) -> int:
+    """Streams of idle clients hold up gRPC's threads, and with them the interpreter's end: end without it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _making(arguments: Arguments, security: ServerSecurity) -> Making:
+    ca = read_ca(arguments.ca)
+    peers = read_addresses(arguments.peers) if arguments.peers else []
+    return Making(
+        peers,
+        towards_peers(security, ca) if peers else None,
+        threads=as_int("--threads", arguments.threads, 1, "give a count of threads"),
+        memory=parse_bytes("--memory", arguments.memory),
+        cache=arguments.cache,
+        timeout=as_number("--timeout", arguments.timeout, "give seconds"),
+    )
+
+
+def _warn(warning: str | None) -> None:
+    if warning is not None:
+        print(f"hoploom: warning: {warning}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """Set by SIGTERM or Ctrl-C; a second one ends at once."""
+    asked = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            os._exit(128 + number)
+        asked.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+COMMANDS = {"serve": Command(_serve_arguments, _serve)}

@@ -1,0 +1,242 @@
+"""One peer: persistent streams to one address, each with one request under way at a time.
+
+A read on a stream has no deadline of its own in Flight. A watch, one thread for all peers, cancels a stream on which
+nothing has come for too long; that is what a stopped server or a cut line looks like. Streams that are not in use are
+kept for the next request; a stream that failed is never used again, nor is the channel under it.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.errors import HoploomError, PeerError
+from hoploom.serve import wire
+from hoploom.serve.explain import explain, is_passing
+from hoploom.serve.guard import client_arguments
+from hoploom.serve.security import ClientSecurity
+from hoploom.serve.wire import Incoming, MalformedError, Message
+
+Read = TypeVar("Read")
+TICK = 0.1  # seconds between two looks of the watch
+MAX_STREAMS = 64  # to one peer
+FAILURES = (pa.ArrowException, OSError, StopIteration, MalformedError)
+# A channel of its own, so that a new attempt does not wait for the pause after an earlier one.
+CHANNEL = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+]
+
+
+class LostError(PeerError):
+    """The peer did not answer: another one may, or this one later."""
+
+
+class Stream:
+    """One conversation."""
+
+    def __init__(self, connection: flight.FlightClient) -> None:
+        self.due: float | None = None  # when the watch cancels it
+        self.late = False
+        descriptor = flight.FlightDescriptor.for_command(wire.COMMAND)
+        self.writer, self.reader = connection.do_exchange(descriptor)
+        self.begun = False
+
+    def send(self, request: Message) -> int:
+        if not self.begun:
+            self.writer.begin(wire.SCHEMA)
+            self.begun = True
+        return wire.write(self.writer, request)
+
+    def cancel(self) -> None:
+        """End it at once, from any thread; a read or write that is under way fails."""
+        with contextlib.suppress(*FAILURES):
+            self.reader.cancel()
+
+    def close(self) -> None:
+        """End it, when nobody reads or writes any more."""
+        self.cancel()
+        with contextlib.suppress(*FAILURES):
+            self.writer.close()  # or Arrow complains on stderr that nobody did
+
+
+class Watch:
+    """The thread that cancels streams on which nothing comes."""
+
+    def __init__(self) -> None:
+        self._streams: set[Stream] = set()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._look, name="hoploom-watch", daemon=True)
+        self._thread.start()
+
+    def add(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams.add(stream)
+
+    def remove(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+
+    def _look(self) -> None:
+        while not self._closed.wait(TICK):
+            now = time.monotonic()
+            with self._lock:
+                late = [stream for stream in self._streams if stream.due is not None and stream.due < now]
+            for stream in late:
+                stream.late = True
+                stream.cancel()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(10 * TICK)
+
+
+class Peer:
+    """One address, asked over as many streams as requests are under way."""
+
+    def __init__(self, address: str, security: ClientSecurity, watch: Watch, silence: float) -> None:
+        self.address = address
+        self.bytes_received = self.bytes_sent = self.requests = 0
+        self._security, self._watch, self._silence = security, watch, silence
+        self._idle: list[Stream] = []
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(MAX_STREAMS)
+        self._connection: flight.FlightClient | None = None
+        self.under_way = 0
+        self.last_loss = ""  # why it was lost the last time
+
+    def begin(self, request: Message) -> "Asked":
+        """Send a request now; the answer is read later. LostError if it cannot be sent."""
+        if not self._slots.acquire(timeout=self._silence):
+            raise LostError(f"{MAX_STREAMS} requests to {self.address} are under way; lower the number of threads")
+        with self._lock:
+            self.under_way += 1
+            stream = self._idle.pop() if self._idle else None
+        try:
+            if stream is not None:
+                with contextlib.suppress(*FAILURES):  # it may have died while it was idle
+                    return self._sent(stream, request)
+                self._drop(stream)
+            return self._sent(self._new(), request)
+        except FAILURES as error:
+            self._done(None)
+            raise self._lost(error, late=False) from error
+        except BaseException:
+            self._done(None)
+            raise
+
+    def _sent(self, stream: Stream, request: Message) -> "Asked":
+        stream.due = time.monotonic() + self._silence
+        sent = stream.send(request)
+        with self._lock:
+            self.requests, self.bytes_sent = self.requests + 1, self.bytes_sent + sent
+        return Asked(self, stream)
+
+    def _new(self) -> Stream:
+        with self._lock:
+            if self._connection is None:
+                arguments = client_arguments(self._security, self.address)
+                arguments["generic_options"] += CHANNEL
+                self._connection = flight.FlightClient(**arguments)
+            connection = self._connection
+        stream = Stream(connection)
+        self._watch.add(stream)
+        return stream
+
+    def read(self, stream: Stream, reading: Callable[[Incoming], Read]) -> Read:
+        """Read an answer by `reading`; raises what the server refused with, LostError if none comes."""
+        kept: Stream | None = None
+        try:
+            incoming = Incoming(_Watched(stream, self._silence), wire.MAX_ANSWER)
+            found = reading(incoming)
+            with self._lock:
+                self.bytes_received += sum(one.num_bytes for one in incoming.described)
+            kept = stream
+            return found
+        except FAILURES as error:
+            raise self._lost(error, late=stream.late) from error
+        finally:
+            self._done(kept)
+            if kept is None:
+                self._drop(stream)
+
+    def _lost(self, error: Exception, *, late: bool) -> HoploomError:
+        with self._lock:
+            self._connection = None  # the channel may be waiting out a pause
+        if late:
+            return LostError(f"{self.address} has not answered for {self._silence:g} seconds; see whether it runs")
+        if isinstance(error, StopIteration):
+            return LostError(f"{self.address} ended the conversation; see what it says itself")
+        if isinstance(error, MalformedError):
+            return LostError(f"{self.address} sent something unexpected: {error}")
+        explained = explain(error, self.address, self._security)
+        return LostError(str(explained)) if is_passing(error) else explained
+
+    def _drop(self, stream: Stream) -> None:
+        self._watch.remove(stream)
+        stream.close()
+
+    def _done(self, stream: Stream | None) -> None:
+        with self._lock:
+            self.under_way -= 1
+            if stream is not None:
+                stream.due = None
+                self._idle.append(stream)
+        self._slots.release()
+
+    def close(self) -> None:
+        """End all conversations that are idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._connection = None
+        for stream in idle:
+            self._drop(stream)
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Watched:
+    """A stream's reader, whose every read moves the deadline."""
+
+    def __init__(self, stream: Stream, silence: float) -> None:
+        self._stream, self._silence = stream, silence
+
+    def read_chunk(self) -> Any:
+        self._stream.due = time.monotonic() + self._silence
+        return self._stream.reader.read_chunk()
+
+
+class Asked:
+    """A request that is under way: read its answer, or give it up."""
+
+    def __init__(self, peer: Peer, stream: Stream) -> None:
+        self._peer, self._stream = peer, stream
+
+    def read(self, reading: Callable[[Incoming], Read]) -> Read:
+        """The answer, by what reads it."""
+        return self._peer.read(self._stream, reading)
+
+
+def whole(incoming: Incoming, *, pinned: bool = False) -> Message:
+    """The reading of an answer into recycled or pinned memory."""
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return ops.empty(shape, dtype, pinned=pinned)
+
+    return incoming.into(allocate)

@@ -1,0 +1,118 @@
+"""The store of a cluster: what lies here is mapped, the rest is asked of graph servers. The loaders cannot tell.
+
+Two deployments are two ways to call it. With a `path` (worker mode) this host's parts are mapped and batches are made
+here; without (server-client mode) this process holds no graph, and servers make the batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from hoploom.config import as_int, as_number
+from hoploom.errors import ConfigError, StoreError
+from hoploom.serve.address import read_addresses
+from hoploom.serve.batches import RemoteBatches
+from hoploom.serve.peers import TIMEOUT, Peers
+from hoploom.serve.remote import RemotePart
+from hoploom.serve.security import ClientSecurity, read_client_security
+from hoploom.store import Store
+from hoploom.store.base import Shard
+from hoploom.store.disk import held_parts, open_store, topology_fits
+from hoploom.store.sharded import Sharded, routes_of
+
+Topology = Literal["auto", "local", "parted"]
+LOOK_AHEAD = 4  # batches whose missing rows are fetched together
+
+
+def connect(
+    servers: str | Sequence[str],
+    path: str | PathLike[str] | None = None,
+    *,
+    parts: Sequence[int] | None = None,
+    topology: Topology = "auto",
+    made: Literal["servers", "here"] | None = None,
+    look_ahead: int | None = None,
+    timeout: float = TIMEOUT,
+    security: ClientSecurity | None = None,
+    **secrets: Any,
+) -> Store:
+    """A store whose parts graph servers hold; close it, or use it in a `with` block.
+
+    >>> store = hoploom.connect("10.0.0.1:7000,10.0.0.2:7000")  # the servers make the batches
+    >>> store = hoploom.connect(servers, "papers.parts", parts=[0])  # part 0 is mapped, the rest is asked for
+
+    Several servers may hold the same part; one that does not answer within `timeout` seconds is replaced by another.
+    `topology` says whether the lists of all parts are mapped here ("local": their files must be there), or hops are
+    asked for as rows are ("parted"). `token_file`, `ca`, `cert` and `key` are the paths of what secures the calls.
+    """
+    addresses = read_addresses(servers)
+    seconds = as_number("timeout", timeout, "give the seconds that a request may take")
+    if seconds == 0:
+        raise ConfigError("timeout is 0; give the seconds that a request may take")
+    if made not in (None, "servers", "here"):
+        raise ConfigError(f"made is {made!r}; batches are made on the 'servers' or 'here'")
+    if made == "servers" and path is not None:
+        raise ConfigError("made='servers' needs no store here; leave path out")
+    if topology not in ("auto", "local", "parted"):
+        raise ConfigError(f"topology is {topology!r}; choose 'auto', 'local' or 'parted'")
+    shown = read_client_security(**secrets) if security is None else security
+    here = None if path is None else _open_here(Path(path), parts, topology)
+    own = here.parts if here is not None else () if made == "here" else None
+    peers = Peers(addresses, shown, seconds, own=own)
+    try:
+        store = _without_graph(peers, made_here=made == "here") if here is None else _beside(peers, here)
+        ahead = LOOK_AHEAD if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
+        return replace(store, look_ahead=1 if store.elsewhere else ahead, closing=peers.close)
+    except BaseException:
+        peers.close()
+        raise
+
+
+@dataclass(frozen=True)
+class _Here:
+    """What of a store this process maps."""
+
+    store: Store
+    parts: tuple[int, ...]
+
+
+def _open_here(path: Path, parts: Sequence[int] | None, topology: Topology) -> _Here:
+    own = held_parts(path) if parts is None else parts
+    whole = topology == "local" or (topology == "auto" and topology_fits(path))
+    store = open_store(path, parts=own, topology="all" if whole else "own")
+    return _Here(store, tuple(sorted(set(own))))
+
+
+def _without_graph(peers: Peers, *, made_here: bool) -> Store:
+    """Everything lies elsewhere."""
+    manifest = peers.manifest
+    schema = manifest.schema
+    shards = [RemotePart(schema, number, peers) for number in range(len(manifest.parts))]
+    sharded = Sharded(schema, shards, routes_of(schema, manifest.parts))
+    return Store(
+        schema,
+        sharded,
+        sharded,
+        identity=peers.identity,
+        ranges=manifest.parts,
+        shards=tuple(shards),
+        elsewhere=None if made_here else RemoteBatches(peers),
+    )
+
+
+def _beside(peers: Peers, here: _Here) -> Store:
+    """This host's parts are mapped, the rest is asked for."""
+    local = here.store
+    if local.identity != peers.identity:
+        raise StoreError(
+            f"the store here ({local.identity[:12]}) is another one than the servers' ({peers.identity[:12]}); "
+            "copy store.json and the parts from where they have it"
+        )
+    schema = local.schema
+    held = dict(zip(here.parts, local.parts, strict=True))
+    shards: list[Shard] = [held.get(number) or RemotePart(schema, number, peers) for number in range(len(local.ranges))]
+    sharded = Sharded(schema, shards, routes_of(schema, local.ranges))
+    whole = len(local.topology) == len(local.ranges)
+    return replace(local, graph=local.graph if whole else sharded, features=sharded, shards=tuple(shards))

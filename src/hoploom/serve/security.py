@@ -1,0 +1,239 @@
+"""Who may listen, and who may ask: a bearer token, TLS, or both. All is checked when it is given.
+
+Secrets come from files alone: what stands on a command line is shown by `ps`. Neither `repr` nor an error shows one.
+Loopback needs nothing: whoever runs a process on this host is trusted, other users of it too.
+"""
+
+import ipaddress
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hoploom.errors import ConfigError
+from hoploom.serve.pem import check_certificates, check_pair
+
+MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: not to be guessed, and it fits in a header
+MAX_FILE = 1 << 20
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class ServerSecurity:
+    """What a server shows, and what it asks for; PEM texts."""
+
+    token: str | None = field(default=None, repr=False)
+    certificate: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+    client_ca: bytes | None = field(default=None, repr=False)  # given: only who shows a certificate of this CA may ask
+
+    def __post_init__(self) -> None:
+        _check_token(self.token, "token")
+        _check_both(self.certificate, self.key)
+        if self.client_ca is not None:
+            check_certificates(self.client_ca, "client_ca")
+            if self.certificate is None:
+                raise ConfigError("client_ca is given without a certificate; give the server's --cert and --key too")
+
+    @property
+    def tls(self) -> bool:
+        return self.certificate is not None
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+@dataclass(frozen=True)
+class ClientSecurity:
+    """What a client shows, and whom it trusts; PEM texts."""
+
+    token: str | None = field(default=None, repr=False)
+    ca: bytes | None = field(default=None, repr=False)  # given: TLS, with servers whose certificate is of this CA
+    certificate: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_token(self.token, "token")
+        _check_both(self.certificate, self.key)
+        if self.ca is not None:
+            check_certificates(self.ca, "ca")
+        elif self.certificate is not None:
+            raise ConfigError("a client's certificate is given without a CA; give the CA of the servers too")
+
+    @property
+    def tls(self) -> bool:
+        return self.ca is not None
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecurity:
+    """How a server asks its peers: as what it is itself. `ca` is whom it trusts, by default its client CA."""
+    trusted = server.client_ca if ca is None else ca
+    if server.tls and trusted is None:
+        raise ConfigError("peers are asked over TLS, but no CA is given to know them by; give --client-ca or --ca")
+    if server.client_ca is None:  # nobody asks for certificates
+        return ClientSecurity(server.token, trusted)
+    return ClientSecurity(server.token, trusted, server.certificate, server.key)
+
+
+def new_token() -> str:
+    """A token nobody can guess."""
+    return secrets.token_urlsafe(32)
+
+
+# --- from files ----------------------------------------------------------------------------------
+
+
+def read_server_security(
+    token_file: PathLike | None = None,
+    cert: PathLike | None = None,
+    key: PathLike | None = None,
+    client_ca: PathLike | None = None,
+) -> ServerSecurity:
+    """A server's token, certificate, key and client CA, from files that are checked."""
+    token = _read_token(token_file)
+    certificate, private = _read_pair(cert, key)
+    return ServerSecurity(token, certificate, private, read_ca(client_ca))
+
+
+def read_client_security(
+    token_file: PathLike | None = None,
+    ca: PathLike | None = None,
+    cert: PathLike | None = None,
+    key: PathLike | None = None,
+) -> ClientSecurity:
+    """A client's token, CA, certificate and key, from files that are checked."""
+    token = _read_token(token_file)
+    certificate, private = _read_pair(cert, key)
+    return ClientSecurity(token, read_ca(ca), certificate, private)
+
+
+def _read_token(path: PathLike | None) -> str | None:
+    if path is None:
+        return None
+    named = f"token file {os.fspath(path)}"
+    content = _read(path, named, secret=True)
+    token = content.strip(b" \t\r\n").decode("ascii", "replace")
+    _check_token(token, named)
+    return token
+
+
+def _read_pair(cert: PathLike | None, key: PathLike | None) -> tuple[bytes | None, bytes | None]:
+    if cert is None or key is None:
+        if cert is not key:
+            given, absent = ("cert", "key") if key is None else ("key", "cert")
+            raise ConfigError(f"{given} is {cert or key}, but no {absent} is given; give both --cert and --key")
+        return None, None
+    named = (f"certificate {os.fspath(cert)}", f"key {os.fspath(key)}")
+    certificate, private = _read(cert, named[0]), _read(key, named[1], secret=True)
+    check_pair(certificate, private, named)
+    return certificate, private
+
+
+def read_ca(path: PathLike | None) -> bytes | None:
+    """A CA from a file that is checked."""
+    if path is None:
+        return None
+    named = f"CA {os.fspath(path)}"
+    content = _read(path, named)
+    check_certificates(content, named)
+    return content
+
+
+def _read(path: PathLike, named: str, *, secret: bool = False) -> bytes:
+    """The bytes of a small file; of a secret one only when it is kept secret."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())  # of what was opened, so that nothing can be put in its place
+            _check_file(status, Path(path), named, secret=secret)
+            content = file.read(MAX_FILE + 1)
+    except ConfigError:  # which is a ValueError as well
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{named} cannot be read: {reason}; give a file that this user may read") from error
+    if not content.strip():
+        raise ConfigError(f"{named} is empty; give one that holds something")
+    if len(content) > MAX_FILE:
+        raise ConfigError(f"{named} has {status.st_size:,} bytes, at most {MAX_FILE:,} are read; give the right file")
+    return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without waiting for the writer of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _check_file(status: os.stat_result, path: Path, named: str, *, secret: bool) -> None:
+    """As ssh does. A group may read what another user owns: so are secrets mounted for a container's user."""
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{named} is not a file; give the path of one")
+    open_to = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid == os.geteuid() else stat.S_IWGRP)
+    if secret and status.st_mode & open_to:
+        mode = stat.S_IMODE(status.st_mode)
+        raise ConfigError(f"{named} has mode {mode:04o}, others than its owner have access; set it: chmod 600 {path}")
+
+
+def _check_token(token: str | None, named: str) -> None:
+    """Never shows the token, not even a wrong one: that may be the right one with a typing error."""
+    if token is None:
+        return
+    if not MIN_TOKEN <= len(token) <= MAX_TOKEN:
+        raise ConfigError(
+            f"{named} has {len(token)} characters; give {MIN_TOKEN} to {MAX_TOKEN}, e.g. openssl rand -hex 32 > token"
+        )
+    if not re.fullmatch(r"[!-~]+", token):
+        raise ConfigError(f"{named} has characters that no header can hold; give letters, digits and signs, no spaces")
+
+
+def _check_both(certificate: bytes | None, key: bytes | None) -> None:
+    if (certificate is None) != (key is None):
+        raise ConfigError("a certificate and its key go together; give both, or neither")
+    if certificate is not None and key is not None:
+        check_pair(certificate, key)
+
+
+def _shown(security: ServerSecurity | ClientSecurity) -> str:
+    """Which of them are given, and nothing of what they are."""
+    given = ", ".join(f"{name}=..." for name, value in vars(security).items() if value is not None)
+    return f"{type(security).__name__}({given})"
+
+
+# --- where a server may listen -------------------------------------------------------------------
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches an address. A name other than localhost is not looked up: it may change."""
+    bare = host.strip("[]").partition("%")[0].lower().rstrip(".")
+    if bare == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return False
+    inner = getattr(address, "ipv4_mapped", None)
+    return bool((inner or address).is_loopback)
+
+
+def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:
+    """Refuse to listen beyond loopback without TLS or a token; else the warning to print, if there is one."""
+    if is_loopback(host):
+        return None
+    where = f"{flag} {host or '(every address)'}"
+    if not security.tls and security.token is None:
+        if not insecure:
+            raise ConfigError(
+                f"{where} is reached from other hosts, and nothing protects it; give --cert and --key "
+                "(`hoploom certs` makes them for tests), or --token-file, or listen on 127.0.0.1; "
+                "--insecure lets everybody in"
+            )
+        return f"{where} with --insecure: whoever reaches it reads all, and so may others on the way"
+    if not security.tls:
+        return f"{where} without TLS: the token and all answers travel unencrypted; give --cert and --key as well"
+    if security.token is None and security.client_ca is None:
+        return f"{where} asks nobody for proof: whoever reaches it reads all; give --token-file or --client-ca"
+    return None

@@ -1,0 +1,155 @@
+"""The server: Arrow Flight around a Service. One thread a stream, which gRPC starts; no state between requests.
+
+A stop is graceful: what is under way is finished, what comes after is refused and told so. Streams of clients that
+are idle cannot be closed from here; the process ends under them, and they go to another server.
+"""
+
+import contextlib
+import threading
+from types import TracebackType
+from typing import Any
+
+import pyarrow.flight as flight
+from torch import Tensor
+
+import hoploom
+from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
+from hoploom.serve import wire
+from hoploom.serve.address import check_free, join_address, split_address
+from hoploom.serve.guard import server_arguments
+from hoploom.serve.metrics import Metrics
+from hoploom.serve.security import ServerSecurity
+from hoploom.serve.service import Service
+from hoploom.serve.wire import MalformedError, Message
+
+GRACE = 30.0  # seconds that requests under way get at a stop
+MAX_STREAMS = 1024
+LAST_WORDS = 1.0  # seconds for Flight to shut down; streams of idle clients would hold it up for ever
+
+
+class Server:
+    """A listening server, from when it is made until it is closed."""
+
+    def __init__(self, service: Service, address: str, security: ServerSecurity, metrics: Metrics) -> None:
+        host, port = split_address(address)
+        check_free(host, port)
+        self._flight = _Flight(service, metrics, server_arguments(security, host, port))
+        self.host, self.port = host, int(self._flight.port)
+
+    @property
+    def address(self) -> str:
+        return join_address(self.host, self.port)
+
+    @property
+    def draining(self) -> bool:
+        return self._flight.draining.is_set()
+
+    @property
+    def under_way(self) -> int:
+        return self._flight.under_way
+
+    def drain(self, grace: float = GRACE) -> bool:
+        """Refuse what is new, wait for what is under way; whether all of it was finished."""
+        self._flight.draining.set()
+        return self._flight.idle.wait_for_none(grace)
+
+    def close(self) -> None:
+        """Stop listening. Requests under way are cut off; `drain` comes first where that matters."""
+        self._flight.draining.set()
+        closing = threading.Thread(target=self._flight.shutdown, daemon=True)
+        closing.start()
+        closing.join(LAST_WORDS)
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _UnderWay:
+    """How many requests are being answered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self.count -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.count == 0, seconds)
+
+
+class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
+    def __init__(self, service: Service, metrics: Metrics, arguments: dict[str, Any]) -> None:
+        self.draining, self.idle = threading.Event(), _UnderWay()
+        self._service, self._metrics = service, metrics
+        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        super().__init__(**arguments)
+
+    @property
+    def under_way(self) -> int:
+        return self.idle.count
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """A conversation: requests are answered one after the other until the client leaves."""
+        if descriptor.command != wire.COMMAND:
+            raise flight.FlightServerError(
+                f"the client speaks {descriptor.command!r:.40}, this server {wire.COMMAND.decode()} (Hoploom "
+                f"{hoploom.__version__}); install the same Hoploom on both"
+            )
+        if not self._streams.acquire(blocking=False):
+            raise flight.FlightUnavailableError(f"{MAX_STREAMS} streams are open already; lower the clients' threads")
+        try:
+            with self._metrics.stream(), contextlib.suppress(StopIteration):
+                writer.begin(wire.SCHEMA)
+                while True:
+                    self._converse(reader, writer)
+        finally:
+            self._streams.release()
+
+    def _converse(self, reader: Any, writer: Any) -> None:
+        """One request and its answer."""
+        try:
+            request = wire.read(reader, wire.MAX_REQUEST)
+        except MalformedError as error:
+            wire.write(writer, refusal(ConfigError(f"a request is malformed: {error}")))
+            raise flight.FlightServerError(f"a request is malformed: {error}") from error
+        with self.idle, self._metrics.request(str(request.header.get("ask"))) as told:
+            told.received = sum(tensor.nbytes for tensor in request.tensors if isinstance(tensor, Tensor))
+            answer = self._answer(request)
+            error_name = answer.header.get("error")
+            told.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
+            try:
+                told.sent = wire.write(writer, answer)
+            finally:
+                if answer.done is not None:
+                    answer.done()
+
+    def _answer(self, request: Message) -> Message:
+        if self.draining.is_set():
+            return Message({"error": "draining", "message": "the server is stopping; ask another"})
+        try:
+            return self._service.answer(request)
+        except HoploomError as error:
+            return refusal(error)
+        except Exception as error:  # it belongs to the client, which waits for an answer
+            return refusal(BatchError(f"{type(error).__name__}: {error}"))
+
+
+FAILED = (PeerError.__name__, BatchError.__name__)
+
+
+def refusal(error: HoploomError) -> Message:
+    """An answer that says why there is none."""
+    return Message({"error": type(error).__name__, "message": str(error)[:2000]})

@@ -1,0 +1,138 @@
+"""Real graph servers in processes of their own, on loopback, ended with the block that started them."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+START_DEADLINE = 60.0  # seconds: importing torch on a busy machine
+STOP_DEADLINE = 20.0
+
+
+@dataclass
+class Server:
+    """One `hoploom serve`."""
+
+    process: subprocess.Popen[str]
+    address: str
+    command: Sequence[str]
+    said: str
+
+    def stop(self) -> int:
+        """SIGTERM, as a supervisor sends it; the exit code."""
+        self.resume()
+        self.process.terminate()
+        return self.process.wait(STOP_DEADLINE)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(STOP_DEADLINE)
+
+    def pause(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """The same server again, at the same address."""
+        self.kill()
+        end([self])
+        again = _started([*self.command[:-1], self.address])
+        _wait_until_serving(again, time.monotonic() + START_DEADLINE)
+        self.process, self.said = again.process, again.said
+
+
+def _command(store: Path, parts: Sequence[int], listen: str, more: Sequence[str]) -> list[str]:
+    chosen = [word for part in parts for word in ("--part", str(part))]
+    return [sys.executable, "-m", "hoploom", "serve", str(store), *chosen, *more, "--listen", listen]
+
+
+def _started(command: Sequence[str]) -> Server:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Server(process, "", command, "")
+
+
+def _wait_until_serving(server: Server, deadline: float) -> None:
+    """Its address, from the line that says it is ready."""
+    assert server.process.stdout is not None
+    while time.monotonic() < deadline:
+        if not select.select([server.process.stdout], [], [], 1.0)[0]:
+            continue
+        line = server.process.stdout.readline()
+        server.said += line
+        if line.startswith("serving "):
+            server.address = line.split()[-1]
+            return
+        if not line:
+            break
+    _, errors = server.process.communicate(timeout=STOP_DEADLINE)
+    raise AssertionError(f"the server did not start: {server.said}{errors}")
+
+
+@contextmanager
+def serving(
+    store: Path, parts: Sequence[Sequence[int]], *more: str, listen: str = "127.0.0.1:0"
+) -> Iterator[list[Server]]:
+    """A server for each of these lists of parts (an empty list: all), all started at once."""
+    servers: list[Server] = []
+    try:
+        for own in parts:
+            servers.append(_started(_command(store, own, listen, more)))
+        for server in servers:
+            _wait_until_serving(server, time.monotonic() + START_DEADLINE)
+        yield servers
+    finally:
+        end(servers)
+
+
+@contextmanager
+def serving_together(store: Path, parts: Sequence[Sequence[int]], *more: str) -> Iterator[list[Server]]:
+    """The same, each with all the others as peers, so that any of them makes whole batches."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(len(parts))]
+    servers: list[Server] = []
+    try:
+        for own, address in zip(parts, addresses, strict=True):
+            servers.append(_started(_command(store, own, address, ["--peers", ",".join(addresses), *more])))
+        for server in servers:
+            _wait_until_serving(server, time.monotonic() + START_DEADLINE)
+        yield servers
+    finally:
+        end(servers)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def end(servers: Sequence[Server]) -> None:
+    """Kill what still runs, by its id."""
+    for server in servers:
+        server.resume()
+        with suppress(ProcessLookupError):
+            server.process.kill()
+    for server in servers:
+        server.process.wait(STOP_DEADLINE)
+        for stream in (server.process.stdout, server.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def addresses_of(servers: Sequence[Server]) -> list[str]:
+    return [server.address for server in servers]
