@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.ops import Frontier, Picks
-from hoploom.schema import DTYPES, Owner, Schema
+from hoploom.schema import Owner, Schema
 from hoploom.store.base import Draw, Shard, Wanted
+from hoploom.store.held import empty_rows
 from hoploom.store.ranges import PartRange
 
 Answer = TypeVar("Answer")
@@ -28,9 +29,9 @@ class Routes:
         self.num_parts = len(firsts)
         self._bounds = torch.tensor(list(firsts[1:]), dtype=torch.int64)
 
-    def split(self, ids: Tensor) -> list[Tensor]:
-        """Per part: the positions in `ids` that it owns."""
-        return ops.route(ids, self._bounds)
+    def split(self, ids: Tensor, places: Tensor | None = None) -> list[Tensor]:
+        """Per part: the positions in `ids`, or those among `places`, that it owns."""
+        return ops.route(ids, self._bounds, places)
 
 
 class Sharded:
@@ -61,16 +62,20 @@ class Sharded:
         return out
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
-        """Rows: every shard is asked once, for all fields, and writes straight to where they belong."""
-        outs = [self._out(want, pinned=pinned) for want in wanted]
-        places = self._places(wanted)
+        """Rows: every shard is asked once, for all fields."""
+        outs = [empty_rows(self.schema, owner, name, ids.numel(), pinned=pinned) for owner, name, ids in wanted]
+        self.gather_at(wanted, [None] * len(wanted), outs)
+        return outs
+
+    def gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
+        """The same, straight to where they belong: outs[i], for all of wanted[i].ids or those at places[i]."""
+        owned = self._owned(wanted, places)
         begins: dict[int, Begin[None]] = {}
         for index, shard in enumerate(self.shards):
-            own = [owned[index] for owned in places]
+            own = [of_parts[index] for of_parts in owned]
             if any(place.numel() for place in own):
                 begins[index] = partial(shard.begin_gather, wanted, own, outs)
         self._ask(begins)
-        return outs
 
     def _ask(self, begins: Mapping[int, Begin[Answer]]) -> dict[int, Answer]:
         """The answers of these shards: those elsewhere are asked first, those here work while the others do.
@@ -87,19 +92,16 @@ class Sharded:
                 under_way.callback(finish, index, begins[index]())
         return answers
 
-    def _places(self, wanted: Sequence[Wanted]) -> list[list[Tensor]]:
-        """Per want and part: the positions that it owns, found once for the fields that are asked for the same ids."""
-        found: dict[tuple[Owner, int], list[Tensor]] = {}
-        for owner, _, ids in wanted:
-            if (owner, id(ids)) not in found:
-                found[owner, id(ids)] = self.routes[owner].split(ids)
-        return [found[owner, id(ids)] for owner, _, ids in wanted]
-
-    def _out(self, want: Wanted, *, pinned: bool) -> Tensor:
-        owner, schema = want.owner, self.schema
-        described = schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
-        field = described.fields[want.field]
-        return ops.empty((want.ids.numel(), *field.shape), DTYPES[field.dtype], pinned=pinned)
+    def _owned(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None]) -> list[list[Tensor]]:
+        """Per want and part: the places that it owns, found once for the fields that are asked for the same ids."""
+        found: dict[tuple[Owner, int, int], list[Tensor]] = {}
+        owned = []
+        for (owner, _, ids), place in zip(wanted, places, strict=True):
+            key = owner, id(ids), id(place)
+            if key not in found:
+                found[key] = self.routes[owner].split(ids, place)
+            owned.append(found[key])
+        return owned
 
 
 def select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:

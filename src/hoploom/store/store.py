@@ -1,7 +1,7 @@
 """What a user holds: a graph with its features, labels and splits, wherever they live."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
@@ -75,6 +75,12 @@ class Store:
         if not pieces:
             return torch.empty(0, dtype=torch.int64)
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def over(self, features: FeatureStore) -> "Store":
+        """The same store with other features before its own: what it knows of its loops is shared."""
+        other = replace(self, features=features)
+        object.__setattr__(other, "_loops", self._loops)
+        return other
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
         """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is here."""
