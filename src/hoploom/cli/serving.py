@@ -12,12 +12,14 @@ from types import FrameType
 
 from hoploom.amounts import parse_bytes
 from hoploom.cli.command import Arguments, Command
+from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.config import as_int, as_number
 from hoploom.serve.address import read_addresses, split_address
 from hoploom.serve.endpoint import Endpoint
 from hoploom.serve.node import Making, Node
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.serve.server import GRACE, Server
+from hoploom.store.layout import read_manifest
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="batches made at once")
     parser.add_argument("--memory", default="4GB", help="for batches made and not yet sent (default: %(default)s)")
     parser.add_argument("--cache", default="", metavar="SIZE", help="of other parts' rows: 20%% or 4GB (default: none)")
+    parser.add_argument("--fanouts", default="15,10,5", help="of batches that the cache is for (default: %(default)s)")
+    parser.add_argument("--seeds", metavar="SPLIT", help="what such batches start from (default: train)")
     parser.add_argument("--timeout", type=float, default=15.0, help="seconds to wait for a peer (default: %(default)g)")
     parser.add_argument("--grace", type=float, default=GRACE, help="seconds for requests under way at a stop")
 
@@ -61,6 +65,8 @@ def _serve(arguments: Arguments) -> int:
             print(f"metrics on {endpoint.address}", flush=True)
         parts = ",".join(map(str, node.parts))
         print(f"serving parts {parts} of {arguments.store} on {server.address}", flush=True)
+        if arguments.peers:
+            node.warm_up()
         asked.wait()  # for as long as the server is to run
         print(f"stopping: {server.under_way} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
@@ -84,6 +90,8 @@ def _making(arguments: Arguments, security: ServerSecurity) -> Making:
         threads=as_int("--threads", arguments.threads, 1, "give a count of threads"),
         memory=parse_bytes("--memory", arguments.memory),
         cache=arguments.cache,
+        fanouts=fanouts_of(arguments.fanouts) or (),
+        seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds) if arguments.cache else None,
         timeout=as_number("--timeout", arguments.timeout, "give seconds"),
     )
 

@@ -97,8 +97,13 @@ class Watch:
                 stream.cancel()
 
     def close(self) -> None:
+        """End the thread, and all conversations: nobody would any more."""
         self._closed.set()
         self._thread.join(10 * TICK)
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.cancel()
 
 
 class Peer:
@@ -123,21 +128,16 @@ class Peer:
             self.under_way += 1
             stream = self._idle.pop() if self._idle else None
         try:
+            stream = self._new() if stream is None else stream
+            stream.due = time.monotonic() + self._silence
+            sent = stream.send(request)
+        except BaseException as error:
+            self._done(None)
             if stream is not None:
-                with contextlib.suppress(*FAILURES):  # it may have died while it was idle
-                    return self._sent(stream, request)
                 self._drop(stream)
-            return self._sent(self._new(), request)
-        except FAILURES as error:
-            self._done(None)
-            raise self._lost(error, late=False) from error
-        except BaseException:
-            self._done(None)
+            if isinstance(error, FAILURES):
+                raise self._lost(error, late=stream is not None and stream.late) from error
             raise
-
-    def _sent(self, stream: Stream, request: Message) -> "Asked":
-        stream.due = time.monotonic() + self._silence
-        sent = stream.send(request)
         with self._lock:
             self.requests, self.bytes_sent = self.requests + 1, self.bytes_sent + sent
         return Asked(self, stream)
@@ -171,8 +171,7 @@ class Peer:
                 self._drop(stream)
 
     def _lost(self, error: Exception, *, late: bool) -> HoploomError:
-        with self._lock:
-            self._connection = None  # the channel may be waiting out a pause
+        self.close()  # the channel may be waiting out a pause, and what is idle on it is lost too
         if late:
             return LostError(f"{self.address} has not answered for {self._silence:g} seconds; see whether it runs")
         if isinstance(error, StopIteration):
@@ -195,7 +194,7 @@ class Peer:
         self._slots.release()
 
     def close(self) -> None:
-        """End all conversations that are idle."""
+        """End all conversations that are idle. What is asked next begins a new connection."""
         with self._lock:
             idle, self._idle = self._idle, []
             self._connection = None
@@ -223,7 +222,7 @@ class _Watched:
 
 
 class Asked:
-    """A request that is under way: read its answer, or give it up."""
+    """A request that is under way: its answer has to be read, once."""
 
     def __init__(self, peer: Peer, stream: Stream) -> None:
         self._peer, self._stream = peer, stream

@@ -64,7 +64,7 @@ def connect(
     try:
         store = _without_graph(peers, made_here=made == "here") if here is None else _beside(peers, here)
         ahead = LOOK_AHEAD if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
-        return replace(store, look_ahead=1 if store.elsewhere else ahead, closing=peers.close)
+        return replace(store, look_ahead=1 if store.elsewhere else ahead, peers=peers)
     except BaseException:
         peers.close()
         raise

@@ -1,19 +1,24 @@
 """Peers introduce themselves: which store, which parts. One thread for each, until it has answered.
 
-Who starts while a replica is away does not wait for it: it joins when it is back.
+Who starts while a replica is away does not wait for it: it joins when it is back. One that is lost is looked for in
+the same way, so no request has to wait for it, and what comes back under its address must be of the same store.
 """
 
+import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve.client import LostError, Peer, whole
 from hoploom.serve.wire import PROTOCOL, Message
 from hoploom.store.disk import check_manifest
 from hoploom.store.layout import Manifest, from_json
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -29,54 +34,83 @@ class About:
 
 MAKES = "batch"  # the answer of those that make whole batches
 LATECOMERS = 1.0  # seconds to wait for the rest once all parts are there
-PAUSE = 0.2  # seconds between attempts to reach a peer that is away
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to reach a peer that is away
+TICK = 0.05  # seconds between two looks for what nobody announces
 
 
 class Meeting:
-    """Who has been met so far."""
+    """Who has been met so far, and who of them is there now."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
-        self._known: dict[Peer, About] = {}
-        self._errors: list[HoploomError] = []
-        self._changed, self._closed = threading.Condition(), threading.Event()
         self._peers = peers
+        self._known: dict[Peer, About] = {}
+        self._away: set[Peer] = set()
+        self._error: HoploomError | None = None  # what waiting does not help against
+        self._changed, self._closed = threading.Condition(), threading.Event()
         for peer in peers:
-            threading.Thread(target=self._meet, args=[peer], name=f"hoploom-{peer.address}", daemon=True).start()
+            self.lose(peer)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
 
     def known(self) -> dict[Peer, About]:
+        """All that have been met, also those that are away now."""
         with self._changed:
             return dict(self._known)
+
+    def present(self) -> dict[Peer, About]:
+        with self._changed:
+            return {peer: about for peer, about in self._known.items() if peer not in self._away}
 
     def wait(self, missing: Callable[[Mapping[Peer, About]], str | None], seconds: float) -> About:
         """Until nothing is missing; a moment longer for the rest. Raises what a peer was refused for."""
         peers = self._peers
         with self._changed:
-            self._changed.wait_for(lambda: self._errors or missing(self._known) is None, seconds)
-            self._changed.wait_for(lambda: self._errors or len(self._known) == len(peers), LATECOMERS)
-            if self._errors:
-                raise self._errors[0]
+            self._changed.wait_for(lambda: self._error or missing(self._known) is None, seconds)
+            self._changed.wait_for(lambda: self._error or len(self._known) == len(peers), LATECOMERS)
+            if self._error:
+                raise self._error
             reason = missing(self._known)
             if reason is not None:
                 silent = "; ".join(peer.last_loss for peer in peers if peer not in self._known and peer.last_loss)
                 raise PeerError(f"{reason}{f' ({silent})' if silent else ''}")
             return next(iter(self._known.values()))
 
+    def wait_for(self, find: Callable[[Mapping[Peer, About]], Found | None], deadline: float) -> Found | None:
+        """What `find` finds among those present, as soon as it does; None when the time is over, or all is."""
+        with self._changed:
+            while (found := find(self.present())) is None and not self.closed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, TICK))
+            return found
+
+    def lose(self, peer: Peer) -> None:
+        """It is away: nobody asks it until it has introduced itself again."""
+        with self._changed:
+            if peer in self._away or self.closed:
+                return
+            self._away.add(peer)
+        threading.Thread(target=self._meet, args=[peer], name=f"hoploom-{peer.address}", daemon=True).start()
+
     def _meet(self, peer: Peer) -> None:
-        while not self._closed.is_set():
+        pause = FIRST_PAUSE
+        while not self.closed:
             try:
                 header = peer.begin(Message({"ask": "info"})).read(whole).header
                 if "error" in header:
                     raise LostError(f"{peer.address}: {header.get('message')!r:.200}")
                 self._add(peer, about_of(header, peer.address))
                 return
-            except LostError as error:
-                peer.last_loss = str(error)
-                self._closed.wait(PAUSE)
             except HoploomError as error:
+                peer.last_loss = str(error)
                 with self._changed:
-                    self._errors.append(error)
+                    self._error = self._error if isinstance(error, LostError) else error
                     self._changed.notify_all()
-                return
+            self._closed.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _add(self, peer: Peer, about: About) -> None:
         with self._changed:
@@ -87,10 +121,14 @@ class Meeting:
                     f"({first.identity[:12]}); start them with copies of one store"
                 )
             self._known[peer] = about
+            self._away.discard(peer)
             self._changed.notify_all()
 
     def close(self) -> None:
+        """Look for nobody any more, and let go who waits."""
         self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
 
 
 def about_of(header: Mapping[str, Any], address: str) -> About:

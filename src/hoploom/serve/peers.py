@@ -1,7 +1,8 @@
 """Peers together: who holds which part, whom to ask, and what happens when one does not answer.
 
 A request carries all it needs, so any peer that holds the part can answer it, now or later. It is asked of the peer
-with the least under way; one that is lost is asked again after a pause, others in the meantime, until the deadline.
+with the least under way. One that is lost is looked for beside, and asked again when it is back; others are asked in
+the meantime, until the deadline.
 """
 
 import random
@@ -21,8 +22,13 @@ from hoploom.store.layout import Manifest
 
 Read = TypeVar("Read")
 TIMEOUT = 60.0  # seconds that a request may take, all attempts together
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts
-RETRIED = ("draining", "busy", "PeerError")  # answers that say: another one, or later
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds that a peer rests which could not answer
+DRAINING = "draining"  # the answer of a server that stops
+RETRIED = ("busy", PeerError.__name__)  # answers that say: another one, or later
+
+
+class NotNowError(LostError):
+    """The peer is there, and cannot answer now."""
 
 
 class Peers:
@@ -41,7 +47,7 @@ class Peers:
         self._watch = Watch()
         silence = timeout / 3 if len(addresses) > 1 else timeout / 2  # so that there is time for another attempt
         self._peers = [Peer(address, security, self._watch, silence) for address in addresses]
-        self._down_until = dict.fromkeys(self._peers, 0.0)
+        self._rests_until = dict.fromkeys(self._peers, 0.0)
         self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
         self._lock = threading.Lock()
         self._met = Meeting(self._peers)
@@ -83,7 +89,7 @@ class Peers:
         """Send a request now, and read the answer when the call that comes back is made."""
         deadline = time.monotonic() + self._timeout
         asked: Asked | None = None
-        peer = self._choose(self._candidates(part))
+        peer = self._choose(part, self._met.present())
         if peer is not None:
             try:
                 asked = peer.begin(request)
@@ -102,20 +108,21 @@ class Peers:
 
     def _insist(self, request: Message, part: int | None, reading: Callable[[Incoming], Read], deadline: float) -> Read:
         """Ask until one answers, or time is over."""
-        while True:
-            candidates = self._candidates(part)
-            peer = self._choose(candidates)
-            if peer is not None:
-                try:
-                    return self._answer(peer, peer.begin(request), reading)
-                except LostError as error:
-                    self._note_lost(peer, error)
+        while (peer := self._wait_for(part, deadline)) is not None:
+            try:
+                return self._answer(peer, peer.begin(request), reading)
+            except LostError as error:
+                self._note_lost(peer, error)
             if time.monotonic() >= deadline:
-                raise self._lost(part)
-            if peer is None:
-                with self._lock:
-                    ready = min((self._down_until[one] for one in candidates), default=deadline)
-                threading.Event().wait(max(0.01, min(ready, deadline) - time.monotonic()))
+                break
+        raise self._lost(part)
+
+    def _wait_for(self, part: int | None, deadline: float) -> Peer | None:
+        """Whom to ask next, as soon as there is somebody."""
+        known = self._met.known()
+        if len(known) == len(self._peers) and not any(holds(about, part) for about in known.values()):
+            return None  # and never will
+        return self._met.wait_for(lambda present: self._choose(part, present), deadline)
 
     def _answer(self, peer: Peer, asked: Asked, reading: Callable[[Incoming], Read]) -> Read:
         def checked(incoming: Incoming) -> Read:
@@ -127,17 +134,10 @@ class Peers:
         self._pause[peer] = FIRST_PAUSE
         return found
 
-    def _candidates(self, part: int | None) -> list[Peer]:
-        """Those that hold a part; for None, those that make whole batches. A late one joins when it has been met."""
-        known = self._met.known()
-        if part is None:
-            return [peer for peer, about in known.items() if MAKES in about.answers]
-        return [peer for peer, about in known.items() if part in about.parts]
-
     def _enough(self, known: Mapping[Peer, About]) -> str | None:
         """What is still missing."""
         if self._own is None:
-            makes = any(MAKES in about.answers for about in known.values())
+            makes = any(holds(about, None) for about in known.values())
             return None if makes else "no server makes whole batches; start them with --peers"
         held = {part for about in known.values() for part in about.parts}.union(self._own)
         num_parts = max((len(about.manifest.parts) for about in known.values()), default=0)
@@ -146,26 +146,34 @@ class Peers:
             return f"no server holds part {missing[0] if missing else 0}; start hoploom serve --part K for it"
         return None
 
-    def _choose(self, candidates: Sequence[Peer]) -> Peer | None:
-        """The one with the least under way of those that are not resting; any of the equal ones."""
+    def _choose(self, part: int | None, present: Mapping[Peer, About]) -> Peer | None:
+        """The one with the least under way of those that hold a part and do not rest; any of the equal ones."""
         now = time.monotonic()
         with self._lock:
-            ready = [peer for peer in candidates if self._down_until[peer] <= now]
+            ready = [peer for peer, about in present.items() if holds(about, part) and self._rests_until[peer] <= now]
         return min(ready, key=lambda peer: (peer.under_way, random.random()), default=None)
 
     def _note_lost(self, peer: Peer, error: LostError) -> None:
+        peer.last_loss = str(error)
+        if not isinstance(error, NotNowError):
+            self._met.lose(peer)
+            return
         with self._lock:
             pause = self._pause[peer]
-            self._down_until[peer] = time.monotonic() + pause * random.uniform(0.5, 1.0)
+            self._rests_until[peer] = time.monotonic() + pause * random.uniform(0.5, 1.0)
             self._pause[peer] = min(2 * pause, LONGEST_PAUSE)
-        peer.last_loss = str(error)
 
     def _lost(self, part: int | None) -> PeerError:
-        candidates = self._candidates(part)
-        reasons = "; ".join(peer.last_loss for peer in candidates if peer.last_loss)
         what = "a batch" if part is None else f"part {part}"
+        if self._met.closed:
+            return PeerError(f"the store was closed while {what} was asked for; close it when its loaders are done")
+        known = self._met.known()
+        asked = [peer for peer in self._peers if peer not in known or holds(known[peer], part)]
+        if not asked:
+            return PeerError(f"no server here holds {what}; name one that does, or give those named more --part")
+        reasons = "; ".join(peer.last_loss for peer in asked if peer.last_loss)
         return PeerError(
-            f"no answer for {what} within {self._timeout:g} seconds from {', '.join(p.address for p in candidates)} "
+            f"no answer for {what} within {self._timeout:g} seconds from {', '.join(p.address for p in asked)} "
             f"({reasons}); start the server again, or give a replica of it, then go on from the last checkpoint"
         )
 
@@ -184,11 +192,18 @@ class Peers:
         self.close()
 
 
+def holds(about: About, part: int | None) -> bool:
+    """Whether a server answers for a part; for None, whether it makes whole batches."""
+    return MAKES in about.answers if part is None else part in about.parts
+
+
 def raise_refusal(header: Mapping[str, Any], address: str) -> None:
     """Raise what a server answered instead of an answer, as what it was there."""
     name, message = str(header["error"]), f"{address}: {str(header.get('message', ''))[:2000]}"
-    if name in RETRIED:
+    if name == DRAINING:
         raise LostError(message)
+    if name in RETRIED:
+        raise NotNowError(message)
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, HoploomError):
         raise kind(message)

@@ -79,3 +79,11 @@ class Shard(Protocol):
 
     def split(self, node_type: str, name: str) -> Tensor:
         """The members of a split in this range, [n] int64; none where the type has no such split."""
+
+
+class Peers(Protocol):
+    """The other processes that a store asks."""
+
+    def traffic(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...

@@ -13,7 +13,7 @@ from hoploom import ops
 from hoploom.errors import ConfigError
 from hoploom.ops import EdgeLists, InEdges
 from hoploom.schema import Owner, RelationName, Schema
-from hoploom.store.base import FeatureStore, GraphStore, Shard, Wanted
+from hoploom.store.base import FeatureStore, GraphStore, Peers, Shard, Wanted
 from hoploom.store.part import Part, range_of
 from hoploom.store.ranges import PartRange
 from hoploom.store.sharded import Sharded, routes_of
@@ -39,7 +39,7 @@ class Store:
     topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
     elsewhere: Any = None  # where batches are made, if not here
     look_ahead: int = 1  # steps whose missing rows are fetched together
-    closing: Callable[[], None] | None = field(default=None, repr=False, compare=False)  # leaves the peers
+    peers: Peers | None = field(default=None, compare=False)  # who is asked for what is not here
     homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
     _loops: dict[RelationName, "Loops"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -54,8 +54,12 @@ class Store:
 
     def close(self) -> None:
         """Leave the peers, where it has some; what is mapped stays as long as somebody holds it."""
-        if self.closing is not None:
-            self.closing()
+        if self.peers is not None:
+            self.peers.close()
+
+    def traffic(self) -> dict[str, int]:
+        """What was asked of peers so far: requests, bytes_sent, bytes_received."""
+        return {} if self.peers is None else self.peers.traffic()
 
     def __enter__(self) -> "Store":
         return self

@@ -1,0 +1,98 @@
+"""Whole batches on the wire: PyG's own Data and HeteroData as a message and back.
+
+Integers that fit travel as int32 and arrive as they were: that costs a pass on either side, and the bytes it saves
+cost more, on loopback too. Only what our batches hold is known here; nothing is executed, nothing unpickled.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from hoploom import ops
+from hoploom.batch import Block
+from hoploom.errors import PeerError
+from hoploom.load.assemble import Batch
+from hoploom.serve.wire import Message
+
+NARROWED = 1 << 12  # integers, from which on it pays to look whether they fit into 32 bits
+
+
+def packed(batch: Batch) -> Message:
+    """A batch as JSON and tensors; every storage's fields in their order."""
+    tensors: list[Tensor] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            narrow = _narrowed(value)
+            tensors.append(value if narrow is None else narrow)
+            return {"tensor": len(tensors) - 1, "wide": narrow is not None}
+        if isinstance(value, Block):
+            parts = (value.edge_index, value.e_id, value.num_sources, value.num_destinations)
+            return {"block": [plain(part) for part in parts]}
+        if isinstance(value, Mapping):
+            return {"keys": list(value), "values": [plain(entry) for entry in value.values()]}
+        if isinstance(value, list):
+            return [plain(entry) for entry in value]
+        if value is None or isinstance(value, int):
+            return value
+        raise TypeError(f"a batch holds a {type(value).__name__}, which does not travel")
+
+    fields = [[storage._key, [[name, plain(value)] for name, value in storage.items()]] for storage in batch.stores]
+    return Message({"homogeneous": isinstance(batch, Data), "fields": fields}, tensors)
+
+
+def unpacked(message: Message, *, pinned: bool = False) -> Batch:
+    """The batch of a message. Its tensors are the message's own, but for those that are widened."""
+    tensors = message.tensors
+
+    def value(plain: Any) -> Any:
+        if isinstance(plain, list):
+            return [value(entry) for entry in plain]
+        if not isinstance(plain, dict):
+            return plain
+        if "tensor" in plain:
+            tensor = tensors[plain["tensor"]]
+            return _widened(tensor, pinned=pinned) if plain["wide"] else tensor  # type: ignore[arg-type]
+        if "block" in plain:
+            return Block(*map(value, plain["block"]))
+        keys = (tuple(key) if isinstance(key, list) else key for key in plain["keys"])
+        return dict(zip(keys, map(value, plain["values"]), strict=True))
+
+    try:
+        batch = Data() if message.header["homogeneous"] else HeteroData()
+        for key, fields in message.header["fields"]:
+            storage = _storage(batch, tuple(key) if isinstance(key, list) else key)
+            storage._mapping.update((name, value(plain)) for name, plain in fields)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise PeerError(
+            f"a server's batch cannot be read ({error!r:.200}); use the same Hoploom on both sides"
+        ) from error
+    return batch
+
+
+def _storage(batch: Batch, key: Any) -> Any:
+    if isinstance(batch, Data):
+        return batch._store
+    return batch._global_store if key is None else batch[key]
+
+
+def _narrowed(tensor: Tensor) -> Tensor | None:
+    """The same integers in 32 bits; None where they do not fit, are few, or are none."""
+    if tensor.dtype != torch.int64 or tensor.numel() < NARROWED or not tensor.is_contiguous():
+        return None
+    values = tensor.numpy()
+    if np.bitwise_or.reduce(values, axis=None) >> 31:  # some bit above, or a sign
+        return None
+    narrow = ops.empty(tuple(tensor.shape), torch.int32)
+    np.copyto(narrow.numpy(), values, casting="unsafe")  # by NumPy: torch would start a team of threads
+    return narrow
+
+
+def _widened(tensor: Tensor, *, pinned: bool) -> Tensor:
+    wide = ops.empty(tuple(tensor.shape), torch.int64, pinned=pinned)
+    np.copyto(wide.numpy(), tensor.numpy())
+    return wide

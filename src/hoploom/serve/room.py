@@ -1,0 +1,160 @@
+"""Memory of the batches that a server makes: taken before it is used, given back when the batch is sent.
+
+Both seams of a store with a count of what one batch takes of them. A batch waits a bounded time for room, then its
+client is told to come back; one that could never fit is refused with what it would take.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from hoploom.errors import ConfigError
+from hoploom.ops import Frontier, Picks
+from hoploom.schema import Field, Owner, Schema
+from hoploom.store import Draw, Store, Wanted
+
+PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_index
+PIECE = 256  # nodes whose picks are made together where their number is not known before
+
+
+class BusyError(Exception):
+    """There was no room in time."""
+
+
+class Room:
+    """So many bytes for all batches together."""
+
+    def __init__(self, size: int, wait: float) -> None:
+        self.size, self.wait = size, wait
+        self.taken = 0
+        self._changed = threading.Condition()
+
+    def take(self, amount: int) -> None:
+        """Wait for room; BusyError if none comes."""
+        deadline = time.monotonic() + self.wait
+        with self._changed:
+            while self.taken + amount > self.size:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise BusyError(f"no room for {amount} bytes of a batch: {self.taken} of {self.size} are taken")
+            self.taken += amount
+
+    def give(self, amount: int) -> None:
+        with self._changed:
+            self.taken -= amount
+            self._changed.notify_all()
+
+
+class Account:
+    """What one batch has taken, from its first hop until it is sent."""
+
+    def __init__(self, room: Room) -> None:
+        self._room, self.taken = room, 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that this batch may still take, were it alone."""
+        return self._room.size - self.taken
+
+    def check(self, amount: int) -> None:
+        """Raise ConfigError where that is more than there can be."""
+        if amount > self.left:
+            raise ConfigError(
+                f"a batch would take {self.taken + amount} bytes or more, the server has {self._room.size} for all "
+                "batches; lower the fanouts or batch_size, or give hoploom serve more --memory"
+            )
+
+    def take(self, amount: int) -> None:
+        """Take more, once there is room."""
+        self.check(amount)
+        self._room.take(amount)
+        self.taken += amount
+
+    def settle(self, amount: int) -> None:
+        """It has come to this much."""
+        if amount > self.taken:
+            self.take(amount - self.taken)
+        self._room.give(self.taken - amount)
+        self.taken = amount
+
+    def close(self) -> None:
+        """Give all of it back; a second time is nothing."""
+        taken, self.taken = self.taken, 0
+        self._room.give(taken)
+
+
+class Guarded:
+    """A GraphStore and FeatureStore that take room for what they return, in the account of this thread's batch."""
+
+    def __init__(self, store: Store, room: Room) -> None:
+        self.schema: Schema = store.schema
+        self._graph, self._features, self._room = store.graph, store.features, room
+        self._of_thread = threading.local()
+        holders: dict[Owner, Mapping[str, Field]] = {t.name: t.fields for t in self.schema.node_types}
+        holders |= {r.key: r.fields for r in self.schema.relations}
+        self._row_bytes = {(o, name): f.row_bytes for o, fields in holders.items() for name, f in fields.items()}
+
+    @contextmanager
+    def batch(self) -> Iterator[Account]:
+        """The account of the batch that this thread makes; what goes wrong gives it back."""
+        account = self._of_thread.account = Account(self._room)
+        try:
+            yield account
+        except BaseException:
+            account.close()
+            raise
+        finally:
+            del self._of_thread.account
+
+    def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        """One hop; in pieces where it is not known beforehand that the picks fit."""
+        account: Account = self._of_thread.account
+        if self._fit(frontiers, draw, account):
+            picks = self._graph.sample(frontiers, draw)
+            account.take(_num_picks(picks) * PICK_BYTES)
+            return picks
+        if draw.replace:  # every node with an in-edge has that many, so it would come to about this
+            account.check(self._most(frontiers, draw._replace(fanouts=[max(0, f) for f in draw.fanouts])) * PICK_BYTES)
+        longest = max(frontier.nodes.numel() for frontier in frontiers if frontier is not None)
+        answers = []
+        for begin in range(0, longest, PIECE):
+            answers.append(self._graph.sample([_piece(frontier, begin) for frontier in frontiers], draw))
+            account.take(_num_picks(answers[-1]) * PICK_BYTES)
+        return [_joined(picks) for picks in zip(*answers, strict=True)]
+
+    def _fit(self, frontiers: Sequence[Frontier | None], draw: Draw, account: Account) -> bool:
+        """Whether all picks are sure to fit."""
+        return self._most(frontiers, draw) * PICK_BYTES <= account.left
+
+    def _most(self, frontiers: Sequence[Frontier | None], draw: Draw) -> int:
+        """No more picks than this can come."""
+        total = 0
+        for destination, fanout in zip(self.schema.destinations, draw.fanouts, strict=True):
+            frontier = frontiers[destination]
+            if frontier is not None:
+                total += frontier.nodes.numel() * (fanout if fanout >= 0 else 1 << 40)
+        return total
+
+    def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[torch.Tensor]:
+        """Rows, once there is room for them."""
+        size = sum(want.ids.numel() * self._row_bytes[want.owner, want.field] for want in wanted)
+        self._of_thread.account.take(size)
+        return self._features.gather(wanted, pinned=pinned)
+
+
+def _num_picks(picks: Sequence[Picks | None]) -> int:
+    return sum(one.sources.numel() for one in picks if one is not None)
+
+
+def _piece(frontier: Frontier | None, begin: int) -> Frontier | None:
+    """Some nodes of a frontier; None where it has none there."""
+    if frontier is None or begin >= frontier.nodes.numel():
+        return None
+    return Frontier(*(None if column is None else column[begin : begin + PIECE] for column in frontier))  # type: ignore[arg-type]
+
+
+def _joined(pieces: Sequence[Picks | None]) -> Picks | None:
+    asked = [picks for picks in pieces if picks is not None]
+    return Picks(*map(torch.cat, zip(*asked, strict=True))) if asked else None
