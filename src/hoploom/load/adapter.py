@@ -75,7 +75,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         relation = self._schema.relation_index[index.input_type or self._schema.relations[0].key]
         links = Links(index.row.to(torch.int64), index.col.to(torch.int64), index.label, index.time)
         key = self._key()
-        task = make_link_task(relation, neg_sampling, node_times=node_times(self._store, relation))
+        times = None if neg_sampling is None else node_times(self._store, relation)
+        task = make_link_task(relation, neg_sampling, node_times=times)
         seeds = make_link_seeds(self._store.graph, links, task, key, disjoint=self._sampler.sampling.disjoint)
         sampled = self._sampler.sample(seeds.seeds, key)
         if sampled.trees is not None:

@@ -13,12 +13,12 @@ from torch_geometric.sampler import NumNeighbors
 from hoploom.build.pyg import read_pair, read_pyg
 from hoploom.build.tensors import ID_DTYPES, read_ids, read_members, read_permutation
 from hoploom.config import NumNeighbors as Fanouts
-from hoploom.config import as_int, as_number
+from hoploom.config import Sampling, as_int, as_number
 from hoploom.errors import ConfigError, StoreError
-from hoploom.load.assemble import Batch
+from hoploom.load.assemble import FEATURES, Batch
 from hoploom.load.loader import DEADLINE, Delivery
-from hoploom.ops import Frontier
-from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, Owner, RelationName, Schema
+from hoploom.ops import Frontier, Reduce
+from hoploom.schema import DTYPES, EDGE_ID, HOMOGENEOUS_TYPE, Owner, RelationName, Schema
 from hoploom.store import Draw, Store, Wanted
 from hoploom.store.disk import open_store
 
@@ -34,7 +34,8 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "timeout": 0,
     "pin_memory": False,
     "persistent_workers": False,
-    "least_tail": 1,  # ours
+    "least_tail": 1,  # ours, as all below
+    "locality": False,
 }
 UNSUPPORTED = {
     "sampler": "give the seeds as input_nodes and shuffle=True",
@@ -63,7 +64,7 @@ def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | No
     if isinstance(data, str | Path):
         data = open_store(data)
     if isinstance(data, Store):
-        return Input(data, Data() if data.schema.homogeneous else HeteroData())
+        return Input(data, empty_batch(data))
     if isinstance(data, tuple | list):
         if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
             raise ConfigError(f"data is a {type(data).__name__}, but not a pair; give (feature_store, graph_store)")
@@ -73,6 +74,11 @@ def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | No
         return Input(pair.store, pair.template, _pair_order(pair.store.schema))
     graph = read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
     return Input(graph.store, graph.template, _field_order(data))
+
+
+def empty_batch(store: Store) -> Batch:
+    """What a store's batches carry unchanged: nothing."""
+    return Data() if store.schema.homogeneous else HeteroData()
 
 
 def _field_order(data: Data | HeteroData) -> dict[Owner, tuple[str, ...]]:
@@ -117,9 +123,26 @@ def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
     return merged
 
 
-def delivery_of(arguments: Mapping[str, Any]) -> Delivery:
+def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:
+    """Check what a loader adds to batches; returns how layer one's neighbours are aggregated."""
+    if degrees and len(schema.relations) != 1:
+        raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
+    if aggregate is None:
+        return None
+    if aggregate not in ("sum", "mean"):
+        raise ConfigError(f"aggregate is {aggregate!r:.80}; choose 'sum' or 'mean', or leave it out")
+    if sampling.subgraph != "directional":
+        raise ConfigError(f"aggregate does not go with subgraph_type={sampling.subgraph!r}; leave one of them out")
+    for relation in schema.relations:
+        field = schema.node_type(relation.source).fields.get(FEATURES)
+        if field is None or len(field.shape) != 1 or not DTYPES[field.dtype].is_floating_point:
+            raise ConfigError(f"aggregate needs rows of floats, x, on {relation.source!r}; leave it out")
+    return aggregate  # type: ignore[return-value]
+
+
+def delivery_of(arguments: Mapping[str, Any], least_threads: int = 0) -> Delivery:
     """How many threads work how far ahead."""
-    threads, factor = arguments["num_workers"], arguments["prefetch_factor"] or 2
+    threads, factor = max(arguments["num_workers"], least_threads), arguments["prefetch_factor"] or 2
     return Delivery(threads, max(1, threads * factor), arguments["timeout"] or DEADLINE)
 
 
@@ -271,6 +294,19 @@ def as_times(what: str, times: Any, count: int) -> Tensor | None:
     if given.dtype not in ID_DTYPES or given.shape != (count,):
         raise ConfigError(f"{what} has dtype {given.dtype} and shape {tuple(given.shape)}; give {count} integers")
     return given.to(torch.int64).contiguous()
+
+
+def read_weight(name: str, given: Any, num_nodes: int) -> Tensor:
+    """One weight per node, to draw negatives by."""
+    weight = read_tensor(name, given)
+    if weight.shape != (num_nodes,):
+        raise ConfigError(f"{name} has shape {tuple(weight.shape)} for {num_nodes} nodes; give one number each")
+    bad = ~(torch.isfinite(weight) & (weight >= 0))
+    if bad.any():
+        raise ConfigError(f"{name} holds {float(weight[bad][0])}; give finite weights, none negative")
+    if not weight.any():
+        raise ConfigError(f"{name} is all zero; give some node a weight")
+    return weight
 
 
 def as_input_id(input_id: Any, count: int) -> Tensor | None:

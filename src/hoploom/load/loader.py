@@ -174,6 +174,7 @@ class Loader:
             "num_seeds": order.num_seeds,
             "seed": order.seed,
             "shuffle": int(order.shuffle),
+            "layout": order.layout,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -191,6 +192,12 @@ class Loader:
         position = Position(*(as_int(f"the state's {name}", state.get(name), 0, way_out) for name in names))
         if position.num_seeds > order.num_seeds:
             raise ConfigError(f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds")
+        if position.step and state.get("layout", 0) != order.layout:
+            raise ConfigError(
+                f"the state lies inside epoch {position.epoch}, which was dealt out to other ranks, parts or batch "
+                "sizes; resume with the same locality, world size and batch size, or go on with "
+                f"set_epoch({position.epoch + 1})"
+            )
         left = order.num_seeds - position.num_seeds
         if 0 < left < order.world_size:
             raise ConfigError(

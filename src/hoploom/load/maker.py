@@ -118,13 +118,13 @@ def node_times(store: Store, relation: int) -> dict[int, Tensor]:
         return {}
     times = {}
     for index in {schema.sources[relation], schema.destinations[relation]}:
-        name = schema.node_types[index].name
-        if len(store.parts) < len(store.ranges):
-            rows = store.features.gather([Wanted(name, schema.time, torch.arange(schema.node_types[index].num_nodes))])
-        else:
-            rows = [part.tables[name, schema.time].rows for part in store.parts if (name, schema.time) in part.tables]
-        if rows:
-            times[index] = torch.cat(rows).to(torch.int64)
+        name, count = schema.node_types[index].name, schema.node_types[index].num_nodes
+        if schema.time not in schema.node_types[index].fields:
+            continue
+        rows = [part.tables[name, schema.time].rows for part in store.parts if (name, schema.time) in part.tables]
+        if sum(map(len, rows)) != count:  # some of them lie elsewhere
+            rows = store.features.gather([Wanted(name, schema.time, torch.arange(count))])
+        times[index] = torch.cat(rows).to(torch.int64)
     return times
 
 

@@ -10,18 +10,19 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
 from hoploom.config import NumNeighbors as Fanouts
-from hoploom.config import Sampling, as_int, as_number, make_sampling
+from hoploom.config import as_int, as_number, make_sampling
 from hoploom.errors import ConfigError
 from hoploom.load import inputs
-from hoploom.load.assemble import FEATURES, Assembler, Batch
+from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.device import Mover
+from hoploom.load.elsewhere import placed
 from hoploom.load.inputs import Input, NodeSeeds, PairOrData
 from hoploom.load.loader import Delivery, Loader
+from hoploom.load.locality import localised
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces, node_times
 from hoploom.load.order import Order
-from hoploom.ops import Reduce
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
-from hoploom.schema import DTYPES, RelationName, Schema
+from hoploom.schema import RelationName, Schema
 
 
 def _reject(loader: str, **given: Any) -> None:
@@ -46,20 +47,23 @@ class Setup:
     assembler: Assembler
     mover: Mover
 
-    def order(self, num_seeds: int, seed: int, rank: int, world_size: int) -> Order:
-        """The order of an epoch of these seeds."""
+    def order(self, node_type: str, nodes: Tensor, seed: int, rank: int, world_size: int) -> Order:
+        """The order of an epoch of these seeds, or of the links that lead to these nodes."""
         batch_size, shuffle, drop_last = (self.arguments[name] for name in ("batch_size", "shuffle", "drop_last"))
         seed = as_int("seed", seed, None, "give an integer")
         rank = as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first")
         world_size = as_int("world_size", world_size, 1, "give the number of ranks")
         least_tail = self.arguments["least_tail"]
-        return Order(
+        num_seeds = nodes.numel()
+        order = Order(
             num_seeds, batch_size, bool(shuffle), bool(drop_last), seed, rank, world_size, least_tail=least_tail
         )
+        return localised(order, self.given.store, node_type, nodes, self.arguments["locality"])
 
     @property
     def delivery(self) -> Delivery:
-        return inputs.delivery_of(self.arguments)
+        elsewhere = self.given.store.elsewhere  # two requests for each server: one is made, one is on its way
+        return inputs.delivery_of(self.arguments, 0 if elsewhere is None else 2 * elsewhere.num_servers)
 
 
 @dataclass(frozen=True)
@@ -93,25 +97,9 @@ def _set_up(
     mover = Mover(extras.device)
     pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
     sampler = Sampler(given.store.graph, sampling, Workspaces(given.store), hook)
-    reduce = _checked_aggregate(given.store.schema, sampling, extras.aggregate)
-    if extras.degrees and len(given.store.schema.relations) != 1:
-        raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
+    reduce = inputs.read_added(given.store.schema, sampling, extras.aggregate, extras.degrees)
     assembler = Assembler(given.store, given.template, given.field_order, pinned, reduce, extras.degrees)
     return Setup(arguments, given, sampler, assembler, mover)
-
-
-def _checked_aggregate(schema: Schema, sampling: Sampling, aggregate: str | None) -> Reduce | None:
-    if aggregate is None:
-        return None
-    if aggregate not in ("sum", "mean"):
-        raise ConfigError(f"aggregate is {aggregate!r}; choose 'sum' or 'mean', or leave it out")
-    if sampling.subgraph != "directional":
-        raise ConfigError(f"aggregate does not go with subgraph_type={sampling.subgraph!r}; leave one of them out")
-    for relation in schema.relations:
-        field = schema.node_type(relation.source).fields.get(FEATURES)
-        if field is None or len(field.shape) != 1 or not DTYPES[field.dtype].is_floating_point:
-            raise ConfigError(f"aggregate needs rows of floats, x, on {relation.source!r}; leave it out")
-    return aggregate  # type: ignore[return-value]
 
 
 class NeighborLoader(Loader):
@@ -123,6 +111,8 @@ class NeighborLoader(Loader):
     - `seed`, `rank`, `world_size`: the same batches everywhere, every seed once over all ranks
     - `least_tail`: a last step of fewer seeds joins the one before it; at or above every number of ranks that a run
       may have, it makes the steps the same for all of them
+    - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
+      parts of every rank are those that `Context.open` found
     - `device`: batches arrive there, copied on a side stream
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds
@@ -188,8 +178,8 @@ class NeighborLoader(Loader):
         seeds = _node_seeds(setup.given, input_nodes, input_id, input_time, time_attr)
         _check_callable(transform=transform)
         maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform)
-        order = setup.order(seeds.nodes.numel(), seed, rank, world_size)
-        super().__init__(order, maker.make, setup.delivery, setup.mover)
+        order = setup.order(seeds.node_type, seeds.nodes, seed, rank, world_size)
+        super().__init__(order, placed(maker), setup.delivery, setup.mover)
         self.data, self.store = data, setup.given.store
 
 
@@ -282,8 +272,8 @@ class LinkNeighborLoader(Loader):
         )
         _check_callable(transform=transform)
         maker = LinkMaker(setup.sampler, setup.assembler, links, transform)
-        order = setup.order(links.ends.shape[1], seed, rank, world_size)
-        super().__init__(order, maker.make, setup.delivery, setup.mover)
+        order = setup.order(links.key[2], links.ends[1], seed, rank, world_size)
+        super().__init__(order, placed(maker), setup.delivery, setup.mover)
         self.data, self.store = data, setup.given.store
 
 
@@ -322,7 +312,9 @@ def _link_task(given: Input, key: RelationName, negatives: NegativeSampling | No
     schema = given.store.schema
     relation = schema.relation_index[key]
     checked = _checked_weights(schema, relation, negatives)
-    return make_link_task(relation, checked, strict=strict, node_times=node_times(given.store, relation))
+    timed = negatives is not None and given.store.elsewhere is None
+    times = node_times(given.store, relation) if timed else None
+    return make_link_task(relation, checked, strict=strict, node_times=times)
 
 
 def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling | None) -> NegativeSampling | None:
@@ -330,21 +322,8 @@ def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling 
         return None
     ends = (("src_weight", schema.sources), ("dst_weight", schema.destinations))
     weights = {
-        name: _checked_weight(name, getattr(negatives, name), schema.node_types[types[relation]].num_nodes)
+        name: inputs.read_weight(name, given, schema.node_types[types[relation]].num_nodes)
         for name, types in ends
+        if (given := getattr(negatives, name)) is not None
     }
     return NegativeSampling(negatives.mode, negatives.amount, **weights)
-
-
-def _checked_weight(name: str, given: Any, num_nodes: int) -> Tensor | None:
-    if given is None:
-        return None
-    weight = inputs.read_tensor(name, given)
-    if weight.shape != (num_nodes,):
-        raise ConfigError(f"{name} has shape {tuple(weight.shape)} for {num_nodes} nodes; give one number each")
-    bad = ~(torch.isfinite(weight) & (weight >= 0))
-    if bad.any():
-        raise ConfigError(f"{name} holds {float(weight[bad][0])}; give finite weights, none negative")
-    if not weight.any():
-        raise ConfigError(f"{name} is all zero; give some node a weight")
-    return weight

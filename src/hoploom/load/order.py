@@ -50,6 +50,11 @@ class Order:
         joins = self.drop_last or tail == 0 or (tail < max(self.world_size, self.least_tail) and full > 0)
         return self.first_step + full + (not joins)
 
+    @property
+    def layout(self) -> int:
+        """What a position inside an epoch hangs on besides the seeds' order; 0: on nothing."""
+        return 0
+
     def step_span(self, step: int) -> tuple[int, int]:
         """The epoch positions of a step, over all ranks."""
         begin = self.first_seed + (step - self.first_step) * self.global_batch

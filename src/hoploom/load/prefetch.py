@@ -50,6 +50,7 @@ class Workers(Generic[Made]):
 
     def __init__(self, make: Callable[[int], Made], num_threads: int) -> None:
         self._make = make
+        self._failed = False  # what comes after a step that failed is never delivered
         self._jobs: queue.SimpleQueue[tuple[Future[Made], int] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"hoploom-{i}", daemon=True) for i in range(num_threads)
@@ -74,11 +75,12 @@ class Workers(Generic[Made]):
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             future, step = job
-            if not future.set_running_or_notify_cancel():
+            if self._failed or not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(self._make(step))
             except BaseException as error:  # it belongs to the consumer, whatever it is
+                self._failed = True
                 future.set_exception(error)
             del future, job
 

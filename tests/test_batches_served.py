@@ -1,0 +1,115 @@
+"""Server-client mode for real: trainers without a graph, servers in other processes, some of which die."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from batches import assert_same, assert_same_batches
+from cases import CASES
+from graphs import library, random_graph, save_in_parts
+from servers import addresses_of, serving, serving_together
+
+import hoploom
+from hoploom import ConfigError, PeerError, Store
+
+pytestmark = pytest.mark.timeout(180)
+HOMOGENEOUS = {"weight_attr": "weight", "time_attr": "node_time"}
+HETEROGENEOUS = {"weight_attr": "weight", "time_attr": "year"}
+FLEETS: dict[int, list[list[int]]] = {1: [[]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}
+SIZES = [1, 2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+def _saved(folder: Path, heterogeneous: bool) -> Store:
+    attrs = HETEROGENEOUS if heterogeneous else HOMOGENEOUS
+    data = library() if heterogeneous else random_graph(60, 500, seed=1)
+    return save_in_parts(hoploom.from_pyg(data, **attrs), folder / "store", 4)
+
+
+@pytest.mark.parametrize("heterogeneous", [False, True])
+@pytest.mark.parametrize("num_servers", SIZES)
+def test_any_number_of_servers_makes_the_batches_of_the_local_loader(
+    num_servers: int, heterogeneous: bool, tmp_path: Path
+) -> None:
+    store = _saved(tmp_path, heterogeneous)
+    fitting = [(case.id, case.values[1]) for case in CASES if case.values[0] == heterogeneous]
+    with (
+        serving_together(tmp_path / "store", FLEETS[num_servers]) as servers,
+        hoploom.connect(addresses_of(servers)) as trainer,
+    ):
+        for name, make in fitting:
+            if name == "edge times":  # of another store
+                continue
+            print(name)  # shown where it fails
+            assert_same_batches(make(store), make(trainer))  # type: ignore[operator]
+
+
+def _loader(store: Store, **options: Any) -> hoploom.NeighborLoader:
+    given: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5, **options}
+    return hoploom.NeighborLoader(store, [3, 2], **given)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Store]:
+    folder = tmp_path_factory.mktemp("served")
+    return folder / "store", _saved(folder, False)
+
+
+def test_a_server_killed_in_an_epoch_changes_no_batch(saved: tuple[Path, Store]) -> None:
+    path, store = saved
+    with (
+        serving_together(path, [[0, 1], [2, 3], [0, 1, 2, 3]]) as servers,
+        hoploom.connect(addresses_of(servers)) as trainer,
+    ):
+        assert_same_batches(_loader(store), _loader(trainer))  # all have met all
+        found = []
+        for batch in _loader(trainer):
+            found.append(batch)
+            if len(found) == 3:
+                servers[0].kill()
+        assert_same_batches(_loader(store), found)
+
+
+def test_a_server_that_comes_back_is_waited_for(saved: tuple[Path, Store]) -> None:
+    path, store = saved
+    with serving(path, [[]]) as servers, hoploom.connect(addresses_of(servers)) as trainer:
+        found = []
+        for batch in _loader(trainer):
+            found.append(batch)
+            if len(found) == 3:
+                servers[0].restart()
+        assert_same_batches(_loader(store), found)
+
+
+def test_without_any_server_the_loop_ends_and_names_them(saved: tuple[Path, Store]) -> None:
+    path, _ = saved
+    with serving(path, [[]]) as servers, hoploom.connect(addresses_of(servers), timeout=4) as trainer:
+        with hoploom.connect(addresses_of(servers)) as patient:
+            next(iter(_loader(patient)))  # a server takes seconds for its first batch
+        batches = iter(_loader(trainer))
+        next(batches)
+        servers[0].kill()
+        with pytest.raises(PeerError, match=servers[0].address):
+            list(batches)
+
+
+def test_two_trainers_with_different_options_do_not_meet(saved: tuple[Path, Store]) -> None:
+    path, store = saved
+    options: list[dict[str, Any]] = [{"disjoint": True}, {"mode": "blocks", "seed": 9}]
+    with serving(path, [[]]) as servers:
+        trainers = [hoploom.connect(addresses_of(servers)) for _ in options]
+        pairs = zip(*(_loader(trainer, **more) for trainer, more in zip(trainers, options, strict=True)), strict=True)
+        locally = zip(*(_loader(store, **more) for more in options), strict=True)
+        for found, expected in zip(pairs, locally, strict=True):
+            for one, other in zip(found, expected, strict=True):
+                assert_same(one, other)
+        for trainer in trainers:
+            trainer.close()
+
+
+def test_what_a_server_refuses_the_trainer_reads(saved: tuple[Path, Store]) -> None:
+    path, _ = saved
+    with serving(path, [[]], "--memory", "16KB") as servers, hoploom.connect(addresses_of(servers)) as trainer:
+        assert len(list(_loader(trainer))) > 3  # what is sent makes room again
+        with pytest.raises(ConfigError, match="--memory"):
+            list(hoploom.NeighborLoader(trainer, [-1, -1, -1], torch.arange(60), batch_size=60, replace=True))
