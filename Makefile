@@ -20,6 +20,7 @@ CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 
 .venv/dev: .venv/installed
 	scripts/java.sh
+	scripts/services.sh
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(DEV)
 	touch $@
 

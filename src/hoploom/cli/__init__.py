@@ -26,6 +26,9 @@ COMMANDS = {
     "check": ("stores", "read every byte of a store and name what is damaged"),
     "init": ("starting", "write a commented run.toml or graph.toml to start from"),
     "train": ("training", "train as a run.toml says"),
+    "serve": ("serving", "serve parts of a store to other processes"),
+    "certs": ("serving_certs", "make a test CA and certificates for servers and clients"),
+    "launch": ("launching", "start servers and trainers on one or many hosts"),
     "plan": ("scaling", "work out what a graph of some size takes on some hosts"),
     "bench": ("scaling", "measure what plan reckons with on this machine"),
 }

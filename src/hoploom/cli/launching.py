@@ -1,0 +1,80 @@
+"""The command that starts a cluster."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from hoploom.cli.command import Arguments, Command
+from hoploom.errors import ConfigError
+from hoploom.launch.cluster import EXECUTORS, Cluster
+from hoploom.launch.plan import processes, script_words
+from hoploom.launch.reader import Overrides, read_cluster
+from hoploom.launch.run import executor_of, run, with_free_ports
+
+USAGE = "hoploom launch [options] CLUSTER -- train run.toml"
+
+
+def _launch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = USAGE
+    _add_options(parser)
+    parser.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="CLUSTER -- COMMAND",
+        help="cluster.toml or .yaml, GLT's too; behind --: train run.toml, or your own script.py and its arguments",
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="print every command, and start nothing")
+    parser.add_argument("--executor", choices=EXECUTORS, help="who starts it, whatever the file says")
+    parser.add_argument("--master-addr", "--master_addr", metavar="HOST", help="where torchrun's processes meet")
+    parser.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="the port of that")
+
+
+def _launch(arguments: Arguments) -> int:
+    file, command = _split(arguments)
+    script_words(command)  # before a file is read
+    port = arguments.master_port
+    if port is not None and not 0 < port < 65536:
+        raise ConfigError(f"--master-port is {port}; give a port from 1 to 65535")
+    cluster = read_cluster(file, Overrides(arguments.executor, arguments.master_addr, port))
+    if cluster.executor == "kubernetes":
+        from hoploom.launch.kubernetes import manifests
+
+        print(manifests(cluster, command), end="")
+        return 0
+    if arguments.dry_run:
+        print(_dry_run(cluster, command))
+        return 0
+    if cluster.executor == "slurm":
+        from hoploom.launch import slurm
+
+        return slurm.run(cluster, command)
+    return run(cluster, command)
+
+
+def _split(arguments: Arguments) -> tuple[Path, list[str]]:
+    """The file, and what stands behind --. argparse stops at the file, so options behind it are read here."""
+    words: list[str] = arguments.words
+    if "--" not in words:
+        raise ConfigError(f"there is no -- with a command behind it; write {USAGE}")
+    at = words.index("--")
+    rest = argparse.ArgumentParser("hoploom launch", usage=USAGE)
+    _add_options(rest)
+    rest.add_argument("file", type=Path)
+    rest.parse_args(words[:at], namespace=arguments)
+    return arguments.file, words[at + 1 :]
+
+
+def _dry_run(cluster: Cluster, command: Sequence[str]) -> str:
+    if cluster.executor == "slurm":
+        from hoploom.launch.slurm import script
+
+        return script(cluster, command).rstrip("\n")
+    executor = executor_of(cluster)
+    planned = processes(with_free_ports(cluster), command)
+    return "\n".join(f"# {process.label}\n{executor.shown(process)}" for process in planned)
+
+
+COMMANDS = {"launch": Command(_launch_arguments, _launch)}

@@ -1,0 +1,93 @@
+"""A launch in a process of its own, as the tests of launching see it: what it prints, how it ends, what it leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+WORKERS = Path(__file__).with_name("launch_workers.py")
+LIMIT = 60.0  # seconds that any of these launches may take
+
+Programs = Mapping[str, Sequence[str]]
+
+
+@contextmanager
+def launching(folder: Path, programs: Programs, **more: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Started in this folder; afterwards it is gone, whatever the test found."""
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps({"ssh": None, "environment": {}, "programs": programs} | more))
+    started = subprocess.Popen(
+        [sys.executable, str(WORKERS), str(plan)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate(timeout=LIMIT)
+
+
+def launched(folder: Path, programs: Programs, **more: Any) -> tuple[int, str, str]:
+    """From start to end: exit code, stdout, stderr."""
+    with launching(folder, programs, **more) as started:
+        out, err = started.communicate(timeout=LIMIT)
+        return started.returncode, out, err
+
+
+def until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"{what} has not come about after {seconds} seconds"
+        time.sleep(0.02)
+
+
+def await_programs(folder: Path, *names: str) -> list[int]:
+    """The process ids of programs, once they run."""
+    files = [folder / f"{name}.pid" for name in names]
+    until(lambda: all(file.exists() for file in files), f"the start of {names}")
+    return [int(file.read_text()) for file in files]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return False
+    return state != b"Z"
+
+
+def assert_nothing_is_left(folder: Path, seconds: float = 20.0) -> None:
+    """None of the programs that ran in this folder runs any more, nor does a keeper of theirs."""
+    pids = [int(file.read_text()) for file in folder.glob("*.pid")]
+    assert pids
+    until(lambda: not any(map(runs, pids)) and not keepers(folder), "the end of all programs", seconds)
+
+
+def keepers(folder: Path) -> list[int]:
+    """Processes that work in this folder, or were started for it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                here = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if here == str(folder) or str(folder).encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+def interrupt(started: "subprocess.Popen[str]", number: int = signal.SIGINT) -> None:
+    os.kill(started.pid, number)
