@@ -229,7 +229,7 @@ def test_a_loader_has_what_scripts_ask_of_pygs() -> None:
 def test_a_batch_that_is_done_at_the_deadline_is_delivered() -> None:
     from concurrent.futures import Future
 
-    from hoploom.load.prefetch import _result
+    from hoploom.load.prefetch import result_of
 
     class Late(Future[int]):
         def result(self, timeout: float | None = None) -> int:
@@ -238,7 +238,7 @@ def test_a_batch_that_is_done_at_the_deadline_is_delivered() -> None:
                 raise TimeoutError
             return super().result()
 
-    assert _result(Late(), 0, 0.1) == 7
+    assert result_of(Late(), 0, 0.1) == 7
 
 
 def test_dropping_the_loader_in_the_middle_of_an_epoch_frees_everything() -> None:

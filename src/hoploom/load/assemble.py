@@ -64,8 +64,23 @@ class Assembler:
             merged.update(values)
         return {HOMOGENEOUS_TYPE: merged}
 
+    def wanted(self, sampled: Sampled) -> list[Wanted]:
+        """All rows that assembling will ask for."""
+        wanted = list(self._wanted(sampled).values())
+        if self.reduce is not None:
+            wanted += [
+                Wanted(relation.source, FEATURES, sampled.nodes[self.store.schema.sources[index]])
+                for index, relation in enumerate(self.store.schema.relations)
+            ]
+        return wanted
+
     def _gather(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
-        """All rows of the batch in one request."""
+        """The rows of the batch in one request."""
+        wanted = self._wanted(sampled)
+        rows = self.store.features.gather(list(wanted.values()), pinned=self.pinned)
+        return dict(zip(wanted, rows, strict=True))
+
+    def _wanted(self, sampled: Sampled) -> dict[tuple[Owner, str], Wanted]:
         wanted = []
         for index, (node_type, nodes) in enumerate(zip(self.store.schema.node_types, sampled.nodes, strict=True)):
             inner = nodes if self.reduce is None else nodes[: _num_inner(sampled, index, node_type.name)]
@@ -75,14 +90,13 @@ class Assembler:
         for relation, edges in zip(self.store.schema.relations, sampled.edges, strict=False):
             if edges is not None:
                 wanted += [Wanted(relation.key, field, edges) for field in relation.fields]
-        named: list[tuple[Owner, str]] = [(want.owner, want.field) for want in wanted]
+        named: dict[tuple[Owner, str], Wanted] = {(want.owner, want.field): want for want in wanted}
         for index, block in enumerate(sampled.blocks):
             for relation in self.store.schema.relations:
                 positions = block.e_id[relation.key] if isinstance(block.e_id, Mapping) else None
                 if EDGE_ID in relation.fields and positions is not None:
-                    wanted.append(Wanted(relation.key, EDGE_ID, positions))
-                    named.append((relation.key, f"{EDGE_ID}/{index}"))
-        return dict(zip(named, self.store.features.gather(wanted, pinned=self.pinned), strict=True))
+                    named[relation.key, f"{EDGE_ID}/{index}"] = Wanted(relation.key, EDGE_ID, positions)
+        return named
 
     def _aggregated(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
         """The neighbours' features of layer one, aggregated where they lie: their own rows are not in the batch."""

@@ -36,6 +36,7 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "persistent_workers": False,
     "least_tail": 1,  # ours, as all below
     "locality": False,
+    "look_ahead": None,
 }
 UNSUPPORTED = {
     "sampler": "give the seeds as input_nodes and shuffle=True",
@@ -118,6 +119,8 @@ def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
     merged["num_workers"] = as_int("num_workers", merged["num_workers"], 0, "give a count of threads, 0 for none")
     merged["timeout"] = as_number("timeout", merged["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
     merged["least_tail"] = as_int("least_tail", merged["least_tail"], 1, "give a count of seeds, 1 for none to join")
+    if merged["look_ahead"] is not None:
+        merged["look_ahead"] = as_int("look_ahead", merged["look_ahead"], 1, "give a count of steps, 1 for none ahead")
     if merged["prefetch_factor"] is not None:
         merged["prefetch_factor"] = as_int("prefetch_factor", merged["prefetch_factor"], 1, "give at least 1")
     return merged

@@ -1,9 +1,10 @@
 """The loader: an order, a pure function from steps to batches, threads, and a position that can be saved."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,13 +41,30 @@ class Delivery:
     deadline: float = DEADLINE
 
 
+@dataclass(frozen=True)
+class Work:
+    """The steps of one loop: where each stands, what names it in an error, and how its batch is sent."""
+
+    place: Callable[[int], tuple[Tensor, int, int]]  # what MakeBatch takes
+    naming: Callable[[int], AbstractContextManager[None]]
+    send: Callable[[Batch], Batch | OnItsWay]
+
+
+class Ahead(Protocol):
+    """Makes several steps together: hoploom.load.ahead."""
+
+    def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Batch | OnItsWay, None, None]: ...
+
+
 class Loader:
     """Yields the batches of one epoch per loop. Made by NeighborLoader and LinkNeighborLoader."""
 
-    def __init__(self, order: Order, make_batch: MakeBatch, delivery: Delivery, mover: Mover) -> None:
+    def __init__(
+        self, order: Order, make_batch: MakeBatch, delivery: Delivery, mover: Mover, ahead: Ahead | None = None
+    ) -> None:
         order.check()
         self._order, self._make_batch = order, make_batch
-        self._delivery, self._mover = delivery, mover
+        self._delivery, self._mover, self._ahead = delivery, mover, ahead
         self._next = self._consumed = Position()
         self._looping = order
         self._num_loops = 0
@@ -121,27 +139,20 @@ class Loader:
     def _made(self, order: Order, epoch: int, steps: range) -> Generator[Batch, None, None]:
         """The batches of these steps, made ahead."""
         delivery = self._delivery
-
-        def make(step: int) -> Batch | OnItsWay:
-            return self._make_step(order, epoch, step)
-
-        made = in_order(make, steps, delivery.num_threads, delivery.num_ahead, delivery.deadline)
+        work = Work(partial(_place, order, epoch), partial(_naming, order, epoch), self._mover.send)
+        if self._ahead is None:
+            make = partial(self._make_step, work)
+            made = in_order(make, steps, delivery.num_threads, delivery.num_ahead, delivery.deadline)
+        else:
+            made = self._ahead.made(work, steps, delivery)
         with closing(made):
             for sent in made:
                 yield self._mover.receive(sent)
 
-    def _make_step(self, order: Order, epoch: int, step: int) -> Batch | OnItsWay:
+    def _make_step(self, work: Work, step: int) -> Batch | OnItsWay:
         """A pure function of the store, the options, seed, epoch, step, rank and world size."""
-        begin, end = order.rank_span(step)
-        try:
-            indices = order.indices(epoch, begin, end)
-            first = begin - order.step_span(step)[0]
-            return self._mover.send(self._make_batch(indices, first, keys.batch_key(order.seed, epoch, step)))
-        except HoploomError:
-            raise
-        except Exception as error:
-            message = f"step {step} of epoch {epoch} on rank {order.rank} failed: {type(error).__name__}: {error}"
-            raise BatchError(message) from error
+        with work.naming(step):
+            return work.send(self._make_batch(*work.place(step)))
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds."""
@@ -208,3 +219,22 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _place(order: Order, epoch: int, step: int) -> tuple[Tensor, int, int]:
+    """A step's seeds, where the first of them stands in it, and the key of all its draws."""
+    begin, end = order.rank_span(step)
+    first = begin - order.step_span(step)[0]
+    return order.indices(epoch, begin, end), first, keys.batch_key(order.seed, epoch, step)
+
+
+@contextmanager
+def _naming(order: Order, epoch: int, step: int) -> Iterator[None]:
+    """Errors that are not Hoploom's own say which step they are of."""
+    try:
+        yield
+    except HoploomError:
+        raise
+    except Exception as error:
+        message = f"step {step} of epoch {epoch} on rank {order.rank} failed: {type(error).__name__}: {error}"
+        raise BatchError(message) from error

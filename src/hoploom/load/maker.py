@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -67,6 +67,27 @@ class Sampler:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """A batch that is sampled but has no rows yet."""
+
+    sampled: Sampled
+    extras: Mapping[Owner, Mapping[str, Any]]
+
+
+class Maker(Protocol):
+    """Batches in two stages: what is sampled tells which rows are needed."""
+
+    @property
+    def assembler(self) -> Assembler: ...
+
+    def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
+        """What is sampled for these seeds; `first` is the place of the first one in its step."""
+
+    def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
+        """The batch, with the rows that the assembler's store gives."""
+
+
+@dataclass(frozen=True)
 class NodeMaker:
     """Batches for nodes."""
 
@@ -77,6 +98,10 @@ class NodeMaker:
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         """The batch of these seeds; `first` is the place of the first one in its step."""
+        return self.finish(self.draw(indices, first, key), self.assembler)
+
+    def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
+        """What is sampled for it."""
         nodes = self.seeds.nodes[indices]
         times = self._times(indices, nodes)
         seeds = one_type_seeds(self.sampler, self.seeds.node_type, nodes, times, first)
@@ -86,7 +111,11 @@ class NodeMaker:
             "seed_time": times if self.seeds.times is not None else None,
             "batch_size": indices.numel(),
         }
-        batch = self.assembler.assemble(sampled, {self.seeds.node_type: extras})
+        return Drawn(sampled, {self.seeds.node_type: extras})
+
+    def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
+        """The batch, with the rows that the assembler's store gives."""
+        batch = assembler.assemble(drawn.sampled, drawn.extras)
         return batch if self.transform is None else self.transform(batch)
 
     def _times(self, indices: Tensor, nodes: Tensor) -> Tensor | None:
@@ -151,6 +180,10 @@ class LinkMaker:
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         """The batch of these links; `first` is the place of the first one in its step."""
+        return self.finish(self.draw(indices, first, key), self.assembler)
+
+    def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
+        """What is sampled for it."""
         given = self.links
         labels = None if given.labels is None else given.labels[indices]
         times = None if given.times is None else given.times[indices]
@@ -160,7 +193,11 @@ class LinkMaker:
         if sampled.trees is not None:
             sampled.trees = [trees % max(1, seeds.num_links) for trees in sampled.trees]
         input_id = indices if given.input_id is None else given.input_id[indices]
-        batch = self.assembler.assemble(sampled, self._extras(seeds.fields, input_id))
+        return Drawn(sampled, self._extras(seeds.fields, input_id))
+
+    def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
+        """The batch, with the rows that the assembler's store gives."""
+        batch = assembler.assemble(drawn.sampled, drawn.extras)
         return batch if self.transform is None else self.transform(batch)
 
     def _extras(self, fields: Mapping[str, Tensor | None], input_id: Tensor) -> dict[Owner, dict[str, Any]]:

@@ -13,13 +13,14 @@ from hoploom.config import NumNeighbors as Fanouts
 from hoploom.config import as_int, as_number, make_sampling
 from hoploom.errors import ConfigError
 from hoploom.load import inputs
+from hoploom.load.ahead import LookAhead, look_ahead
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.device import Mover
 from hoploom.load.elsewhere import placed
 from hoploom.load.inputs import Input, NodeSeeds, PairOrData
 from hoploom.load.loader import Delivery, Loader
 from hoploom.load.locality import localised
-from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces, node_times
+from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, Sampler, Workspaces, node_times
 from hoploom.load.order import Order
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.schema import RelationName, Schema
@@ -64,6 +65,10 @@ class Setup:
     def delivery(self) -> Delivery:
         elsewhere = self.given.store.elsewhere  # two requests for each server: one is made, one is on its way
         return inputs.delivery_of(self.arguments, 0 if elsewhere is None else 2 * elsewhere.num_servers)
+
+    def ahead(self, maker: Maker) -> LookAhead | None:
+        """How the rows of several steps are fetched together, if they are."""
+        return look_ahead(maker, self.given.store, self.arguments["look_ahead"] or self.given.store.look_ahead)
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class NeighborLoader(Loader):
       may have, it makes the steps the same for all of them
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
       parts of every rank are those that `Context.open` found
+    - `look_ahead`: of so many steps the rows that lie elsewhere are fetched together, each once
     - `device`: batches arrive there, copied on a side stream
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds
@@ -179,7 +185,7 @@ class NeighborLoader(Loader):
         _check_callable(transform=transform)
         maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform)
         order = setup.order(seeds.node_type, seeds.nodes, seed, rank, world_size)
-        super().__init__(order, placed(maker), setup.delivery, setup.mover)
+        super().__init__(order, placed(maker), setup.delivery, setup.mover, setup.ahead(maker))
         self.data, self.store = data, setup.given.store
 
 
@@ -273,7 +279,7 @@ class LinkNeighborLoader(Loader):
         _check_callable(transform=transform)
         maker = LinkMaker(setup.sampler, setup.assembler, links, transform)
         order = setup.order(links.key[2], links.ends[1], seed, rank, world_size)
-        super().__init__(order, placed(maker), setup.delivery, setup.mover)
+        super().__init__(order, placed(maker), setup.delivery, setup.mover, setup.ahead(maker))
         self.data, self.store = data, setup.given.store
 
 

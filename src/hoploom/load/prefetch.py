@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -28,14 +29,33 @@ def in_order(
         return
     under_way: deque[Future[Made]] = deque()
     waiting = iter(steps)
-    with Workers(make, num_threads) as workers:
+    until_one_fails = _UntilOneFails(make)
+    with Workers[Made](num_threads) as workers:
         for step in steps:
             while len(under_way) < num_ahead and (next_step := next(waiting, None)) is not None:
-                under_way.append(workers.submit(next_step))
-            yield _result(under_way.popleft(), step, deadline)
+                under_way.append(workers.submit(partial(until_one_fails, next_step)))
+            yield result_of(under_way.popleft(), step, deadline)
 
 
-def _result(future: "Future[Made]", step: int, deadline: float) -> Made:
+class _UntilOneFails(Generic[Made]):
+    """Makes steps until one fails: those after it are never delivered, and waiting for them may take long."""
+
+    def __init__(self, make: Callable[[int], Made]) -> None:
+        self._make = make
+        self._failure: BaseException | None = None
+
+    def __call__(self, step: int) -> Made:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._make(step)
+        except BaseException as error:  # only remembered
+            self._failure = error
+            raise
+
+
+def result_of(future: "Future[Made]", step: int, deadline: float) -> Made:
+    """What was made for a step, or its error; BatchError if it is not there in time."""
     try:
         return future.result(timeout=deadline)
     except FutureTimeoutError as error:
@@ -46,12 +66,10 @@ def _result(future: "Future[Made]", step: int, deadline: float) -> Made:
 
 
 class Workers(Generic[Made]):
-    """Threads that call one function. Daemons, so that a transform that never returns cannot hold up the exit."""
+    """Threads that make calls in turn. Daemons, so that a transform that never returns cannot hold up the exit."""
 
-    def __init__(self, make: Callable[[int], Made], num_threads: int) -> None:
-        self._make = make
-        self._failed = False  # what comes after a step that failed is never delivered
-        self._jobs: queue.SimpleQueue[tuple[Future[Made], int] | None] = queue.SimpleQueue()
+    def __init__(self, num_threads: int) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Made], Callable[[], Made]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"hoploom-{i}", daemon=True) for i in range(num_threads)
         ]
@@ -66,23 +84,22 @@ class Workers(Generic[Made]):
             raise BatchError(f"cannot start {len(self._threads)} threads; lower num_workers") from error
         return self
 
-    def submit(self, step: int) -> "Future[Made]":
-        """Queue one step."""
+    def submit(self, call: Callable[[], Made]) -> "Future[Made]":
+        """Queue one call."""
         future: Future[Made] = Future()
-        self._jobs.put((future, step))
+        self._jobs.put((future, call))
         return future
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            future, step = job
-            if self._failed or not future.set_running_or_notify_cancel():
+            future, call = job
+            if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(self._make(step))
+                future.set_result(call())
             except BaseException as error:  # it belongs to the consumer, whatever it is
-                self._failed = True
                 future.set_exception(error)
-            del future, job
+            del future, call, job
 
     def close(self) -> None:
         """Drop what has not begun, wait for what has, a bounded time."""
