@@ -1,6 +1,7 @@
 """Real graph servers in processes of their own, on loopback, ended with the block that started them."""
 
 import os
+import re
 import select
 import signal
 import socket
@@ -45,10 +46,18 @@ class Server:
     def restart(self) -> None:
         """The same server again, at the same address."""
         self.kill()
-        end([self])
-        again = _started([*self.command[:-1], self.address])
-        _wait_until_serving(again, time.monotonic() + START_DEADLINE)
-        self.process, self.said = again.process, again.said
+        restart_dead([self])
+
+
+def restart_dead(servers: Sequence[Server]) -> None:
+    """Start those again that have ended, all at once, at their addresses."""
+    dead = [server for server in servers if server.process.poll() is not None]
+    end(dead)
+    for server in dead:
+        again = _started([*server.command[:-1], server.address])
+        server.process, server.said = again.process, again.said
+    for server in dead:
+        _wait_until_serving(server, time.monotonic() + START_DEADLINE)
 
 
 def _command(store: Path, parts: Sequence[int], listen: str, more: Sequence[str]) -> list[str]:
@@ -64,16 +73,18 @@ def _started(command: Sequence[str]) -> Server:
 def _wait_until_serving(server: Server, deadline: float) -> None:
     """Its address, from the line that says it is ready."""
     assert server.process.stdout is not None
+    output = server.process.stdout.fileno()  # select does not see what a buffer holds
     while time.monotonic() < deadline:
-        if not select.select([server.process.stdout], [], [], 1.0)[0]:
+        if not select.select([output], [], [], 1.0)[0]:
             continue
-        line = server.process.stdout.readline()
-        server.said += line
-        if line.startswith("serving "):
-            server.address = line.split()[-1]
+        some = os.read(output, 1 << 16).decode()
+        server.said += some
+        if found := re.search(r"^serving .* on (\S+)\n", server.said, re.MULTILINE):
+            server.address = found[1]
             return
-        if not line:
+        if not some:
             break
+    server.process.kill()
     _, errors = server.process.communicate(timeout=STOP_DEADLINE)
     raise AssertionError(f"the server did not start: {server.said}{errors}")
 

@@ -27,6 +27,7 @@ from hoploom.serve.wire import Incoming, MalformedError, Message
 
 Read = TypeVar("Read")
 TICK = 0.1  # seconds between two looks of the watch
+ARRIVED = 1.0  # seconds for the beginning of an answer that should be here by now
 MAX_STREAMS = 64  # to one peer
 FAILURES = (pa.ArrowException, OSError, StopIteration, MalformedError)
 # A channel of its own, so that a new attempt does not wait for the pause after an earlier one.
@@ -47,6 +48,7 @@ class Stream:
 
     def __init__(self, connection: flight.FlightClient) -> None:
         self.due: float | None = None  # when the watch cancels it
+        self.sent = 0.0  # when the last request had gone out
         self.late = False
         descriptor = flight.FlightDescriptor.for_command(wire.COMMAND)
         self.writer, self.reader = connection.do_exchange(descriptor)
@@ -82,6 +84,8 @@ class Watch:
     def add(self, stream: Stream) -> None:
         with self._lock:
             self._streams.add(stream)
+        if self._closed.is_set():
+            stream.cancel()
 
     def remove(self, stream: Stream) -> None:
         with self._lock:
@@ -131,6 +135,7 @@ class Peer:
             stream = self._new() if stream is None else stream
             stream.due = time.monotonic() + self._silence
             sent = stream.send(request)
+            stream.sent, stream.due = time.monotonic(), None  # an answer may lie there until somebody reads it
         except BaseException as error:
             self._done(None)
             if stream is not None:
@@ -211,14 +216,17 @@ class Peer:
 
 
 class _Watched:
-    """A stream's reader, whose every read moves the deadline."""
+    """A stream's reader, whose every read moves the deadline; the first one counts from when the request went out."""
 
     def __init__(self, stream: Stream, silence: float) -> None:
         self._stream, self._silence = stream, silence
+        self._due = max(stream.sent + silence, time.monotonic() + min(silence, ARRIVED))
 
     def read_chunk(self) -> Any:
-        self._stream.due = time.monotonic() + self._silence
-        return self._stream.reader.read_chunk()
+        self._stream.due = self._due
+        chunk = self._stream.reader.read_chunk()
+        self._due = time.monotonic() + self._silence
+        return chunk
 
 
 class Asked:

@@ -35,6 +35,7 @@ class About:
 MAKES = "batch"  # the answer of those that make whole batches
 LATECOMERS = 1.0  # seconds to wait for the rest once all parts are there
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to reach a peer that is away
+ENDING = 2.0  # seconds that the threads get at the end: an attempt to connect takes at most one
 TICK = 0.05  # seconds between two looks for what nobody announces
 
 
@@ -47,6 +48,7 @@ class Meeting:
         self._away: set[Peer] = set()
         self._error: HoploomError | None = None  # what waiting does not help against
         self._changed, self._closed = threading.Condition(), threading.Event()
+        self._threads: list[threading.Thread] = []
         for peer in peers:
             self.lose(peer)
 
@@ -93,7 +95,9 @@ class Meeting:
             if peer in self._away or self.closed:
                 return
             self._away.add(peer)
-        threading.Thread(target=self._meet, args=[peer], name=f"hoploom-{peer.address}", daemon=True).start()
+            thread = threading.Thread(target=self._meet, args=[peer], name=f"hoploom-{peer.address}", daemon=True)
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+            thread.start()
 
     def _meet(self, peer: Peer) -> None:
         pause = FIRST_PAUSE
@@ -129,6 +133,12 @@ class Meeting:
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the threads, which end once their conversations are cancelled."""
+        deadline = time.monotonic() + ENDING
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def about_of(header: Mapping[str, Any], address: str) -> About:

@@ -182,6 +182,7 @@ class Peers:
         for peer in self._peers:
             peer.close()
         self._watch.close()
+        self._met.join()
 
     def __enter__(self) -> "Peers":
         return self

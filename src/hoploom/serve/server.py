@@ -17,7 +17,7 @@ from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.address import check_free, join_address, split_address
 from hoploom.serve.guard import server_arguments
-from hoploom.serve.metrics import Metrics
+from hoploom.serve.metrics import DRAINING, Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.wire import MalformedError, Message
@@ -33,6 +33,7 @@ class Server:
     def __init__(self, service: Service, address: str, security: ServerSecurity, metrics: Metrics) -> None:
         host, port = split_address(address)
         check_free(host, port)
+        self._metrics = metrics
         self._flight = _Flight(service, metrics, server_arguments(security, host, port))
         self.host, self.port = host, int(self._flight.port)
 
@@ -51,6 +52,7 @@ class Server:
     def drain(self, grace: float = GRACE) -> bool:
         """Refuse what is new, wait for what is under way; whether all of it was finished."""
         self._flight.draining.set()
+        self._metrics.put(DRAINING, 1)
         return self._flight.idle.wait_for_none(grace)
 
     def close(self) -> None:
