@@ -103,6 +103,18 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[task]\nval = ''\n[scheduler]\nname = 'plateau'\n", 5, "needs a validation split"),
     (STORE + "[task]\nkind = 'link-prediction'\nval_share = 0.6\ntest_share = 0.4\n", 5, "add up to 1; leave some"),
     (STORE + "[task]\nkind = 'link-prediction'\nlinks = 'l'\nval_share = 0.1\n", 5, "has no say beside task.links"),
+    # where the graph is
+    (STORE + "[cluster]\nservers = 7000\n", 3, "cluster.servers is 7000; give a list of host:port, e.g. "),
+    (STORE + "[cluster]\nservers = ['10.0.0.1']\n", 3, "cluster.servers is .*; give a list of host:port"),
+    (STORE + "[cluster]\nparts = [-1]\n", 3, r"cluster.parts is \[-1\]; give a list of numbers from 0 on"),
+    (STORE + "[cluster]\ncache = '120%'\n", 3, 'cluster.cache is .*; give a share or a size in quotes, e.g. "20%"'),
+    (STORE + "[cluster]\ncache = 0.2\n", 3, "cluster.cache is 0.2; give a share or a size"),
+    (STORE + "[cluster]\ncache = '4 gigs'\n", 3, "cluster.cache is '4 gigs'"),
+    (STORE + "[cluster]\nkey = 'k'\n", 3, "cluster.key is given alone; give cluster.cert and cluster.key"),
+    (STORE + "[cluster]\nkey = 'k'\ncert = 'c'\n", 4, "cluster.cert is given without cluster.ca; give the CA"),
+    ("[cluster]\nservers = ['a:1']\ncache = '4GB'\n", 3, "no say where servers make the .* start them with --cache"),
+    ("[cluster]\nservers = ['a:1']\nparts = [0]\n", 3, "cluster.parts has no say without store; leave it out"),
+    ("[cluster]\nservers = ['a:1']\nlocality = true\n", 3, "cluster.locality has no say without store"),
 ]
 
 
@@ -282,6 +294,14 @@ def test_set_may_take_the_say_from_a_key_of_the_file() -> None:
     assert parse_recipe(to_toml(recipe)) == recipe
     with pytest.raises(ConfigError, match=r"^--set model.heads=2: model.heads is for model.name"):
         parse_recipe(text, ["model.name=gcn", "model.heads=2"])
+
+
+def test_servers_take_the_place_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = parse_recipe("[train]\nepochs = 3\n", ["cluster.servers=a:1,b:2"])
+    assert (recipe.store, recipe.cluster.servers) == (None, ("a:1", "b:2"))
+    assert parse_recipe(to_toml(recipe)) == recipe
+    monkeypatch.setenv("HOPLOOM_SERVERS", "a:1")  # hoploom launch
+    assert parse_recipe("seed = 3").store is None
 
 
 # --- what is written -----------------------------------------------------------------------------

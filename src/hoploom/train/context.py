@@ -7,33 +7,31 @@ Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; t
 
 import hashlib
 import re
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from numbers import Integral
+from pathlib import Path
 from types import TracebackType
-from typing import overload
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from hoploom import ops
 from hoploom.config import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
+from hoploom.store import Store
 from hoploom.train import environment
+from hoploom.train.cluster import Opening, Serve, open_for, read_parts
 from hoploom.train.environment import Place
+from hoploom.train.meeting import Peers, meeting_point
 
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
-FAREWELL = 3.0  # seconds for what ranks say to each other at the end; peers that hang can hold it up
-ROLL_CALL = 1.0  # seconds to find out which peer it was
-LOOPBACK = "127.0.0.1"
 LABEL = 120  # bytes in which ranks tell each other the shape of a tensor
 
 LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
@@ -73,8 +71,10 @@ class Context:
         self.world_size = place.world_size
         self.restarts = place.restarts  # how often torchrun or Slurm has started this run again
         self.device = device
-        self._timeout = timeout
-        self._peers: _Peers | None = None
+        self.timeout = timeout  # seconds that this rank waits for another
+        self._place = place
+        self._opened = ExitStack()
+        self._peers: Peers | None = None
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
@@ -201,12 +201,38 @@ class Context:
             raise PeerError(
                 f"rank {self.rank} of {self.world_size} was {doing}, and {self._peers.missing()} ({reason:.300}); look "
                 "at what that rank says itself, then start again from the last checkpoint; if it was only slow, give "
-                f"hoploom.init a timeout above {self._timeout:g} seconds"
+                f"hoploom.init a timeout above {self.timeout:g} seconds"
             ) from error
 
+    def open(
+        self,
+        path: str | Path | None = None,
+        *,
+        parts: Sequence[int] | None = None,
+        serve: Serve = "auto",
+        servers: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> Store:
+        """The store that the deployment means, closed with this context. All ranks call.
+
+        >>> store = context.open("papers.store")
+
+        On one host that is `hoploom.open(path)`, under `hoploom launch` what its file says. On several hosts without
+        servers, one is started beside the trainers of each: a host holds its share of the parts, or `parts`. With
+        `serve=True` each rank of one host stands for a host. `servers` and `options` are those of `hoploom.connect`.
+        """
+        opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, options)
+        return open_for(self, self._place, opening, self._opened)
+
+    def after_the_others(self) -> Callable[[], None]:
+        """What waits, once this rank has left, until all others have: for who keeps something that they need."""
+        peers, seconds = self._peers, self.timeout
+        return lambda: None if peers is None else peers.wait_for_the_others(seconds)
+
     def close(self) -> None:
-        """Leave the other ranks. They notice if they wait for this one."""
+        """Leave the other ranks, and close what `open` opened. They notice if they wait for this one."""
         self._leave("has finished, after fewer steps or calls than this rank")
+        self._opened.close()
 
     def __enter__(self) -> "Context":
         return self
@@ -218,15 +244,16 @@ class Context:
             self.close()
         else:
             self._leave(f"ended with {type(error).__name__}: {error}"[:300])
+            self._opened.__exit__(kind, error, trace)
 
     def _join(self, place: Place, backend: str) -> None:
         if dist.is_initialized():
             raise ConfigError("torch.distributed is in use already; leave init_process_group to hoploom.init()")
         if place.on_one_host:
             environment.stay_on_loopback()
-        wait = timedelta(seconds=self._timeout)
-        store = PrefixStore(f"hoploom/{place.restarts}", _meeting_point(place, wait))
-        self._peers = _Peers(place, store)
+        wait = timedelta(seconds=self.timeout)
+        store = PrefixStore(f"hoploom/{place.restarts}", meeting_point(place, wait))
+        self._peers = Peers(place, store)
         try:
             with self.guard("meeting the other ranks"):
                 dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=self.world_size)
@@ -269,96 +296,6 @@ class Context:
                     )
             if tensor.numel():
                 talk()
-
-
-class _Peers:
-    """Short notes that ranks leave for each other where they met, to say who is to blame when talking fails."""
-
-    def __init__(self, place: Place, notes: PrefixStore) -> None:
-        self._rank, self._notes = place.rank, notes
-        self._keeper = _keeper(place)
-        self._others = [rank for rank in range(place.world_size) if rank != place.rank]
-        self._lost = False
-
-    def leave(self, farewell: str) -> None:
-        """Say why, unless it is because the others are lost; then close what connects the ranks."""
-        if not self._lost:
-            _within(FAREWELL, lambda: self._note("ended", farewell))
-        _within(FAREWELL, _destroy_group)
-
-    def missing(self) -> str:
-        """Which peer ended, or else which ones give no sign of life while this rank waits a moment for one."""
-        self._lost = True
-        found: list[str] = []
-        _within(FAREWELL, lambda: found.append(self._roll_call()))
-        return found[0] if found else f"{self._keeper} does not answer"
-
-    def _roll_call(self) -> str:
-        self._note("lost", "")
-        silent, deadline = set(self._others), time.monotonic() + ROLL_CALL
-        try:
-            while silent and time.monotonic() < deadline:
-                for rank in silent:
-                    if self._notes.check([f"ended/{rank}"]):
-                        return f"rank {rank} {self._notes.get(f'ended/{rank}').decode(errors='replace')}"
-                silent = {rank for rank in silent if not self._notes.check([f"lost/{rank}"])}
-                threading.Event().wait(ROLL_CALL / 20)
-        except RuntimeError:
-            return f"{self._keeper} ended or cannot be reached"
-        if not silent:
-            return "the ranks lost each other"
-        return f"no sign of life came from {', '.join(f'rank {rank}' for rank in sorted(silent))}"
-
-    def _note(self, kind: str, text: str) -> None:
-        with suppress(RuntimeError):  # whoever keeps the notes may itself be gone
-            self._notes.set(f"{kind}/{self._rank}", text)
-
-
-def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Call it, but do not wait longer: these calls of torch have no deadline of their own where a peer hangs."""
-    calling = threading.Thread(target=call, daemon=True)
-    calling.start()
-    calling.join(seconds)
-
-
-def hold_meeting_point(port: int, wait: timedelta) -> TCPStore:
-    """Where ranks of this host find each other: held by this process, on loopback only; port 0: any that is free."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((LOOPBACK, port))
-        listener.listen(512)
-        port = listener.getsockname()[1]
-        return TCPStore(
-            LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=listener.detach()
-        )
-
-
-def _meeting_point(place: Place, wait: timedelta) -> TCPStore:
-    holds = place.rank == 0 and not place.hosted
-    address = LOOPBACK if place.on_one_host and not place.hosted else place.address
-    try:
-        if holds and place.on_one_host:
-            return hold_meeting_point(place.port, wait)
-        return TCPStore(address, place.port, is_master=holds, wait_for_workers=False, timeout=wait)
-    except (RuntimeError, OSError) as error:
-        where = f"{address}:{place.port}"
-        if holds:
-            raise ConfigError(
-                f"rank 0 cannot listen on {where}; set MASTER_PORT to a port that is free there"
-            ) from error
-        raise PeerError(
-            f"rank {place.rank} of {place.world_size} cannot reach {_keeper(place)} at {where} within "
-            f"{wait.total_seconds():g} seconds; see whether it runs, and whether this host may connect to it"
-        ) from error
-
-
-def _keeper(place: Place) -> str:
-    return "the launcher" if place.hosted else "rank 0"
-
-
-def _destroy_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _device(wanted: str | torch.device | None, place: Place) -> torch.device:

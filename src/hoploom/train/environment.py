@@ -1,14 +1,15 @@
 """Which rank is this process, and of how many? The one room that reads and sets environment variables.
 
 torchrun's variables come first, then those of a Slurm step, else this is the only process. Nothing is guessed from
-half of a set of variables: an error is better than eight processes that each train alone.
+half of a set of variables: an error is better than eight processes that each train alone. `hoploom launch` sets more:
+where the graph is.
 """
 
 import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hoploom.errors import ConfigError
@@ -16,6 +17,9 @@ from hoploom.errors import ConfigError
 Variables = Mapping[str, str]
 
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SERVERS, STORE, PARTS = "HOPLOOM_SERVERS", "HOPLOOM_STORE", "HOPLOOM_PARTS"
+SECURITY = {"token_file": "HOPLOOM_TOKEN_FILE", "ca": "HOPLOOM_CA", "cert": "HOPLOOM_CERT", "key": "HOPLOOM_KEY"}
+NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
 
@@ -49,6 +53,44 @@ def read(variables: Variables | None = None) -> Place:
     if "RANK" not in variables and _in_slurm_job(variables):
         present = []  # batch scripts export the rest of them for srun
     return _from_torchrun(variables, present[0]) if present else Place()
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where `hoploom launch` says that the graph is. Without servers: in files that this process can open."""
+
+    servers: tuple[str, ...] = ()
+    store: str | None = None  # its folder on this host; None with servers: they make whole batches
+    parts: tuple[int, ...] | None = None  # those that this host holds
+    security: Mapping[str, str] = field(default_factory=dict)  # token_file, ca, cert, key: paths, those that are set
+    node: int | None = None  # this host's number among the hosts, where a launcher told
+
+
+def read_deployment(variables: Variables | None = None) -> Deployment:
+    """What `hoploom launch` set for this process."""
+    variables = os.environ if variables is None else variables
+    servers = tuple(one.strip() for one in variables.get(SERVERS, "").split(",") if one.strip())
+    alone = [name for name in (STORE, PARTS) if name in variables and not servers]
+    if alone:
+        raise ConfigError(
+            f"{alone[0]} is {variables[alone[0]]!r}, but {SERVERS} is not set; start with hoploom launch, which sets "
+            f"both, or unset {alone[0]}"
+        )
+    node = next((name for name in NODE if name in variables), None)
+    return Deployment(
+        servers,
+        variables.get(STORE) or None,
+        _parts(variables) if variables.get(PARTS) else None,
+        {name: variables[variable] for name, variable in SECURITY.items() if variables.get(variable)},
+        None if node is None else _number(variables, node, 0),
+    )
+
+
+def _parts(variables: Variables) -> tuple[int, ...]:
+    words = [word.strip() for word in variables[PARTS].split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"{PARTS} is {variables[PARTS]!r}; give the numbers of parts, e.g. 0 or 0,1")
+    return tuple(sorted({int(word) for word in words}))
 
 
 def enter(place: Place) -> None:

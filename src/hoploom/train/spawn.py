@@ -5,7 +5,6 @@ to the ranks travels as multiprocessing sends it, from this process to its own c
 """
 
 import builtins
-import ctypes
 import json
 import multiprocessing
 import os
@@ -29,14 +28,15 @@ from hoploom import errors
 from hoploom.config import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.train import environment
-from hoploom.train.context import DEADLINE, hold_meeting_point, init
+from hoploom.train.context import DEADLINE, init
 from hoploom.train.environment import Place
+from hoploom.train.lifeline import die_with
+from hoploom.train.meeting import hold_meeting_point
 
 AFTER_FAILURE = 5.0  # seconds that the other ranks get to end by themselves once one has failed
 AFTER_INTERRUPT = 30.0  # seconds that all ranks get after Ctrl-C, to write a checkpoint say; a second Ctrl-C ends them
 AFTER_TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
 LONGEST_TRACEBACK = 20_000  # characters
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 Options = dict[str, Any]
 
@@ -198,7 +198,7 @@ def _run_rank(
 ) -> None:
     """What a child does. It leaves the terminal's process group: the parent alone decides how to end on Ctrl-C."""
     os.setpgrp()
-    _die_with(parent)
+    die_with(parent)
     environment.enter(place)
     try:
         with ExitStack() as stack, _reported(place.rank, report):
@@ -235,14 +235,6 @@ def _rebuild(rank: int, told: dict[str, str]) -> Exception:
     made = made or TrainError(f"rank {rank} ended with {told['type']}: {told['message']}")
     made.add_note(f"On rank {rank}:\n{told['text']}")
     return made
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; elsewhere than on Linux, a lost store ends it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we could ask
-        os._exit(1)
 
 
 def _check_callable(fn: object) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 from hoploom.toml.keys import problem
 from hoploom.train.recipes.sections import LINKS, Recipe, applies
 
+NO_CACHE = "cluster.cache has no say where servers make the batches; leave it out, and start them with --cache"
+
 
 def check(values: dict[str, Any], where: Mapping[str, str]) -> None:
     """Raise ConfigError for the first pair of keys that disagree; set what follows from others."""
@@ -14,6 +16,7 @@ def check(values: dict[str, Any], where: Mapping[str, str]) -> None:
     _check_sampling(values, where)
     _check_links(values, where)
     _check_validation(values, where)
+    _check_cluster(values, where)
     if values["scheduler.min_lr"] >= values["optimizer.lr"]:
         message = f"scheduler.min_lr is {values['scheduler.min_lr']}, optimizer.lr only {values['optimizer.lr']}"
         raise problem(where, "scheduler.min_lr", f"{message}; give less")
@@ -88,6 +91,17 @@ def _check_validation(values: dict[str, Any], where: Mapping[str, str]) -> None:
     if values["scheduler.name"] == "plateau":
         message = f'scheduler.name = "plateau" needs a validation split; {way_out}, or take another schedule'
         raise problem(where, "scheduler.name", message)
+
+
+def _check_cluster(values: dict[str, Any], where: Mapping[str, str]) -> None:
+    given = {name for name in ("cert", "key") if values[f"cluster.{name}"] is not None}
+    if len(given) == 1:
+        name = given.pop()
+        raise problem(where, f"cluster.{name}", f"cluster.{name} is given alone; give cluster.cert and cluster.key")
+    if "cert" in given and values["cluster.ca"] is None:
+        raise problem(where, "cluster.cert", "cluster.cert is given without cluster.ca; give the CA of the servers too")
+    if values["store"] is None and values["cluster.cache"] is not None:
+        raise problem(where, "cluster.cache", NO_CACHE)
 
 
 def check_world(recipe: Recipe, world_size: int) -> None:

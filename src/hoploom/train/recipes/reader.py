@@ -15,6 +15,7 @@ from hoploom.toml.keys import REQUIRED, default_of, nearest, problem
 from hoploom.toml.lines import KeyPath, lines_of
 from hoploom.toml.parse import parse, read_text
 from hoploom.toml.text import as_key, quoted
+from hoploom.train import environment
 from hoploom.train.recipes.checks import check
 from hoploom.train.recipes.sections import (
     KEYS,
@@ -157,6 +158,8 @@ def _build(given: Mapping[str, Given], name: str, folder: Path) -> Recipe:
     values: Values = {}
     for key, described in all_keys():
         values[key] = _value(key, given[key]) if key in given else default_of(described)
+        if values[key] is REQUIRED and key == "store" and _has_servers(given):
+            values[key] = None  # they make the batches
         if values[key] is REQUIRED:
             raise problem(where, key, f"{key} is missing; add a line such as {key} = {quoted(KEYS[key].example)}")
     for key in given:
@@ -169,6 +172,10 @@ def _build(given: Mapping[str, Given], name: str, folder: Path) -> Recipe:
         values["model.modules"] = _absolute(folder)
     check(values, where)
     return _assemble(values, where)
+
+
+def _has_servers(given: Mapping[str, Given]) -> bool:
+    return "cluster.servers" in given or bool(environment.read_deployment().servers)
 
 
 def _value(key: str, given: Given) -> Any:

@@ -1,7 +1,11 @@
-"""What only run.toml's keys take: fanouts, and a function's address. The other rules are in hoploom.toml."""
+"""What only run.toml's keys take: fanouts, a function's address, servers. The other rules are in hoploom.toml."""
 
+import re
 from typing import Any
 
+from hoploom.amounts import parse_bytes
+from hoploom.errors import ConfigError
+from hoploom.serve.address import read_addresses
 from hoploom.toml.rules import Rule, whole
 
 
@@ -39,3 +43,46 @@ def factory() -> Rule:
         return value if named else None
 
     return Rule('"module:function", e.g. "my_model:make"', read, is_text=True)
+
+
+def addresses() -> Rule:
+    """Where servers listen: a list, or a text with commas."""
+
+    def read(value: Any) -> tuple[str, ...] | None:
+        if not isinstance(value, str | list) or not value or not all(isinstance(one, str) for one in value):
+            return None
+        try:
+            return tuple(read_addresses(value))
+        except ConfigError:
+            return None
+
+    return Rule('a list of host:port, e.g. ["10.0.0.1:7000", "10.0.0.2:7000"]', read)
+
+
+def parts() -> Rule:
+    """Numbers of parts."""
+    one = whole(0)
+
+    def read(value: Any) -> tuple[int, ...] | None:
+        numbers = value if isinstance(value, list) else [value]
+        return tuple(sorted(set(numbers))) if numbers and all(one.read(n) is not None for n in numbers) else None
+
+    return Rule("a list of numbers from 0 on, e.g. [0]", read)
+
+
+def size() -> Rule:
+    """A share, or bytes."""
+
+    def read(value: Any) -> str | None:
+        if not isinstance(value, str):
+            return None
+        percent = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", value.strip())
+        if percent is not None:
+            return value.strip() if 0 < float(percent[1]) <= 100 else None
+        try:
+            parse_bytes("size", value)
+        except ConfigError:
+            return None
+        return value.strip()
+
+    return Rule('a share or a size in quotes, e.g. "20%" or "4GB"', read, is_text=True)

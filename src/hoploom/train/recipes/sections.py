@@ -29,6 +29,7 @@ BUILT_IN = Only("model.factory", absent=True)
 OWN = Only("model.factory")
 ATTENTION = Only("model.name", ("gat", "rgat"))
 CURVES = Only("scheduler.name", ("cosine", "plateau", "warmup-cosine"))
+WITH_STORE = Only("store")
 CUTS = Only("scheduler.name", ("step", "plateau"))
 
 
@@ -172,6 +173,42 @@ class TrainSection:
 
 
 @dataclass(frozen=True)
+class ClusterSection:
+    """Where the graph is, if not on this machine alone."""
+
+    servers: tuple[str, ...] | None = key(
+        None,
+        "graph servers; with store, each process maps its parts and asks them for the rest, without it they make the "
+        "batches; left out: those of hoploom launch, or one beside the processes of each host",
+        own_rules.addresses(),
+        example=("10.0.0.1:7000", "10.0.0.2:7000"),
+    )
+    parts: tuple[int, ...] | None = key(
+        None, "the parts that this host maps; left out: its share", own_rules.parts(), example=(0,), only=WITH_STORE
+    )
+    topology: str = key(
+        "auto",
+        "local: every host maps all edges; parted: its own; auto: local where it fits",
+        rules.choice("auto", "local", "parted"),
+        only=WITH_STORE,
+    )
+    locality: bool = key(False, "seeds go to the processes whose host holds them", rules.flag(), only=WITH_STORE)
+    cache: str | None = key(
+        None, "rows of other hosts that a process keeps, the most visited ones", own_rules.size(), example="20%"
+    )
+    look_ahead: int | None = key(
+        None, "batches whose missing rows are fetched together", rules.whole(1, 1024), example=4, only=WITH_STORE
+    )
+    timeout: float | None = key(
+        None, "seconds that a request may take, all attempts together", rules.number(open_ends=True), example=60.0
+    )
+    token_file: Path | None = key(None, "a file with the servers' token", rules.path(), example="token")
+    ca: Path | None = key(None, "the CA of the servers' certificates: TLS", rules.path(), example="ca.pem")
+    cert: Path | None = key(None, "the certificate to show to servers", rules.path(), example="client.pem")
+    key: Path | None = key(None, "its key", rules.path(), example="client.key")  # last: it hides key()
+
+
+@dataclass(frozen=True)
 class OutputSection:
     """Where it goes."""
 
@@ -188,7 +225,12 @@ class Recipe:
     3
     """
 
-    store: Path = key(REQUIRED, "the graph: a store's directory", rules.path(), example="graph.store")
+    store: Path | None = key(
+        REQUIRED,
+        "the graph: a store's directory; may be left out where servers make the batches",
+        rules.path(),
+        example="graph.store",
+    )
     seed: int = key(0, "all randomness derives from it", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -196,6 +238,7 @@ class Recipe:
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     train: TrainSection = field(default_factory=TrainSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
     output: OutputSection = field(default_factory=OutputSection)
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # key -> "run.toml:7"
 
@@ -211,6 +254,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "optimizer": OptimizerSection,
     "scheduler": SchedulerSection,
     "train": TrainSection,
+    "cluster": ClusterSection,
     "output": OutputSection,
 }
 

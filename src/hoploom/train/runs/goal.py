@@ -187,6 +187,9 @@ def _link_goal(recipe: Recipe, store: Store) -> Goal:
         raise recipe.problem("task.reverse", f"{message}; name the relation with the same links turned round")
     if recipe.task.links is not None:
         graph, links = store, _read_links(recipe, recipe.task.links)
+    elif len(store.parts) < len(store.ranges):
+        message = "task.links is missing, and edges can be held out only where a process holds them all"
+        raise recipe.problem("task.links", f"{message}; give the links in files, from a store without the others")
     else:
         held_out = hold_out(store, key, mirror, Shares(recipe.seed, recipe.task.val_share, recipe.task.test_share))
         graph, links = held_out.store, {split: ends for split, ends in held_out.links.items() if ends.numel()}

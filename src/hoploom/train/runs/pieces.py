@@ -104,15 +104,16 @@ def train_loader(recipe: Recipe, goal: Goal, context: Context, model: nn.Module)
         "shuffle": True,
         "batch_size": section.batch_size // context.world_size,
         "least_tail": LEAST_TAIL,
+        "locality": recipe.cluster.locality,
         "device": context.device,
     }
-    return _loader(recipe, goal, model, "train", _per_relation(recipe, goal), **placement)
+    return _loader(recipe, goal, model, "train", per_relation(recipe, goal), **placement)
 
 
 def eval_loader(recipe: Recipe, goal: Goal, context: Context, model: nn.Module, split: str) -> Loader:
     """All seeds of a split, in order; `evaluate` shares its steps out."""
     section = recipe.loader
-    fanouts = list(section.eval_fanouts) if section.eval_fanouts else _per_relation(recipe, goal)
+    fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(recipe, goal)
     batch_size = section.eval_batch_size or section.batch_size
     placement: dict[str, Any] = {"batch_size": batch_size, "device": context.device, "seed": recipe.seed}
     return _loader(recipe, goal, model, split, fanouts, **placement)
@@ -132,7 +133,7 @@ def _loader(recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: F
     if isinstance(module, GNN):  # layer one is aggregated where its rows lie
         floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
         reduce = module.first_reduce if all(floats) else None
-        options |= {"aggregate": reduce, "degrees": module.needs_degrees}
+        options |= {"aggregate": reduce, "degrees": _needs_degrees(recipe, goal, module)}
     if task.kind == LINKS:
         options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
         return LinkNeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
@@ -141,7 +142,15 @@ def _loader(recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: F
     return NeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
 
 
-def _per_relation(recipe: Recipe, goal: Goal) -> Fanouts:
+def _needs_degrees(recipe: Recipe, goal: Goal, module: GNN) -> bool:
+    store = goal.store
+    if module.needs_degrees and store.elsewhere is None and len(store.topology) < len(store.ranges):
+        message = f'model.name = "{recipe.model.name}" needs in-degrees, and a process maps the edges of its parts only'
+        raise recipe.problem("cluster.topology", f'{message}; set cluster.topology = "local", or take another model')
+    return module.needs_degrees
+
+
+def per_relation(recipe: Recipe, goal: Goal) -> Fanouts:
     """One list for all relations, or one for each where the recipe sets some apart."""
     fanouts, others, schema = recipe.loader.fanouts, recipe.loader.relation_fanouts, goal.store.schema
     if not others:

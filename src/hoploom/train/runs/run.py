@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.errors import StoreError
-from hoploom.store.disk import open_store
+from hoploom.store.cached import CacheReport
 from hoploom.store.durable import write_whole
 from hoploom.toml.text import as_toml
 from hoploom.train.checkpoint import Checkpoint
@@ -22,9 +22,10 @@ from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.recipes.checks import check_world
 from hoploom.train.recipes.reader import read_recipe
-from hoploom.train.recipes.sections import Recipe
+from hoploom.train.recipes.sections import Recipe, keys_of
 from hoploom.train.recipes.writer import to_toml, values_of
 from hoploom.train.runs.goal import Goal, goal_of
+from hoploom.train.runs.graph import as_plain, cache_report, open_graph, with_cache
 from hoploom.train.runs.pieces import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
 
 RECIPE_FILE, RESULT_FILE = "run.toml", "result.json"
@@ -39,6 +40,7 @@ MAY_CHANGE = {
         "output.folder",
         "output.tensorboard",
     ),
+    *(f"cluster.{name}" for name in keys_of("cluster") if name != "locality"),
     *("train.epochs", "train.max_steps", "train.patience", "train.processes", "train.device", "train.checkpoint_every"),
 }
 
@@ -53,6 +55,7 @@ class Result:
     test: Mapping[str, float]  # of the best checkpoint; empty without a test split, and where training was stopped
     num_parameters: int
     seconds: float
+    cache: CacheReport | None = None  # of all ranks; None: nothing was cached
 
     @property
     def is_complete(self) -> bool:
@@ -68,7 +71,7 @@ def run(recipe: Recipe, context: Context, *, resume: bool = False, progress: boo
     began = time.perf_counter()
     check_world(recipe, context.world_size)
     check_folder(recipe, resume=resume)
-    goal = goal_of(recipe, open_store(recipe.store))
+    goal = with_cache(recipe, goal_of(recipe, open_graph(recipe, context)), context)
     learner = make_learner(recipe, goal, context)
     checkpoint = Checkpoint(recipe.output.folder, context)
     if resume:
@@ -83,7 +86,8 @@ def run(recipe: Recipe, context: Context, *, resume: bool = False, progress: boo
     test = {} if outcome.stopped == "asked" else _test(recipe, goal, learner, checkpoint, context)
     num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
     seconds = time.perf_counter() - began
-    result = Result(recipe.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds)
+    kept = cache_report(recipe, goal, context)
+    result = Result(recipe.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
     if context.is_main and result.is_complete:
         write_whole(recipe.output.folder / RESULT_FILE, [as_json(result).encode()])
     return result
@@ -168,7 +172,7 @@ def _check_same(recipe: Recipe, before: Recipe) -> None:
 def as_json(result: Result) -> str:
     """result.json: what a table of runs is made from."""
     outcome = result.outcome
-    content = {
+    content: dict[str, Any] = {
         "stopped": outcome.stopped,
         "epochs": outcome.epochs,
         "steps": outcome.steps,
@@ -179,6 +183,8 @@ def as_json(result: Result) -> str:
         "num_parameters": result.num_parameters,
         "seconds": round(result.seconds, 3),
     }
+    if result.cache is not None:
+        content["cache"] = as_plain(result.cache)
     return json.dumps(content, indent=1) + "\n"
 
 
@@ -197,4 +203,6 @@ def summary(result: Result) -> str:
     if result.test:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in result.test.items() if "/" not in name)
         lines.append(f"test: {shown}")
+    if result.cache is not None:
+        lines.append(f"cache: {result.cache}")
     return "\n".join([*lines, f"written to {result.folder}"])

@@ -1,0 +1,76 @@
+"""What the ranks of cluster tests do: spawned processes import it."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import hoploom
+from hoploom.train import Context
+
+
+def loader(store: Any, rank: int, world_size: int, **options: Any) -> hoploom.NeighborLoader:
+    """The loader of every test here."""
+    return hoploom.NeighborLoader(
+        store, [3, 2], batch_size=8, shuffle=True, rank=rank, world_size=world_size, **options
+    )  # fmt: skip
+
+
+def told_of(batches: Any) -> list[dict[str, Any]]:
+    """Batches as plain lists."""
+    return [
+        {
+            "nodes": batch.n_id.tolist(),
+            "edges": batch.edge_index.tolist(),
+            "x": batch.x.tolist(),
+            "seeds": batch.n_id[: batch.batch_size].tolist(),
+        }
+        for batch in batches
+    ]
+
+
+def tell_batches(context: Context, folder: str, path: str | None, opening: dict[str, Any]) -> None:
+    """Two epochs of this rank, and what its store is, into a file per rank."""
+    parts = opening.pop("parts_by_rank", None)
+    if parts is not None:
+        opening["parts"] = parts[context.rank]
+    store = context.open(path, **opening)
+    ranks = context.rank, context.world_size
+    told: dict[str, Any] = {"batches": told_of(loader(store, *ranks))}
+    told["local"] = told_of(loader(store, *ranks, locality=True))
+    told |= {"homes": store.homes, "parts": len(store.parts), "servers": children()}
+    told["temporary"] = [path.name for path in Path(os.environ["TMPDIR"]).iterdir()] if "TMPDIR" in os.environ else []
+    Path(folder, f"{context.rank}.json").write_text(json.dumps(told))
+
+
+def children() -> list[int]:
+    """The graph servers that this process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            words = (path.parent / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == os.getpid() and b"serve" in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def linger_in_rank_one(context: Context, folder: str, path: str) -> None:
+    """Rank 0 is done at once; rank 1 asks rank 0's server long after that."""
+    store = context.open(path, serve=True)
+    if context.rank == 1:
+        until_left(context)
+        told = told_of(loader(store, 0, 1))
+        Path(folder, "late.json").write_text(json.dumps(told))
+
+
+def until_left(context: Context) -> None:
+    """Wait until the other rank has said goodbye."""
+    deadline = time.monotonic() + 30
+    while not context._peers._is_gone(0):  # type: ignore[union-attr]
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
