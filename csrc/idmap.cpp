@@ -41,16 +41,33 @@ void IdMap::reserve(int64_t count) {
   if (slots > slots_.size()) grow(slots);
 }
 
+// Where the search for each of some ids begins; the lines it reads are on their way then.
+template <typename At>
+void IdMap::locate(const int64_t* ids, At place, int64_t size, size_t* at) const {
+  const size_t mask = slots_.size() - 1;
+  for (int64_t i = 0; i < size; ++i) {
+    at[i] = mix(0, uint64_t(ids[place(i)])) & mask;
+    __builtin_prefetch(&slots_[at[i]]);
+  }
+  for (int64_t i = 0; i < size; ++i)
+    if (slots_[at[i]]) __builtin_prefetch(&ids_[size_t(slots_[at[i]]) - 1]);
+}
+
 void IdMap::add(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) {
   check_places(places, count, num_ids);
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t id = ids[places ? places[i] : i];
-    const size_t slot = slot_of(id);
-    if (slots_[slot]) continue;
-    if (ids_.size() == INT32_MAX) throw std::length_error("a map holds at most 2^31 ids");
-    ids_.push_back(id);
-    slots_[slot] = int32_t(ids_.size());
-    if (ids_.size() * 2 > slots_.size()) grow(slots_.size() * 2);
+  size_t at[kGroup];
+  for (int64_t begin = 0; begin < count; begin += kGroup) {
+    const int64_t size = std::min(kGroup, count - begin);
+    const auto place = [&](int64_t i) { return places ? places[begin + i] : begin + i; };
+    if (ids_.size() + size_t(size) > size_t(INT32_MAX)) throw std::length_error("a map holds at most 2^31 ids");
+    if ((ids_.size() + size_t(size)) * 2 > slots_.size()) grow(std::bit_ceil((ids_.size() + size_t(size)) * 2));
+    locate(ids, place, size, at);
+    for (int64_t i = 0; i < size; ++i) {
+      const size_t slot = slot_from(at[i], ids[place(i)]);
+      if (slots_[slot]) continue;
+      ids_.push_back(ids[place(i)]);
+      slots_[slot] = int32_t(ids_.size());
+    }
   }
 }
 
@@ -60,21 +77,15 @@ IdMap::Found IdMap::find(const int64_t* ids, int64_t num_ids, const int64_t* pla
   int64_t* slots = found.slots.as<int64_t>();
   int64_t *hits = found.hits.as<int64_t>(), *misses = found.misses.as<int64_t>();
   int64_t num_hits = 0, num_misses = 0;
-  const size_t mask = slots_.size() - 1;
   size_t at[kGroup];
   for (int64_t begin = 0; begin < count; begin += kGroup) {
     const int64_t size = std::min(kGroup, count - begin);
+    const auto place = [&](int64_t i) { return places ? places[begin + i] : begin + i; };
+    locate(ids, place, size, at);
     for (int64_t i = 0; i < size; ++i) {
-      at[i] = mix(0, uint64_t(ids[places ? places[begin + i] : begin + i])) & mask;
-      __builtin_prefetch(&slots_[at[i]]);
-    }
-    for (int64_t i = 0; i < size; ++i)
-      if (slots_[at[i]]) __builtin_prefetch(&ids_[size_t(slots_[at[i]]) - 1]);
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t place = places ? places[begin + i] : begin + i;
-      const int32_t number = slots_[slot_from(at[i], ids[place])];
-      if (number) slots[place] = number - 1;
-      (number ? hits[num_hits++] : misses[num_misses++]) = place;
+      const int32_t number = slots_[slot_from(at[i], ids[place(i)])];
+      if (number) slots[place(i)] = number - 1;
+      (number ? hits[num_hits++] : misses[num_misses++]) = place(i);
     }
   }
   found.hits.trim(size_t(num_hits) * 8);

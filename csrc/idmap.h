@@ -31,6 +31,8 @@ class IdMap {
   size_t slot_of(int64_t id) const;
   size_t slot_from(size_t slot, int64_t id) const;
   void grow(size_t slots);
+  template <typename At>
+  void locate(const int64_t* ids, At place, int64_t size, size_t* at) const;
 
   std::vector<int64_t> ids_;             // by number
   std::vector<int32_t> slots_ = {0, 0};  // open addressing, a power of two: number plus one; 0 is empty

@@ -109,7 +109,7 @@ class LookAhead:
         places: list[Tensor | None] = []
         outs: list[Tensor] = []
         num_fetched = num_reused = 0
-        for owner, (ids_held, fields) in self._missing(drawn).items():
+        for owner, (ids_held, fields) in self._missing(drawn, before).items():
             ids, old = ids_held.ids, before.get(owner)
             found = None if old is None else old.ids.find(ids)
             rows[owner] = HeldRows(ids_held, {f: empty_rows(self._features.schema, owner, f, len(ids)) for f in fields})
@@ -126,7 +126,7 @@ class LookAhead:
         self.fetches.add(num_fetched, num_reused)
         return Fetched(rows, self._assembler(rows))
 
-    def _missing(self, drawn: Sequence[Drawn]) -> dict[Owner, tuple[IdMap, list[str]]]:
+    def _missing(self, drawn: Sequence[Drawn], before: Rows) -> dict[Owner, tuple[IdMap, list[str]]]:
         """By owner: the ids whose rows are not here, each once, and the fields that are needed of them."""
         needed: dict[Owner, tuple[IdMap, list[str]]] = {}
         shards, routes = self._features.shards, self._features.routes
@@ -134,7 +134,9 @@ class LookAhead:
             seen: set[tuple[Owner, int]] = set()
             wanted = self._maker.assembler.wanted(one.sampled)
             for owner, name, ids in wanted:
-                held, fields = needed.setdefault(owner, (IdMap(), []))
+                if owner not in needed:
+                    needed[owner] = IdMap(len(before[owner].ids) if owner in before else 0), []
+                held, fields = needed[owner]
                 if name not in fields:
                     fields.append(name)
                 if (owner, id(ids)) not in seen:
