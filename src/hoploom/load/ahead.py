@@ -23,7 +23,7 @@ from hoploom.load.prefetch import Workers, result_of
 from hoploom.ops import IdMap
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Store, Wanted
-from hoploom.store.held import Cached, HeldRows, empty_rows, missing
+from hoploom.store.held import Cached, HeldRows, empty_rows, lies_here, missing
 
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]
 Rows = Mapping[Owner, HeldRows]
@@ -134,6 +134,8 @@ class LookAhead:
             seen: set[tuple[Owner, int]] = set()
             wanted = self._maker.assembler.wanted(one.sampled)
             for owner, name, ids in wanted:
+                if all(lies_here(shard, owner, name) for shard in shards):
+                    continue
                 if owner not in needed:
                     needed[owner] = IdMap(len(before[owner].ids) if owner in before else 0), []
                 held, fields = needed[owner]

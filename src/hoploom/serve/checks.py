@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError
@@ -55,12 +56,13 @@ def draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 def ids(tensor: Tensor, what: str, first: int, count: int) -> Tensor:
     """Ids that a part owns."""
-    if str(tensor.dtype) != "torch.int64" or tensor.dim() != 1:
+    if tensor.dtype is not torch.int64 or tensor.dim() != 1:
         raise ConfigError(
             f"ids of {what} have dtype {tensor.dtype} and shape {list(tensor.shape)}; int64 [n] is needed"
         )
     if tensor.numel():
-        lowest, highest = (int(bound(tensor.numpy())) for bound in (np.min, np.max))
+        array = tensor.numpy()
+        lowest, highest = int(array.min()), int(array.max())
         if lowest < first or highest >= first + count:
             wrong = lowest if lowest < first else highest
             raise ConfigError(
@@ -92,7 +94,7 @@ def frontiers(request: Message, part: Part) -> list[Frontier | None]:
 
 
 def _beside(column: Tensor, nodes: Tensor) -> Tensor:
-    if str(column.dtype) != "torch.int64" or column.shape != nodes.shape:
+    if column.dtype is not torch.int64 or column.shape != nodes.shape:
         raise ConfigError(f"a column of {column.dtype} {list(column.shape)} for {nodes.numel()} nodes; int64, one each")
     return column
 

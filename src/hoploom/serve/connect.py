@@ -20,6 +20,7 @@ from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.store import Store
 from hoploom.store.base import Shard
 from hoploom.store.disk import held_parts, open_store, topology_fits
+from hoploom.store.held import Nearer
 from hoploom.store.sharded import Sharded, routes_of
 
 Topology = Literal["auto", "local", "parted"]
@@ -112,7 +113,10 @@ def _beside(peers: Peers, here: _Here) -> Store:
         )
     schema = local.schema
     held = dict(zip(here.parts, local.parts, strict=True))
-    shards: list[Shard] = [held.get(number) or RemotePart(schema, number, peers) for number in range(len(local.ranges))]
-    sharded = Sharded(schema, shards, routes_of(schema, local.ranges))
     whole = len(local.topology) == len(local.ranges)
+    shards: list[Shard] = []
+    for number in range(len(local.ranges)):
+        remote = RemotePart(schema, number, peers)
+        shards.append(held.get(number) or (Nearer(remote, local.topology[number]) if whole else remote))
+    sharded = Sharded(schema, shards, routes_of(schema, local.ranges))
     return replace(local, graph=local.graph if whole else sharded, features=sharded, shards=tuple(shards))

@@ -29,6 +29,7 @@ MAX_TENSORS = 4096
 MAX_REQUEST = 1 << 28  # bytes of a request's tensors
 MAX_ANSWER = 1 << 36  # bytes of an answer's tensors
 MAX_DIMENSIONS = 8
+NUMPY_DTYPES = DTYPE_NAMES | {torch.bfloat16: "int16"}
 
 
 class Described(NamedTuple):
@@ -98,21 +99,28 @@ def _describe(tensor: Tensor | Streamed) -> Described:
     return tensor.described if isinstance(tensor, Streamed) else Described(tensor.dtype, tuple(tensor.shape))
 
 
-def _record(piece: "np.ndarray[Any, np.dtype[np.uint8]]") -> pa.RecordBatch:
-    column = pa.Array.from_buffers(pa.uint8(), piece.size, [None, pa.py_buffer(piece)])
+def _record(piece: "np.ndarray[Any, Any]") -> pa.RecordBatch:
+    buffer = pa.py_buffer(piece)
+    column = pa.Array.from_buffers(pa.uint8(), buffer.size, [None, buffer])
     return pa.RecordBatch.from_arrays([column], schema=SCHEMA)
 
 
+def _array(tensor: Tensor) -> Any:
+    """The same memory as NumPy has it, of any dtype. One call where it can be: cold, each of torch's takes long."""
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return (tensor if tensor.dtype is not torch.bfloat16 else tensor.view(torch.int16)).numpy()
+
+
 def _bytes_of(tensor: Tensor) -> Any:
-    flat: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat
+    return _array(tensor).reshape(-1).view(np.uint8)
 
 
 def _packed(tensors: Sequence[Tensor | Streamed], total: int) -> Iterator[Any]:
     """All tensors in one piece."""
-    arrays = [_bytes_of(t) for tensor in tensors for t in (tensor.pieces if isinstance(tensor, Streamed) else [tensor])]
     if total:
-        yield arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        each = [t for tensor in tensors for t in (tensor.pieces if isinstance(tensor, Streamed) else (tensor,))]
+        yield _array(each[0]) if len(each) == 1 else np.concatenate([_bytes_of(tensor) for tensor in each])
 
 
 def _cut(tensors: Sequence[Tensor | Streamed]) -> Iterator[Any]:
@@ -146,15 +154,15 @@ class Incoming:
             num_rows = one.shape[0] if one.shape else 1
             row = 0 if one.num_bytes else num_rows
             while row < num_rows:
-                while waiting.numel() == 0:
+                while waiting.size == 0:
                     waiting = _bytes_in(self._reader.read_chunk().data)
-                count = min(waiting.numel() // one.row_bytes, num_rows - row)
+                count = min(waiting.size // one.row_bytes, num_rows - row)
                 if count == 0:
                     raise MalformedError("a piece does not hold whole rows")
                 size = count * one.row_bytes
-                yield index, row, waiting[:size].view(count, one.row_bytes)
+                yield index, row, torch.from_numpy(waiting[:size].reshape(count, one.row_bytes))
                 waiting, row = waiting[size:], row + count
-        if waiting.numel():
+        if waiting.size:
             raise MalformedError("more bytes came than the header says")
 
     def into(self, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> Message:
@@ -169,21 +177,18 @@ class Incoming:
             targets[index][begin : begin + rows.numel()] = rows.view(-1).numpy()  # by NumPy: no team of threads
         return Message(self.header, tensors)
 
-
     def _unpacked(self, total: int) -> list[Tensor]:
         """Tensors that came in one piece: one copy, and few calls, for it is the time of these that a round trip is."""
         if total == 0:
             return [torch.empty(one.shape, dtype=one.dtype) for one in self.described]
-        bytes_ = torch.empty(total, dtype=torch.uint8)
-        bytes_.numpy()[:] = _bytes_in(self._first).numpy()
-        if len(self.described) == 1:
-            return [bytes_.view(self.described[0].dtype).view(self.described[0].shape)]
+        came = _bytes_in(self._first)
         tensors, at = [], 0
         for one in self.described:
-            piece = bytes_[at : at + one.num_bytes]
-            aligned = piece if at % one.dtype.itemsize == 0 else piece.clone()
-            tensors.append(aligned.view(one.dtype).view(one.shape))
-            at += one.num_bytes
+            end = at + one.num_bytes
+            own = np.array(came[at:end]).view(NUMPY_DTYPES[one.dtype]).reshape(one.shape)
+            tensor = torch.from_numpy(own)
+            tensors.append(tensor.view(torch.bfloat16) if one.dtype is torch.bfloat16 else tensor)
+            at = end
         return tensors
 
 
@@ -200,17 +205,17 @@ class _View:
         }
 
 
-def _bytes_in(batch: pa.RecordBatch | None) -> Tensor:
+def _bytes_in(batch: pa.RecordBatch | None) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     """The bytes of a record, where they lie."""
     if batch is None or batch.num_rows == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return NOTHING
     if batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8() or batch.column(0).null_count:
         raise MalformedError("a piece is not plain bytes")
     column = batch.column(0)
     buffer = column.buffers()[1]
     if column.offset + len(column) > buffer.size:
         raise MalformedError("a piece is shorter than it says")
-    return torch.from_numpy(np.asarray(_View(buffer, column.offset, len(column))))
+    return np.asarray(_View(buffer, column.offset, len(column)))
 
 
 def _parse_header(metadata: Any, limit: int) -> tuple[dict[str, Any], list[Described]]:

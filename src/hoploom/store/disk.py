@@ -155,18 +155,29 @@ def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
         for split, size in held.splits.get(node_type.name, {}).items():
             file = layout.split_file(part, node_type.name, split)
             splits[node_type.name, split] = map_array(folder, manifest, file, "int64", (size,))
-    for index, relation in enumerate(schema.relations):
-        for name, field in relation.fields.items():
-            shape = (held.num_edges[index], *field.shape)
-            rows = map_array(folder, manifest, layout.edge_file(part, relation, name), field.dtype, shape)
-            tables[relation.key, name] = Table(rows, held.first_edges[index])
+    tables |= _edge_tables(folder, manifest, part, only_here=False)
     return replace(_open_topology(folder, manifest, part), tables=tables, splits=splits)
 
 
+def _edge_tables(folder: Path, manifest: Manifest, part: int, *, only_here: bool) -> dict[tuple[Owner, str], Table]:
+    """The fields of edges; of those whose files are here, or of all."""
+    tables: dict[tuple[Owner, str], Table] = {}
+    for index, relation in enumerate(manifest.schema.relations):
+        for name, field in relation.fields.items():
+            file = layout.edge_file(part, relation, name)
+            if only_here and not (file in manifest.files and layout.inside(folder, file).exists()):
+                continue
+            shape = (manifest.parts[part].num_edges[index], *field.shape)
+            rows = map_array(folder, manifest, file, field.dtype, shape)
+            tables[relation.key, name] = Table(rows, manifest.parts[part].first_edges[index])
+    return tables
+
+
 def open_topology(folder: Path, manifest: Manifest, part: int) -> Part:
-    """Map one part's topology; its fields and splits are left out."""
+    """Map one part's topology, and the fields of edges that lie beside it; fields and splits of nodes are left out."""
     try:
-        return _open_topology(folder, manifest, part)
+        opened = _open_topology(folder, manifest, part)
+        return replace(opened, tables=_edge_tables(folder, manifest, part, only_here=True))
     except StoreError as error:
         files = f"{layout.part_folder(part)}/relations/*/csc.*.npy"
         raise StoreError(f"topology='all' needs {files}: {error}, or open the store with topology='own'") from error

@@ -15,6 +15,7 @@ from hoploom import ops
 from hoploom.ops import Found, Frontier, IdMap, Picks
 from hoploom.schema import DTYPES, Owner, Schema
 from hoploom.store.base import Draw, Shard, Wanted
+from hoploom.store.part import Part
 
 Finish = Callable[[], None]
 
@@ -86,6 +87,43 @@ class Cached:
     def split(self, node_type: str, name: str) -> Tensor:
         """What the shard answers."""
         return self.shard.split(node_type, name)
+
+
+@dataclass(frozen=True)
+class Nearer:
+    """A shard elsewhere of which some fields lie here: those of edges, which come with the topology."""
+
+    shard: Shard
+    near: Part
+
+    @property
+    def is_here(self) -> bool:
+        return False
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        """What the shard answers."""
+        return self.shard.begin_sample(frontiers, draw)
+
+    def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
+        """Ask for the fields that are not here, and read those that are."""
+        here = [(want.owner, want.field) in self.near.tables for want in wanted]
+        none = [place[:0] for place in places]
+        own = [place if is_here else nothing for place, nothing, is_here in zip(places, none, here, strict=True)]
+        rest = [nothing if is_here else place for place, nothing, is_here in zip(places, none, here, strict=True)]
+        asked = any(place.numel() for place in rest)
+        copies = [self.near.begin_gather(wanted, own, outs)] if any(here) else []
+        return partial(_finish, copies, self.shard.begin_gather(wanted, rest, outs) if asked else None)
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        """What the shard answers."""
+        return self.shard.split(node_type, name)
+
+
+def lies_here(shard: Shard, owner: Owner, name: str) -> bool:
+    """Whether all of a field is read in this process."""
+    if isinstance(shard, Cached):
+        return lies_here(shard.shard, owner, name)
+    return shard.is_here or (isinstance(shard, Nearer) and (owner, name) in shard.near.tables)
 
 
 def _finish(copies: Sequence[Finish], rest: Finish | None) -> None:
