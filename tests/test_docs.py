@@ -13,6 +13,10 @@ import torch
 
 import hoploom
 from hoploom import HoploomError, cli, errors
+from hoploom.launch.sections import SECTIONS, HostKeys, TopKeys
+from hoploom.serve.metrics import FAMILIES
+from hoploom.toml.keys import default_of, key_of, keys_in
+from hoploom.toml.text import as_toml
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
 
@@ -26,7 +30,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 RAISES = re.compile(r"# (\w+Error: .*(?:\n# .*)*)")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-LANGUAGES = {"python", "bash", "text"}
+LANGUAGES = {"python", "bash", "text", "toml", "yaml"}
+FILE = re.compile(r"# ([\w-]+\.(?:toml|yml))\n")
 
 
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -47,6 +52,8 @@ def test_every_example_runs_and_prints_what_it_says(
             _run(code, text.count("\n", 0, block.start()) + 1, page, names)
         elif language == "bash":
             _run_commands(code)
+        elif named := FILE.match(code):  # a file that commands below it are about
+            Path(named[1]).write_text(code)
 
 
 def _run(code: str, lines_before: int, page: Path, names: dict[str, Any]) -> None:
@@ -81,6 +88,7 @@ def _run_commands(code: str) -> None:
 def test_the_examples_are_found() -> None:
     assert all("```python" in page.read_text() for page in PAGES if page.name != "tour.md")
     assert BLOCK.findall("```python\nx = 1\n```\n\n```text\ny\n```\n") == [("python", "x = 1\n"), ("text", "y\n")]
+    assert FILE.match("# two-hosts.toml\nhosts = 2\n")
     assert PRINTS.findall("print(f(1))  # 2, 3\nx = 1  # no\n") == ["2, 3"]
     assert len(re.findall(f"^{RAISES.pattern}", (DOCS / "errors.md").read_text(), re.MULTILINE)) > 10
 
@@ -112,6 +120,29 @@ def test_every_public_name_is_in_the_api_and_the_changelog() -> None:
     api, changelog = (DOCS / "api.md").read_text(), (ROOT / "CHANGELOG.md").read_text()
     assert not [name for name in hoploom.__all__ if not re.search(rf"`hoploom\.{name}\b", api)]
     assert not [name for name in hoploom.__all__ if not re.search(rf"`{name}\b", changelog)]
+
+
+def test_the_page_of_clusters_has_every_key_of_their_files() -> None:
+    page = (DOCS / "cluster.md").read_text()
+    assert not [row for row in _rows_of_keys() if row not in page.splitlines()]
+
+
+def _rows_of_keys() -> list[str]:
+    """The rows of the page's table: key, default or an example, help."""
+    rows = []
+    for section, owner in {"": TopKeys, "hosts.NAME": HostKeys, **SECTIONS}.items():
+        for name, described in keys_in(owner).items():
+            key, default = key_of(described), default_of(described)
+            shown = f"e.g. `{as_toml(key.example)}`" if default in (None, {}) else f"`{as_toml(default)}`"
+            rows.append(f"| `{f'{section}.{name}'.lstrip('.')}` | {shown} | {key.help} |")
+    return rows
+
+
+def test_the_page_of_operations_has_every_metric_as_the_server_tells_it() -> None:
+    page = (DOCS / "operations.md").read_text()
+    for name, family in FAMILIES.items():
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        assert f"| `{name}` | {family.type} | {labels} | {family.text} |" in page.splitlines()
 
 
 def test_the_tree_of_errors_is_the_one_in_the_code() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,12 +16,17 @@ from pyarrow import parquet
 from scipy import sparse
 
 import hoploom
+from hoploom.partition import partition
 from hoploom.train import tensorfile
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-COVERED = {"multi_gpu_sage", "multi_node_gcn", "custom_frontier_blocks", "link_prediction", "hetero_rgat"}
+COVERED = {
+    *("multi_gpu_sage", "multi_node_gcn", "custom_frontier_blocks", "link_prediction", "hetero_rgat"),
+    *("worker_mode_sage", "server_client_sage"),
+}
+LAUNCH_LIMIT = 110.0  # seconds: five processes import torch
 
 Run = Callable[..., str]
 
@@ -175,6 +181,83 @@ def test_papers_are_classified_and_every_prediction_is_written(run: Run, tmp_pat
     table = parquet.read_table(tmp_path / "predictions" / "paper")
     assert sorted(table["id"].to_pylist()) == list(range(2000))
     assert table.column_names == ["id", "embedding", "prediction"]
+
+
+# --- clusters ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the examples, and beside them what their cluster files serve: a store in two parts."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(EXAMPLES, folder / "examples")
+    hoploom.generate(folder / "graph.store", num_nodes=4000, num_features=16, num_classes=5, homophily=0.8)
+    partition(folder / "graph.store", folder / "demo" / "graph.parts", 2, fanouts=[15, 10])
+    return folder
+
+
+def started(checkout: Path, *words: str) -> str:
+    """What a command prints in that folder."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--epochs", "5"],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=LAUNCH_LIMIT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def launched(checkout: Path, cluster: str, script: str) -> str:
+    return started(checkout, "hoploom", "launch", f"examples/{cluster}.toml", "--", f"examples/{script}.py")
+
+
+def curve(text: str) -> list[tuple[float, float]]:
+    """Loss and validation accuracy of every epoch."""
+    found = re.findall(r"Epoch \d+: loss (\S+), validation accuracy (\S+)$", text, re.MULTILINE)
+    return [(float(loss), float(accuracy)) for loss, accuracy in found]
+
+
+def test_two_hosts_that_map_a_part_each_learn(checkout: Path) -> None:
+    out = launched(checkout, "worker_mode", "worker_mode_sage")
+    assert "one/trainers | rank 0 of 2 maps 1 of 2 parts" in out
+    assert "two/trainers | rank 1 of 2 maps 1 of 2 parts" in out
+    assert re.findall(r"^(\w+)/server +\| serving parts (\d)", out, re.MULTILINE) in (
+        [("one", "0"), ("two", "1")],
+        [("two", "1"), ("one", "0")],
+    )
+    assert curve(out)[-1][1] > 0.6  # one of five classes
+    shares = re.findall(r"rank \d: \S+ rows held in .*; (\S+) % of", out)
+    assert len(shares) == 2
+    assert min(map(float, shares)) > 20  # a cache of 20 % of the rows, chosen by visits
+
+
+def test_trainers_without_a_graph_learn_what_one_process_with_all_of_it_learns(
+    checkout: Path,
+    example: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    out = launched(checkout, "server_client", "server_client_sage")
+    assert all(f"train1/trainer-{rank} | rank {rank} of 2 maps 0 of 2 parts" in out for rank in range(2))
+    module = example("server_client_sage")
+    monkeypatch.setattr(module, "BATCH_SIZE", 2 * module.BATCH_SIZE)  # the same seeds a step, with half the ranks
+    module.main(["--store", str(checkout / "demo" / "graph.parts"), "--epochs", "5"])
+    expected = curve(capfd.readouterr().out)
+    assert expected[-1][1] > 0.6
+    assert len(curve(out)) == 5
+    for found, alone in zip(curve(out), expected, strict=True):
+        assert found == pytest.approx(alone, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["worker_mode_sage", "server_client_sage"])
+def test_the_scripts_of_clusters_run_under_plain_torchrun(script: str, checkout: Path) -> None:
+    words = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", f"examples/{script}.py")
+    out = started(checkout, *words, "--store", "demo/graph.parts")
+    assert "rank 0 of 2 maps 2 of 2 parts" in out
+    assert curve(out)[-1][1] > 0.6
 
 
 @pytest.mark.slow
