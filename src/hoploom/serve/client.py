@@ -148,13 +148,9 @@ class Peer:
         return Asked(self, stream)
 
     def _new(self) -> Stream:
-        with self._lock:
-            if self._connection is None:
-                arguments = client_arguments(self._security, self.address)
-                arguments["generic_options"] += CHANNEL
-                self._connection = flight.FlightClient(**arguments)
-            connection = self._connection
-        stream = Stream(connection)
+        arguments = client_arguments(self._security, self.address)
+        arguments["generic_options"] += CHANNEL
+        stream = Stream(flight.FlightClient(**arguments))
         self._watch.add(stream)
         return stream
 

@@ -4,7 +4,7 @@ Integers that fit travel as int32 and arrive as they were: that costs a pass on 
 cost more, on loopback too. Only what our batches hold is known here; nothing is executed, nothing unpickled.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,57 +21,64 @@ from hoploom.serve.wire import Message
 NARROWED = 1 << 12  # integers, from which on it pays to look whether they fit into 32 bits
 
 
+# The two recursions are no closures: a closure that calls itself is a cycle, and would keep its batch until Python
+# looks for cycles, which may be many batches later.
+
+
 def packed(batch: Batch) -> Message:
     """A batch as JSON and tensors; every storage's fields in their order."""
     tensors: list[Tensor] = []
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            narrow = _narrowed(value)
-            tensors.append(value if narrow is None else narrow)
-            return {"tensor": len(tensors) - 1, "wide": narrow is not None}
-        if isinstance(value, Block):
-            parts = (value.edge_index, value.e_id, value.num_sources, value.num_destinations)
-            return {"block": [plain(part) for part in parts]}
-        if isinstance(value, Mapping):
-            return {"keys": list(value), "values": [plain(entry) for entry in value.values()]}
-        if isinstance(value, list):
-            return [plain(entry) for entry in value]
-        if value is None or isinstance(value, int):
-            return value
-        raise TypeError(f"a batch holds a {type(value).__name__}, which does not travel")
-
-    fields = [[storage._key, [[name, plain(value)] for name, value in storage.items()]] for storage in batch.stores]
+    fields = [
+        [storage._key, [[name, _plain(value, tensors)] for name, value in storage.items()]] for storage in batch.stores
+    ]
     return Message({"homogeneous": isinstance(batch, Data), "fields": fields}, tensors)
+
+
+def _plain(value: Any, tensors: list[Tensor]) -> Any:
+    """What JSON holds of a value; its tensors go into the list."""
+    if isinstance(value, Tensor):
+        narrow = _narrowed(value)
+        tensors.append(value if narrow is None else narrow)
+        return {"tensor": len(tensors) - 1, "wide": narrow is not None}
+    if isinstance(value, Block):
+        parts = (value.edge_index, value.e_id, value.num_sources, value.num_destinations)
+        return {"block": [_plain(part, tensors) for part in parts]}
+    if isinstance(value, Mapping):
+        return {"keys": list(value), "values": [_plain(entry, tensors) for entry in value.values()]}
+    if isinstance(value, list):
+        return [_plain(entry, tensors) for entry in value]
+    if value is None or isinstance(value, int):
+        return value
+    raise TypeError(f"a batch holds a {type(value).__name__}, which does not travel")
 
 
 def unpacked(message: Message, *, pinned: bool = False) -> Batch:
     """The batch of a message. Its tensors are the message's own, but for those that are widened."""
-    tensors = message.tensors
-
-    def value(plain: Any) -> Any:
-        if isinstance(plain, list):
-            return [value(entry) for entry in plain]
-        if not isinstance(plain, dict):
-            return plain
-        if "tensor" in plain:
-            tensor = tensors[plain["tensor"]]
-            return _widened(tensor, pinned=pinned) if plain["wide"] else tensor  # type: ignore[arg-type]
-        if "block" in plain:
-            return Block(*map(value, plain["block"]))
-        keys = (tuple(key) if isinstance(key, list) else key for key in plain["keys"])
-        return dict(zip(keys, map(value, plain["values"]), strict=True))
-
     try:
         batch = Data() if message.header["homogeneous"] else HeteroData()
         for key, fields in message.header["fields"]:
             storage = _storage(batch, tuple(key) if isinstance(key, list) else key)
-            storage._mapping.update((name, value(plain)) for name, plain in fields)
+            storage._mapping.update((name, _value(plain, message.tensors, pinned=pinned)) for name, plain in fields)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise PeerError(
             f"a server's batch cannot be read ({error!r:.200}); use the same Hoploom on both sides"
         ) from error
     return batch
+
+
+def _value(plain: Any, tensors: Sequence[Any], *, pinned: bool) -> Any:
+    """The inverse of _plain."""
+    if isinstance(plain, list):
+        return [_value(entry, tensors, pinned=pinned) for entry in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if "tensor" in plain:
+        tensor = tensors[plain["tensor"]]
+        return _widened(tensor, pinned=pinned) if plain["wide"] else tensor
+    if "block" in plain:
+        return Block(*(_value(part, tensors, pinned=pinned) for part in plain["block"]))
+    keys = [tuple(key) if isinstance(key, list) else key for key in plain["keys"]]
+    return dict(zip(keys, _value(plain["values"], tensors, pinned=pinned), strict=True))
 
 
 def _storage(batch: Batch, key: Any) -> Any:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from hoploom import ops
 from hoploom.config import as_int, as_number
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve.address import read_addresses
@@ -37,7 +38,10 @@ def connect(
     look_ahead: int | None = None,
     timeout: float = TIMEOUT,
     security: ClientSecurity | None = None,
-    **secrets: Any,
+    token_file: PathLike[str] | str | None = None,
+    ca: PathLike[str] | str | None = None,
+    cert: PathLike[str] | str | None = None,
+    key: PathLike[str] | str | None = None,
 ) -> Store:
     """A store whose parts graph servers hold; close it, or use it in a `with` block.
 
@@ -48,6 +52,7 @@ def connect(
     `topology` says whether the lists of all parts are mapped here ("local": their files must be there), or hops are
     asked for as rows are ("parted"). `token_file`, `ca`, `cert` and `key` are the paths of what secures the calls.
     """
+    ops.keep_freed_memory()  # what comes over the wire is freed at once: faulting pages in anew takes a fifth longer
     addresses = read_addresses(servers)
     seconds = as_number("timeout", timeout, "give the seconds that a request may take")
     if seconds == 0:
@@ -58,7 +63,9 @@ def connect(
         raise ConfigError("made='servers' needs no store here; leave path out")
     if topology not in ("auto", "local", "parted"):
         raise ConfigError(f"topology is {topology!r}; choose 'auto', 'local' or 'parted'")
-    shown = read_client_security(**secrets) if security is None else security
+    if security is not None and (token_file, ca, cert, key) != (None,) * 4:
+        raise ConfigError("security is given, and files of it too; give security, or token_file, ca, cert and key")
+    shown = read_client_security(token_file, ca, cert, key) if security is None else security
     here = None if path is None else _open_here(Path(path), parts, topology)
     own = here.parts if here is not None else () if made == "here" else None
     peers = Peers(addresses, shown, seconds, own=own)
@@ -99,7 +106,7 @@ def _without_graph(peers: Peers, *, made_here: bool) -> Store:
         identity=peers.identity,
         ranges=manifest.parts,
         shards=tuple(shards),
-        elsewhere=None if made_here else RemoteBatches(peers),
+        elsewhere=None if made_here else RemoteBatches(peers, peers.identity),
     )
 
 
