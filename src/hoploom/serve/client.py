@@ -9,13 +9,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
-import torch
-from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import HoploomError, PeerError
@@ -28,7 +27,7 @@ from hoploom.serve.wire import Incoming, MalformedError, Message
 Read = TypeVar("Read")
 TICK = 0.1  # seconds between two looks of the watch
 ARRIVED = 1.0  # seconds for the beginning of an answer that should be here by now
-MAX_STREAMS = 64  # to one peer
+MAX_IDLE = 64  # streams to one peer that are kept; as many are open as requests are under way
 FAILURES = (pa.ArrowException, OSError, StopIteration, MalformedError)
 # A channel of its own, so that a new attempt does not wait for the pause after an earlier one.
 CHANNEL = [
@@ -119,15 +118,11 @@ class Peer:
         self._security, self._watch, self._silence = security, watch, silence
         self._idle: list[Stream] = []
         self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(MAX_STREAMS)
-        self._connection: flight.FlightClient | None = None
         self.under_way = 0
         self.last_loss = ""  # why it was lost the last time
 
     def begin(self, request: Message) -> "Asked":
         """Send a request now; the answer is read later. LostError if it cannot be sent."""
-        if not self._slots.acquire(timeout=self._silence):
-            raise LostError(f"{MAX_STREAMS} requests to {self.address} are under way; lower the number of threads")
         with self._lock:
             self.under_way += 1
             stream = self._idle.pop() if self._idle else None
@@ -189,16 +184,17 @@ class Peer:
     def _done(self, stream: Stream | None) -> None:
         with self._lock:
             self.under_way -= 1
-            if stream is not None:
+            kept = stream is not None and len(self._idle) < MAX_IDLE
+            if stream is not None and kept:
                 stream.due = None
                 self._idle.append(stream)
-        self._slots.release()
+        if stream is not None and not kept:
+            self._drop(stream)
 
     def close(self) -> None:
         """End all conversations that are idle. What is asked next begins a new connection."""
         with self._lock:
             idle, self._idle = self._idle, []
-            self._connection = None
         for stream in idle:
             self._drop(stream)
 
@@ -238,8 +234,4 @@ class Asked:
 
 def whole(incoming: Incoming, *, pinned: bool = False) -> Message:
     """The reading of an answer into recycled or pinned memory."""
-
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return ops.empty(shape, dtype, pinned=pinned)
-
-    return incoming.into(allocate)
+    return incoming.into(partial(ops.empty, pinned=True) if pinned else None)

@@ -99,6 +99,13 @@ KINDS = (
 LOST = Reason("is lost: the connection broke", "see in its own output whether it ended")
 
 
+VERSIONS = "install the same Hoploom on both"
+OURS = (  # what our own servers say when they end a conversation
+    ("the client speaks", Reason("speaks another version of the protocol", VERSIONS, True)),
+    ("a request is malformed", Reason("does not understand a request", VERSIONS, True)),
+)
+
+
 def explain(error: Exception, address: str, security: ClientSecurity | None = None) -> HoploomError:
     """The error of ours that tells what a call to a peer met; `security` is what the call was made with."""
     if isinstance(error, HoploomError):
@@ -123,6 +130,9 @@ def essence(error: Exception) -> str:
 
 
 def _reason(error: Exception, security: ClientSecurity | None) -> Reason:
+    for said, reason in OURS:
+        if said in str(error):
+            return reason
     for kind, detail, reason in KINDS:  # some calls of pyarrow raise OSError for all of them
         if isinstance(error, kind) or (isinstance(error, OSError) and f"Detail: {detail}" in str(error)):
             return reason

@@ -88,6 +88,8 @@ class Peers:
     def begin(self, request: Message, part: int | None, reading: Callable[[Incoming], Read]) -> Callable[[], Read]:
         """Send a request now, and read the answer when the call that comes back is made."""
         deadline = time.monotonic() + self._timeout
+        if self._met.closed:
+            raise self._lost(part)
         asked: Asked | None = None
         peer = self._choose(part, self._met.present())
         if peer is not None:

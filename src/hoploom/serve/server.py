@@ -16,6 +16,7 @@ import hoploom
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.address import check_free, join_address, split_address
+from hoploom.serve.attend import STALL, Attendant, Conversation
 from hoploom.serve.guard import server_arguments
 from hoploom.serve.metrics import DRAINING, Metrics
 from hoploom.serve.security import ServerSecurity
@@ -30,11 +31,13 @@ LAST_WORDS = 1.0  # seconds for Flight to shut down; streams of idle clients wou
 class Server:
     """A listening server, from when it is made until it is closed."""
 
-    def __init__(self, service: Service, address: str, security: ServerSecurity, metrics: Metrics) -> None:
+    def __init__(
+        self, service: Service, address: str, security: ServerSecurity, metrics: Metrics, stall: float = STALL
+    ) -> None:
         host, port = split_address(address)
         check_free(host, port)
-        self._metrics = metrics
-        self._flight = _Flight(service, metrics, server_arguments(security, host, port))
+        self._metrics, self._attendant = metrics, Attendant(stall)
+        self._flight = _Flight(service, metrics, server_arguments(security, host, port), self._attendant)
         self.host, self.port = host, int(self._flight.port)
 
     @property
@@ -61,6 +64,7 @@ class Server:
         closing = threading.Thread(target=self._flight.shutdown, daemon=True)
         closing.start()
         closing.join(LAST_WORDS)
+        self._attendant.close()
 
     def __enter__(self) -> "Server":
         return self
@@ -93,7 +97,8 @@ class _UnderWay:
 
 
 class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
-    def __init__(self, service: Service, metrics: Metrics, arguments: dict[str, Any]) -> None:
+    def __init__(self, service: Service, metrics: Metrics, arguments: dict[str, Any], attendant: Attendant) -> None:
+        self._attendant = attendant
         self.draining, self.idle = threading.Event(), _UnderWay()
         self._service, self._metrics = service, metrics
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
@@ -113,27 +118,29 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
         if not self._streams.acquire(blocking=False):
             raise flight.FlightUnavailableError(f"{MAX_STREAMS} streams are open already; lower the clients' threads")
         try:
-            with self._metrics.stream(), contextlib.suppress(StopIteration):
-                writer.begin(wire.SCHEMA)
+            writer.begin(wire.SCHEMA)
+            conversation = Conversation(context.peer(), reader, writer)
+            with self._metrics.stream(), self._attendant.attending(conversation), contextlib.suppress(StopIteration):
                 while True:
-                    self._converse(reader, writer)
+                    self._converse(conversation)
         finally:
             self._streams.release()
 
-    def _converse(self, reader: Any, writer: Any) -> None:
+    def _converse(self, conversation: Conversation) -> None:
         """One request and its answer."""
         try:
-            request = wire.read(reader, wire.MAX_REQUEST)
+            request = wire.read(conversation, wire.MAX_REQUEST)
         except MalformedError as error:
-            wire.write(writer, refusal(ConfigError(f"a request is malformed: {error}")))
+            wire.write(conversation, refusal(ConfigError(f"a request is malformed: {error}")))
             raise flight.FlightServerError(f"a request is malformed: {error}") from error
         with self.idle, self._metrics.request(str(request.header.get("ask"))) as told:
             told.received = sum(tensor.nbytes for tensor in request.tensors if isinstance(tensor, Tensor))
-            answer = self._answer(request)
+            with conversation.making():
+                answer = self._answer(request)
             error_name = answer.header.get("error")
             told.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
             try:
-                told.sent = wire.write(writer, answer)
+                told.sent = wire.write(conversation, answer)
             finally:
                 if answer.done is not None:
                     answer.done()

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.errors import PeerError
 from hoploom.schema import DTYPE_NAMES, DTYPES
 
 PROTOCOL = 1
 COMMAND = f"hoploom/{PROTOCOL}".encode()  # what a stream is opened with
 SCHEMA = pa.schema([("bytes", pa.uint8())])
 PIECE = 1 << 20  # bytes; larger ones fall out of the cache between the two sides, smaller ones cost more calls
+BEAT = b"{}"  # instead of a header: the answer is still being made
 SMALL = 1 << 16  # bytes of a message that is received as one
 MAX_HEADER = 1 << 20  # bytes
 MAX_TENSORS = 4096
@@ -30,6 +30,9 @@ MAX_REQUEST = 1 << 28  # bytes of a request's tensors
 MAX_ANSWER = 1 << 36  # bytes of an answer's tensors
 MAX_DIMENSIONS = 8
 NUMPY_DTYPES = DTYPE_NAMES | {torch.bfloat16: "int16"}
+
+
+_BEAT = pa.py_buffer(BEAT)
 
 
 class Described(NamedTuple):
@@ -144,6 +147,8 @@ class Incoming:
     def __init__(self, reader: Reader, limit: int) -> None:
         self._reader = reader
         chunk = reader.read_chunk()
+        while chunk.app_metadata is not None and chunk.app_metadata.equals(_BEAT):
+            chunk = reader.read_chunk()
         self.header, self.described = _parse_header(chunk.app_metadata, limit)
         self._first = chunk.data
 
@@ -165,12 +170,12 @@ class Incoming:
         if waiting.size:
             raise MalformedError("more bytes came than the header says")
 
-    def into(self, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> Message:
-        """The whole message, its tensors in memory of the receiver's choice; small ones in one piece of their own."""
+    def into(self, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None) -> Message:
+        """The whole message, its tensors in memory of the receiver's choice; None: recycled, or any for small ones."""
         total = sum(one.num_bytes for one in self.described)
-        if total <= SMALL and (self._first.num_rows if self._first is not None else 0) == total:
+        if allocate is None and total <= SMALL and (self._first.num_rows if self._first is not None else 0) == total:
             return Message(self.header, self._unpacked(total))
-        tensors = [allocate(one.shape, one.dtype) for one in self.described]
+        tensors = [(allocate or ops.empty)(one.shape, one.dtype) for one in self.described]
         targets = [_bytes_of(tensor) for tensor in tensors]
         for index, row, rows in self.pieces():
             begin = row * rows.shape[1]
@@ -245,12 +250,6 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def read(reader: Reader, limit: int = MAX_ANSWER, *, pinned: bool = False) -> Message:
-    """A whole message, into recycled or pinned memory."""
-    return Incoming(reader, limit).into(lambda shape, dtype: ops.empty(shape, dtype, pinned=pinned))
-
-
-def raise_error(header: dict[str, Any], address: str) -> None:
-    """Raise what the server refused or failed with, if it did."""
-    if "error" in header:
-        raise PeerError(f"{address}: {header.get('message', header['error'])}")
+def read(reader: Reader, limit: int = MAX_ANSWER) -> Message:
+    """A whole message, into recycled memory."""
+    return Incoming(reader, limit).into()
