@@ -215,10 +215,12 @@ class _Watched:
         self._due = max(stream.sent + silence, time.monotonic() + min(silence, ARRIVED))
 
     def read_chunk(self) -> Any:
-        self._stream.due = self._due
-        chunk = self._stream.reader.read_chunk()
-        self._due = time.monotonic() + self._silence
-        return chunk
+        while True:
+            self._stream.due = self._due
+            chunk = self._stream.reader.read_chunk()
+            self._due = time.monotonic() + self._silence
+            if chunk.app_metadata is None or not chunk.app_metadata.equals(wire.BEAT):
+                return chunk
 
 
 class Asked:

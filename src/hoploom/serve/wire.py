@@ -22,7 +22,7 @@ PROTOCOL = 1
 COMMAND = f"hoploom/{PROTOCOL}".encode()  # what a stream is opened with
 SCHEMA = pa.schema([("bytes", pa.uint8())])
 PIECE = 1 << 20  # bytes; larger ones fall out of the cache between the two sides, smaller ones cost more calls
-BEAT = b"{}"  # instead of a header: the answer is still being made
+BEAT = pa.py_buffer(b"made")  # instead of a header: the answer is still being made
 SMALL = 1 << 16  # bytes of a message that is received as one
 MAX_HEADER = 1 << 20  # bytes
 MAX_TENSORS = 4096
@@ -30,9 +30,6 @@ MAX_REQUEST = 1 << 28  # bytes of a request's tensors
 MAX_ANSWER = 1 << 36  # bytes of an answer's tensors
 MAX_DIMENSIONS = 8
 NUMPY_DTYPES = DTYPE_NAMES | {torch.bfloat16: "int16"}
-
-
-_BEAT = pa.py_buffer(BEAT)
 
 
 class Described(NamedTuple):
@@ -147,8 +144,6 @@ class Incoming:
     def __init__(self, reader: Reader, limit: int) -> None:
         self._reader = reader
         chunk = reader.read_chunk()
-        while chunk.app_metadata is not None and chunk.app_metadata.equals(_BEAT):
-            chunk = reader.read_chunk()
         self.header, self.described = _parse_header(chunk.app_metadata, limit)
         self._first = chunk.data
 
