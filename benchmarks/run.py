@@ -18,6 +18,7 @@ GROUPS = {
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
     "training": ("stepping", "aggregating"),
     "building": ("csc_building", "tables_to_store", "partitioning"),
+    "cluster": ("serving", "worker_mode", "server_client"),
 }
 NAMES = tuple(name for names in GROUPS.values() for name in names)
 TITLE = "# Results"

@@ -83,4 +83,4 @@ def makers_of(store: Store, **options: Any) -> Makers:
 def without_graph(store: Store, *makers: Makers) -> tuple[Store, Servers]:
     """A trainer's store, whose parts all lie elsewhere, and the servers that make its batches."""
     servers = Servers(list(makers) or [makers_of(store)])
-    return replace(spread(store, 2, ()), elsewhere=RemoteBatches(servers)), servers
+    return replace(spread(store, 2, ()), elsewhere=RemoteBatches(servers, store.identity)), servers

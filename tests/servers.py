@@ -60,7 +60,7 @@ def restart_dead(servers: Sequence[Server]) -> None:
         _wait_until_serving(server, time.monotonic() + START_DEADLINE)
 
 
-def _command(store: Path, parts: Sequence[int], listen: str, more: Sequence[str]) -> list[str]:
+def command_of(store: Path, parts: Sequence[int], listen: str, more: Sequence[str]) -> list[str]:
     chosen = [word for part in parts for word in ("--part", str(part))]
     return [sys.executable, "-m", "hoploom", "serve", str(store), *chosen, *more, "--listen", listen]
 
@@ -94,25 +94,27 @@ def serving(
     store: Path, parts: Sequence[Sequence[int]], *more: str, listen: str = "127.0.0.1:0"
 ) -> Iterator[list[Server]]:
     """A server for each of these lists of parts (an empty list: all), all started at once."""
-    servers: list[Server] = []
-    try:
-        for own in parts:
-            servers.append(_started(_command(store, own, listen, more)))
-        for server in servers:
-            _wait_until_serving(server, time.monotonic() + START_DEADLINE)
+    with serving_by([command_of(store, own, listen, more) for own in parts]) as servers:
         yield servers
-    finally:
-        end(servers)
 
 
 @contextmanager
 def serving_together(store: Path, parts: Sequence[Sequence[int]], *more: str) -> Iterator[list[Server]]:
     """The same, each with all the others as peers, so that any of them makes whole batches."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(len(parts))]
+    peers = ["--peers", ",".join(addresses), *more]
+    commands = [command_of(store, own, address, peers) for own, address in zip(parts, addresses, strict=True)]
+    with serving_by(commands) as servers:
+        yield servers
+
+
+@contextmanager
+def serving_by(commands: Sequence[Sequence[str]]) -> Iterator[list[Server]]:
+    """Servers by their command lines, all started at once."""
     servers: list[Server] = []
     try:
-        for own, address in zip(parts, addresses, strict=True):
-            servers.append(_started(_command(store, own, address, ["--peers", ",".join(addresses), *more])))
+        for command in commands:
+            servers.append(_started(command))
         for server in servers:
             _wait_until_serving(server, time.monotonic() + START_DEADLINE)
         yield servers

@@ -15,7 +15,8 @@ from shards import Elsewhere, elsewhere_of, spread
 
 import hoploom
 from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store
-from hoploom.load.ahead import LookAhead
+from hoploom.load.ahead import LookAhead, _at_once
+from hoploom.load.prefetch import UntilOneFails
 from hoploom.store.cached import cached, report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -237,3 +238,40 @@ def test_rows_of_at_most_two_groups_are_held() -> None:
         gc.collect()
         assert sum(one() is not None for one in alive) <= 3  # one of them may be on its way out
     assert len(alive) == 10
+
+
+def test_ctrl_c_is_raised_at_once_and_an_error_where_its_result_is_read() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(KeyboardInterrupt):
+        _at_once(interrupt)
+    with pytest.raises(ValueError, match="no"):
+        _at_once(fail).result()
+
+
+@pytest.mark.parametrize("steps", [range(5), range(4, -1, -1)])
+def test_a_failure_stands_in_place_of_later_steps_alone(steps: range) -> None:
+    """Threads may begin an earlier step after a later one has failed."""
+    made: list[int] = []
+
+    def make(step: int) -> int:
+        made.append(step)
+        if step in (steps[1], steps[3]):
+            raise ValueError(f"step {step}")
+        return step
+
+    until_one_fails = UntilOneFails(make, steps)
+    with pytest.raises(ValueError, match=f"step {steps[3]}"):
+        until_one_fails(steps[3])
+    assert until_one_fails(steps[2]) == steps[2]
+    assert until_one_fails(steps[0]) == steps[0]
+    for step in steps[4:]:
+        with pytest.raises(ValueError, match=f"step {steps[3]}"):
+            until_one_fails(step)
+    with pytest.raises(ValueError, match=f"step {steps[1]}"):
+        until_one_fails(steps[1])
+    assert made == [steps[3], steps[2], steps[0], steps[1]]

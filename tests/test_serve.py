@@ -123,7 +123,7 @@ def without(header: dict[str, Any], key: str) -> dict[str, Any]:
     ("header", "tensors", "said"),
     [
         ({"ask": "everything"}, [], "asks for 'everything'"),
-        ({}, [], "asks for None"),
+        ({}, [], "ask of a request is None, not a name"),
         ({"ask": "gather", "part": 3, "wanted": []}, [], "part 3; this server holds parts \\[0, 1\\]"),
         ({"ask": "gather", "part": "0", "wanted": []}, [], "part '0'"),
         ({"ask": "gather", "part": True, "wanted": []}, [], "part True"),

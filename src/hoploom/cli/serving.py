@@ -14,11 +14,15 @@ from hoploom.amounts import parse_bytes
 from hoploom.cli.command import Arguments, Command
 from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.config import as_int, as_number
+from hoploom.errors import ConfigError
 from hoploom.serve.address import read_addresses, split_address
+from hoploom.serve.attend import STALL
 from hoploom.serve.endpoint import Endpoint
 from hoploom.serve.node import Making, Node
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.serve.server import GRACE, Server
+from hoploom.store.cached import read_size
+from hoploom.store.disk import held_parts
 from hoploom.store.layout import read_manifest
 
 
@@ -44,6 +48,9 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fanouts", default="15,10,5", help="of batches that the cache is for (default: %(default)s)")
     parser.add_argument("--seeds", metavar="SPLIT", help="what such batches start from (default: train)")
     parser.add_argument("--timeout", type=float, default=15.0, help="seconds to wait for a peer (default: %(default)g)")
+    parser.add_argument(
+        "--stall", type=float, default=STALL, help="seconds for a client to read what is sent, or it is cut off"
+    )
     parser.add_argument("--grace", type=float, default=GRACE, help="seconds for requests under way at a stop")
 
 
@@ -51,12 +58,13 @@ def _serve(arguments: Arguments) -> int:
     security = read_server_security(arguments.token_file, arguments.cert, arguments.key, arguments.client_ca)
     host, _ = split_address(arguments.listen)
     _warn(check_listen(host, security, insecure=arguments.insecure))
+    stall = as_number("--stall", arguments.stall, "give seconds")
     grace = as_number("--grace", arguments.grace, "give seconds")
     making = _making(arguments, security)
     with ExitStack() as stack:
         asked = stack.enter_context(_asked_to_stop())
         node = stack.enter_context(Node(arguments.store, arguments.part, making))
-        server = stack.enter_context(Server(node.service, arguments.listen, security, node.metrics))
+        server = stack.enter_context(Server(node.service, arguments.listen, security, node.metrics, stall))
         if arguments.metrics is not None:
             where = split_address(arguments.metrics)
             endpoint = Endpoint(node.metrics, *where, security, insecure=arguments.insecure)
@@ -65,8 +73,7 @@ def _serve(arguments: Arguments) -> int:
             print(f"metrics on {endpoint.address}", flush=True)
         parts = ",".join(map(str, node.parts))
         print(f"serving parts {parts} of {arguments.store} on {server.address}", flush=True)
-        if arguments.peers:
-            node.warm_up()
+        node.warm_up()
         asked.wait()  # for as long as the server is to run
         print(f"stopping: {server.under_way} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
@@ -89,11 +96,25 @@ def _making(arguments: Arguments, security: ServerSecurity) -> Making:
         towards_peers(security, ca) if peers else None,
         threads=as_int("--threads", arguments.threads, 1, "give a count of threads"),
         memory=parse_bytes("--memory", arguments.memory),
-        cache=arguments.cache,
+        cache=_cache(arguments),
         fanouts=fanouts_of(arguments.fanouts) or (),
         seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds) if arguments.cache else None,
         timeout=as_number("--timeout", arguments.timeout, "give seconds"),
     )
+
+
+def _cache(arguments: Arguments) -> str:
+    """The size of the cache, refused where it is none or there is nothing to hold."""
+    size = str(arguments.cache)
+    if not size:
+        return ""
+    read_size(size)
+    if not arguments.peers:
+        raise ConfigError("--cache holds rows of other parts, and there are no --peers to ask for them; leave it out")
+    parts = held_parts(arguments.store) if arguments.part is None else arguments.part
+    if len(set(parts)) == len(read_manifest(arguments.store).parts):
+        _warn("--cache has no effect: all parts are here")  # no error: one command may start all servers of a fleet
+    return size
 
 
 def _warn(warning: str | None) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hoploom.load.assemble import Assembler
 from hoploom.load.loader import Delivery, Work
 from hoploom.load.maker import Drawn, Maker
-from hoploom.load.prefetch import Workers, result_of
+from hoploom.load.prefetch import UntilOneFails, Workers, result_of
 from hoploom.ops import IdMap
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Store, Wanted
@@ -77,7 +77,7 @@ class LookAhead:
                 fetch = running.enter_context(Workers[Any](1)).submit  # the others wait for no peer while they can work
                 submit = running.enter_context(Workers[Any](delivery.num_threads)).submit  # closed first
                 num_ahead = delivery.num_ahead
-            run = Run(self, work, (submit, fetch), delivery.deadline)
+            run = Run(self, work, steps, (submit, fetch), delivery.deadline)
             spans = iter([steps[at : at + self.num_steps] for at in range(0, len(steps), self.num_steps)])
             groups: deque[Group] = deque()
             waiting: deque[tuple[int, Group]] = deque()
@@ -158,13 +158,15 @@ class LookAhead:
 class Run:
     """One loop: its groups, on two kinds of threads."""
 
-    def __init__(self, ahead: LookAhead, work: Work, on: tuple[Submit, Submit], deadline: float) -> None:
+    def __init__(self, ahead: LookAhead, work: Work, steps: range, on: tuple[Submit, Submit], deadline: float) -> None:
         self._ahead, self._work, self._deadline = ahead, work, deadline
         self._submit, self._submit_fetch = on
+        # else each step of a group would wait for a peer that is lost
+        self._draw_next = UntilOneFails(self._draw, steps)
 
     def begin(self, steps: range, before: Group | None) -> Group:
         """Draw the steps of a group, then fetch what they miss."""
-        drawn = {step: self._submit(partial(self._draw, step)) for step in steps}
+        drawn = {step: self._submit(partial(self._draw_next, step)) for step in steps}
         rows_before = None if before is None else before.fetched
         return Group(steps, drawn, self._submit_fetch(partial(self._fetch, list(drawn.values()), rows_before)))
 
@@ -187,11 +189,13 @@ class Run:
 
 
 def _at_once(call: Callable[[], Any]) -> "Future[Any]":
-    """The call is made now; what it raises is raised where its result is read."""
+    """The call is made now; an error is raised where its result is read, Ctrl-C at once."""
     future: Future[Any] = Future()
     try:
         future.set_result(call())
-    except BaseException as error:  # it belongs to the consumer, whatever it is
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            raise
         future.set_exception(error)
     return future
 

@@ -48,7 +48,8 @@ UNSUPPORTED = {
 }
 IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
 
-ASKED = 1 << 14  # nodes whose edges are asked for at a time
+ASKED = 1 << 12  # nodes whose edges are asked for at a time
+ROWS = 1 << 22  # rows that are asked for at a time
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def all_edges(store: Store, key: RelationName) -> Tensor:
     asked = elsewhere and not in_reach
     edges = torch.cat(list(_asked_edges(store, index) if asked else _mapped_edges(store, index)), dim=1)
     if elsewhere and EDGE_ID in relation.fields:
-        order = store.features.gather([Wanted(key, EDGE_ID, torch.arange(edges.shape[1]))])
+        order = list(all_rows(store, key, EDGE_ID, edges.shape[1]))
     else:
         order = [part.tables[key, EDGE_ID].rows for part in store.parts if (key, EDGE_ID) in part.tables]
     if not order:
@@ -260,6 +261,12 @@ def all_edges(store: Store, key: RelationName) -> Tensor:
     ordered = torch.empty_like(edges)
     ordered[:, read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), edges.shape[1])] = edges
     return ordered
+
+
+def all_rows(store: Store, owner: Owner, name: str, count: int) -> Iterator[Tensor]:
+    """All rows of a field wherever they lie, some at a time."""
+    for first in range(0, max(1, count), ROWS):
+        yield store.features.gather([Wanted(owner, name, torch.arange(first, min(first + ROWS, count)))])[0]
 
 
 def _mapped_edges(store: Store, index: int) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hoploom.batch import Sampled, Seeds
 from hoploom.config import Sampling
 from hoploom.load.assemble import Assembler, Batch
-from hoploom.load.inputs import NodeSeeds
+from hoploom.load.inputs import NodeSeeds, all_rows
 from hoploom.sample import (
     Links,
     LinkTask,
@@ -152,7 +152,7 @@ def node_times(store: Store, relation: int) -> dict[int, Tensor]:
             continue
         rows = [part.tables[name, schema.time].rows for part in store.parts if (name, schema.time) in part.tables]
         if sum(map(len, rows)) != count:  # some of them lie elsewhere
-            rows = store.features.gather([Wanted(name, schema.time, torch.arange(count))])
+            rows = list(all_rows(store, name, schema.time, count))
         times[index] = torch.cat(rows).to(torch.int64)
     return times
 

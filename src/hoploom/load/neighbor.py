@@ -274,7 +274,7 @@ class LinkNeighborLoader(Loader):
             links,
             times=inputs.as_times("edge_label_time", edge_label_time, links.ends.shape[1]),
             input_id=inputs.as_input_id(input_id, links.ends.shape[1]),
-            task=_link_task(setup.given, links.key, negatives, strict=strict_negatives),
+            task=_link_task(setup.given, links.key, negatives, strict=strict_negatives, temporal=time_attr is not None),
         )
         _check_callable(transform=transform)
         maker = LinkMaker(setup.sampler, setup.assembler, links, transform)
@@ -312,13 +312,16 @@ def _links(given: Input, edge_label_index: Any, edge_label: Any, negatives: Nega
     return LinkInput(key, ends, labels)
 
 
-def _link_task(given: Input, key: RelationName, negatives: NegativeSampling | None, *, strict: bool) -> LinkTask:
+def _link_task(
+    given: Input, key: RelationName, negatives: NegativeSampling | None, *, strict: bool, temporal: bool
+) -> LinkTask:
+    """`temporal`: links have times, at which their negatives must exist."""
     if strict and negatives is None:
         raise ConfigError("strict_negatives needs neg_sampling")
     schema = given.store.schema
     relation = schema.relation_index[key]
     checked = _checked_weights(schema, relation, negatives)
-    timed = negatives is not None and given.store.elsewhere is None
+    timed = negatives is not None and temporal and given.store.elsewhere is None
     times = node_times(given.store, relation) if timed else None
     return make_link_task(relation, checked, strict=strict, node_times=times)
 

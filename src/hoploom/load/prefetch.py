@@ -29,7 +29,7 @@ def in_order(
         return
     under_way: deque[Future[Made]] = deque()
     waiting = iter(steps)
-    until_one_fails = _UntilOneFails(make)
+    until_one_fails = UntilOneFails(make, steps)
     with Workers[Made](num_threads) as workers:
         for step in steps:
             while len(under_way) < num_ahead and (next_step := next(waiting, None)) is not None:
@@ -37,20 +37,21 @@ def in_order(
             yield result_of(under_way.popleft(), step, deadline)
 
 
-class _UntilOneFails(Generic[Made]):
+class UntilOneFails(Generic[Made]):
     """Makes steps until one fails: those after it are never delivered, and waiting for them may take long."""
 
-    def __init__(self, make: Callable[[int], Made]) -> None:
-        self._make = make
-        self._failure: BaseException | None = None
+    def __init__(self, make: Callable[[int], Made], steps: range) -> None:
+        self._make, self._steps = make, steps
+        self._failure: tuple[int, BaseException] | None = None  # of some step: which one, by its place
 
     def __call__(self, step: int) -> Made:
-        if self._failure is not None:
-            raise self._failure
+        place, failure = self._steps.index(step), self._failure
+        if failure is not None and place > failure[0]:  # one before it, begun later by its thread, is delivered
+            raise failure[1]
         try:
             return self._make(step)
         except BaseException as error:  # only remembered
-            self._failure = error
+            self._failure = place, error
             raise
 
 

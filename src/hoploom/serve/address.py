@@ -4,6 +4,7 @@ import socket
 from collections.abc import Iterable
 
 from hoploom.errors import ConfigError
+from hoploom.serve.security import is_loopback
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -23,12 +24,18 @@ def join_address(host: str, port: int) -> str:
 def check_free(host: str, port: int) -> None:
     """Raise ConfigError where nobody could listen: gRPC itself would share a port that is taken, in silence."""
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
     except OSError as error:
         raise ConfigError(f"cannot listen on {join_address(host, port)}: {error}; give another address") from error
+    if not is_loopback(host) and all(is_loopback(str(one[4][0])) for one in found):
+        raise ConfigError(
+            f"{host} is {found[0][4][0]} on this host (/etc/hosts may say so), which no other host reaches; give the "
+            "address that others reach it by, or 127.0.0.1 where none is to"
+        )
 
 
 def read_addresses(servers: str | Iterable[str]) -> list[str]:

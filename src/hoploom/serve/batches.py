@@ -6,9 +6,11 @@ Weights of negatives, a number for each node, go with a batch once a server says
 import threading
 from typing import Protocol
 
-from hoploom.errors import PeerError
+from hoploom.amounts import as_bytes
+from hoploom.errors import ConfigError, PeerError
 from hoploom.load.assemble import Batch
 from hoploom.load.elsewhere import Asked
+from hoploom.serve import wire
 from hoploom.serve.codec import unpacked
 from hoploom.serve.wire import Message
 
@@ -23,10 +25,10 @@ class Asks(Protocol):
 
 
 class RemoteBatches:
-    """Batches of any of the servers: a store's `elsewhere`."""
+    """Batches of any of the servers of a store: its `elsewhere`."""
 
-    def __init__(self, peers: Asks) -> None:
-        self._peers = peers
+    def __init__(self, peers: Asks, identity: str) -> None:
+        self._peers, self._identity = peers, identity
         self._sending = threading.Lock()  # so that not every thread of a loader sends the same weights
 
     @property
@@ -40,11 +42,22 @@ class RemoteBatches:
             with self._sending:
                 answer = self._ask(asked, [], pinned=pinned)  # another thread may have sent them by now
                 if answer.header.get("error") == "need":
+                    _check_size(asked)
                     answer = self._ask(asked, list(asked.weights), pinned=pinned)
         if "error" in answer.header:
             raise PeerError(f"no batch came: {answer.header['error']!r:.80}; use the same Hoploom on both sides")
         return unpacked(answer, pinned=pinned)
 
     def _ask(self, asked: Asked, attached: list[str], *, pinned: bool) -> Message:
-        header = {"ask": "batch", **asked.header(attached)}
+        header = {"ask": "batch", "identity": self._identity, **asked.header(attached)}
         return self._peers.ask(Message(header, asked.tensors(attached)), pinned=pinned)
+
+
+def _check_size(asked: Asked) -> None:
+    """Refuse weights that no request can carry."""
+    size = sum(tensor.nbytes for tensor in asked.tensors(list(asked.weights)))
+    if size > wire.MAX_REQUEST:
+        raise ConfigError(
+            f"with the weights of negatives a request has {as_bytes(size)}, at most {as_bytes(wire.MAX_REQUEST)} go to "
+            "a server; give them in a smaller dtype such as float16, or use connect(..., made='here')"
+        )

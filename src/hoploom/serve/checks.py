@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError
-from hoploom.ops import Frontier
+from hoploom.ops import EdgeLists, Frontier
 from hoploom.schema import Owner, Schema
 from hoploom.serve.wire import Message
 from hoploom.store import Part
 from hoploom.store.base import Draw, Wanted
 
-MAX_PICKS = 1 << 28  # of one relation in one answer: 4 GiB
+MAX_PICKS = 1 << 26  # of all relations in one answer: 1 GiB
+ROUGH = 1 << 20  # picks, up to which the most there could be is near enough
 MAX_FANOUT = 1 << 31
 MAX_WANTED = 1024
 MAX_NAME = 1000  # characters
@@ -103,20 +104,30 @@ def _tensors(request: Message) -> list[Tensor]:
     return [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
 
 
-def picks_fit(part: Part, given: Sequence[Frontier | None], how: Draw) -> None:
-    """Refuse what would make more picks than an answer may hold."""
-    for index, lists in enumerate(part.lists):
-        frontier, fanout = given[part.schema.destinations[index]], how.fanouts[index]
-        if frontier is None or (fanout >= 0 and fanout * frontier.nodes.numel() <= MAX_PICKS):
-            continue
-        if fanout > 0 and how.replace:
-            count = fanout * frontier.nodes.numel()
-        else:
-            indptr, rows = lists.indptr.numpy(), frontier.nodes.numpy() - lists.first_node
-            degrees = indptr[rows + 1] - indptr[rows]
-            count = int((np.minimum(degrees, fanout) if fanout > 0 else degrees).sum())
-        if count > MAX_PICKS:
-            raise ConfigError(f"a request would pick {count} edges; at most {MAX_PICKS}: lower the fanout or the batch")
+def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw) -> int:
+    """No more picks than this will be made, over all relations; ConfigError if an answer may not hold them."""
+    asked = [
+        (lists, frontier.nodes, fanout)
+        for lists, destination, fanout in zip(part.lists, part.schema.destinations, how.fanouts, strict=True)
+        if (frontier := given[destination]) is not None and fanout != 0
+    ]
+    if all(fanout > 0 for _, _, fanout in asked):
+        most = sum(fanout * nodes.numel() for _, nodes, fanout in asked)
+        if most <= ROUGH:
+            return most
+    count = sum(_num_picks(lists, nodes, fanout, replace=how.replace) for lists, nodes, fanout in asked)
+    if count > MAX_PICKS:
+        raise ConfigError(f"a request would pick {count} edges; at most {MAX_PICKS}: lower the fanout or the batch")
+    return count
+
+
+def _num_picks(lists: EdgeLists, nodes: Tensor, fanout: int, *, replace: bool) -> int:
+    """By the nodes' degrees; with replacement every node with an edge has as many picks as the fanout says."""
+    indptr, rows = lists.indptr.numpy(), nodes.numpy() - lists.first_node
+    degrees = indptr[rows + 1] - indptr[rows]
+    if fanout < 0:
+        return int(degrees.sum())
+    return fanout * int((degrees > 0).sum()) if replace else int(np.minimum(degrees, fanout).sum())
 
 
 def wanted(request: Message, part: Part) -> list[Wanted]:

@@ -17,7 +17,7 @@ from hoploom.load.elsewhere import Asked
 from hoploom.load.maker import Workspaces, node_times
 from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.serve.codec import packed
-from hoploom.serve.room import BusyError, Guarded, Room
+from hoploom.serve.room import BusyError, Guarded, Room, busy
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 
@@ -45,11 +45,11 @@ class Makers:
         if isinstance(sums, list):
             return Message({"error": "need", "hashes": sums, "message": "weights of negatives are needed"})
         if not self._threads.acquire(timeout=self._wait):
-            return _busy(f"all threads are making batches; none was free within {self._wait:g} seconds")
+            return busy(f"all threads are making batches; none was free within {self._wait:g} seconds")
         try:
             return self._make(asked, sums)
         except BusyError as error:
-            return _busy(str(error))
+            return busy(str(error))
         finally:
             self._threads.release()
 
@@ -60,15 +60,6 @@ class Makers:
             message = packed(batch)
             account.settle(sum(tensor.nbytes for tensor in message.tensors if isinstance(tensor, Tensor)))
             return message._replace(done=account.close)
-
-
-def answer_batch(makers: Makers, request: Message) -> Message:
-    """What the server calls for a whole batch."""
-    return makers.answer(request)
-
-
-def _busy(message: str) -> Message:
-    return Message({"error": "busy", "message": message + "; ask again, or another server"})
 
 
 class KeptWeights:

@@ -4,13 +4,16 @@ Who starts while a replica is away does not wait for it: it joins when it is bac
 the same way, so no request has to wait for it, and what comes back under its address must be of the same store.
 """
 
+import json
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from torch import Tensor
 
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve.client import LostError, Peer, whole
@@ -68,9 +71,13 @@ class Meeting:
     def wait(self, missing: Callable[[Mapping[Peer, About]], str | None], seconds: float) -> About:
         """Until nothing is missing; a moment longer for the rest. Raises what a peer was refused for."""
         peers = self._peers
+
+        def all_met() -> bool:
+            return len(self._known) == len(peers)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._error or missing(self._known) is None, seconds)
-            self._changed.wait_for(lambda: self._error or len(self._known) == len(peers), LATECOMERS)
+            self._changed.wait_for(lambda: self._error or all_met() or missing(self._known) is None, seconds)
+            self._changed.wait_for(lambda: self._error or all_met(), LATECOMERS)
             if self._error:
                 raise self._error
             reason = missing(self._known)
@@ -82,7 +89,7 @@ class Meeting:
     def wait_for(self, find: Callable[[Mapping[Peer, About]], Found | None], deadline: float) -> Found | None:
         """What `find` finds among those present, as soon as it does; None when the time is over, or all is."""
         with self._changed:
-            while (found := find(self.present())) is None and not self.closed:
+            while (found := None if self.closed else find(self.present())) is None and not self.closed:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -103,10 +110,10 @@ class Meeting:
         pause = FIRST_PAUSE
         while not self.closed:
             try:
-                header = peer.begin(Message({"ask": "info"})).read(whole).header
-                if "error" in header:
-                    raise LostError(f"{peer.address}: {header.get('message')!r:.200}")
-                self._add(peer, about_of(header, peer.address))
+                answer = peer.begin(Message({"ask": "info"})).read(whole)
+                if "error" in answer.header:
+                    raise LostError(f"{peer.address}: {answer.header.get('message')!r:.200}")
+                self._add(peer, about_of(answer, peer.address))
                 return
             except HoploomError as error:
                 peer.last_loss = str(error)
@@ -141,19 +148,23 @@ class Meeting:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def about_of(header: Mapping[str, Any], address: str) -> About:
-    """An answer to "info", checked."""
+def about_of(answer: Message, address: str) -> About:
+    """An answer to "info", checked: about the server in the header, the manifest as text in a tensor."""
+    header = answer.header
     if header.get("protocol") != PROTOCOL:
         raise ConfigError(
             f"{address} speaks protocol {header.get('protocol')!r:.20} (Hoploom {header.get('hoploom')!r:.20}), this "
             f"process {PROTOCOL}; install the same Hoploom on both"
         )
     try:
-        manifest = from_json(header["store"])
+        (text,) = answer.tensors
+        assert isinstance(text, Tensor)
+        manifest = from_json(json.loads(text.numpy().tobytes()))
         check_manifest(Path(address), manifest)
-        parts, answers, identity = header["parts"], header["answers"], header["identity"]
+        identity, parts, answers = header["identity"], tuple(header["parts"]), tuple(header["answers"])
         assert isinstance(identity, str)
         assert all(type(part) is int and 0 <= part < len(manifest.parts) for part in parts)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        assert all(isinstance(kind, str) for kind in answers)
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
         raise StoreError(f"what {address} says of its store cannot be read ({error}); see whether it is one") from error
-    return About(address, identity, manifest, tuple(parts), tuple(answers))
+    return About(address, identity, manifest, parts, answers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-KINDS = ("info", "sample", "gather", "split", "batch", "keep")
+KINDS = ("info", "sample", "gather", "split", "batch")
 OTHER = "other"  # what a client may call a request is unbounded, what is counted is not
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 

@@ -24,6 +24,7 @@ from hoploom.store.disk import held_parts, open_store
 
 WAIT = 5.0  # seconds that a request for a batch waits for the server to get ready
 PRESAMPLED = 64  # batches that are looked at to fill the cache
+PICKS = 2  # the part of the memory that picks asked for by others may take beside
 
 if TYPE_CHECKING:
     from hoploom.serve.makers import Makers
@@ -55,10 +56,14 @@ class Node:
         self._lock, self._counting, self._counted = threading.Lock(), threading.Lock(), (0, 0)
         makes = len(self.parts) == len(self.store.ranges) or making.peers
         more: dict[str, Callable[[Message], Message]] = {"batch": self._batch} if makes else {}
-        self.service = Service(self.store, dict(zip(self.parts, self.store.parts, strict=True)), more)
+        held = dict(zip(self.parts, self.store.parts, strict=True))
+        self.service = Service(self.store, held, making.memory // PICKS, more)
 
     def warm_up(self) -> None:
         """Get ready for batches without being asked, in the background; a failure shows when one is asked for."""
+
+        if "batch" not in self.service.kinds:
+            return
 
         def get_ready() -> None:
             with suppress(HoploomError):
@@ -71,25 +76,31 @@ class Node:
         if makers is None:
             return Message({"error": "busy", "message": "the server is still getting ready; ask again, or another"})
         made = makers.answer(request)
-        if "error" not in made.header:
-            self.metrics.add(BATCHES, 1)
-        self._count(makers)
-        return made._replace(done=partial(self._sent, makers, made.done))
+        answer = made._replace(done=partial(self._sent, makers, made.done))
+        try:
+            if "error" not in made.header:
+                self.metrics.add(BATCHES, 1)
+            self._count(makers)
+        except BaseException:  # it will not be sent, and its room would be lost
+            self._sent(makers, made.done)
+            raise
+        return answer
 
     def _sent(self, makers: "Makers", done: Callable[[], None] | None) -> None:
-        if done is not None:
-            done()
-        self._count(makers)
+        try:
+            if done is not None:
+                done()
+        finally:
+            self._count(makers)
 
     def _count(self, makers: "Makers") -> None:
         """What the metrics tell of batches in memory and of the cache."""
-        self.metrics.put(HELD, makers.room.taken)
-        told = None if self._whole is None else report(self._whole)
-        if told is not None:
-            with self._counting:
-                hits, misses = told.hits - self._counted[0], told.misses - self._counted[1]
+        with self._counting:  # around the looking too: what another thread saw later must not be counted earlier
+            self.metrics.put(HELD, makers.room.taken)
+            told = None if self._whole is None else report(self._whole)
+            if told is not None:
+                self.metrics.count_cache(told.hits - self._counted[0], told.misses - self._counted[1])
                 self._counted = told.hits, told.misses
-            self.metrics.count_cache(hits, misses)
 
     def _ready(self, seconds: float | None) -> "Makers | None":
         """Makers over the whole store: the first call meets the peers, and others wait so long for it."""

@@ -1,6 +1,10 @@
-"""A part that another process holds: both seams over the wire. Costs a round trip a hop, and one for all rows."""
+"""A part that another process holds: both seams over the wire. Costs a round trip a hop, and one for all rows.
+
+Rows by very many ids are asked for in several requests, for a server takes only so much in one.
+"""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +18,19 @@ from hoploom.serve.peers import Peers
 from hoploom.serve.wire import Incoming, Message
 from hoploom.store.base import Draw, Wanted
 
+PIECE_IDS = 1 << 22  # ids in one request: 32 MiB, of wire.MAX_REQUEST
+
+
+class Column(NamedTuple):
+    """The ids ids[places], by which rows of some fields are asked for."""
+
+    ids: Tensor  # [n] int64
+    places: Tensor  # [m] int64
+    wants: list[int]  # which of what is wanted
+
 
 class RemotePart:
-    """A Shard over peers, for one part."""
+    """A Shard over peers, for one part. Every request names the store, so that no other one answers it."""
 
     def __init__(self, schema: Schema, number: int, peers: Peers) -> None:
         self.schema, self.number = schema, number
@@ -25,6 +39,9 @@ class RemotePart:
     @property
     def is_here(self) -> bool:
         return False
+
+    def _header(self, kind: str) -> dict[str, object]:
+        return {"ask": kind, "identity": self._peers.identity, "part": self.number}
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         """Ask for one hop, all relations in one round trip."""
@@ -44,8 +61,7 @@ class RemotePart:
             listed.append([number, frontier.trees is not None, frontier.times is not None])
             tensors += [column for column in frontier if column is not None]
         header = {
-            "ask": "sample",
-            "part": self.number,
+            **self._header("sample"),
             "frontiers": listed,
             "key": draw.key,
             "hop": draw.hop,
@@ -77,42 +93,82 @@ class RemotePart:
     def begin_gather(
         self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        """Ask for rows, all fields in one round trip; they are written to their places as they come."""
-        columns: dict[tuple[int, int], int] = {}
-        tensors: list[Tensor] = []
-        listed: list[list[object]] = []
-        asked: list[int] = []
-        for index, (want, place) in enumerate(zip(wanted, places, strict=True)):
-            if place.numel() == 0:
-                continue
-            key = want.ids.data_ptr(), place.data_ptr()  # fields of one type share their ids
-            if key not in columns:
-                columns[key] = len(tensors)
-                tensors.append(_chosen(want.ids, place))
-            owner = want.owner if isinstance(want.owner, str) else list(want.owner)
-            listed.append([owner, want.field, columns[key]])
-            asked.append(index)
-        if not asked:
-            return lambda: None
-        message = Message({"ask": "gather", "part": self.number, "wanted": listed}, tensors)
-        return self._peers.begin(message, self.number, lambda incoming: self._place(incoming, asked, places, outs))
+        """Ask for rows, all fields in one round trip; they are written to their places as they come.
 
-    def _place(
-        self, incoming: Incoming, asked: Sequence[int], places: Sequence[Tensor], outs: Sequence[Tensor]
-    ) -> None:
-        expected = [(outs[i].dtype, (places[i].numel(), *outs[i].shape[1:])) for i in asked]
+        What one request cannot ask for is asked for by more of them, when the call returned is made.
+        """
+        columns: dict[tuple[int, int], Column] = {}
+        for index, (want, place) in enumerate(zip(wanted, places, strict=True)):
+            if place.numel():
+                key = want.ids.data_ptr(), place.data_ptr()  # fields of one type share their ids
+                columns.setdefault(key, Column(want.ids, place, [])).wants.append(index)
+        if not columns:
+            return lambda: None
+        first, *others = _cut(list(columns.values()), PIECE_IDS)
+        finish = self._begin_gather(first, wanted, outs)
+
+        def finish_all() -> None:
+            finish()
+            for request in others:
+                self._begin_gather(request, wanted, outs)()
+
+        return finish_all if others else finish
+
+    def _begin_gather(
+        self, columns: Sequence[Column], wanted: Sequence[Wanted], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        """One request."""
+        listed: list[list[object]] = []
+        asked: list[tuple[Tensor, Tensor]] = []  # places, and what is written at them
+        for number, column in enumerate(columns):
+            for index in column.wants:
+                owner = wanted[index].owner
+                listed.append([owner if isinstance(owner, str) else list(owner), wanted[index].field, number])
+                asked.append((column.places, outs[index]))
+        ids = [_chosen(column.ids, column.places) for column in columns]
+        message = Message({**self._header("gather"), "wanted": listed}, ids)
+        return self._peers.begin(message, self.number, lambda incoming: self._place(incoming, asked))
+
+    def _place(self, incoming: Incoming, asked: Sequence[tuple[Tensor, Tensor]]) -> None:
+        expected = [(out.dtype, (places.numel(), *out.shape[1:])) for places, out in asked]
         if [tuple(one) for one in incoming.described] != expected:
             raise PeerError(f"part {self.number} answered with rows of another dtype or shape; see its version")
-        raw = [_as_rows(outs[i]) for i in asked]
+        raw = [ops.as_bytes(out) for _, out in asked]
         for index, row, rows in incoming.pieces():
-            ops.scatter_rows(rows, places[asked[index]][row : row + rows.shape[0]], raw[index])
+            ops.scatter_rows(rows, asked[index][0][row : row + rows.shape[0]], raw[index])
 
     def split(self, node_type: str, name: str) -> Tensor:
         """The part's own members of a split."""
-        request = Message({"ask": "split", "part": self.number, "type": node_type, "split": name})
-        (members,) = self._peers.ask(request, self.number).tensors
-        assert isinstance(members, Tensor)
+        held, index = self._peers.manifest.parts[self.number], self.schema.type_index[node_type]
+        count = held.splits.get(node_type, {}).get(name, 0)
+        if count == 0:
+            return torch.empty(0, dtype=torch.int64)
+        request = Message({**self._header("split"), "type": node_type, "split": name})
+        answer = self._peers.ask(request, self.number).tensors
+        members = answer[0] if len(answer) == 1 else None
+        first, end = held.first_nodes[index], held.first_nodes[index] + held.num_nodes[index]
+        if not isinstance(members, Tensor) or members.dtype != torch.int64 or members.shape != (count,):
+            raise PeerError(f"part {self.number} answered with no {count} members of {name!r}; see its version")
+        if int(members.min()) < first or int(members.max()) >= end:
+            raise PeerError(
+                f"part {self.number} answered with members of {name!r} that it does not hold; see its store"
+            )
         return members
+
+
+def _cut(columns: Sequence[Column], most: int) -> list[list[Column]]:
+    """The columns of each request: no more than so many ids in one."""
+    requests: list[list[Column]] = [[]]
+    left = most
+    for column in columns:
+        for begin in range(0, column.places.numel(), most):
+            piece = column._replace(places=column.places[begin : begin + most])
+            if piece.places.numel() > left:
+                requests.append([])
+                left = most
+            requests[-1].append(piece)
+            left -= piece.places.numel()
+    return requests
 
 
 def _chosen(ids: Tensor, places: Tensor) -> Tensor:
@@ -122,7 +178,3 @@ def _chosen(ids: Tensor, places: Tensor) -> Tensor:
     out = ops.empty((places.numel(),), torch.int64)
     ops.gather(ids.view(torch.uint8).view(-1, 8), places, out.view(torch.uint8).view(-1, 8))
     return out
-
-
-def _as_rows(out: Tensor) -> Tensor:
-    return out.reshape(-1).view(torch.uint8).view(out.shape[0], -1)

@@ -1,4 +1,4 @@
-"""Memory of the batches that a server makes: taken before it is used, given back when the batch is sent.
+"""Memory of what a server makes, batches and picks: taken before it is used, given back when the answer is sent.
 
 Both seams of a store with a count of what one batch takes of them. A batch waits a bounded time for room, then its
 client is told to come back; one that could never fit is refused with what it would take.
@@ -14,6 +14,7 @@ import torch
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Field, Owner, Schema
+from hoploom.serve.wire import Message
 from hoploom.store import Draw, Store, Wanted
 
 PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_index
@@ -24,11 +25,16 @@ class BusyError(Exception):
     """There was no room in time."""
 
 
-class Room:
-    """So many bytes for all batches together."""
+def busy(message: str) -> Message:
+    """The answer of a server that could give one later."""
+    return Message({"error": "busy", "message": message + "; ask again, or another server"})
 
-    def __init__(self, size: int, wait: float) -> None:
-        self.size, self.wait = size, wait
+
+class Room:
+    """So many bytes for all answers of a kind together: `of` batches, or of picks."""
+
+    def __init__(self, size: int, wait: float, of: str = "batches") -> None:
+        self.size, self.wait, self.of = size, wait, of
         self.taken = 0
         self._changed = threading.Condition()
 
@@ -38,7 +44,7 @@ class Room:
         with self._changed:
             while self.taken + amount > self.size:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise BusyError(f"no room for {amount} bytes of a batch: {self.taken} of {self.size} are taken")
+                    raise BusyError(f"no room for {amount} bytes of {self.of}: {self.taken} of {self.size} are taken")
             self.taken += amount
 
     def give(self, amount: int) -> None:
@@ -48,14 +54,14 @@ class Room:
 
 
 class Account:
-    """What one batch has taken, from its first hop until it is sent."""
+    """What one batch, or the picks of one hop, has taken, from its beginning until it is sent."""
 
     def __init__(self, room: Room) -> None:
         self._room, self.taken = room, 0
 
     @property
     def left(self) -> int:
-        """Bytes that this batch may still take, were it alone."""
+        """Bytes that it may still take, were it alone."""
         return self._room.size - self.taken
 
     def check(self, amount: int) -> None:
@@ -63,7 +69,7 @@ class Account:
         if amount > self.left:
             raise ConfigError(
                 f"a batch would take {self.taken + amount} bytes or more, the server has {self._room.size} for all "
-                "batches; lower the fanouts or batch_size, or give hoploom serve more --memory"
+                f"{self._room.of}; lower the fanouts or batch_size, or give hoploom serve more --memory"
             )
 
     def take(self, amount: int) -> None:

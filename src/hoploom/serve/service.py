@@ -1,37 +1,46 @@
 """What a graph server answers, without the wire: a request in, an answer out, nothing kept in between.
 
 Everything in a request is checked against the schema before anything is allocated. Rows are gathered piece by piece
-while they are sent, so an answer takes a megabyte however long it is; picks are made whole.
+while they are sent, so an answer takes a megabyte however long it is; picks are made whole, and many of them take room
+first, until they are sent.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 import hoploom
 from hoploom import ops
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import Picks
-from hoploom.schema import DTYPES, Field, Owner
 from hoploom.serve import checks
+from hoploom.serve.room import Account, BusyError, Room, busy
 from hoploom.serve.wire import PROTOCOL, Described, Message, Streamed, rows_at_once
 from hoploom.store import Part, Store
 from hoploom.store.base import Wanted
 from hoploom.store.layout import Manifest, to_json
 
 Answer = Callable[[Message], Message]
+PICK_BYTES = 16  # of a pick in an answer: source and edge
+FREE = 1 << 20  # bytes of picks that ask for no room
+WAIT = 5.0  # seconds that picks wait for room
 
 
 class Service:
     """Answers for the parts of a store that this process holds.
 
-    `more` are kinds of requests that need more than parts, by name: whole batches.
+    Picks made and not yet sent take at most `memory` bytes. `more` are kinds of requests that need more than parts, by
+    name: whole batches.
     """
 
-    def __init__(self, store: Store, parts: Mapping[int, Part], more: Mapping[str, Answer] | None = None) -> None:
+    def __init__(
+        self, store: Store, parts: Mapping[int, Part], memory: int, more: Mapping[str, Answer] | None = None
+    ) -> None:
         self.store, self.parts = store, dict(parts)
+        self.room = Room(memory, WAIT, "picks")
         own: dict[str, Answer] = {
             "info": self._info,
             "sample": self._sample,
@@ -45,23 +54,34 @@ class Service:
         return list(self._kinds)
 
     def answer(self, request: Message) -> Message:
-        """The answer to one request; ConfigError for one that cannot be answered."""
-        kind = request.header.get("ask")
+        """The answer to one request; ConfigError for one that has none, StoreError for another store's."""
+        kind = checks.text(request.header, "ask")
+        if kind != "info" and "identity" in request.header:
+            self._check_identity(checks.text(request.header, "identity"))
         if kind not in self._kinds:
             raise ConfigError(f"a request asks for {kind!r:.40}; this server answers {self.kinds}")
         return self._kinds[kind](request)
 
+    def _check_identity(self, given: str) -> None:
+        """A client that has met another server at this address must get no rows of this one."""
+        own = self.store.identity
+        if given != own:
+            raise StoreError(
+                f"this server is of another store ({own[:12]}) than was asked for ({given:.12}); start it with the one "
+                "that its clients have met, or start them again"
+            )
+
     def _info(self, request: Message) -> Message:
-        manifest = json.loads(to_json(Manifest(self.store.schema, self.store.ranges, {})))
+        """Whom one speaks to. The manifest is a tensor of its text: with many parts a header could not hold it."""
+        manifest = to_json(Manifest(self.store.schema, self.store.ranges, {})).encode()
         header = {
             "protocol": PROTOCOL,
             "hoploom": hoploom.__version__,
             "identity": self.store.identity,
             "parts": sorted(self.parts),
             "answers": self.kinds,
-            "store": manifest,
         }
-        return Message(header)
+        return Message(header, [torch.from_numpy(np.frombuffer(bytearray(manifest), dtype=np.uint8))])
 
     def _part(self, header: Mapping[str, Any]) -> Part:
         number = header.get("part")
@@ -81,32 +101,32 @@ class Service:
         part, schema = self._part(request.header), self.store.schema
         draw = checks.draw(request.header, len(schema.relations))
         frontiers = checks.frontiers(request, part)
-        checks.picks_fit(part, frontiers, draw)
-        picks = part.sample(frontiers, draw)
-        return Message({"relations": [i for i, p in enumerate(picks) if p is not None]}, _columns(picks))
+        most, account = checks.most_picks(part, frontiers, draw) * PICK_BYTES, Account(self.room)
+        try:
+            account.take(most if most > FREE else 0)
+            picks = part.sample(frontiers, draw)
+            columns = _columns(picks)
+            account.settle(min(account.taken, sum(column.nbytes for column in columns)))
+        except BusyError as error:
+            account.close()
+            return busy(str(error))
+        except BaseException:
+            account.close()
+            raise
+        return Message({"relations": [i for i, p in enumerate(picks) if p is not None]}, columns, account.close)
 
     def _gather(self, request: Message) -> Message:
         """Rows of many fields of a part."""
         part = self._part(request.header)
-        wanted = checks.wanted(request, part)
-        by_edge_id: dict[int, Tensor] = {}
-        return Message({}, [self._rows(part, want, by_edge_id) for want in wanted])
-
-    def _rows(self, part: Part, want: Wanted, by_edge_id: dict[int, Tensor]) -> Tensor | Streamed:
-        field = field_of(self.store, want.owner, want.field)
-        described = Described(DTYPES[field.dtype], (want.ids.numel(), *field.shape))
-        if described.num_bytes == 0:
-            return ops.empty(described.shape, described.dtype)
-        return Streamed(described, _pieces(part, want, rows_at_once(described)))
+        return Message({}, [_rows(part, want) for want in checks.wanted(request, part)])
 
 
-def field_of(store: Store, owner: Owner, name: str) -> Field:
-    """How a field is described; the user's edge ids are a field like any other."""
-    schema = store.schema
-    fields = schema.node_type(owner).fields if isinstance(owner, str) else schema.relation(owner).fields
-    if name not in fields:
-        raise ConfigError(f"a request is for {name!r:.80} of {owner!r}, which has {sorted(fields)}")
-    return fields[name]
+def _rows(part: Part, want: Wanted) -> Tensor | Streamed:
+    table = part.tables[want.owner, want.field].rows
+    described = Described(table.dtype, (want.ids.numel(), *table.shape[1:]))
+    if described.num_bytes == 0:
+        return ops.empty(described.shape, described.dtype)
+    return Streamed(described, _pieces(part, want, rows_at_once(described)))
 
 
 def _columns(picks: Sequence[Picks | None]) -> list[Tensor]:

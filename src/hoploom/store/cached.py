@@ -107,6 +107,14 @@ def _row_bytes(node_type: NodeType) -> int:
 
 def _budget(size: float | str, remote: list[Remote]) -> int:
     """Bytes that may be held."""
+    read = read_size(size)
+    if isinstance(read, int):
+        return read
+    return int(read * sum(of_type.num_rows * of_type.row_bytes for of_type in remote) + 0.5)
+
+
+def read_size(size: float | str) -> float | int:
+    """A cache's size: a share as a float, bytes as an int; ConfigError for what is neither."""
     share: float | None = None
     if isinstance(size, str) and size.strip().endswith("%"):
         share = amounts.parse_number("the cache's size", size.strip()[:-1]) / 100
@@ -118,7 +126,7 @@ def _budget(size: float | str, remote: list[Remote]) -> int:
         return as_int("the cache's size", size, 0, WAY_OUT)
     if not 0 <= share <= 1:
         raise ConfigError(f"the cache's size is {size!r:.80}; {WAY_OUT}")
-    return int(share * sum(of_type.num_rows * of_type.row_bytes for of_type in remote) + 0.5)
+    return share
 
 
 def _checked(store: Store, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -1,7 +1,6 @@
 """Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from hoploom.schema import DTYPES, Field, Owner, check_schema
 from hoploom.store import layout
 from hoploom.store.absent import Absent
 from hoploom.store.layout import Manifest
+from hoploom.store.limits import memory_limit
 from hoploom.store.part import Part, Table
 from hoploom.store.sharded import Sharded, routes_of
 from hoploom.store.store import Store, assemble
@@ -64,8 +64,7 @@ def topology_fits(path: str | Path) -> bool:
     manifest = layout.read_manifest(folder)
     columns = [name for name in manifest.files if Path(name).name.startswith("csc.")]
     size = sum(manifest.files[name].bytes for name in columns)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return all(layout.inside(folder, name).exists() for name in columns) and size <= memory // 2
+    return all(layout.inside(folder, name).exists() for name in columns) and size <= memory_limit() // 2
 
 
 def _holds(folder: Path, manifest: Manifest, prefix: str) -> bool:
