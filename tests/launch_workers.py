@@ -13,14 +13,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hoploom.launch import run as running
-from hoploom.launch.cluster import Host, Process, SshOptions
-from hoploom.launch.local import Local
-from hoploom.launch.run import Launch
-from hoploom.launch.ssh import Ssh
-from hoploom.launch.started import Executor
-from hoploom.launch.view import View
-
 
 @dataclass
 class Program:
@@ -90,6 +82,14 @@ def _until(path: Path) -> None:
 
 def launch(plan: dict[str, object], folder: Path) -> int:
     """Run the programs of a plan: {"ssh": {...} or null, "programs": {label: [words]}, "environment": {...}}."""
+    from hoploom.launch import run as running  # which the programs, started much more often, do without
+    from hoploom.launch.cluster import Host, Process, SshOptions
+    from hoploom.launch.local import Local
+    from hoploom.launch.run import Launch
+    from hoploom.launch.ssh import Ssh
+    from hoploom.launch.started import Executor
+    from hoploom.launch.view import View
+
     ssh, programs, environment = plan["ssh"], plan["programs"], plan["environment"]
     assert isinstance(programs, dict)
     assert isinstance(environment, dict)

@@ -22,6 +22,7 @@ from servers import serving
 import hoploom
 from hoploom import ConfigError, PeerError
 from hoploom.train import init, spawn
+from hoploom.train.beside import Beside
 from hoploom.train.environment import Deployment, read_deployment
 
 TESTS = Path(__file__).parent
@@ -83,6 +84,9 @@ def test_servers_given_make_the_batches_or_the_rest_of_the_rows(graph: Path) -> 
         beside = context.open(graph, parts=[0], servers=address, topology="parted", timeout=30)
         assert (beside.elsewhere, len(beside.parts), beside.homes) == (None, 1, ((0,),))
         assert told_of(loader(beside, 0, 1)) == _expected(graph)
+        without = context.open(graph, parts=[], servers=address)  # batches are made here, out of nothing here
+        assert (without.elsewhere, len(without.parts), without.homes) == (None, 0, ())
+        assert told_of(loader(without, 0, 1)) == _expected(graph)
 
 
 def test_what_launch_says_wins_over_the_scripts_path(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +99,13 @@ def test_what_launch_says_wins_over_the_scripts_path(graph: Path, monkeypatch: p
         store = context.open("nowhere.store")
         assert (store.elsewhere, store.homes) == (None, ((1,),))
         assert told_of(loader(store, 0, 1)) == _expected(graph)
+
+
+def test_servers_of_launch_and_servers_beside_trainers_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOPLOOM_SERVERS", "127.0.0.1:1")
+    message = "serve is True, but hoploom launch has started servers; leave serve or its servers out"
+    with init() as context, pytest.raises(ConfigError, match=message):
+        context.open("graph.store", serve=True)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +153,17 @@ def test_two_hosts_train_on_each_others_parts(graph: Path, tmp_path: Path, tempo
     assert not any(_is_running(pid) for found in told for pid in found["servers"])
 
 
+@pytest.mark.slow
+def test_a_host_without_parts_trains_on_the_others(graph: Path, tmp_path: Path, temporary: Path) -> None:
+    opening = {"serve": True, "parts_by_rank": [[0, 1], []]}
+    _spawn(cluster_workers.tell_batches, str(tmp_path), str(graph), opening)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, found in enumerate(told):
+        assert found["batches"] == _expected(graph, rank, 2)
+        assert found["homes"] == [[0, 1], []]
+    assert [(found["parts"], len(found["servers"])) for found in told] == [(2, 1), (0, 0)]
+
+
 def test_a_part_that_no_host_holds_is_named(graph: Path) -> None:
     with init() as context, pytest.raises(ConfigError, match=r"no host holds part 1 of .*, they hold \[\[0\]\]; give"):
         context.open(graph, parts=[0], serve=True)
@@ -169,6 +191,23 @@ def test_a_killed_trainer_takes_its_server_with_it(graph: Path, temporary: Path)
     (pid,) = map(int, done.stdout.split())
     _until(lambda: not _is_running(pid))
     assert not list(temporary.glob("hoploom-*"))
+
+
+def test_a_server_outlives_the_thread_that_opened_it(graph: Path) -> None:
+    opened: list[Beside] = []
+
+    def open_server() -> None:
+        tasks.append(Path(f"/proc/self/task/{threading.get_native_id()}"))
+        opened.append(Beside([str(graph)], 60))
+
+    tasks: list[Path] = []
+    thread = threading.Thread(target=open_server)
+    thread.start()
+    thread.join(60)
+    with opened[0] as server:
+        _until(lambda: not tasks[0].exists())
+        with hoploom.connect(server.address, timeout=10) as store:
+            assert told_of(loader(store, 0, 1)) == _expected(graph)
 
 
 def test_a_server_that_cannot_start_says_so(graph: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

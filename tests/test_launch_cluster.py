@@ -1,5 +1,6 @@
 """Cluster files: what they mean, what they leave out, and each mistake in one line with its place and the way out."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -180,8 +181,55 @@ def test_glts_ranks_order_the_hosts(write: Write) -> None:
 
 
 def test_the_command_line_wins(write: Write) -> None:
-    cluster = read_cluster(write(TWO_HOSTS), Overrides("slurm", "10.0.0.9", None))
-    assert (cluster.executor, cluster.rendezvous) == ("slurm", "10.0.0.9:29500")
+    cluster = read_cluster(write(f'executor = "slurm"\n{TWO_HOSTS}'), Overrides("ssh", "10.0.0.9", None))
+    assert (cluster.executor, cluster.rendezvous) == ("ssh", "10.0.0.9:29500")
+
+
+def test_slurm_finds_ports_that_are_not_given(write: Write) -> None:
+    cluster = read_cluster(write(TWO_HOSTS), Overrides("slurm"))
+    assert (cluster.rendezvous, [host.port for host in cluster.servers]) == ("gpu1:0", [0, 0])
+    asked = read_cluster(write(f"{TWO_HOSTS}\n[server]\nport = 7700"), Overrides("slurm", None, 29500))
+    assert (asked.rendezvous, [host.port for host in asked.servers]) == ("gpu1:29500", [7700, 7700])
+
+
+@pytest.mark.parametrize(
+    ("executor", "overrides", "message"),
+    [
+        (
+            "slurm",
+            (None, None),
+            "cluster.toml:1: rendezvous is gpu1:4000, but Slurm picks the hosts, and trainers meet",
+        ),
+        ("slurm", ("gpu1", None), "leave it out, --master-port gives the port"),
+        ("kubernetes", (None, None), "rendezvous is gpu1:4000, but Kubeflow says where trainers meet; leave it out"),
+        ("kubernetes", (None, 4000), "--master-port is 4000, but Kubeflow says where trainers meet; leave it out"),
+    ],
+)
+def test_where_trainers_meet_is_refused_where_somebody_else_says(
+    write: Write, executor: str, overrides: tuple[str | None, int | None], message: str
+) -> None:
+    given = "" if any(overrides) else 'rendezvous = "gpu1:4000"\n'
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_cluster(write(given + 'hosts = ["gpu1", "gpu2"]\n'), Overrides(executor, *overrides))
+
+
+def test_without_servers_trainers_are_told_what_secures_those_they_start(write: Write) -> None:
+    files = 'ca = "/c/ca"\ncert = "/c/cert"\nprivate_key = "/c/key"\ntoken_file = "/c/token"'
+    (process,) = processes(read_cluster(write(f'hosts = ["gpu1"]\n[security]\n{files}')), ["train", "run.toml"])
+    told = {name: value for name, value in process.environment.items() if name.startswith("HOPLOOM_")}
+    assert told == {
+        "HOPLOOM_TOKEN_FILE": "/c/token",
+        "HOPLOOM_CA": "/c/ca",
+        "HOPLOOM_CERT": "/c/cert",
+        "HOPLOOM_KEY": "/c/key",
+    }
+
+
+def test_servers_are_told_what_the_file_says_of_them(write: Write) -> None:
+    section = "threads = 8\nmemory = '2GiB'\ncache = '20%'\nfanouts = [10, -1]\nseeds = 'paper:train'"
+    first, *_ = processes(read_cluster(write(f"{TWO_HOSTS}\n[server]\n{section}")), ["train", "run.toml"])
+    asked = " --threads 8 --memory 2GiB --cache 20% --fanouts 10,-1 --seeds paper:train"
+    assert " ".join(first.words).endswith(asked)
 
 
 # --- which processes -----------------------------------------------------------------------------
@@ -242,7 +290,11 @@ def test_mutual_tls_gives_trainers_a_certificate_too(write: Write) -> None:
         ("train run.toml", "-m hoploom train run.toml"),
         ("hoploom train run.toml --resume", "-m hoploom train run.toml --resume"),
         ("python -m hoploom train run.toml", "-m hoploom train run.toml"),
+        ("/opt/venv/bin/hoploom train run.toml", "-m hoploom train run.toml"),
         ("script.py --epochs 3", "script.py --epochs 3"),
+        ("python3.11 script.py", "script.py"),
+        ("/usr/bin/python -u script.py", "script.py"),
+        ("torchrun script.py", "script.py"),
         ("python3 examples/script.py", "examples/script.py"),
         ("-m package.training --x", "-m package.training --x"),
     ],
@@ -251,7 +303,22 @@ def test_a_command_is_a_recipe_a_script_or_a_module(command: str, words: str) ->
     assert " ".join(script_words(command.split())) == words
 
 
-@pytest.mark.parametrize("command", ["", "trian run.toml", "serve x", "-m", "python"])
+@pytest.mark.parametrize("command", ["", "trian run.toml", "serve x", "-m", "python", "-m hoploom"])
 def test_a_command_that_trains_nothing_is_refused(command: str) -> None:
     with pytest.raises(ConfigError, match=r"such as train run\.toml, or your own script\.py"):
+        script_words(command.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "torchrun --nproc-per-node 2 t.py",
+            "torchrun's option '--nproc-per-node'; leave it out, the cluster file says",
+        ),
+        ("python -O t.py", "python's option '-O'; leave it out, the cluster file says python and environment"),
+    ],
+)
+def test_an_option_that_the_cluster_file_stands_for_is_refused(command: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         script_words(command.split())

@@ -134,6 +134,53 @@ def test_torchruns_own_account_does_not_hide_the_error() -> None:
     assert without_noise([*said, "Traceback"]) == ("trainer-1 | ValueError: no",)
 
 
+def said_in_turn(*lines: str) -> View:
+    """A view of torchrun's lines on a host with four ranks."""
+    with open(os.devnull, "w") as nowhere:
+        view = View(["a/trainers"], nowhere, nowhere)
+        for line in lines:
+            view.show("a/trainers", line, is_error=True)
+    return view
+
+
+LOST = [f"[default{rank}]:[rank{rank}]: hoploom.errors.PeerError: rank 2 ended with ValueError" for rank in (0, 1, 3)]
+REPORT = "E1121 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: 2 (pid: 9)"
+
+
+def test_of_several_ranks_the_one_that_failed_first_is_shown() -> None:
+    """Three tell of the fourth's end; nothing but that one's lines is shown, be they before theirs or behind."""
+    error = ["[default2]:[rank2]: Traceback (most recent call last):", "[default2]:[rank2]: ValueError: loss is nan"]
+    warning, report = "[default1]:a warning that is no error", REPORT.format(1)
+    shown = (
+        "a/trainer-2 | [rank2]: Traceback (most recent call last):",
+        "a/trainer-2 | [rank2]: ValueError: loss is nan",
+    )
+    for lines in ([warning, *error, *LOST, report], [warning, *LOST, *error, report]):
+        tail = said_in_turn(*lines).tail("a/trainers")
+        assert tail == shown
+        assert not Failure("a", "ended", tail).is_consequence
+    later = "[default1]:RuntimeError: also"
+    assert said_in_turn(*error, later, report).tail("a/trainers") == shown
+
+
+def test_a_rank_that_was_killed_is_named_by_torchruns_account() -> None:
+    ended = "[default3]:hoploom: interrupted"  # by torchrun's SIGTERM
+    tail = said_in_turn(*LOST, ended, REPORT.format(-9)).tail("a/trainers")
+    assert tail == (REPORT.format(-9),)
+
+
+def test_a_host_whose_ranks_all_tell_of_another_ones_end_did_not_fail_first() -> None:
+    tail = said_in_turn(*LOST, REPORT.format(1)).tail("a/trainers")
+    assert tail == (LOST[0].replace("[default0]:", "a/trainer-0 | "),)
+    cause = Failure("b", "ended", ("ValueError: no",))
+    assert first_of([Failure("a", "ended", tail), cause]) == cause
+
+
+def test_without_an_error_that_is_known_as_one_all_speakers_are_shown() -> None:
+    tail = said_in_turn("[default1]:no such column", "[default0]:bye").tail("a/trainers")
+    assert tail == ("a/trainer-1 | no such column", "a/trainer-0 | bye")
+
+
 def test_only_the_last_lines_are_kept() -> None:
     with open(os.devnull, "w") as nowhere:
         view = View(["a/trainers"], nowhere, nowhere)
@@ -230,6 +277,13 @@ if sys.argv[1:] == ["fail"] and rank == 1:
 if sys.argv[1:] == ["fail"]:
     import time; time.sleep(100)
 """
+FOUR = """
+import hoploom
+with hoploom.init(device="cpu") as context:
+    if context.rank == 2:
+        raise ValueError("loss is nan")
+    context.max(1)
+"""
 TWO = """
 [hosts."127.0.0.1"]
 devices = [0, 1]
@@ -268,6 +322,19 @@ def test_a_failed_rank_is_the_first_error(two_hosts: Path) -> None:
     summary = done.stderr.rpartition("\n\n")[2].splitlines()
     assert summary[0] == "hoploom: first error: 127.0.0.1/trainers ended with exit code 1"
     assert summary[-1] == "  127.0.0.1/trainer-1 | ValueError: the missing column"
+
+
+@pytest.mark.slow
+def test_of_four_ranks_the_one_that_failed_is_the_first_error(tmp_path: Path) -> None:
+    """The others wait for it, and tell of its end before torchrun ends them."""
+    (tmp_path / "cluster.toml").write_text('hosts = ["127.0.0.1"]\nprocesses = 4\n')
+    (tmp_path / "script.py").write_text(FOUR)
+    done = hoploom(tmp_path, "cluster.toml", "--", "script.py")
+    assert done.returncode == 1
+    summary = done.stderr.rpartition("\n\n")[2]
+    assert "PeerError" in done.stderr
+    assert "127.0.0.1/trainer-2 | [rank2]: ValueError: loss is nan" in summary
+    assert "PeerError" not in summary
 
 
 def test_a_dry_run_prints_every_command_and_starts_nothing(

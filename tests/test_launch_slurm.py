@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Slurm, free_ports, slurm_cluster
+from slurm_cluster import Slurm, slurm_cluster
 
 from hoploom.errors import ConfigError
 from hoploom.launch.cluster import Cluster, Host, Security, ServerOptions, SlurmOptions
-from hoploom.launch.slurm import _quoted, script
+from hoploom.launch.slurm import NAME, _quoted, script
 
 DEADLINE = 90
 TOKEN = "a-token-nobody-guesses"
+OUTPUT = 'output = "it\'s said-%j.out"'  # with what means something to #SBATCH
 
 # An epoch over the ring, wherever it is: the feature row of node v is v, and its picks are v + 1 and v + 2.
 TRAIN = """
@@ -50,7 +51,7 @@ time.sleep(600)
 
 
 def cluster_of(*hosts: Host, **changed: object) -> Cluster:
-    cluster = Cluster(hosts, "/stores/graph", "slurm", "server-client", ":29500", server=ServerOptions(port=7700))
+    cluster = Cluster(hosts, "/stores/graph", "slurm", "server-client", "host0:29500", server=ServerOptions(port=7700))
     return replace(cluster, **changed)  # type: ignore[arg-type]
 
 
@@ -91,11 +92,61 @@ def test_worker_mode_tells_each_node_its_parts() -> None:
     assert "export HOPLOOM_STORE=/stores/graph" in written
 
 
-@pytest.mark.parametrize("word", ["plain", 'it\'s "$HOME" `id` $(id) \\ * ~', "", "a\nb", "x${hosts[1]}:${hosts[0]}"])
+@pytest.mark.parametrize("word", ["plain", 'it\'s "$HOME" `id` $(id) \\ * ~', "", "a\nb", "${hosts[0]} ${port}"])
 def test_a_word_reaches_the_program_as_it_is_but_for_the_nodes_names(word: str) -> None:
-    bash = f"hosts=(n1 n2); printf %s {_quoted(word)}"
+    node = NAME.format("hosts[1]")
+    bash = f"hosts=(n1 n2); server_port=7; printf '%s\\n' {_quoted(word)} {_quoted(f'{word}{node}:0,{node}:01{word}')}"
     said = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True, timeout=10).stdout
-    assert said == word.replace("${hosts[1]}", "n2").replace("${hosts[0]}", "n1")
+    assert said == f"{word}\n{word}n2:7,n2:01{word}\n"
+
+
+STUBS = {  # what the script calls, and a program that says what it was told
+    "scontrol": "printf '%s\\n' n0 n1",
+    "scancel": ": >stop",
+    "srun": """
+        printf '%s\\n' "$@" >>argv
+        while [[ $1 == --* ]]; do shift; done
+        [ "$1" != sh ] && exec "$@"
+        SLURM_PROCID=0 "$@" && SLURM_PROCID=1 exec "$@"
+    """,
+    "python": """
+        printf '%s ' "$@" >>argv
+        echo "$3 $API_KEY $OWN ${trainer-}" >>told
+        [ "$3" != serve ] && exit
+        echo "serving parts 0 of a.store"
+        until [ -e stop ]; do sleep 0.05; done
+    """,
+}
+
+
+def test_users_variables_reach_programs_and_no_command_line(tmp_path: Path) -> None:
+    for name, text in STUBS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}")
+        (tmp_path / name).chmod(0o755)
+    hosts = tuple(
+        host(
+            number,
+            serves=True,
+            port=0,
+            parts=(number,),
+            python=str(tmp_path / "python"),
+            folder=str(tmp_path),
+            environment={"API_KEY": "top $ecret", "OWN": f"secret{number}"},
+        )
+        for number in (0, 1)
+    )
+    written = script(cluster_of(*hosts, mode="worker", rendezvous="host0:0"), ["train", "run.toml"])
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "20007", "SLURM_JOB_NODELIST": "n[0-1]"}
+    done = subprocess.run(
+        ["bash"], input=written, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [f"{program} top $ecret secret{number} " for program in ("serve", "--nnodes") for number in (0, 1)]
+    assert sorted((tmp_path / "told").read_text().splitlines()) == sorted(told)
+    argv = (tmp_path / "argv").read_text()
+    assert "ecret" not in argv
+    assert "--listen n1:10007 --peers n0:10007 " in argv  # 10000 + 20007 % 5000
+    assert "--master-addr n0 --master-port 20007 " in argv  # 15000 + 20007 % 15000
 
 
 def test_options_of_sbatch_and_pyxis_are_passed_on() -> None:
@@ -106,6 +157,7 @@ def test_options_of_sbatch_and_pyxis_are_passed_on() -> None:
         cpus=32,
         memory="200G",
         exclusive=True,
+        output="it's out/%j.txt",
         setup=("module load cuda",),
         options=("--mail-type=END",),
         container_image="nvcr.io#nvidia/pytorch:25.01-py3",
@@ -114,7 +166,7 @@ def test_options_of_sbatch_and_pyxis_are_passed_on() -> None:
     )
     lines = script(cluster_of(*SERVERS, host(2), slurm=options), ["train", "run.toml"]).splitlines()
     asked = ["--partition=gpu", "--time=12:00:00", "--gpus-per-node=4", "--cpus-per-task=32", "--mem=200G"]
-    for option in [*asked, "--exclusive", "--mail-type=END"]:
+    for option in [*asked, "--exclusive", "--mail-type=END", '--output="it\'s out/%j.txt"']:
         assert f"#SBATCH {option}" in lines
     assert "module load cuda" in lines
     (step,) = (line for line in lines if line.startswith("step="))
@@ -167,11 +219,10 @@ class Launched:
         (self.folder / "token").write_text(TOKEN)
         (self.folder / "token").chmod(0o600)
         (self.folder / "train.py").write_text(program)
-        (port,) = free_ports(1)
         lines = ['executor = "slurm"', text, 'environment = { GLOO_SOCKET_IFNAME = "lo" }']
         if store is not None:
-            lines += [f'store = "{store}"', "[security]", 'token_file = "token"', "[server]", f"port = {port}"]
-        (self.folder / "cluster.toml").write_text("\n".join([*lines, "[slurm]", 'name = "test"', 'time = "5"']))
+            lines += [f'store = "{store}"', "[security]", 'token_file = "token"']
+        (self.folder / "cluster.toml").write_text("\n".join([*lines, "[slurm]", 'name = "test"', 'time = "5"', OUTPUT]))
 
     def start(self) -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "hoploom", "launch", "cluster.toml", "--", str(self.folder / "train.py")]

@@ -2,12 +2,14 @@
 
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hoploom.errors import ConfigError, StoreError
-from hoploom.launch.cluster import Cluster, Host, is_loopback
+from hoploom.launch.cluster import Cluster, Host
 from hoploom.launch.documents import Document, full_name
 from hoploom.launch.sections import HOSTS
+from hoploom.serve.security import is_loopback
 from hoploom.store import layout
 
 
@@ -16,10 +18,11 @@ def check(document: Document, cluster: Cluster) -> None:
     _check_addresses(document, cluster)
     _check_roles(document, cluster)
     _check_restarts(document, cluster)
+    _check_security(document, cluster)
     if cluster.mode != "none":
         _check_store(document, cluster)
         _check_parts(document, cluster)
-        _check_security(document, cluster)
+        _check_listening(document, cluster)
     if cluster.executor == "local":
         for host in cluster.hosts:
             _check_here(document, host)
@@ -51,12 +54,9 @@ def _check_roles(document: Document, cluster: Cluster) -> None:
     if not cluster.trainers:
         raise document.problem(HOSTS, "no host trains: processes is 0 on all of them; give at least one host some")
     if cluster.mode == "none":
-        for host in cluster.hosts:
-            if host.serves or host.parts:
-                key = "serves" if host.serves else "parts"
-                message = f'{_name(host, key)} has no say in mode "none"; leave it out, or give a store and a mode'
-                raise document.problem(_name(host, key), message)
-        return
+        return _check_nothing_is_served(document, cluster)
+    if cluster.mode == "worker" and cluster.executor == "kubernetes":
+        _check_pods_serve(document, cluster)
     for host in cluster.hosts:
         if host.parts and not host.serves:
             raise document.problem(
@@ -68,8 +68,30 @@ def _check_roles(document: Document, cluster: Cluster) -> None:
             )
             raise document.problem(_name(host, "serves"), message)
     if not serving:
-        message = 'mode is "server-client", but no host serves; write serves = true below those with the store\'s parts'
-        raise document.problem("mode", message)
+        is_named = any(host.address for host in cluster.hosts)
+        way_out = "write serves = true below those with the store's parts" if is_named else "say how many: servers = 1"
+        raise document.problem("mode", f'mode is "server-client", but no host serves; {way_out}')
+
+
+def _check_nothing_is_served(document: Document, cluster: Cluster) -> None:
+    names = ["store"] if cluster.store is not None else []
+    for name in [*names, *_of_servers(document, cluster, ("serves", "parts", "port"))]:
+        way_out = "leave it out, or give a store and another mode"
+        raise document.problem(name, f'{name} has no say in mode "none", where no server is started; {way_out}')
+
+
+def _check_pods_serve(document: Document, cluster: Cluster) -> None:
+    """The first trainer of each pod starts a server, which no key of this file reaches."""
+    for name in _of_servers(document, cluster, ("parts", "port")):
+        message = f'{name} has no say on Kubernetes in mode "worker", where trainers start the servers beside them'
+        raise document.problem(name, f'{message}; leave it out, or take mode = "server-client"')
+
+
+def _of_servers(document: Document, cluster: Cluster, keys: Sequence[str]) -> Iterator[str]:
+    """The keys that are set and about servers: these of hosts, and all of their section."""
+    names = ((_name(host, key), getattr(host, key)) for host in cluster.hosts for key in keys)
+    yield from (name for name, value in names if value and name in document.where)
+    yield from (name for name in document.where if name.startswith("server."))
 
 
 def _check_restarts(document: Document, cluster: Cluster) -> None:
@@ -126,7 +148,11 @@ def _check_security(document: Document, cluster: Cluster) -> None:
     if security.mutual and missing:
         message = "security.mutual needs security.ca, cert and private_key; `hoploom certs` writes them"
         raise document.problem("security.mutual", message)
-    if security.token_file or not missing or security.insecure:
+
+
+def _check_listening(document: Document, cluster: Cluster) -> None:
+    security = cluster.security
+    if security.token_file or security.ca or security.insecure:
         return
     for host in cluster.servers:
         if not is_loopback(host.address):
@@ -141,6 +167,9 @@ def _check_security(document: Document, cluster: Cluster) -> None:
 
 
 def _check_here(document: Document, host: Host) -> None:
+    if not is_loopback(host.address):
+        message = f"executor is local, but {host.name} has the address {host.address}, which others reach, too"
+        raise document.problem(HOSTS, f'{message}; give address = "127.0.0.1", or take executor ssh')
     if not os.path.isdir(host.folder):
         way_out = "make it first, or give another"
         raise _about(document, host, "folder", f"folder is {host.folder}, which is no directory; {way_out}")

@@ -3,12 +3,12 @@
 A field made by `key` is a key of the file: the reader and the documentation take it, its rule and its help from here.
 """
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hoploom.launch import rules as own_rules
+from hoploom.serve.address import join_address
 from hoploom.toml import rules
 from hoploom.toml.keys import key
 
@@ -36,9 +36,15 @@ class ServerOptions:
     """What every graph server is told."""
 
     port: int = key(7700, "where servers listen; a host may have its own", own_rules.port())
-    threads: int | None = key(None, "threads that answer", rules.whole(1, 4096), example=8)
-    memory: str | None = key(None, "what batches made ahead may take", rules.text(), example="4GB")
-    cache: str | None = key(None, "rows of other parts that are kept", rules.text(), example="20%")
+    threads: int | None = key(None, "batches made at once", rules.whole(1, 4096), example=8)
+    memory: str | None = key(None, "what batches made and not yet sent may take", own_rules.amount(), example="4GB")
+    cache: str | None = key(None, "rows of other parts that are kept", own_rules.share_or_amount(), example="20%")
+    fanouts: tuple[int, ...] | None = key(
+        None, "of batches that the cache is for", own_rules.fanouts(), example=[15, 10]
+    )
+    seeds: str | None = key(
+        None, "what such batches start from; left out: the split train", rules.text(), example="train"
+    )
     metrics_port: int | None = key(
         None, "where metrics are read, on the server's address", own_rules.port(), example=7701
     )
@@ -84,7 +90,6 @@ class KubernetesOptions:
     name: str = key("hoploom", "what all objects are called", own_rules.label())
     namespace: str = key("default", "where they live", own_rules.label())
     image: str | None = key(None, "the image with Python and hoploom", rules.text(), example="registry/hoploom:1")
-    runtime: str = key("torch-distributed", "the ClusterTrainingRuntime of the TrainJob", own_rules.label())
     gpus: int | None = key(
         None,
         "GPUs per pod of trainers; left out: one per process if there are devices",
@@ -99,6 +104,12 @@ class KubernetesOptions:
         None, "the Secret with the files of [security]", own_rules.label(), example="hoploom-certs"
     )
     secret_mount: str = key("/etc/hoploom", "where pods see that Secret", own_rules.place())
+    user: int | None = key(
+        None,
+        "the user that runs pods; left out: as the image says, and only root reads the Secret",
+        rules.whole(1),
+        example=1000,
+    )
     service_account: str | None = key(None, "the pods' service account", own_rules.label(), example="trainer")
     pull_secrets: tuple[str, ...] = key((), "Secrets to pull the image with", own_rules.texts('["registry"]'))
 
@@ -113,7 +124,7 @@ class Host:
     ssh_port: int | None = None  # None: as the user's own ssh configuration has it
     processes: int = 1  # trainers
     serves: bool = False  # whether a graph server runs here
-    port: int = 0  # of that server
+    port: int = 0  # of that server; 0: a free one of this host, or the Slurm job's
     parts: tuple[int, ...] = ()  # of the store, for that server and in worker mode for the trainers beside it
     devices: tuple[int, ...] | None = None  # CUDA_VISIBLE_DEVICES of the trainers; None: all
     python: str = "python3"
@@ -134,7 +145,7 @@ class Cluster:
     store: str | None  # absolute, the same on all hosts; None: the command knows it
     executor: Executor
     mode: Mode
-    rendezvous: str  # where torchrun's processes meet, host:port; port 0: a free one of this host
+    rendezvous: str  # where torchrun's processes meet, host:port; port 0: a free one of this host, or the Slurm job's
     max_restarts: int = 0
     security: Security = field(default_factory=Security)
     server: ServerOptions = field(default_factory=ServerOptions)
@@ -167,24 +178,3 @@ class Process:
     @property
     def is_server(self) -> bool:
         return self.label.endswith("/server")
-
-
-def join_address(host: str, port: int) -> str:
-    """host:port, with brackets round an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """The host and the port of host:port."""
-    host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this host reaches it."""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

@@ -257,6 +257,8 @@ def _pod(options: KubernetesOptions) -> Manifest:
         pod["serviceAccountName"] = options.service_account
     if options.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
+    if options.user is not None:
+        pod["securityContext"] = {"runAsUser": options.user, "fsGroup": options.user}
     return pod
 
 
@@ -276,17 +278,18 @@ def _environment(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def _literal(text: str) -> str:
-    """As it is: Kubernetes would put a variable's value for $(NAME)."""
-    return text.replace("$(", "$$(")
+    """As it is: Kubernetes puts a variable's value for $(NAME), and one $ for two of them."""
+    return text.replace("$", "$$")
 
 
 def _volumes(options: KubernetesOptions) -> list[Manifest]:
-    """Secrets are files that only their owner reads, as ssh wants them."""
+    """Secrets are files that only root reads; pods that another user runs read them as that user's group."""
     volumes: list[Manifest] = []
+    mode = 0o400 if options.user is None else 0o440
     if options.claim is not None:
         volumes.append({"name": "store", "persistentVolumeClaim": {"claimName": options.claim}})
     if options.secret is not None:
-        volumes.append({"name": "secret", "secret": {"secretName": options.secret, "defaultMode": 0o400}})
+        volumes.append({"name": "secret", "secret": {"secretName": options.secret, "defaultMode": mode}})
     return volumes
 
 

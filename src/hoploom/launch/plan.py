@@ -4,15 +4,19 @@ torchrun's rendezvous is the static one: ranks follow the hosts' order in the fi
 waits to see who joins. What it gives up is a cluster that grows while it runs.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from hoploom.errors import ConfigError
-from hoploom.launch.cluster import Cluster, Host, Process, is_loopback, join_address, split_address
+from hoploom.launch.cluster import Cluster, Host, Process
+from hoploom.serve.address import join_address, split_address
+from hoploom.serve.security import is_loopback
 
 LOGS = "{logs}"  # in words: a folder that the keeper makes, and removes at the end
 FORMS = "give what comes behind `hoploom`, such as train run.toml, or your own script.py and its arguments"
+STARTER = re.compile(r"torchrun|python(\d+(\.\d+)*)?")
 LOOPBACK = "lo"
 
 
@@ -29,12 +33,10 @@ def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
 
 def script_words(command: Sequence[str]) -> tuple[str, ...]:
     """What torchrun is to run: a script and its arguments, or -m and a module's."""
-    words = tuple(command)
-    if words and words[0].rpartition("/")[2] in ("python", "python3", "torchrun"):
-        words = words[1:]
+    words = _without_starter(tuple(command))
     if words[:2] == ("-m", "hoploom"):
         words = words[1:]
-    if words[:1] in (("hoploom",), ("-m hoploom",)):
+    if words and words[0].rpartition("/")[2] == "hoploom":
         words = words[1:]
     if not words:
         raise ConfigError(f"there is no command behind --; {FORMS}")
@@ -43,6 +45,20 @@ def script_words(command: Sequence[str]) -> tuple[str, ...]:
     if words[0].endswith(".py") or (words[0] == "-m" and len(words) > 1):
         return words
     raise ConfigError(f"the command is {words[0]!r:.80}, which is nothing that trains; {FORMS}")
+
+
+def _without_starter(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the python or torchrun before it: those come from the cluster file."""
+    starter = words[0].rpartition("/")[2] if words else ""
+    if not STARTER.fullmatch(starter):
+        return words
+    rest = words[2:] if words[1:2] == ("-u",) else words[1:]  # lines are shown at once in any case
+    if rest and rest[0].startswith("-") and rest[0] != "-m":
+        own = "processes, rendezvous and max_restarts" if starter == "torchrun" else "python and environment"
+        raise ConfigError(
+            f"the command has {starter}'s option {rest[0]!r:.80}; leave it out, the cluster file says {own}; {FORMS}"
+        )
+    return rest
 
 
 def server_words(cluster: Cluster, host: Host, listen: str | None = None) -> tuple[str, ...]:
@@ -63,6 +79,8 @@ def server_words(cluster: Cluster, host: Host, listen: str | None = None) -> tup
         "--threads": server.threads,
         "--memory": server.memory,
         "--cache": server.cache,
+        "--fanouts": None if server.fanouts is None else ",".join(map(str, server.fanouts)),
+        "--seeds": server.seeds,
         "--metrics": _metrics(cluster, host),
     }
     for flag, value in options.items():
@@ -92,15 +110,15 @@ def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
     """What tells trainers where the graph is: hoploom.train.environment reads it."""
     security = cluster.security
     devices = None if host.devices is None else ",".join(map(str, host.devices))
-    told: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": devices}
-    if cluster.servers:
-        told |= {
-            "HOPLOOM_SERVERS": ",".join(server.endpoint for server in cluster.servers),
-            "HOPLOOM_TOKEN_FILE": security.token_file,
-            "HOPLOOM_CA": security.ca,
-            "HOPLOOM_CERT": security.cert if security.mutual else None,
-            "HOPLOOM_KEY": security.private_key if security.mutual else None,
-        }
+    shows_certificate = security.mutual or not cluster.servers  # trainers that start servers hand it to them
+    told = {
+        "CUDA_VISIBLE_DEVICES": devices,
+        "HOPLOOM_SERVERS": ",".join(server.endpoint for server in cluster.servers) or None,
+        "HOPLOOM_TOKEN_FILE": security.token_file,
+        "HOPLOOM_CA": security.ca,
+        "HOPLOOM_CERT": security.cert if shows_certificate else None,
+        "HOPLOOM_KEY": security.private_key if shows_certificate else None,
+    }
     if cluster.mode == "worker":
         told |= {"HOPLOOM_STORE": cluster.store, "HOPLOOM_PARTS": ",".join(map(str, host.parts))}
     given = {name: value for name, value in told.items() if value is not None}

@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.launch.checks import check, number_of_parts
-from hoploom.launch.cluster import Cluster, Host, Security, SshOptions, is_loopback, join_address, split_address
+from hoploom.launch.cluster import Cluster, Host, Security, SshOptions
 from hoploom.launch.documents import Document, full_name
 from hoploom.launch.sections import HOSTS, HostKeys, TopKeys
+from hoploom.serve.address import join_address, split_address
+from hoploom.serve.security import is_loopback
 
 RENDEZVOUS_PORT = 29500  # torchrun's own
+FINDS_PORTS = ("local", "slurm")  # of those that are not given
+PICKS_HOSTS = {
+    "slurm": "Slurm picks the hosts, and trainers meet on the first",
+    "kubernetes": "Kubeflow says where trainers meet",
+}
 MasterAddress = tuple[str | None, int | None]
 
 
@@ -53,8 +60,8 @@ def resolve(written: Written, executor: str | None = None, master: MasterAddress
         file=document.where[""],
     )
     check(document, cluster)
-    cluster = replace(cluster, hosts=_with_parts(cluster, given), rendezvous=_rendezvous(cluster, top, master))
-    return cluster
+    _check_rendezvous(written, cluster, master)
+    return replace(cluster, hosts=_with_parts(cluster, given), rendezvous=_rendezvous(cluster, top, master))
 
 
 def _named(written: Written) -> Mapping[str, HostKeys]:
@@ -122,9 +129,9 @@ def _python(written: Written, executor: str) -> str:
 def _with_ports(
     written: Written, hosts: tuple[Host, ...], given: Mapping[str, HostKeys], executor: str
 ) -> tuple[Host, ...]:
-    """A port for each server: its own, else the next one of its address; 0, any, where all are on this host."""
+    """A port for each server: its own, else the next one of its address; 0 where that is found out at the start."""
     is_asked = "server.port" in written.document.where
-    base: int = 0 if executor == "local" and not is_asked else written.sections["server"].port
+    base: int = 0 if executor in FINDS_PORTS and not is_asked else written.sections["server"].port
     taken: dict[str, dict[int, str]] = {}
     for host in hosts:
         if not host.serves or not host.port:
@@ -160,10 +167,23 @@ def _with_parts(cluster: Cluster, given: Mapping[str, HostKeys]) -> tuple[Host, 
 
 
 def _rendezvous(cluster: Cluster, top: TopKeys, master: MasterAddress) -> str:
-    address, port = cluster.trainers[0].address, 0 if cluster.executor == "local" else RENDEZVOUS_PORT
+    first = cluster.trainers[0]
+    address, port = first.address or first.name, 0 if cluster.executor in FINDS_PORTS else RENDEZVOUS_PORT
     if top.rendezvous:
         address, port = split_address(top.rendezvous)
     return join_address(master[0] or address, master[1] or port)
+
+
+def _check_rendezvous(written: Written, cluster: Cluster, master: MasterAddress) -> None:
+    """What is given, and who is started by somebody that chooses it."""
+    given = {"rendezvous": written.top.rendezvous, "--master-addr": master[0]}
+    if cluster.executor == "kubernetes":
+        given["--master-port"] = None if master[1] is None else str(master[1])
+    for name, value in given.items():
+        if value is not None and cluster.executor in PICKS_HOSTS:
+            message = f"{name} is {value}, but {PICKS_HOSTS[cluster.executor]}; leave it out"
+            way_out = ", --master-port gives the port" if cluster.executor == "slurm" else ""
+            raise written.document.problem(name, message + way_out)
 
 
 # --- paths ---------------------------------------------------------------------------------------

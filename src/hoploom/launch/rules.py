@@ -3,12 +3,14 @@
 import re
 from typing import Any
 
+from hoploom.errors import ConfigError
 from hoploom.toml.rules import Rule, text, whole
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.:-]*[A-Za-z0-9_])?")  # a name, an IPv4 or an IPv6 address
 LOGIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:+-]*")  # nothing that ssh could take for an option
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")  # what Kubernetes takes for a name, with room for ours
+PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 
 def _matching(expects: str, pattern: re.Pattern[str]) -> Rule:
@@ -47,6 +49,44 @@ def address() -> Rule:
 def port() -> Rule:
     """A port."""
     return whole(1, 65535)
+
+
+def amount() -> Rule:
+    """An amount of bytes."""
+
+    def read(value: Any) -> str | None:
+        from hoploom.amounts import parse_bytes  # brings torch, which is loaded where somebody needs it
+
+        try:
+            return value if isinstance(value, str) and parse_bytes("size", value) else None
+        except ConfigError:
+            return None
+
+    return Rule('a size in quotes, e.g. "4GB"', read, is_text=True)
+
+
+def share_or_amount() -> Rule:
+    """A share in percent, or an amount of bytes."""
+
+    def read(value: Any) -> str | None:
+        percent = PERCENT.fullmatch(value) if isinstance(value, str) else None
+        if percent is None:
+            found: str | None = amount().read(value)
+            return found
+        return percent[0] if 0 < float(percent[1]) <= 100 else None
+
+    return Rule('a share or a size in quotes, e.g. "20%" or "4GB"', read, is_text=True)
+
+
+def fanouts() -> Rule:
+    """Picks per node, a count per hop."""
+    one = whole(-1)
+
+    def read(value: Any) -> tuple[int, ...] | None:
+        good = isinstance(value, list) and all(one.read(count) is not None for count in value)
+        return tuple(value) or None if good else None
+
+    return Rule("a list with a count per layer (-1: all neighbours), e.g. [15, 10, 5]", read)
 
 
 def place() -> Rule:

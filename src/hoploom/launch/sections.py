@@ -41,7 +41,7 @@ class TopKeys:
     )
     executor: str | None = key(
         None,
-        "who starts it; left out: local if all hosts are this one, else ssh",
+        "who starts it; left out: local if all hosts are this one, ssh if they have names, else slurm",
         rules.choice(*EXECUTORS),
         example="ssh",
     )

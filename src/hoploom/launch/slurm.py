@@ -13,14 +13,17 @@ from dataclasses import replace
 
 from hoploom.errors import ConfigError
 from hoploom.launch import slurm_job
-from hoploom.launch.cluster import Cluster, Process, SlurmOptions, split_address
+from hoploom.launch.cluster import Cluster, Process, SlurmOptions
 from hoploom.launch.plan import processes
-from hoploom.launch.resolve import RENDEZVOUS_PORT
+from hoploom.serve.address import join_address, split_address
 
 SERVE_DEADLINE = 600  # seconds until all servers serve: a large store is checked and mapped first
 STOP_DEADLINE = 30  # seconds that servers get to finish what is in flight
-FIRST_PORT, NUM_PORTS = 15000, 15000  # where torchrun's processes meet, where no port is given: by the job's number
-KNOWN_INSIDE = re.compile(r"\$\{hosts\[\d+\]\}|\$\{first\}|\$\{port\}")  # what only the job knows, as a shell writes it
+# Jobs may share nodes, so that ports that are not given are the job's own, by its number: first one and how many.
+MEETING_PORTS = (15000, 15000)
+SERVER_PORTS = (10000, 5000)
+NAME = "\0{}\0"  # what only the job knows: a name in the script, between what stands in nobody's words
+KNOWN_INSIDE = re.compile("\0(hosts\\[[0-9]+\\]|first)\0(:0(?![0-9]))?")  # with the port that the job finds
 
 # What every script does. `marks` is a folder of the first node: which servers serve, and how the first trainers failed.
 FUNCTIONS = r"""
@@ -48,7 +51,8 @@ follow_trainers() {  # label each line by the node whose number srun puts before
 serve() {  # NODE WORDS...
   local node=$1
   shift
-  ("${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow_server "$node"
+  ("environment_$node"
+   "${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow_server "$node"
    exit "${PIPESTATUS[0]}") &
   servers[node]=$!
 }
@@ -82,7 +86,7 @@ if ! wait_for_servers; then
   exit 1
 fi
 "${{step[@]}}" --kill-on-bad-exit=1 --label --nodes={count} --ntasks={count} --nodelist="{nodes}" \\
-  sh -c "$trainer" trainer "{first}" {port} 2>&1 | follow_trainers
+  sh -c 'eval "$trainer"' trainer "{first}" {port} 2>&1 | follow_trainers
 status=${{PIPESTATUS[0]}}
 [ "$status" -ne 0 ] && [ -s "$marks/failed" ] && status=$(<"$marks/failed")
 stop_servers
@@ -96,7 +100,7 @@ def run(cluster: Cluster, command: Sequence[str]) -> int:
 
 
 def script(cluster: Cluster, command: Sequence[str]) -> str:
-    """The batch script, as sbatch takes it."""
+    """The batch script, as sbatch takes it. What users set is in its environment alone, not on any command line."""
     for option in cluster.slurm.options:
         if not option.startswith("-"):
             raise ConfigError(f"{cluster.file}: slurm.options has {option!r}; write each as sbatch does: --name=value")
@@ -105,8 +109,9 @@ def script(cluster: Cluster, command: Sequence[str]) -> str:
 
 def _inside(cluster: Cluster) -> Cluster:
     """The same cluster, with variables of the script for addresses."""
-    hosts = tuple(replace(host, address=f"${{hosts[{node}]}}") for node, host in enumerate(cluster.hosts))
-    return replace(cluster, hosts=hosts, rendezvous=f"${{first}}:{split_address(cluster.rendezvous)[1]}")
+    hosts = tuple(replace(host, address=NAME.format(f"hosts[{node}]")) for node, host in enumerate(cluster.hosts))
+    meeting = join_address(NAME.format("first"), split_address(cluster.rendezvous)[1])
+    return replace(cluster, hosts=hosts, rendezvous=meeting)
 
 
 def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
@@ -124,18 +129,21 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     yield "trap 'rm -rf \"$marks\"' EXIT"
     yield "servers=()"
     yield f"trainers=({' '.join(_node(cluster, process) for process in trainers)})  # nodes, in the order of ranks"
+    yield f"server_port={_port_of_job(SERVER_PORTS)}"
     yield from (f"export {assigned}" for assigned in sorted(_assigned(common)))
     yield f"step=({' '.join(_step(cluster.slurm))})"
     yield FUNCTIONS
-    yield from (_server(cluster, process) for process in servers)
+    for process in servers:
+        yield from _server(cluster, process)
     yield "read -r -d '' trainer <<'TRAINER'"
-    yield "first=$1 port=$2"
+    yield "unset trainer; first=$1 port=$2"
     yield "case $SLURM_PROCID in"
     yield from (f"{rank}) {_trainer(cluster, process, common)} ;;" for rank, process in enumerate(trainers))
     yield "esac"
     yield "TRAINER"
-    nodes = [process.host.address for process in trainers]
-    port = _rendezvous_port(cluster)
+    yield "export trainer"
+    nodes = [f"${{hosts[{_node(cluster, process)}]}}" for process in trainers]
+    port = str(split_address(cluster.rendezvous)[1] or _port_of_job(MEETING_PORTS))
     yield START.strip("\n").format(count=len(nodes), nodes=",".join(nodes), first=nodes[0], port=port)
 
 
@@ -144,7 +152,7 @@ def _sbatch(cluster: Cluster) -> Iterator[str]:
     yield f"--job-name={options.name}"
     yield f"--nodes={len(cluster.hosts)}"
     yield "--ntasks-per-node=1"
-    yield f"--output={options.output}"
+    yield f"--output={_escaped(options.output)}"
     named = {
         "partition": options.partition,
         "account": options.account,
@@ -156,7 +164,7 @@ def _sbatch(cluster: Cluster) -> Iterator[str]:
         "cpus-per-task": options.cpus,
         "mem": options.memory,
     }
-    yield from (f"--{name}={shlex.quote(str(value))}" for name, value in named.items() if value is not None)
+    yield from (f"--{name}={_escaped(str(value))}" for name, value in named.items() if value is not None)
     if options.exclusive:
         yield "--exclusive"
     yield from options.options
@@ -164,7 +172,7 @@ def _sbatch(cluster: Cluster) -> Iterator[str]:
 
 def _step(options: SlurmOptions) -> Iterator[str]:
     """What all of the job's steps have: they share their nodes, and each may use all cores that the job has there."""
-    yield from ("srun", "--overlap", "--cpu-bind=quiet,none", "--input=none", "--ntasks-per-node=1")
+    yield from ("srun", "--overlap", "--export=ALL", "--cpu-bind=quiet,none", "--input=none", "--ntasks-per-node=1")
     if options.container_image is not None:
         yield f"--container-image={shlex.quote(options.container_image)}"
         if options.container_mounts:
@@ -177,27 +185,27 @@ def _node(cluster: Cluster, process: Process) -> str:
     return str(cluster.hosts.index(process.host))
 
 
-def _server(cluster: Cluster, process: Process) -> str:
+def _server(cluster: Cluster, process: Process) -> Iterator[str]:
     """Start one server; a container has folders of its own."""
+    node = _node(cluster, process)
     folder = [] if cluster.slurm.container_image else [f"--chdir={shlex.quote(process.folder)}"]
-    words = ["serve", _node(cluster, process), *folder, "env", *_assigned(process.environment)]
-    return " ".join([*words, *map(_quoted, process.words)])
+    yield f"environment_{node}() {{ export {' '.join(_assigned(process.environment))}; }}"
+    yield " ".join(["serve", node, *folder, *map(_quoted, process.words)])
 
 
 def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> str:
     """What sh does on one node: its own folder and variables, then torchrun."""
     own = {name: value for name, value in process.environment.items() if common.get(name) != value}
-    words = list(process.words)
-    words[words.index("--master-port") + 1] = "${port}"
+    words = process.words
+    at = words.index("--master-port")
     steps = [] if cluster.slurm.container_image else [f"cd {shlex.quote(process.folder)} || exit"]
     steps += [f"export {' '.join(_assigned(own))}"] if own else []
-    return "; ".join([*steps, f"exec {' '.join(map(_quoted, words))}"])
+    quoted = [*map(_quoted, words[: at + 1]), '"$port"', *map(_quoted, words[at + 2 :])]
+    return "; ".join([*steps, f"exec {' '.join(quoted)}"])
 
 
-def _rendezvous_port(cluster: Cluster) -> str:
-    """Jobs that share a node must not meet at one port, so that without one given it is the job's own."""
-    given = split_address(cluster.rendezvous)[1]
-    return str(given) if given != RENDEZVOUS_PORT else f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
+def _port_of_job(ports: tuple[int, int]) -> str:
+    return f"$(({ports[0]} + SLURM_JOB_ID % {ports[1]}))"
 
 
 def _assigned(variables: Mapping[str, str]) -> list[str]:
@@ -206,6 +214,20 @@ def _assigned(variables: Mapping[str, str]) -> list[str]:
 
 def _quoted(word: str) -> str:
     """A word that a shell takes as it is, but for what only the job knows."""
-    plain = [shlex.quote(text) if text else "" for text in KNOWN_INSIDE.split(word)]
-    known = [f'"{found}"' for found in KNOWN_INSIDE.findall(word)] + [""]
-    return "".join(text + found for text, found in zip(plain, known, strict=True)) or "''"
+    written, end = "", 0
+    for found in KNOWN_INSIDE.finditer(word):
+        port = ":${server_port}" if found[2] else ""
+        written += _as_is(word[end : found.start()]) + f'"${{{found[1]}}}{port}"'
+        end = found.end()
+    return written + _as_is(word[end:]) or "''"
+
+
+def _as_is(text: str) -> str:
+    return shlex.quote(text) if text else ""
+
+
+def _escaped(value: str) -> str:
+    """As #SBATCH takes it, whose quotes are not quite those of shells: in them, a backslash takes a meaning away."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

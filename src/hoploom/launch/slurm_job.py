@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from hoploom.errors import ConfigError, TrainError
-from hoploom.launch.failure import CONSEQUENCES
+from hoploom.launch.failure import ERROR, tells_of_another
 
 COMMAND_DEADLINE = 60.0  # seconds for one command of Slurm's
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between two looks at the job
@@ -27,9 +27,8 @@ ENDED = (  # a job in any other state may still print
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
     *("OUT_OF_MEMORY", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"),
 )
-FAILURE = re.compile(  # what programs here say when they fail; a traceback's last line, not its first
-    r"(\S+ \| )?(\[\w+\]: ?)*"  # whose line it is, and which rank's
-    r"(hoploom: (?!warning)|[\w.]*(Error|Exception|Interrupt)\b|srun: error: |.*\bfailed \(exitcode: )"
+FAILURE = re.compile(  # what programs here say when they fail, behind whose line it is
+    rf"(\S+ \| )?({ERROR.pattern}|srun: error: |.*\bfailed \(exitcode: )"
 )
 
 
@@ -188,7 +187,7 @@ class _Output:
     def _note(self, lines: Sequence[str]) -> None:
         """The first error is the first that tells of no other process' end; else the first."""
         for line in filter(FAILURE.match, lines):
-            is_consequence = any(word in line for word in CONSEQUENCES)
+            is_consequence = tells_of_another([line])
             if not self.first_error or (self.is_consequence and not is_consequence):
                 self.first_error, self.is_consequence = line, is_consequence
 

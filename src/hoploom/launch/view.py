@@ -3,13 +3,11 @@
 import re
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from hoploom.launch.failure import Failure, first_of, without_noise
+from hoploom.launch.failure import ERROR, Failure, Tail, cause, first_of, without_noise
 
-KEPT_LINES = 200  # of each process' stderr
 SHOWN_LINES = 40  # of the first error
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 OF_RANK = re.compile(r"\[default(\d+)\]:")  # how torchrun begins a line of a local rank
@@ -22,7 +20,8 @@ class View:
         self._streams = {False: out or sys.stdout, True: err or sys.stderr}
         self._colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
         self._width = max(map(len, labels), default=0)
-        self._tails = {label: deque[str](maxlen=KEPT_LINES) for label in labels}
+        self._tails: dict[str, dict[str, Tail]] = {label: {} for label in labels}  # of each of its speakers
+        self._num_errors = 0
         self._lock = threading.Lock()
         self.is_deaf = False  # nobody reads what we write any more
 
@@ -32,7 +31,7 @@ class View:
         speaker, line = _speaker(label, line)
         with self._lock:
             if is_error:
-                self._tails[label].append(line if speaker == label else f"{speaker} | {line}")
+                self._keep(self._tails[label].setdefault(speaker, Tail(speaker)), line)
             self._write(f"{self._prefix(label, speaker, is_error)}{line}\n", is_error=is_error)
 
     def tell(self, line: str) -> None:
@@ -41,9 +40,14 @@ class View:
             self._write(f"hoploom: {line}\n", is_error=True)
 
     def tail(self, label: str) -> tuple[str, ...]:
-        """The last lines of its stderr."""
+        """The last lines of its stderr: of the rank that failed first, else of all who spoke."""
         with self._lock:
-            return tuple(self._tails[label])
+            tails = list(self._tails[label].values())
+            first = cause(tails, label)
+            shown = tails if first is None else [first]
+            return tuple(
+                line if tail.speaker == label else f"{tail.speaker} | {line}" for tail in shown for line in tail.lines
+            )
 
     def summarize(self, failures: Sequence[Failure]) -> None:
         """The first error on top, the others below."""
@@ -58,6 +62,12 @@ class View:
         with self._lock:
             self._write(f"\nhoploom: first error: {lines[0]}\n", is_error=True)
             self._write("".join(f"{line}\n" for line in lines[1:]), is_error=True)
+
+    def _keep(self, tail: Tail, line: str) -> None:
+        tail.lines.append(line)
+        if tail.error_at is None and ERROR.match(line):
+            self._num_errors += 1
+            tail.error_at = self._num_errors
 
     def _prefix(self, label: str, speaker: str, is_error: bool) -> str:
         written = f"{speaker:<{self._width}} | "

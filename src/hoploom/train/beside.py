@@ -1,7 +1,7 @@
 """The graph server beside the trainers of a host: a child process, for as long as the trainers need it.
 
 It listens for the other hosts' ranks with a token that only this run knows. It does not hear the terminal's Ctrl-C,
-as trainers still fetch rows for their last step then; if this process dies, the kernel ends it.
+as trainers still fetch rows for their last step then; if this process dies, its stdin ends, and it with that.
 """
 
 import os
@@ -21,7 +21,7 @@ from hoploom.errors import ConfigError, PeerError
 
 AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
 UNDER_THIS = (
-    "import runpy; from hoploom.train.lifeline import die_with; die_with({pid}); "
+    "import runpy; from hoploom.train.lifeline import die_with_stdin; die_with_stdin(); "
     "runpy.run_module('hoploom', run_name='__main__', alter_sys=True)"
 )
 READY = " on "  # what stands before the address in the server's first line
@@ -31,8 +31,8 @@ class Beside:
     """A running `hoploom serve`."""
 
     def __init__(self, words: Sequence[str], seconds: float) -> None:
-        line = [sys.executable, "-c", UNDER_THIS.format(pid=os.getpid()), "serve", *words]
-        self._process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+        line = [sys.executable, "-c", UNDER_THIS, "serve", *words]
+        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         try:
             self.address = self._first_line(time.monotonic() + seconds).rpartition(READY)[2].strip()
         except BaseException:
@@ -61,8 +61,9 @@ class Beside:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(AFTER_TERMINATE)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def __enter__(self) -> "Beside":
         return self

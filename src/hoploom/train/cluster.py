@@ -77,6 +77,8 @@ def _as_deployed(opening: Opening, deployment: Deployment) -> Opening:
     opening = replace(opening, options=options)
     if opening.servers or not deployment.servers:
         return opening
+    if opening.serve is True:
+        raise ConfigError("serve is True, but hoploom launch has started servers; leave serve or its servers out")
     path = None if deployment.store is None else Path(deployment.store)
     parts = deployment.parts if opening.parts is None else opening.parts
     return replace(opening, path=path, parts=parts, servers=deployment.servers)
@@ -86,8 +88,12 @@ def _connected(opening: Opening, closing: ExitStack) -> Store:
     from hoploom.serve.connect import connect  # Flight is loaded where somebody needs it
 
     assert opening.servers
-    given: dict[str, Any] = {} if opening.path is None else {"parts": opening.parts}
-    store = connect(opening.servers, opening.path, **given, **opening.options)
+    given = dict(opening.options)
+    if opening.path is not None and opening.parts == ():  # nothing to map: hops and rows are all asked for
+        store = connect(opening.servers, **given | {"made": "here"})
+    else:
+        given |= {} if opening.path is None else {"parts": opening.parts}
+        store = connect(opening.servers, opening.path, **given)
     closing.callback(store.close)
     return store
 
@@ -135,7 +141,7 @@ def _side_by_side(context: "Context", hosts: Hosts, opening: Opening, closing: E
         opening = replace(opening, parts=tuple(parts), options={"token_file": file} | dict(opening.options))
         address = _address(context, hosts, leaders)
         server = None
-        if context.rank in leaders:
+        if context.rank in leaders and parts:  # a host may hold none of them
             server = Beside(_words(opening, address), context.timeout)
             closing.push(partial(_stop, server, context.after_the_others()))
         servers = tell_all(context, "" if server is None else server.address)

@@ -15,6 +15,7 @@ from hoploom.load.visits import Presampling, add_visits, no_visits, read_seeds, 
 from hoploom.store import Store
 from hoploom.store.cached import CacheReport, cached, report
 from hoploom.store.part import Part
+from hoploom.train.cluster import CONNECT
 from hoploom.train.context import Context
 from hoploom.train.recipes.checks import NO_CACHE
 from hoploom.train.recipes.sections import LINKS, Recipe
@@ -22,7 +23,7 @@ from hoploom.train.runs.goal import Goal
 from hoploom.train.runs.pieces import per_relation
 
 NUM_BATCHES = 64  # that are sampled to know what is visited
-OPTIONS = ("topology", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
+OPTIONS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
 NO_LOCALITY = "cluster.locality has no say where servers make the batches: no process holds a part; leave it out"
 
 

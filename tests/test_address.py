@@ -1,0 +1,40 @@
+"""host:port, read and written, and who may listen there."""
+
+import socket
+
+import pytest
+
+from hoploom import ConfigError
+from hoploom.serve.address import check_free, join_address, split_address
+
+
+@pytest.mark.parametrize(("written", "parts"), [("gpu1:7", ("gpu1", 7)), ("[::1]:65535", ("::1", 65535))])
+def test_an_address_is_read_as_it_is_written(written: str, parts: tuple[str, int]) -> None:
+    assert split_address(written) == parts
+    assert join_address(*parts) == written
+
+
+@pytest.mark.parametrize("written", ["", "gpu1", ":7", "gpu1:", "gpu1:x", "gpu1:65536", "gpu1:-1", "gpu1:\u0663"])
+def test_what_is_no_address_is_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="give HOST:PORT"):
+        split_address(written)
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
+    """Have every name stand for these addresses."""
+    entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in found]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **named: entries)
+
+
+def test_a_name_that_means_loopback_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian's /etc/hosts has it for the host's own name: a server there would be reached by nobody else."""
+    resolving(monkeypatch, "127.0.1.1")
+    with pytest.raises(ConfigError, match=r"gpu1 is 127\.0\.1\.1 on this host .*; give the address that others reach"):
+        check_free("gpu1", 0)
+
+
+def test_loopback_by_its_own_name_and_every_address_are_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("127.0.0.1", "localhost", "0.0.0.0"):
+        check_free(host, 0)
+    resolving(monkeypatch, "127.0.0.1", "10.0.0.7")
+    check_free("gpu1", 0)  # others reach it by the second
