@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(180)
 HOMOGENEOUS = {"weight_attr": "weight", "time_attr": "node_time"}
 HETEROGENEOUS = {"weight_attr": "weight", "time_attr": "year"}
 FLEETS: dict[int, list[list[int]]] = {1: [[]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}
-SIZES = [1, 2, pytest.param(4, marks=pytest.mark.slow)]
+SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 
 
 def _saved(folder: Path, heterogeneous: bool) -> Store:
@@ -71,6 +71,7 @@ def test_a_server_killed_in_an_epoch_changes_no_batch(saved: tuple[Path, Store])
         assert_same_batches(_loader(store), found)
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_is_waited_for_and_one_that_does_not_is_named(saved: tuple[Path, Store]) -> None:
     path, store = saved
     with serving(path, [[]]) as servers:

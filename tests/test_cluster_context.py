@@ -139,6 +139,7 @@ def _spawn(fn: Callable[..., None], *args: Any) -> None:
     spawn(fn, 2, args, timeout=60)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_on_each_others_parts(graph: Path, tmp_path: Path, temporary: Path) -> None:
     """Rank 0 holds part 1, and rank 1 part 0. With locality each gets the seeds of its own part."""
     opening = {"serve": True, "topology": "parted", "parts_by_rank": [[1], [0]]}
@@ -169,6 +170,7 @@ def test_a_part_that_no_host_holds_is_named(graph: Path) -> None:
         context.open(graph, parts=[0], serve=True)
 
 
+@pytest.mark.slow
 def test_a_server_stays_until_the_last_rank_has_left(graph: Path, tmp_path: Path) -> None:
     _spawn(cluster_workers.linger_in_rank_one, str(tmp_path), str(graph))
     assert json.loads((tmp_path / "late.json").read_text()) == _expected(graph)

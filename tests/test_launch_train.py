@@ -68,9 +68,8 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("cluster", "num_servers"), [(WORKER, 2), pytest.param(APART, 2, marks=pytest.mark.slow)], ids=["worker", "apart"]
-)
+@pytest.mark.slow  # tests/test_examples.py launches both deployments, too
+@pytest.mark.parametrize(("cluster", "num_servers"), [(WORKER, 2), (APART, 2)], ids=["worker", "apart"])
 def test_a_launch_trains_as_one_process_does(here: Path, tmp_path: Path, cluster: str, num_servers: int) -> None:
     (here / "cluster.toml").write_text(cluster)
     done = hoploom(here, "launch", "cluster.toml", "--", "train", "run.toml", "--set", f"output.folder={tmp_path}/run")

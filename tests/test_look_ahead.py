@@ -223,6 +223,7 @@ def test_a_loop_that_is_left_early_leaves_no_thread_and_asks_no_more() -> None:
     assert asked <= 2 * 3  # the first two groups
 
 
+@pytest.mark.slow
 def test_rows_of_at_most_two_groups_are_held() -> None:
     loader = _loader(_ring(), num_workers=1, prefetch_factor=1, look_ahead=2, batch_size=2)
     ahead, alive = _ahead(loader), []
