@@ -1,9 +1,11 @@
 """One terminal view of all processes: whole lines, each with the label of who said it; only the last ones are kept."""
 
+import os
 import re
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 from hoploom.launch.failure import ERROR, Failure, Tail, cause, first_of, without_noise
@@ -83,6 +85,13 @@ class View:
             stream.flush()
         except (OSError, ValueError):
             self.is_deaf = True
+            _let_go(stream)
+
+
+def _let_go(stream: TextIO) -> None:
+    """What it still holds goes nowhere: flushing it at the end would change the exit code."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _speaker(label: str, line: str) -> tuple[str, str]:
