@@ -18,7 +18,7 @@ TWO_HOSTS = """
 store = "/stores/papers.store"
 processes = 4
 python = "/opt/venv/bin/python"
-folder = "/work/papers"
+folder = "/srv/papers"
 
 [hosts.gpu1]
 devices = [0, 1, 2, 3]
@@ -39,7 +39,7 @@ TWO_HOSTS_YAML = """
 store: /stores/papers.store
 processes: 4
 python: /opt/venv/bin/python
-folder: /work/papers
+folder: /srv/papers
 hosts:
   gpu1:
     devices: [0, 1, 2, 3]
@@ -98,7 +98,7 @@ def test_a_host_has_what_all_have_and_its_own(write: Write) -> None:
         parts=(0,),
         devices=(0, 1, 2, 3),
         python="/opt/venv/bin/python",
-        folder="/work/papers",
+        folder="/srv/papers",
         environment={"TEAM": "graphs", "NCCL_DEBUG": "WARN"},
     )
     assert (two.ssh, two.ssh_port, two.parts, two.devices) == ("root@10.0.0.2", 2222, (1,), None)

@@ -59,7 +59,7 @@ class TopKeys:
         None,
         "the working directory on every host; left out: the current one",
         own_rules.place(),
-        example="/work/papers",
+        example="/srv/papers",
     )
     rendezvous: str | None = key(
         None,
@@ -94,7 +94,7 @@ class HostKeys:
     port: int | None = key(None, "where that server listens", own_rules.port(), example=7700)
     parts: tuple[int, ...] | None = key(None, "the store's parts that it holds", own_rules.ids("parts"), example=[0])
     python: str | None = key(None, "another Python than the others'", own_rules.place(), example="/opt/venv/bin/python")
-    folder: str | None = key(None, "another working directory", own_rules.place(), example="/work/papers")
+    folder: str | None = key(None, "another working directory", own_rules.place(), example="/srv/papers")
     environment: dict[str, str] = key(
         {}, "variables of its processes", own_rules.variables(), example={"NCCL_DEBUG": "INFO"}
     )
