@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Debian machine with python3, g++ and make: `make demo`, `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-DEV := clang-format hypothesis mkdocs-material mypy pymetis pyspark pytest pytest-timeout ruff scikit-learn scipy tensorboard
+DEV := clang-format hypothesis mkdocs-material mypy pymetis pyspark pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
 CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 
 .PHONY: demo test test-all lint format asan tsan fuzz bench docs clean

@@ -9,10 +9,28 @@ from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # read by Triton when kernels are imported, in child processes too
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from graphs import library, random_graph, ring, save_in_parts
 
 import hoploom
 from hoploom import Store
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a GPU are skipped where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where kernels run: a GPU, or Triton's interpreter on the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture

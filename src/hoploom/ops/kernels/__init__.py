@@ -1,0 +1,5 @@
+"""The same operations in Triton, for whatever device their tensors lie on.
+
+Kernels need no CUDA toolkit. Without a GPU they run in Triton's interpreter (TRITON_INTERPRET=1), one program at a time.
+Importing this package imports Triton, so only what is placed on a device does.
+"""

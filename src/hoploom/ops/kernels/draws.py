@@ -1,0 +1,65 @@
+"""Philox draws, the key mix and the exact logarithm on tiles: the arithmetic of csrc/random.h."""
+
+import triton
+import triton.language as tl
+
+NARROW_LIMIT = tl.constexpr(1 << 16)
+
+
+@triton.jit
+def mix(state, value):
+    """The finaliser of splitmix64 over two uint64."""
+    z = (state ^ value) + 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def philox(key, c0, c1, c2, c3):
+    """Four uint32 words from a uint64 key and four uint32 counter words, all of one shape."""
+    k0 = key.to(tl.uint32)
+    k1 = (key >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        p0 = c0.to(tl.uint64) * 0xD2511F53
+        p1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c1 = p1.to(tl.uint32)
+        c2 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c3 = p0.to(tl.uint32)
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def word(key, ids, stream, draw):
+    """The 32 bits of a draw: word draw % 4 of block draw // 4. All of one shape; ids int64, draw int64."""
+    low = ids.to(tl.uint32)
+    high = (ids >> 32).to(tl.uint32)
+    none = low ^ low
+    w0, w1, w2, w3 = philox(key, low, high, none + stream, none + (draw // 4).to(tl.uint32))
+    place = draw % 4
+    return tl.where(place == 0, w0, tl.where(place == 1, w1, tl.where(place == 2, w2, w3)))
+
+
+@triton.jit
+def wide(key, ids, stream, draw):
+    """64 bits of a draw: two words of one block, the first one high."""
+    low = ids.to(tl.uint32)
+    high = (ids >> 32).to(tl.uint32)
+    none = low ^ low
+    w0, w1, w2, w3 = philox(key, low, high, none + stream, none + (draw // 2).to(tl.uint32))
+    is_second = draw % 2 == 1
+    return tl.where(is_second, w2, w0).to(tl.uint64) << 32 | tl.where(is_second, w3, w1).to(tl.uint64)
+
+
+@triton.jit
+def bounded(key, ids, stream, draw, bound, population):
+    """An integer in [0, bound) by multiply-shift; the population decides how many words it takes. All int64."""
+    narrow = (word(key, ids, stream, draw).to(tl.uint64) * bound.to(tl.uint64)) >> 32
+    is_wide = population > NARROW_LIMIT
+    out = narrow
+    if tl.max(is_wide.to(tl.int32).reshape([is_wide.numel]), 0) > 0:
+        out = tl.where(is_wide, tl.umulhi(wide(key, ids, stream, draw), bound.to(tl.uint64)), narrow)
+    return out.to(tl.int64)

@@ -1,0 +1,36 @@
+"""The one place that starts kernels."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.interpreter import InterpretedFunction
+
+Grid = tuple[int, ...]
+INT32_MAX = 2**31 - 1
+
+
+def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:
+    """Run a kernel on a device's current stream; an empty grid runs nothing.
+
+    Products and sums are rounded one by one, as everywhere else: nothing is fused.
+    """
+    if 0 in grid:
+        return
+    with _current(device):
+        kernel[grid](*arguments, enable_fp_fusion=False, **constants)
+
+
+def interprets(kernel: Any) -> bool:
+    """Whether kernels run in the interpreter, on CPU tensors."""
+    return isinstance(kernel, InterpretedFunction)
+
+
+def blocks_of(size: int, block: int) -> Grid:
+    """So many programs that each takes `block` of `size`."""
+    return (triton.cdiv(size, block),)
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
