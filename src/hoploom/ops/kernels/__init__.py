@@ -1,5 +1,5 @@
 """The same operations in Triton, for whatever device their tensors lie on.
 
-Kernels need no CUDA toolkit. Without a GPU they run in Triton's interpreter (TRITON_INTERPRET=1), one program at a time.
-Importing this package imports Triton, so only what is placed on a device does.
+Kernels need no CUDA toolkit. Without a GPU they run in Triton's interpreter (TRITON_INTERPRET=1), a program at a time.
+Importing a module of this package imports Triton, so only what is placed on a device does.
 """
