@@ -2,7 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DEV := clang-format hypothesis mkdocs-material mypy pymetis pyspark pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+TOGETHER := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
+
+# Tests start a hundred processes: none of them compiles again what another one has compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all lint format asan tsan fuzz bench docs clean
 
@@ -29,11 +35,14 @@ demo: .venv/installed
 	rm -rf demo/run
 	$(BIN)/hoploom train examples/demo.toml
 
+# Every test runs once: beside others, or, where it measures the machine or cannot share it, by itself.
 test: .venv/dev lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(TOGETHER) -m "not slow and not alone"
+	$(PYTEST) -m "not slow and alone"
 
 test-all: .venv/dev lint asan
-	$(BIN)/python -m pytest
+	$(TOGETHER) -m "not slow and not alone"
+	$(PYTEST) -m "slow or alone"
 
 lint: .venv/dev
 	$(BIN)/ruff format --check src tests benchmarks examples

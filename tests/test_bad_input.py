@@ -268,7 +268,11 @@ def test_wrong_pyg_data_is_refused(given: Data | HeteroData, said: tuple[str, ..
 
 
 @both_loaders
-@pytest.mark.parametrize("data", [5, None, {}, object(), torch.zeros(3), b"path", Data, [1, 2], (), (1, 2)], ids=repr)
+@pytest.mark.parametrize(
+    "data",
+    [5, None, {}, pytest.param(object(), id="object"), torch.zeros(3), b"path", Data, [1, 2], (), (1, 2)],
+    ids=repr,
+)
 def test_data_of_another_type_is_refused(data: Any, loader: Callable[..., Any]) -> None:
     arguments = {"num_neighbors": [2]}
     cls = NeighborLoader if loader is nodes else LinkNeighborLoader

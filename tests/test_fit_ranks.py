@@ -84,6 +84,7 @@ def test_another_number_of_ranks_resumes_to_the_same_numbers(two: Path) -> None:
         )
 
 
+@pytest.mark.alone  # thirty seconds, in which processes start
 def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,15 @@ def _tracked(*patterns: str) -> list[Path]:
     return [ROOT / line for line in out.stdout.splitlines() if (ROOT / line).exists()]
 
 
-def _imports(tree: ast.AST) -> set[str]:
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def _imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "hoploom":
             parts = node.module.split(".")
             found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
@@ -47,12 +54,12 @@ def test_a_module_imports_only_what_stands_above_it(path: Path) -> None:
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if room == "__init__":
         return
-    below = {name for name in _imports(ast.parse(path.read_text())) if LEVEL.get(name, -1) > LEVEL[room]}
+    below = {name for name in _imports(path) if LEVEL.get(name, -1) > LEVEL[room]}
     assert not below, f"{room} imports {below}"
 
 
 def test_only_ops_touches_the_core() -> None:
-    users = {path.relative_to(PACKAGE).parts[0] for path in SOURCES if "_core" in _imports(ast.parse(path.read_text()))}
+    users = {path.relative_to(PACKAGE).parts[0] for path in SOURCES if "_core" in _imports(path)}
     assert users <= {"ops"}
 
 
@@ -66,7 +73,7 @@ def test_files_stay_under_400_lines() -> None:
 def test_functions_stay_under_60_lines() -> None:
     long = {}
     for path in _tracked("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.FunctionDef):
                 first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
                 lines = (node.end_lineno or 0) - first.lineno + 1
@@ -76,7 +83,7 @@ def test_functions_stay_under_60_lines() -> None:
 
 
 def test_every_file_opens_with_what_it_does() -> None:
-    silent = [str(path) for path in _tracked("src/*.py") if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [str(path) for path in _tracked("src/*.py") if not ast.get_docstring(_tree(path))]
     assert not silent
 
 
@@ -84,8 +91,8 @@ def test_nothing_unpickles_and_nothing_forks() -> None:
     forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
     for path in SOURCES:
         text = path.read_text()
-        names = {alias.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for alias in n.names}
-        names |= {n.module or "" for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
+        names = {alias.name for n in ast.walk(_tree(path)) if isinstance(n, ast.Import) for alias in n.names}
+        names |= {n.module or "" for n in ast.walk(_tree(path)) if isinstance(n, ast.ImportFrom)}
         assert not names & forbidden, path
         for call in re.findall(r"torch\.load\(.*", text):  # an archive of tensors, read without unpickling objects
             assert "weights_only=True" in call, path

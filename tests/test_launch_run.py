@@ -248,6 +248,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
         assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.alone  # half a second
 def test_what_a_process_leaves_behind_is_ended(tmp_path: Path) -> None:
     code, _, _ = launched(tmp_path, {"a/trainers": ["leave:sleep:100", "exit:0"]})
     assert code == 0

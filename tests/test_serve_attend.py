@@ -62,6 +62,7 @@ def changed(path: Path, change: str) -> Iterator[list[Server]]:
         yield servers
 
 
+@pytest.mark.alone  # a server that is not scheduled for a second and a half is silent
 def test_a_slow_answer_is_waited_for_and_a_silent_server_is_not(path: Path) -> None:
     for servers in changed(path, SLOW):
         with hoploom.connect(addresses_of(servers), made="here", timeout=3.0) as store:  # silent for at most 1.5 s

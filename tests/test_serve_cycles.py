@@ -85,6 +85,7 @@ def _check_cycles(folder: Path, monkeypatch: pytest.MonkeyPatch, cycles: int) ->
     assert threading.active_count() <= threads
 
 
+@pytest.mark.alone  # what is left in /dev/shm is anybody's
 @pytest.mark.timeout(300)
 def test_a_few_kills_and_restarts_change_no_batch_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

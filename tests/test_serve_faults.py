@@ -23,7 +23,7 @@ from hoploom import PeerError, Store
 from hoploom.serve.client import LostError, Peer
 from hoploom.serve.peers import Peers
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # silence of a few seconds is an error here
 TESTS = Path(__file__).parent
 LONG = 40.0  # seconds for what must come to a good end, however busy the machine
 every_mode = pytest.mark.parametrize("mode", MODES)

@@ -306,6 +306,7 @@ def dripped(connection: socket.socket) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.alone  # every client has 0.4 seconds
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_slow_client_is_ended_though_it_never_stops_sending(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, tls: bool
@@ -336,6 +337,7 @@ def test_one_connection_too_many_is_refused_and_room_comes_back(
     assert get(served, "/health").status == 200
 
 
+@pytest.mark.alone  # measures time
 def test_closing_ends_open_connections_threads_and_the_port(metrics: Metrics) -> None:
     before = set(threading.enumerate())
     with Endpoint(metrics, "127.0.0.1", 0) as served:

@@ -32,7 +32,7 @@ from hoploom.serve.codec import unpacked
 from hoploom.serve.metrics import HELD, STREAMS, UNDER_WAY
 from hoploom.serve.wire import Message
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # a server is watched: its memory, and when it is idle
 TESTS = Path(__file__).parent
 NODES, WIDTH = 20_000, 1024  # of a batch of all rows, 80 MB, the buffers on the way hold but a part
 ROWS = NODES * WIDTH * 4  # bytes of all features

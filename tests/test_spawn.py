@@ -37,6 +37,7 @@ def test_spawned_ranks_do_together_what_one_process_does(tmp_path: Path) -> None
         assert told["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+@pytest.mark.alone  # thirty seconds, in which processes start
 def test_the_first_error_is_raised_with_its_rank_and_traceback(tmp_path: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(KeyError, match="rank 1: 'the missing column'") as raised:
@@ -47,6 +48,7 @@ def test_the_first_error_is_raised_with_its_rank_and_traceback(tmp_path: Path) -
     assert text.startswith("rank 0 of 2 was waiting at a barrier, and rank 1 ended with KeyError: 'the missing column'")
 
 
+@pytest.mark.alone  # thirty seconds, in which processes start
 def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
@@ -57,6 +59,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     assert "start again from the last checkpoint" in text
 
 
+@pytest.mark.alone  # ranks have two seconds for each other
 def test_a_rank_that_hangs_is_named_after_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SPAWN, "AFTER_FAILURE", 1.0)
     monkeypatch.setattr(SPAWN, "AFTER_TERMINATE", 0.5)

@@ -73,6 +73,7 @@ def test_opening_maps_the_files_and_reads_only_their_ends(tmp_path: Path) -> Non
     assert in_memory["Private_Dirty"] < 1024  # the file's own header may not have reached the disk yet
 
 
+@pytest.mark.alone  # measures time
 def test_opening_a_terabyte_takes_as_long_as_opening_a_kilobyte(tmp_path: Path) -> None:
     small = save_sparse(tmp_path / "small", 1, 256)
     large = save_sparse(tmp_path / "large", 1_000_000_000, 256)
