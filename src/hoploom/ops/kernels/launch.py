@@ -1,6 +1,7 @@
 """The one place that starts kernels."""
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 Grid = tuple[int, ...]
 INT32_MAX = 2**31 - 1
+_INTERPRETER = threading.Lock()  # it keeps the number of the program that it is at in one place for all threads
 
 
 def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:
@@ -33,4 +35,4 @@ def blocks_of(size: int, block: int) -> Grid:
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return torch.cuda.device(device) if device.type == "cuda" else _INTERPRETER

@@ -1,0 +1,81 @@
+"""What kernels take, made from small tensors and lists; and what they wrote, as lists."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.ops.kernels.forms import Frontier, Lists, Picks, Rule, Span
+
+UNWRITTEN = -7  # what every place holds before a kernel runs
+
+
+def ids(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.int64).to(device)
+
+
+def number(value: int, device: torch.device) -> Tensor:
+    """A single int64; a key above 2^63 as its bits."""
+    return torch.tensor(value - 2**64 if value >= 2**63 else value, device=device)
+
+
+def span_of(begin: int, end: int, device: torch.device, most: int | None = None) -> Span:
+    return Span(number(begin, device), number(end, device), end - begin if most is None else most)
+
+
+def lists_of(
+    indptr: Sequence[int] | Tensor,
+    indices: Tensor,
+    device: torch.device,
+    weight: Tensor | None = None,
+    edge_time: Tensor | None = None,
+    source_time: Tensor | None = None,
+) -> Lists:
+    columns = [None if column is None else column.to(device) for column in (weight, edge_time, source_time)]
+    return Lists(ids(indptr, device), indices.to(device), device, *columns)
+
+
+def frontier_of(
+    nodes: Sequence[int],
+    device: torch.device,
+    trees: Sequence[int] | None = None,
+    times: Sequence[int] | None = None,
+    first_tree: int = 0,
+    begin: int = 0,
+    spare: int = 0,
+) -> Frontier:
+    """The nodes at places `begin` on, with `spare` programs' worth of rows that are not there; `times` is by tree."""
+    before, after = [UNWRITTEN] * begin, [UNWRITTEN] * spare
+    return Frontier(
+        ids([*before, *nodes, *after], device),
+        span_of(begin, begin + len(nodes), device, len(nodes) + spare),
+        None if trees is None else ids([*before, *trees, *after], device),
+        None if times is None else ids(times, device),
+        first_tree,
+    )
+
+
+def rule_of(rule: ops.Rule, device: torch.device) -> Rule:
+    """The core's rule with its key on the device."""
+    return Rule(number(rule.key, device), *rule[1:])
+
+
+def picks_of(capacity: int, device: torch.device, num_places: int | None = None, begin: int = 0) -> Picks:
+    """Room for picks from place `begin` on; with `num_places` of the frontier's nodes, their indptr too."""
+    sources, edges, destinations = (torch.full([capacity], UNWRITTEN, device=device) for _ in range(3))
+    indptr = None if num_places is None else torch.full([num_places + 1], UNWRITTEN, device=device)
+    return Picks(sources, edges, destinations, span_of(begin, UNWRITTEN, device, capacity), indptr)
+
+
+def written(picks: Picks) -> tuple[list[int], list[int], list[int]]:
+    """Sources, edges and destinations at the places that picks were written to."""
+    begin, end = int(picks.span.begin), int(picks.span.end)
+    sources, edges, destinations = (
+        places[begin:end].tolist() for places in (picks.sources, picks.edges, picks.destinations)
+    )
+    return sources, edges, destinations
+
+
+def no_faults(device: torch.device) -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=device)
