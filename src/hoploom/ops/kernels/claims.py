@@ -1,0 +1,176 @@
+"""Claims on slots: among the picks of one node the first one wins, whatever order programs run in.
+
+A slot holds the local id of a node of the batch, or, while a hop is under way, the batch's size + the position of the
+first pick that asked for it: greater than any local id, so an atomic minimum decides. Trades launches for no locks.
+"""
+
+import triton
+import triton.language as tl
+
+from hoploom.ops.kernels.draws import mix
+from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
+from hoploom.ops.kernels.rows import kernel
+
+EMPTY_SLOT = 2**31 - 1
+PROBES = 256  # at half load a run of so many full slots has a chance below 2^-60
+
+EMPTY = tl.constexpr(EMPTY_SLOT)
+NEVER = tl.constexpr(-1)  # no slot holds it, so a compare with it changes nothing
+MOST_PROBES = tl.constexpr(PROBES)
+BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
+
+
+@triton.jit
+def asked(sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK: tl.constexpr):
+    """Which of a block's picks there are, and their sources; none once the batch is too large."""
+    pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.load(begin)
+    size = tl.load(before)
+    live = (pick < most) & (pick < tl.load(end) - first) & (first + pick < num_places) & (size <= capacity)
+    source = tl.load(sources + first + pick, mask=live, other=0)
+    inside = (source >= 0) & (source < num_nodes)
+    if tl.max((live & (inside == 0)).to(tl.int32), 0) > 0:
+        tl.atomic_max(faults, tl.full([], BAD_SOURCE, tl.int64))
+    return pick, source, live & inside, first, size
+
+
+@kernel
+def claim_direct(
+    slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Claim slot `source` for every pick; found[pick] is the slot, -1 for none."""
+    pick, source, live, _, size = asked(
+        sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
+    )  # fmt: skip
+    tl.atomic_min(slots + source, (size + pick).to(tl.int32), mask=live, sem="relaxed")
+    tl.store(found + pick, tl.where(live, source, -1).to(tl.int32), mask=pick < most)
+
+
+@triton.jit
+def tree_of(trees, destinations, place, live):
+    """The tree of the pick at a place: its frontier node's, or the place's own where there is no frontier."""
+    tree = place ^ place
+    if trees is not None:
+        if destinations is not None:
+            place = tl.load(destinations + place, mask=live, other=0)
+        tree = tl.load(trees + place, mask=live, other=0)
+    return tree
+
+
+@kernel
+def claim_hashed(
+    slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes,
+    slot_mask, destinations, trees, nodes, node_trees, lost, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Claim the slot of (source, tree) in a table with open addressing; a full table loses picks and says so."""
+    pick, source, live, first, size = asked(
+        sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
+    )  # fmt: skip
+    tree = tree_of(trees, destinations, first + pick, live)
+    claim = (size + pick).to(tl.int32)
+    zero = (pick ^ pick).to(tl.uint64)
+    slot = mix(mix(zero, tree.to(tl.uint64)), source.to(tl.uint64)).to(tl.int64) & slot_mask
+    home = tl.full([BLOCK], -1, tl.int64)
+    pending = live
+    probes = 0
+    while (tl.max(pending.to(tl.int32), 0) > 0) & (probes < MOST_PROBES):
+        # A stale read may show an empty slot, which the compare corrects; whose slot it is never changes.
+        holder = tl.load(slots + slot, mask=pending, other=0)
+        tries = pending & (holder == EMPTY)
+        at = tl.where(tries, slot, pick & slot_mask)  # atomic_cas has no mask: idle lanes keep out of each other's way
+        old = tl.atomic_cas(slots + at, tl.where(tries, EMPTY, NEVER), claim, sem="relaxed")
+        won = tries & (old == EMPTY)
+        holder = tl.where(tries, old, holder).to(tl.int64)
+        is_node = pending & (won == 0) & (holder < size)
+        is_pick = pending & (won == 0) & (holder >= size)
+        there = first + holder - size
+        held_source = tl.load(sources + there, mask=is_pick, other=0)
+        held_tree = tree_of(trees, destinations, there, is_pick)
+        if nodes is not None:
+            held_source = tl.where(is_node, tl.load(nodes + holder, mask=is_node, other=0), held_source)
+            if node_trees is not None:
+                held_tree = tl.where(is_node, tl.load(node_trees + holder, mask=is_node, other=0), held_tree)
+        same = won | ((is_node | is_pick) & (held_source == source) & (held_tree == tree))
+        home = tl.where(same, slot, home)
+        pending = pending & (same == 0)
+        slot = tl.where(pending, (slot + 1) & slot_mask, slot)
+        probes += 1
+    if tl.max(pending.to(tl.int32), 0) > 0:
+        tl.atomic_max(lost, tl.full([], 1, tl.int64))
+    tl.atomic_min(slots + home, claim, mask=home >= 0, sem="relaxed")
+    tl.store(found + pick, home.to(tl.int32), mask=pick < most)
+
+
+@kernel
+def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
+    """Read the claims once all are made: a pick is a node's first if its own claim stands."""
+    pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = pick < most
+    home = tl.load(found + pick, mask=live, other=-1)
+    claim = tl.load(slots + home, mask=home >= 0, other=-1)
+    tl.store(claims + pick, claim, mask=live)
+    tl.store(is_first + pick, (claim == tl.load(before) + pick).to(tl.int32), mask=live)
+
+
+@kernel
+def assign(
+    slots, found, claims, ranks, sources, begin, end, before, after, used, lost, homes, nodes, local,
+    num_places, most, capacity, room, destinations, trees, node_trees, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Give every pick its local id; first picks append their nodes. ranks: inclusive sums of is_first.
+
+    What is beyond the capacity is counted but not written, and local ids stay below the capacity whatever happens.
+    """
+    pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.load(begin)
+    size = tl.load(before)
+    live = (pick < most) & (pick < tl.load(end) - first) & (first + pick < num_places)
+    home = tl.load(found + pick, mask=live, other=-1)
+    claim = tl.load(claims + pick, mask=home >= 0, other=0)
+    is_new = (home >= 0) & (claim >= size)
+    rank = tl.load(ranks + (claim - size), mask=is_new, other=0)
+    node = tl.where(is_new, size + rank - 1, claim)
+    tl.store(local + first + pick, tl.minimum(node, capacity - 1), mask=live)
+    appends = is_new & (claim == size + pick)
+    fits = appends & (node < capacity)
+    source = tl.load(sources + first + pick, mask=fits, other=0)
+    tl.store(nodes + node, source, mask=fits)
+    if node_trees is not None:
+        tl.store(node_trees + node, tree_of(trees, destinations, first + pick, fits), mask=fits)
+    tl.store(homes + node, home, mask=appends & (node < room))
+    tl.store(slots + home, node.to(tl.int32), mask=appends)
+    if tl.program_id(0) == 0:
+        total = tl.load(ranks + most - 1)
+        tl.store(used, tl.load(used) + total)
+        too_many = (tl.load(lost) > 0) & (size + total <= capacity)
+        tl.store(after, tl.where(too_many, capacity + 1, size + total))
+
+
+@kernel
+def place_seeds(
+    found, seeds, trees, nodes, node_trees, homes, used, num_seeds, capacity, room, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Seeds are the first nodes, each at its own place."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = place < num_seeds
+    fits = live & (place < capacity)
+    tl.store(nodes + place, tl.load(seeds + place, mask=fits, other=0), mask=fits)
+    if node_trees is not None:
+        tl.store(node_trees + place, tl.load(trees + place, mask=fits, other=0), mask=fits)
+    tl.store(homes + place, tl.load(found + place, mask=live, other=-1), mask=live & (place < room))
+    if tl.program_id(0) == 0:
+        tl.store(used, num_seeds)
+
+
+@kernel
+def forget(slots, homes, used, room, num_slots, BLOCK: tl.constexpr):
+    """Empty the slots that the last batch used, or all of them if it used more than were noted down."""
+    count = tl.load(used)
+    is_all = count > room
+    count = tl.where(is_all, num_slots, count)
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        live = place < count
+        noted = tl.load(homes + place, mask=live & (is_all == 0), other=-1).to(tl.int64)
+        slot = tl.where(is_all, place, noted)
+        tl.store(slots + slot, EMPTY, mask=live & (slot >= 0))
