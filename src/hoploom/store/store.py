@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,10 @@ from hoploom.store.base import FeatureStore, GraphStore, Peers, Shard, Wanted
 from hoploom.store.part import Part, range_of
 from hoploom.store.ranges import PartRange
 from hoploom.store.sharded import Sharded, routes_of
+
+if TYPE_CHECKING:
+    from hoploom.store.peermemory import Among
+    from hoploom.store.placed import Placed
 
 PIECE = 1 << 22  # edges that are looked at together
 
@@ -41,6 +45,7 @@ class Store:
     look_ahead: int = 1  # steps whose missing rows are fetched together
     peers: Peers | None = field(default=None, compare=False)  # who is asked for what is not here
     homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
+    placed: "Placed | None" = field(default=None, compare=False)  # what kernels read, where `place` was called
     _loops: dict[RelationName, "Loops"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -53,9 +58,19 @@ class Store:
         return f"Store(nodes: {nodes}; edges: {edges}; parts: {len(self.parts)})"
 
     def close(self) -> None:
-        """Leave the peers, where it has some; what is mapped stays as long as somebody holds it."""
-        if self.peers is not None:
-            self.peers.close()
+        """Leave the peers, where it has some, and give back what `place` shares with other processes.
+
+        What is mapped stays as long as somebody holds it.
+        """
+        self._close(wait=True)
+
+    def _close(self, *, wait: bool) -> None:
+        try:
+            if self.placed is not None:
+                self.placed.close(wait=wait)
+        finally:
+            if self.peers is not None:
+                self.peers.close()
 
     def traffic(self) -> dict[str, int]:
         """What was asked of peers so far: requests, bytes_sent, bytes_received."""
@@ -67,7 +82,7 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(wait=error is None)
 
     def split(self, name: str, node_type: str | None = None) -> Tensor:
         """The node ids of a split, ascending by part: `store.split("train")`."""
@@ -83,6 +98,40 @@ class Store:
     def over(self, features: FeatureStore) -> "Store":
         """The same store with other features before its own: what it knows of its loops is shared."""
         other = replace(self, features=features)
+        object.__setattr__(other, "_loops", self._loops)
+        return other
+
+    def place(
+        self,
+        topology: str | torch.device | None = None,
+        features: str | float | torch.device | None = None,
+        *,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        among: "Among | None" = None,
+    ) -> "Store":
+        """The same store with topology and features where a GPU's kernels read them; batches stay the same.
+
+        >>> store = hoploom.open("papers.store").place(topology="cuda", features="20%")
+        >>> print(store.placed)
+
+        `topology` is "cuda" (device memory), "host" (pinned host memory, read over the bus, one copy for all processes
+        of the host) or "auto". `features` take these too, or a share ("20%", 0.2) or bytes ("4GB", or an int) of them:
+        the first rows of every part go to the device and the others to host memory. `partition` writes the hottest
+        nodes of a part first; in another store the first rows are just those of the lowest ids. "spread" shares the
+        rows out among the GPUs of this host's ranks, given as `among=context`; all ranks call. "auto" measures free
+        memory, leaves a quarter of it and at least 2 GiB to training, and takes what fits, topology first.
+
+        `dtype` ("int8" with a scale per row, "float16", "bfloat16") keeps float features narrower. They are widened
+        again while they are gathered, but what rounding took is lost. One number per row, float64 and integers stay.
+
+        Splits and what else is small stay on the host, and all else that a store does works as before. Close the store
+        after its last batch, on all ranks.
+        """
+        from hoploom.store.placement import read
+        from hoploom.store.placing import place
+
+        other = replace(self, placed=place(self, read(topology, features, dtype, device), among))
         object.__setattr__(other, "_loops", self._loops)
         return other
 

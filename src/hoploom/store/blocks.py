@@ -1,0 +1,194 @@
+"""What is copied to where kernels read it: tensors of a relation or a field, in one run of bytes, a piece at a time.
+
+Pieces go from the mapped files straight into the memory made for them, so that no second copy of a whole tensor is ever
+in this process.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import ConfigError, DataError
+from hoploom.ops import EdgeLists
+from hoploom.schema import DTYPES, EDGE_ID, Field, Owner
+from hoploom.store.base import Wanted
+from hoploom.store.part import Part
+
+PIECE = 64 << 20  # bytes that are copied together
+ALIGNED = 256  # where tensors begin
+INT32_IDS = 2**31
+SCALE_BYTES = 4  # per row of int8
+WIDENED = torch.float32, torch.float16, torch.bfloat16  # what gathering converts to
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tensors that are made together."""
+
+    columns: tuple[tuple[Shape, torch.dtype], ...]
+    fill: Callable[[Sequence[Tensor]], None]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in self.columns)
+
+    def views(self, raw: Tensor) -> list[Tensor]:
+        """Its tensors over [num_bytes] uint8."""
+        begin, out = 0, []
+        for shape, dtype in self.columns:
+            size = math.prod(shape) * dtype.itemsize
+            out.append(raw[begin : begin + size].view(dtype).view(shape))
+            begin += _aligned(size)
+        return out
+
+    def fill_bytes(self, raw: Tensor) -> None:
+        """Write its contents to [num_bytes] uint8."""
+        self.fill(self.views(raw))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+# --- topology ------------------------------------------------------------------------------------
+
+WEIGHT, EDGE_TIME, SOURCE_TIME = "weight", "edge_time", "source_time"
+
+
+def columns_of(parts: Sequence[EdgeLists]) -> tuple[str, ...]:
+    """The columns that a relation has beside indptr and indices."""
+    return tuple(name for name in (WEIGHT, EDGE_TIME, SOURCE_TIME) if getattr(parts[0], name) is not None)
+
+
+def topology_block(parts: Sequence[EdgeLists], num_sources: int) -> Block:
+    """A relation's lists of all parts, merged: indptr, indices, and the columns it has."""
+    num_nodes = sum(lists.indptr.numel() - 1 for lists in parts)
+    num_edges = sum(lists.num_edges for lists in parts)
+    ids = torch.int32 if num_sources < INT32_IDS else torch.int64
+    kinds = {WEIGHT: (num_edges, torch.float32), EDGE_TIME: (num_edges, torch.int64)}
+    kinds[SOURCE_TIME] = (num_sources, torch.int64)
+    others = columns_of(parts)
+    columns = [(num_nodes + 1, torch.int64), (num_edges, ids), *(kinds[name] for name in others)]
+
+    def fill(tensors: Sequence[Tensor]) -> None:
+        indptr, indices, *rest = tensors
+        indptr[:1].zero_()
+        _fill_edges(indptr, [lists.indptr[1:] for lists in parts], 1, [lists.first_edge for lists in parts])
+        _fill_edges(indices, [lists.indices for lists in parts])
+        for name, tensor in zip(others, rest, strict=True):
+            owners = parts[:1] if name == SOURCE_TIME else parts  # every part has the times of all sources
+            _fill_edges(tensor, [getattr(lists, name) for lists in owners])
+
+    return Block(tuple(((length,), dtype) for length, dtype in columns), fill)
+
+
+def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Sequence[int] | None = None) -> None:
+    """out[begin:] = these tensors one after the other, plus a number each."""
+    at_once = PIECE // out.element_size()
+    for number, source in enumerate(pieces):
+        for first in range(0, source.numel(), at_once):
+            some = source[first : first + at_once]
+            out[begin : begin + some.numel()].copy_(some + added[number] if added and added[number] else some)
+            begin += some.numel()
+
+
+# --- features ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """The rows of one field over all parts."""
+
+    owner: Owner
+    name: str
+    field: Field
+    kept: torch.dtype  # as they are placed
+    parts: tuple[Part, ...]
+    counts: tuple[int, ...]  # rows per part
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first id of every part."""
+        return [sum(self.counts[:number]) for number in range(len(self.counts))]
+
+    @property
+    def row_bytes(self) -> int:
+        """As placed, without what aligns tensors."""
+        return math.prod(self.field.shape) * self.kept.itemsize + (SCALE_BYTES if self.is_scaled else 0)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a factor per row turns what is kept into values."""
+        return self.kept == torch.int8 and DTYPES[self.field.dtype] != torch.int8
+
+    def block(self, spans: Sequence[tuple[int, int]]) -> Block:
+        """The rows of these ranges of ids, one after the other, and their scales."""
+        count = sum(end - begin for begin, end in spans)
+        columns: list[tuple[Shape, torch.dtype]] = [((count, *self.field.shape), self.kept)]
+        if self.is_scaled:
+            columns.append(((count,), torch.float32))
+        return Block(tuple(columns), lambda tensors: self._fill(tensors, spans))
+
+    def _fill(self, tensors: Sequence[Tensor], spans: Sequence[tuple[int, int]]) -> None:
+        begin = 0
+        for some in self._pieces(spans):
+            end = begin + some.shape[0]
+            kept = self._narrowed(some)
+            for out, values in zip(tensors, kept, strict=True):
+                out[begin:end].copy_(values)
+            begin = end
+
+    def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+        """The rows of ranges of ids, in order, some at a time."""
+        at_once = max(1, PIECE // max(1, self.field.row_bytes))
+        for begin, end in spans:
+            for part, first, count in zip(self.parts, self.firsts, self.counts, strict=True):
+                low, high = max(begin, first), min(end, first + count)
+                for piece in range(low, high, at_once):
+                    yield self._read(part, first, piece, min(high, piece + at_once))
+
+    def _read(self, part: Part, first: int, begin: int, end: int) -> Tensor:
+        """The rows of ids in one part, whose first id is `first`."""
+        table = part.tables[self.owner, self.name]
+        if not table.by_edge_id or (self.owner, EDGE_ID) not in part.tables:
+            return table.rows[begin - first : end - first]
+        (rows,) = part.gather([Wanted(self.owner, self.name, torch.arange(begin, end))])
+        return rows
+
+    def _narrowed(self, rows: Tensor) -> tuple[Tensor, ...]:
+        if self.kept == rows.dtype:
+            return (rows,)
+        if self.is_scaled:
+            from hoploom.ops.kernels.gather import quantise
+
+            try:
+                return quantise(rows)
+            except DataError as error:
+                raise self._too_wide("values that are not finite", "'bfloat16'") from error
+        narrow = rows.to(self.kept)
+        if bool((narrow.isinf() & ~rows.isinf()).any()):
+            raise self._too_wide(f"values beyond {torch.finfo(self.kept).max:g}", "'bfloat16' or 'int8'")
+        return (narrow,)
+
+    def _too_wide(self, what: str, instead: str) -> ConfigError:
+        kept = str(self.kept).removeprefix("torch.")
+        message = f"{self.name!r} of {self.owner!r} has {what}, which {kept} cannot hold"
+        return ConfigError(f"{message}; give dtype={instead}, or leave dtype out")
+
+
+def kept_dtype(field: Field, narrow: torch.dtype | None) -> torch.dtype:
+    """How a field is placed: narrower only where that takes less, and never what is one number per row."""
+    own = DTYPES[field.dtype]
+    if narrow is None or own not in WIDENED or not field.shape:
+        return own
+    scale = SCALE_BYTES if narrow == torch.int8 else 0
+    return narrow if math.prod(field.shape) * narrow.itemsize + scale < field.row_bytes else own

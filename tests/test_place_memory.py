@@ -1,0 +1,160 @@
+"""Host memory that processes share: one copy, whoever is killed, and nothing left behind."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import place_workers
+import pytest
+import torch
+from graphs import random_graph
+from torch import Tensor
+
+import hoploom
+from hoploom import ConfigError, StoreError
+from hoploom.store import hostmemory
+from hoploom.store.hostmemory import HEADER, HostMemory, name_of, sweep
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where files of host memory lie; none is left."""
+    with place_workers.own_folder() as own:
+        monkeypatch.setattr(hostmemory, "FOLDER", own)
+        yield own
+        assert os.listdir(own) == []
+
+
+def sevens(raw: Tensor) -> None:
+    raw.fill_(7)
+
+
+def never(raw: Tensor) -> None:
+    raise AssertionError("written twice")
+
+
+def test_the_second_one_reads_what_the_first_has_written(folder: Path) -> None:
+    with HostMemory("a", 100, sevens) as one, HostMemory("a", 100, never) as other:
+        assert other.bytes.tolist() == [7] * 100
+        one.bytes[3] = 1
+        assert other.bytes[3] == 1  # the same pages
+
+
+def test_the_last_one_to_close_removes_the_file(folder: Path) -> None:
+    one, other = HostMemory("a", 100, sevens), HostMemory("a", 100, never)
+    kept = one.bytes
+    one.close()
+    assert os.listdir(folder) == ["a"]
+    other.close()
+    other.close()
+    assert os.listdir(folder) == []
+    assert kept.tolist() == [7] * 100  # who still holds a tensor keeps its pages
+
+
+def test_one_that_was_never_closed_is_removed_all_the_same(folder: Path) -> None:
+    memory = HostMemory("a", 100, sevens)
+    kept = memory.bytes
+    del memory
+    gc.collect()
+    assert os.listdir(folder) == []
+    assert kept.tolist() == [7] * 100
+
+
+def test_nothing_is_needed_for_no_bytes(folder: Path) -> None:
+    with HostMemory("a", 0, sevens) as memory:
+        assert memory.bytes.numel() == 0
+
+
+def test_a_killed_writer_leaves_no_half_and_a_killed_reader_no_lock(folder: Path) -> None:
+    half, whole = name_of("half"), name_of("whole")
+    words = [sys.executable, place_workers.__file__, str(folder), whole, half]
+    done = subprocess.run(words, cwd=TESTS, timeout=100, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (folder / half).stat().st_size == (folder / whole).stat().st_size == HEADER + 1000
+    with HostMemory(half, 1000, sevens) as memory:
+        assert memory.bytes.tolist() == [7] * 1000
+    with HostMemory(whole, 1000, never) as memory:
+        assert memory.bytes.tolist() == [5] * 1000
+
+
+def test_what_nobody_uses_is_swept_away(folder: Path) -> None:
+    left, wanted, used = name_of("left"), name_of("wanted"), name_of("used")
+    for name in (left, wanted, "not-ours"):
+        (folder / name).write_bytes(b"left by a killed process")
+    with HostMemory(used, 100, sevens):
+        sweep(keep=[wanted])
+        assert sorted(os.listdir(folder)) == sorted([wanted, used, "not-ours"])
+    sweep()
+    (folder / "not-ours").unlink()
+
+
+def test_a_failing_writer_leaves_nothing(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        HostMemory("a", 100, lambda raw: raw.fill_(1 // 0))
+    assert os.listdir(folder) == []
+
+
+def test_who_comes_second_waits_for_the_writer_but_not_for_ever(folder: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(raw: Tensor) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        sevens(raw)
+
+    held: list[HostMemory] = []
+    writer = threading.Thread(target=lambda: held.append(HostMemory("a", 100, slowly)))
+    writer.start()
+    assert begun.wait(30)
+    with pytest.raises(StoreError, match=r"was being written by another process for 0.1 seconds; look"):
+        HostMemory("a", 100, never, seconds=0.1)
+    go_on.set()
+    with HostMemory("a", 100, never) as memory:
+        assert memory.bytes.tolist() == [7] * 100
+    writer.join()
+    held[0].close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a file away")
+def test_the_file_of_another_user_is_refused(folder: Path) -> None:
+    (folder / "a").write_bytes(b"")
+    os.chown(folder / "a", 12345, 12345)
+    with pytest.raises(StoreError, match="is not a file of this user; remove it"):
+        HostMemory("a", 100, sevens)
+    (folder / "a").unlink()
+    (folder / "b").symlink_to("/etc/passwd")
+    with pytest.raises(StoreError, match="cannot be opened"):
+        HostMemory("b", 100, sevens)
+    (folder / "b").unlink()
+
+
+def test_too_little_room_is_said_with_numbers_before_anything_is_copied(
+    monkeypatch: pytest.MonkeyPatch, small_disk: Callable[[str], Path]
+) -> None:
+    disk = small_disk("size=64k")
+    monkeypatch.setattr(hostmemory, "FOLDER", disk)
+    store = hoploom.from_tensors({"x": torch.ones(1000, 64)}, torch.randint(1000, (2, 10)))
+    said = r"placing needs 25[0-9] kB of host memory in .*, where 65.5 kB are free; enlarge it .*--shm-size"
+    with pytest.raises(ConfigError, match=said):
+        store.place(features="host", device=place_workers.DEVICE)
+    with pytest.raises(ConfigError, match=r"where 65.5 kB are free"):
+        HostMemory("a", 100_000, sevens)
+    assert os.listdir(disk) == []
+    with store.place(features="90%", device=place_workers.DEVICE) as placed:  # 100 rows, of 256 bytes
+        assert os.listdir(disk) != []
+        place_workers.assert_all_rows(placed)
+    assert os.listdir(disk) == []
+
+
+def test_a_store_in_memory_is_shared_with_nobody(folder: Path) -> None:
+    """Nothing says that another process holds the same one."""
+    store = hoploom.from_pyg(random_graph(30, 100, 1))
+    with store.place("host", device=place_workers.DEVICE), store.place("host", device=place_workers.DEVICE):
+        assert len(os.listdir(folder)) == 2
