@@ -15,8 +15,8 @@ from shards import Elsewhere, elsewhere_of, spread
 
 import hoploom
 from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store
-from hoploom.load.ahead import LookAhead, _at_once
-from hoploom.load.prefetch import UntilOneFails
+from hoploom.load.ahead import LookAhead
+from hoploom.load.prefetch import UntilOneFails, at_once
 from hoploom.store.cached import cached, report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -249,9 +249,9 @@ def test_ctrl_c_is_raised_at_once_and_an_error_where_its_result_is_read() -> Non
         raise ValueError("no")
 
     with pytest.raises(KeyboardInterrupt):
-        _at_once(interrupt)
+        at_once(interrupt)
     with pytest.raises(ValueError, match="no"):
-        _at_once(fail).result()
+        at_once(fail).result()
 
 
 @pytest.mark.parametrize("steps", [range(5), range(4, -1, -1)])

@@ -19,7 +19,7 @@ from torch import Tensor
 from hoploom.load.assemble import Assembler
 from hoploom.load.loader import Delivery, Work
 from hoploom.load.maker import Drawn, Maker
-from hoploom.load.prefetch import UntilOneFails, Workers, result_of
+from hoploom.load.prefetch import UntilOneFails, Workers, at_once, result_of
 from hoploom.ops import IdMap
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Store, Wanted
@@ -72,7 +72,7 @@ class LookAhead:
     def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Any, None, None]:
         """The batches of these steps, in order. The group after the one that is delivered is on its way."""
         with ExitStack() as running:
-            submit, fetch, num_ahead = _at_once, _at_once, 1
+            submit, fetch, num_ahead = at_once, at_once, 1
             if delivery.num_threads:
                 fetch = running.enter_context(Workers[Any](1)).submit  # the others wait for no peer while they can work
                 submit = running.enter_context(Workers[Any](delivery.num_threads)).submit  # closed first
@@ -186,18 +186,6 @@ class Run:
         sound = [one.result() for one in drawn if one.exception(self._deadline) is None]
         rows = {} if before is None or before.exception(self._deadline) is not None else before.result().rows
         return self._ahead.fetch(sound, rows)
-
-
-def _at_once(call: Callable[[], Any]) -> "Future[Any]":
-    """The call is made now; an error is raised where its result is read, Ctrl-C at once."""
-    future: Future[Any] = Future()
-    try:
-        future.set_result(call())
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            raise
-        future.set_exception(error)
-    return future
 
 
 def look_ahead(maker: Maker, store: Store, num_steps: int) -> LookAhead | None:

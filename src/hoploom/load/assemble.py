@@ -109,8 +109,16 @@ class Assembler:
             num_inner = _num_inner(sampled, schema.destinations[index], relation.destination)
             edges = InEdges.of(own, nodes.numel(), num_inner)
             wanted = Wanted(relation.source, FEATURES, nodes)
-            out[relation.key, AGGREGATED] = self.store.aggregate(wanted, edges, self.reduce)  # type: ignore[arg-type]
+            out[relation.key, AGGREGATED] = self.aggregate(wanted, edges)
         return out
+
+    def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
+        """The rows wanted, a source each, aggregated over edges."""
+        return self.store.aggregate(wanted, edges, self.reduce)  # type: ignore[arg-type]
+
+    def in_degrees(self, relation: Relation, nodes: Tensor) -> Tensor:
+        """How many edges of the whole graph lead to these nodes."""
+        return self.store.in_degrees(relation.key, nodes)
 
     def _node_fields(self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], index: int) -> dict[str, Any]:
         node_type, nodes = self.store.schema.node_types[index], sampled.nodes[index]
@@ -123,7 +131,7 @@ class Assembler:
         num_nodes = None if sampled.num_nodes is None else sampled.num_nodes[index]
         if self.degrees:
             (relation,) = self.store.schema.relations
-            fields[IN_DEGREE] = self.store.in_degrees(relation.key, nodes)
+            fields[IN_DEGREE] = self.in_degrees(relation, nodes)
         return fields | self._set({"batch": trees, "num_sampled_nodes": num_nodes})
 
     def _edge_fields(

@@ -1,6 +1,7 @@
 """Batches onto a CUDA device: pinned buffers, a side stream, copies that overlap compute."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +18,22 @@ class OnItsWay(NamedTuple):
     host: Batch  # keeps the pinned memory until the copies are done
 
 
+class MadeThere(NamedTuple):
+    """A batch that was made on the device; on the consumer's thread `receive` gives it to the consumer's stream."""
+
+    receive: Callable[[], Any]
+
+
+Sent: TypeAlias = Batch | OnItsWay | MadeThere
+
+
+def is_there(device: torch.device | None, placed: torch.device) -> bool:
+    """Whether batches for `device` are to be made where a store is placed; they are where nobody says otherwise."""
+    if device is None or device == placed:
+        return True
+    return device.type == placed.type == "cuda" and device.index is None and torch.cuda.current_device() == placed.index
+
+
 class Mover:
     """Moves batches; one side stream for all of them."""
 
@@ -29,16 +46,18 @@ class Mover:
         self.is_cuda = self.device is not None and self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Batch) -> Batch | OnItsWay:
+    def send(self, batch: Batch | MadeThere) -> Sent:
         """Start the copies, on the thread that made the batch."""
-        if self._stream is None:
+        if self._stream is None or isinstance(batch, MadeThere):
             return batch
         with torch.cuda.stream(self._stream):
             moved = batch.to(self.device, non_blocking=True)
             return OnItsWay(moved, self._stream.record_event(), batch)
 
-    def receive(self, sent: Batch | OnItsWay) -> Batch:
+    def receive(self, sent: Sent) -> Batch:
         """Make the consumer's stream wait for the copies, on the consumer's thread."""
+        if isinstance(sent, MadeThere):
+            return sent.receive()
         if not isinstance(sent, OnItsWay):
             return sent
         stream = torch.cuda.current_stream(self.device)

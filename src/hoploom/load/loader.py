@@ -13,14 +13,16 @@ from hoploom import keys
 from hoploom.config import as_int
 from hoploom.errors import BatchError, ConfigError, HoploomError
 from hoploom.load.assemble import Batch
-from hoploom.load.device import Mover, OnItsWay
+from hoploom.load.device import MadeThere, Mover, Sent
 from hoploom.load.order import Order
 from hoploom.load.prefetch import in_order
 
 DEADLINE = 600.0  # seconds that a batch may take where the user gives no timeout
 CALLS = (1 << 64) - 1  # the step that loader([ids]) draws from: no epoch gets there
 
-MakeBatch = Callable[[Tensor, int, int], Batch]  # (indices of the seeds, place of the first in its step, key)
+MakeBatch = Callable[
+    [Tensor, int, int], Batch | MadeThere
+]  # (indices of the seeds, place of the first in its step, key)
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,24 @@ class Work:
 
     place: Callable[[int], tuple[Tensor, int, int]]  # what MakeBatch takes
     naming: Callable[[int], AbstractContextManager[None]]
-    send: Callable[[Batch], Batch | OnItsWay]
+    send: Callable[[Batch | MadeThere], Sent]
 
 
 class Ahead(Protocol):
     """Makes several steps together: hoploom.load.ahead."""
 
-    def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Batch | OnItsWay, None, None]: ...
+    def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Sent, None, None]: ...
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The steps of one loop for who makes the batches himself, and says which he is done with."""
+
+    epoch: int
+    steps: range
+    place: Callable[[int], tuple[Tensor, int, int]]  # a step's seeds by position, the place of the first, the key
+    make: Callable[[int], Batch]  # the batch that the loop would have yielded
+    done: Callable[[int], None]
 
 
 class Loader:
@@ -103,21 +116,49 @@ class Loader:
         return self._delivery.num_threads
 
     def __iter__(self) -> Iterator[Batch]:
+        start = self._begin()
+        return self._epoch(start, self._num_loops)
+
+    def walk(self) -> Walk:
+        """The next epoch's steps, or what is left of them, without their batches."""
+        start = self._begin()
+        return self._walk(self._looping, start.epoch, self._num_loops)
+
+    def rehearsal(self) -> Walk:
+        """The steps of epoch 0, wherever the loader is; it stays there."""
+        return self._walk(replace(self._order, first_step=0, first_seed=0), 0, 0)
+
+    def _walk(self, order: Order, epoch: int, loop: int) -> Walk:
+        work = Work(partial(_place, order, epoch), partial(_naming, order, epoch), self._mover.send)
+        return Walk(
+            epoch,
+            range(order.first_step, order.num_steps),
+            work.place,
+            lambda step: self._mover.receive(self._make_step(work, step)),
+            lambda step: self._pass(order, epoch, step, loop),
+        )
+
+    def _begin(self) -> Position:
+        """Where the next loop starts; from now on it is the newest one."""
         start = self._next
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
         self._looping = self._order.after(start.step, start.num_seeds)
-        return self._epoch(start, self._num_loops)
+        return start
 
     def _epoch(self, start: Position, loop: int) -> Iterator[Batch]:
         order = self._order.after(start.step, start.num_seeds)
         steps = range(order.first_step, order.num_steps)
         with closing(self._made(order, start.epoch, steps)) as made:
             for step, batch in zip(steps, made, strict=True):
-                done = Position(start.epoch, step + 1, order.step_span(step)[1])
-                if loop == self._num_loops:  # only the newest loop says where we are
-                    self._consumed = Position(start.epoch + 1) if step == steps[-1] else done
+                self._pass(order, start.epoch, step, loop)
                 yield batch
+
+    def _pass(self, order: Order, epoch: int, step: int, loop: int) -> None:
+        """A step is behind us. Only the newest loop says where we are."""
+        if loop == self._num_loops:
+            at_end = step == order.num_steps - 1
+            self._consumed = Position(epoch + 1) if at_end else Position(epoch, step + 1, order.step_span(step)[1])
 
     def steps(self, steps: range) -> Generator[Batch, None, None]:
         """These steps of epoch 0, wherever the loader is: `loader.steps(range(rank, len(loader), world_size))`.
@@ -149,7 +190,7 @@ class Loader:
             for sent in made:
                 yield self._mover.receive(sent)
 
-    def _make_step(self, work: Work, step: int) -> Batch | OnItsWay:
+    def _make_step(self, work: Work, step: int) -> Sent:
         """A pure function of the store, the options, seed, epoch, step, rank and world size."""
         with work.naming(step):
             return work.send(self._make_batch(*work.place(step)))

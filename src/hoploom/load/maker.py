@@ -67,6 +67,15 @@ class Sampler:
 
 
 @dataclass(frozen=True)
+class Start:
+    """A batch of which nothing is sampled yet."""
+
+    seeds: Seeds
+    extras: Mapping[Owner, Mapping[str, Any]]
+    num_trees: int = 0  # trees are numbered modulo this; 0: as they are
+
+
+@dataclass(frozen=True)
 class Drawn:
     """A batch that is sampled but has no rows yet."""
 
@@ -75,13 +84,19 @@ class Drawn:
 
 
 class Maker(Protocol):
-    """Batches in two stages: what is sampled tells which rows are needed."""
+    """Batches in stages: seeds are sampled, and what is sampled tells which rows are needed."""
+
+    @property
+    def sampler(self) -> Sampler: ...
 
     @property
     def assembler(self) -> Assembler: ...
 
+    def start(self, indices: Tensor, first: int, key: int) -> Start:
+        """The seeds; `first` is the place of the first one in its step."""
+
     def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
-        """What is sampled for these seeds; `first` is the place of the first one in its step."""
+        """What is sampled for them."""
 
     def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
         """The batch, with the rows that the assembler's store gives."""
@@ -102,16 +117,19 @@ class NodeMaker:
 
     def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
         """What is sampled for it."""
+        return _drawn(self.sampler, self.start(indices, first, key), key)
+
+    def start(self, indices: Tensor, first: int, key: int) -> Start:
+        """The seeds."""
         nodes = self.seeds.nodes[indices]
         times = self._times(indices, nodes)
         seeds = one_type_seeds(self.sampler, self.seeds.node_type, nodes, times, first)
-        sampled = self.sampler.sample(seeds, key)
         extras: dict[str, Any] = {
             "input_id": indices if self.seeds.input_id is None else self.seeds.input_id[indices],
             "seed_time": times if self.seeds.times is not None else None,
             "batch_size": indices.numel(),
         }
-        return Drawn(sampled, {self.seeds.node_type: extras})
+        return Start(seeds, {self.seeds.node_type: extras})
 
     def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
         """The batch, with the rows that the assembler's store gives."""
@@ -126,6 +144,13 @@ class NodeMaker:
             return None
         own = self.assembler.store.features.gather([Wanted(self.seeds.node_type, schema.time, nodes)])[0]
         return own.long()
+
+
+def _drawn(sampler: Sampler, start: Start, key: int) -> Drawn:
+    sampled = sampler.sample(start.seeds, key)
+    if sampled.trees is not None and start.num_trees:
+        sampled.trees = [trees % start.num_trees for trees in sampled.trees]
+    return Drawn(sampled, start.extras)
 
 
 def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int) -> Seeds:
@@ -184,16 +209,17 @@ class LinkMaker:
 
     def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
         """What is sampled for it."""
+        return _drawn(self.sampler, self.start(indices, first, key), key)
+
+    def start(self, indices: Tensor, first: int, key: int) -> Start:
+        """The links' ends and their negatives."""
         given = self.links
         labels = None if given.labels is None else given.labels[indices]
         times = None if given.times is None else given.times[indices]
         links = Links(given.ends[0][indices], given.ends[1][indices], labels, times, first)
         seeds = make_link_seeds(self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint)
-        sampled = self.sampler.sample(seeds.seeds, key)
-        if sampled.trees is not None:
-            sampled.trees = [trees % max(1, seeds.num_links) for trees in sampled.trees]
         input_id = indices if given.input_id is None else given.input_id[indices]
-        return Drawn(sampled, self._extras(seeds.fields, input_id))
+        return Start(seeds.seeds, self._extras(seeds.fields, input_id), max(1, seeds.num_links))
 
     def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
         """The batch, with the rows that the assembler's store gives."""

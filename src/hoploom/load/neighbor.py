@@ -13,14 +13,14 @@ from hoploom.config import NumNeighbors as Fanouts
 from hoploom.config import as_int, as_number, make_sampling
 from hoploom.errors import ConfigError
 from hoploom.load import inputs
-from hoploom.load.ahead import LookAhead, look_ahead
+from hoploom.load.ahead import look_ahead
 from hoploom.load.assemble import Assembler, Batch
-from hoploom.load.device import Mover
+from hoploom.load.device import Mover, is_there
 from hoploom.load.elsewhere import placed
 from hoploom.load.inputs import Input, NodeSeeds, PairOrData
-from hoploom.load.loader import Delivery, Loader
+from hoploom.load.loader import Ahead, Delivery, Loader, MakeBatch
 from hoploom.load.locality import localised
-from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, Sampler, Workspaces, node_times
+from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces, node_times
 from hoploom.load.order import Order
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.schema import RelationName, Schema
@@ -66,9 +66,20 @@ class Setup:
         elsewhere = self.given.store.elsewhere  # two requests for each server: one is made, one is on its way
         return inputs.delivery_of(self.arguments, 0 if elsewhere is None else 2 * elsewhere.num_servers)
 
-    def ahead(self, maker: Maker) -> LookAhead | None:
-        """How the rows of several steps are fetched together, if they are."""
-        return look_ahead(maker, self.given.store, self.arguments["look_ahead"] or self.given.store.look_ahead)
+    def making(self, maker: NodeMaker | LinkMaker) -> tuple[MakeBatch, Delivery, Mover, Ahead | None]:
+        """How batches are made and reach the consumer."""
+        store = self.given.store
+        ahead = look_ahead(maker, store, self.arguments["look_ahead"] or store.look_ahead)
+        if store.placed is None or store.elsewhere is not None or not is_there(self.mover.device, store.placed.device):
+            return placed(maker), self.delivery, self.mover, ahead
+        if ahead is not None:
+            raise ConfigError(
+                "look_ahead is set, but batches are made on the device; leave it out, or give device='cpu'"
+            )
+        from hoploom.load.ondevice import DeviceLoading  # imports Triton
+
+        there = DeviceLoading(maker, store.placed)
+        return there.make, self.delivery, self.mover, there
 
 
 @dataclass(frozen=True)
@@ -119,7 +130,7 @@ class NeighborLoader(Loader):
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
       parts of every rank are those that `Context.open` found
     - `look_ahead`: of so many steps the rows that lie elsewhere are fetched together, each once
-    - `device`: batches arrive there, copied on a side stream
+    - `device`: batches arrive there, copied on a side stream; where the store is placed they are made there
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds
     - `aggregate="mean"`: layer one's neighbours arrive aggregated, straight from the store, and `x` holds only the
@@ -185,8 +196,8 @@ class NeighborLoader(Loader):
         _check_callable(transform=transform)
         maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform)
         order = setup.order(seeds.node_type, seeds.nodes, seed, rank, world_size)
-        super().__init__(order, placed(maker), setup.delivery, setup.mover, setup.ahead(maker))
-        self.data, self.store = data, setup.given.store
+        super().__init__(order, *setup.making(maker))
+        self.data, self.store, self.maker = data, setup.given.store, maker
 
 
 def _node_seeds(
@@ -279,8 +290,8 @@ class LinkNeighborLoader(Loader):
         _check_callable(transform=transform)
         maker = LinkMaker(setup.sampler, setup.assembler, links, transform)
         order = setup.order(links.key[2], links.ends[1], seed, rank, world_size)
-        super().__init__(order, placed(maker), setup.delivery, setup.mover, setup.ahead(maker))
-        self.data, self.store = data, setup.given.store
+        super().__init__(order, *setup.making(maker))
+        self.data, self.store, self.maker = data, setup.given.store, maker
 
 
 def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:

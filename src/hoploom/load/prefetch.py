@@ -66,6 +66,18 @@ def result_of(future: "Future[Made]", step: int, deadline: float) -> Made:
         raise BatchError(message) from error
 
 
+def at_once(call: Callable[[], Made]) -> "Future[Made]":
+    """The call is made now; an error is raised where its result is read, Ctrl-C at once."""
+    future: Future[Made] = Future()
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            raise
+        future.set_exception(error)
+    return future
+
+
 class Workers(Generic[Made]):
     """Threads that make calls in turn. Daemons, so that a transform that never returns cannot hold up the exit."""
 

@@ -1,0 +1,197 @@
+"""Where batches are made on a device: a side stream, and memory of their own that goes round without growing.
+
+Blocks come from a private pool and belong to the consumer's stream, as if the consumer had asked for them: a block is
+free as soon as Python drops the last tensor over it, and may be given out again at once. The side stream then waits,
+on the device, for what the consumer has enqueued until now; the last use of the block is part of that. Had the blocks
+belonged to the side stream (with record_stream), they would come back only when the host sees that the consumer is
+done, and a host that runs ahead would take fresh ones instead. The i-th tensor of every batch has the room of the
+largest i-th so far and a margin, so that sizes repeat. Costs that margin, and side work that never overtakes by more
+than a step.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data.data import BaseData
+
+MARGIN = 16  # a sixteenth more than the largest so far
+ALIGN = 16  # bytes, of what is staged together
+
+
+class Pool:
+    """One loader's stream and memory on a device. Where kernels are interpreted, on the CPU, there is neither."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.is_cuda = device.type == "cuda"
+        self._rooms: list[int] = []  # bytes
+        self._lock = threading.Lock()
+        self.consumer: Any = None  # the stream that batches go to
+        if self.is_cuda:
+            with torch.cuda.device(device):
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                self._blocks = torch.cuda.MemPool()
+                self.add_consumer()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What is enqueued here goes to the side stream."""
+        if not self.is_cuda:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def add_consumer(self) -> None:
+        """From now on batches go to the stream that is current here."""
+        if self.is_cuda:
+            self.consumer = torch.cuda.current_stream(self.device)
+
+    def room(self, number: int, size: int) -> int:
+        """How many bytes the tensor of this number gets."""
+        with self._lock:
+            self._rooms += [0] * (number + 1 - len(self._rooms))
+            if size > self._rooms[number]:
+                self._rooms[number] = size + size // MARGIN
+            return self._rooms[number]
+
+    def block(self, size: int, consumer: Any) -> Tensor:
+        """Memory of so many bytes [size] uint8 that the side stream may write to from now on."""
+        if not self.is_cuda:
+            return torch.empty(size, dtype=torch.uint8)
+        with self._lock, torch.cuda.stream(consumer), torch.cuda.use_mem_pool(self._blocks, self.device):
+            block = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self._stream.wait_event(consumer.record_event())
+        return block
+
+    def staged(self, value: Any) -> "Staged":
+        """A value with all its tensors, which lie on the host, in one block that a copy need not wait for."""
+        tensors = list(tensors_in(value))
+        sizes = [-(-tensor.numel() * tensor.itemsize // ALIGN) * ALIGN for tensor in tensors]
+        block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=self.is_cuda)
+        staged = Staged(value, block, tuple(accumulate(sizes, initial=0)))
+        for tensor, place in zip(tensors, tensors_in(staged.over(block)), strict=True):
+            np.copyto(_bytes(place), _bytes(tensor))  # by NumPy: torch would start a team of threads in every thread
+        return staged
+
+    def reading(self, sizes: Tensor) -> "Reading":
+        """Begin to read numbers from the device."""
+        if not self.is_cuda:
+            return Reading(sizes, None)
+        host = torch.empty(sizes.shape, dtype=sizes.dtype, pin_memory=True)
+        host.copy_(sizes, non_blocking=True)
+        return Reading(host, self.event())
+
+    def event(self) -> Any:
+        """An event after what the side stream has to do so far; None on the CPU."""
+        return self._stream.record_event() if self.is_cuda else None
+
+    def hand_over(self, arrived: Any, batch: Any, memory: "Memory") -> Any:
+        """Make the consumer's stream wait for a batch; on the consumer's thread."""
+        if self.is_cuda:
+            self.add_consumer()
+            stream = self.consumer
+            stream.wait_event(arrived)
+            own = memory.own if stream == memory.consumer else ()  # made while another stream was current
+            for tensor in tensors_in(batch):
+                if tensor.is_cuda and tensor.untyped_storage().data_ptr() not in own:
+                    tensor.record_stream(stream)  # a transform's, else
+        return batch
+
+
+class Memory:
+    """What one batch is made of."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._number = pool, 0
+        self.consumer = pool.consumer
+        self.own: set[int] = set()  # addresses of its blocks
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor."""
+        size = math.prod(shape) * dtype.itemsize
+        room = self._pool.room(self._number, size)
+        self._number += 1
+        if size == 0:
+            return torch.empty(tuple(shape), dtype=dtype, device=self._pool.device)
+        block = self._pool.block(room, self.consumer)
+        self.own.add(block.untyped_storage().data_ptr())
+        return block[:size].view(dtype).view(tuple(shape))
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """The same values in this memory; from a staged block too."""
+        return self.empty(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
+
+
+class Reading(NamedTuple):
+    """Numbers on their way from the device."""
+
+    host: Tensor
+    arrived: Any
+
+    def wait(self) -> list[Any]:
+        """The numbers: the one time that the host waits for the device."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.host.tolist()
+
+
+class Staged(NamedTuple):
+    """A value whose tensors also stand in one block."""
+
+    value: Any
+    block: Tensor  # [bytes] uint8, pinned where the device is a GPU
+    begins: tuple[int, ...]
+
+    def over(self, block: Tensor) -> Any:
+        """The value with its tensors over this copy of the block."""
+        begins = iter(self.begins)
+
+        def placed(tensor: Tensor) -> Tensor:
+            begin = next(begins)
+            end = begin + tensor.numel() * tensor.itemsize
+            return block[begin:end].view(tensor.dtype).view(tensor.shape)
+
+        return changed(self.value, placed)
+
+
+def changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A value with every tensor in it changed, in the order of tensors_in."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: changed(entry, change) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(changed(entry, change) for entry in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{name: changed(entry, change) for name, entry in vars(value).items()})
+    return value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor of a value, a batch among others."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from tensors_in(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from tensors_in(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in(vars(value))
+    elif isinstance(value, BaseData):
+        for storage in value.stores:
+            yield from tensors_in(storage._mapping)
+
+
+def _bytes(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    return tensor.reshape(-1).view(torch.uint8).numpy()
