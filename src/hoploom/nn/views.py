@@ -46,6 +46,10 @@ def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
     >>> for view in views_of(batch, 3): ...
     """
     degrees = batch.in_degree if isinstance(batch, Data) and "in_degree" in batch else None
+    if "views" in batch:  # padded ones, which only their maker can make
+        if len(batch.views) != num_layers:
+            raise ConfigError(f"the batch has {len(batch.views)} views for {num_layers} layers; give as many fanouts")
+        return batch.views if degrees is None else [_with_degrees(view, degrees) for view in batch.views]
     if "blocks" in batch:
         if len(batch.blocks) != num_layers:
             raise ConfigError(f"the batch has {len(batch.blocks)} blocks for {num_layers} layers; give as many fanouts")

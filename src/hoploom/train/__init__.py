@@ -10,6 +10,7 @@ from hoploom.train.learner import Learner, Training
 from hoploom.train.spawn import spawn
 from hoploom.train.step import StepReport
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
+from hoploom.train.wholestep import WholeStep
 
 __all__ = [
     "Checkpoint",
@@ -25,6 +26,7 @@ __all__ = [
     "StepReport",
     "Task",
     "Training",
+    "WholeStep",
     "evaluate",
     "fit",
     "infer",

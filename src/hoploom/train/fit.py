@@ -4,7 +4,7 @@ A run that is stopped anywhere and restored from its last checkpoint takes the s
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,8 @@ from hoploom.train.journal import Journal
 from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.progress import Progress
 from hoploom.train.signals import StopRequests
-from hoploom.train.step import Feed, Stepper
+from hoploom.train.step import EagerSteps, Feed, Stepper, StepReport, Steps
+from hoploom.train.wholestep import StepCounts, WholeStep
 
 Validate = Callable[[], Mapping[str, float]]
 
@@ -31,6 +32,7 @@ class Outcome:
     best_epoch: int | None
     history: list[dict[str, float]] = field(repr=False)  # per epoch: its number, the loss, what validate returned
     stopped: Ending
+    whole_steps: StepCounts | None = None  # how steps were taken, where they were to be whole
 
 
 def fit(
@@ -52,14 +54,16 @@ def fit(
     """
     _check(learner, context, validate)
     _find_place(learner)
+    whole = WholeStep(learner, training, context, checkpoint) if training.whole_steps else None
     if journal is not None:
         journal.rewind(learner.standing.steps, learner.standing.epoch)
     with StopRequests() as requests, Progress(sys.stderr, shown=training.progress and context.is_main) as progress:
         progress.expect(learner, training)
-        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests)
+        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, whole)
         ending = run.until_it_ends()
     standing = learner.standing
-    return Outcome(standing.steps, standing.epoch, standing.best, standing.best_epoch, list(standing.history), ending)
+    best, counts = (standing.best, standing.best_epoch), None if whole is None else whole.counts
+    return Outcome(standing.steps, standing.epoch, *best, list(standing.history), ending, counts)
 
 
 def _check(learner: Learner, context: Context, validate: Validate | None) -> None:
@@ -104,6 +108,7 @@ class _Run:
     journal: Journal | None
     progress: Progress
     requests: StopRequests
+    whole: WholeStep | None
 
     def until_it_ends(self) -> Ending:
         """Steps and validations in turn; a run that is resumed may begin with either."""
@@ -125,19 +130,32 @@ class _Run:
         """Take what is left of the epoch's steps; whether some rank was asked to stop."""
         learner, training, standing = self.learner, self.training, self.learner.standing
         learner.model.train()
-        stepper, asked = Stepper(learner, training, self.context, self.checkpoint), False
-        with Feed(learner.loader, training.accumulate, self.context.device) as feed:
-            while not (asked or feed.is_empty) and standing.is_over(training) is None:
-                report = stepper.take(feed, self.requests)
-                self.progress.step(report)
-                if self.journal is not None:
-                    self.journal.step(report)
-                asked, every = report.asked, training.checkpoint_every
-                if every is not None and standing.steps % every == 0 and not (asked or feed.is_empty):
+        asked = False
+        with self._steps() as steps:
+            while not (asked or steps.is_empty) and standing.is_over(training) is None:
+                reports, asked = steps.take(self.requests)
+                self._tell(reports)
+                every = training.checkpoint_every
+                if every is not None and standing.steps % every == 0 and not (asked or steps.is_empty):
+                    self._tell(steps.rest())
                     self._save("last")
+            self._tell(steps.rest())
         if asked or self.validate is not None or not self._epoch_is_taken():
             self._save("last")
         return asked
+
+    def _steps(self) -> Steps:
+        """What is left of the epoch's steps."""
+        if self.whole is not None:
+            return self.whole.steps()
+        stepper = Stepper(self.learner, self.training, self.context, self.checkpoint)
+        return EagerSteps(stepper, Feed(self.learner.loader, self.training.accumulate, self.context.device))
+
+    def _tell(self, reports: Sequence[StepReport]) -> None:
+        for report in reports:
+            self.progress.step(report)
+            if self.journal is not None:
+                self.journal.step(report)
 
     def _end_epoch(self) -> bool:
         """Validate and keep what came of it; whether some rank was asked to stop meanwhile."""

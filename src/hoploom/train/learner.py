@@ -26,6 +26,7 @@ class Training:
 
     A step takes `accumulate` batches of the loader. `patience`: epochs without a better validation before it ends.
     `checkpoint_every`: steps between checkpoints within an epoch; one is taken at every epoch's end anyway.
+    `whole_steps`: sampling, gathering and learning are recorded and replayed; for stores that are placed on a device.
     """
 
     epochs: int
@@ -37,6 +38,7 @@ class Training:
     checkpoint_every: int | None = None
     max_steps: int | None = None
     progress: bool = True  # a bar on rank 0's stderr
+    whole_steps: bool = False
 
     def __post_init__(self) -> None:
         as_int("epochs", self.epochs, 0, "give how many times to go over the seeds")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +37,56 @@ class StepReport:
     seconds: float
     wait_seconds: float  # of them, for batches
     asked: bool  # some rank was asked to stop
+
+
+class Taken(NamedTuple):
+    """What came of asking for a step."""
+
+    reports: list[StepReport]  # of steps whose losses are known by now, in order
+    asked: bool  # some rank was asked to stop
+
+
+class Steps(Protocol):
+    """What is left of an epoch, step by step."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all of them are taken."""
+        ...
+
+    def take(self, requests: StopRequests) -> Taken:
+        """Take the next one."""
+        ...
+
+    def rest(self) -> list[StepReport]:
+        """Wait for the losses of all steps that were taken."""
+        ...
+
+    def __enter__(self) -> "Steps": ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Group(Protocol):
+    """The batches of a step."""
+
+    @property
+    def expected(self) -> int:
+        """About how many seeds it has; the same number on all ranks."""
+        ...
+
+    @property
+    def seeds(self) -> int:
+        """How many it had, over all ranks."""
+        ...
+
+    @property
+    def waited(self) -> float:
+        """Seconds, for its batches."""
+        ...
+
+    def group(self) -> Iterator[tuple[Batch, bool]]:
+        """The batches, each with whether it is the last."""
+        ...
 
 
 class Feed:
@@ -92,13 +142,11 @@ class Stepper:
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
 
-    def take(self, feed: Feed, requests: StopRequests) -> StepReport:
+    def take(self, feed: Group, requests: StopRequests) -> StepReport:
         """The next step. Where this rank was asked to stop, it says so to the others."""
         began, standing = time.perf_counter(), self._learner.standing
         expected, loss_sum, rows = feed.expected, 0.0, 0
-        torch.manual_seed(
-            keys.mix(keys.batch_key(self._training.seed, standing.epoch, standing.steps), self._context.rank)
-        )
+        self.reseed()
         self._learner.optimizer.zero_grad(set_to_none=True)
         for batch, last in feed.group():
             with self._gradients(reduced=last):
@@ -110,8 +158,9 @@ class Stepper:
         loss_sum_everywhere, rows_everywhere, num_asked = totals
         learning_rate = self._learner.learning_rate
         if self._update(expected / rows_everywhere):
-            self._schedule()
-        self._count(loss_sum_everywhere, int(rows_everywhere))
+            self.schedule()
+        standing.steps += 1
+        self.count(loss_sum_everywhere, int(rows_everywhere))
         return StepReport(
             standing.epoch,
             standing.steps,
@@ -123,6 +172,12 @@ class Stepper:
             feed.waited,
             num_asked > 0,
         )
+
+    def reseed(self) -> None:
+        """What the next step draws, dropout say, follows from its number."""
+        standing = self._learner.standing
+        key = keys.batch_key(self._training.seed, standing.epoch, standing.steps)
+        torch.manual_seed(keys.mix(key, self._context.rank))
 
     def _gradients(self, *, reduced: bool) -> AbstractContextManager[Any]:
         """Within: whether DDP reduces the gradients of a backward pass."""
@@ -148,10 +203,14 @@ class Stepper:
     def _refuse(self, loss_sum: float) -> None:
         sums = [float(value) for value in self._context.gather(torch.tensor([loss_sum], dtype=torch.float64))]
         rank = next(rank for rank, value in enumerate(sums) if not math.isfinite(value))
-        standing = self._learner.standing
+        self.refuse(sums[rank], self._learner.standing.steps + 1, rank)
+
+    def refuse(self, loss_sum: float, step: int, rank: int = 0) -> NoReturn:
+        """Raise for a loss that is not finite."""
         raise TrainError(
-            f"the loss is {sums[rank]} at epoch {standing.epoch} step {standing.steps + 1} on rank {rank}; "
-            f"lower the learning rate, clip gradients (clip_norm=1.0), or look at that batch; {self._last_good()}"
+            f"the loss is {loss_sum} at epoch {self._learner.standing.epoch} step {step} on rank {rank}; "
+            "lower the learning rate, clip gradients (clip_norm=1.0), or look at that batch; "
+            f"{self._last_good()}"
         )
 
     def _last_good(self) -> str:
@@ -180,13 +239,38 @@ class Stepper:
         self._scaler.update()
         return self._scaler.get_scale() >= scale  # it falls where the gradients overflowed
 
-    def _schedule(self) -> None:
+    def schedule(self) -> None:
+        """The learning rate of the next step."""
         learner = self._learner
         if learner.scheduler is not None and learner.plateau is None:
             learner.scheduler.step()
 
-    def _count(self, loss_sum: float, rows: int) -> None:
+    def count(self, loss_sum: float, rows: int) -> None:
+        """Add a step's losses to the epoch's."""
         standing = self._learner.standing
-        standing.steps += 1
         standing.loss_sum += loss_sum
         standing.rows += rows
+
+
+class EagerSteps:
+    """An epoch's steps, each with batches of its own size."""
+
+    def __init__(self, stepper: Stepper, feed: Feed) -> None:
+        self._stepper, self._feed = stepper, feed
+
+    @property
+    def is_empty(self) -> bool:
+        return self._feed.is_empty
+
+    def take(self, requests: StopRequests) -> Taken:
+        report = self._stepper.take(self._feed, requests)
+        return Taken([report], report.asked)
+
+    def rest(self) -> list[StepReport]:
+        return []
+
+    def __enter__(self) -> "EagerSteps":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._feed.__exit__(*error)

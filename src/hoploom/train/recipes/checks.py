@@ -113,3 +113,23 @@ def check_world(recipe: Recipe, world_size: int) -> None:
     nearest = " or ".join(str(size) for size in (below, below + world_size) if size)
     message = f"loader.batch_size is {batch_size} for {world_size} processes; give {nearest}"
     raise recipe.problem("loader.batch_size", message)
+
+
+def check_whole_steps(recipe: Recipe, world_size: int) -> None:
+    """Raise ConfigError where whole steps cannot be taken, as far as the recipe shows."""
+    if not recipe.train.whole_steps:
+        return
+    placement = recipe.placement
+    reasons = {
+        f"are for one process, this is one of {world_size}": world_size > 1,
+        "need a graph on the device; set placement.topology and placement.features": None
+        in (placement.topology, placement.features),
+        "are for the built-in models": recipe.model.factory is not None,
+        "are for tasks on nodes": recipe.task.kind == LINKS,
+        "do not go with loader.temporal": recipe.loader.temporal is not None,
+        'do not go with train.precision = "fp16"; take "bf16"': recipe.train.precision == "fp16",
+        "do not go with train.accumulate; take a larger loader.batch_size": recipe.train.accumulate > 1,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise recipe.problem("train.whole_steps", f"whole steps {reason}; or leave train.whole_steps out")

@@ -1,12 +1,14 @@
 """What only run.toml's keys take: fanouts, a function's address, servers. The other rules are in hoploom.toml."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from hoploom.amounts import parse_bytes
 from hoploom.errors import ConfigError
 from hoploom.serve.address import read_addresses
-from hoploom.toml.rules import Rule, whole
+from hoploom.store.placement import NARROW, read_features, read_topology
+from hoploom.toml.rules import Rule, choice, whole
 
 
 def fanouts() -> Rule:
@@ -68,6 +70,39 @@ def parts() -> Rule:
         return tuple(sorted(set(numbers))) if numbers and all(one.read(n) is not None for n in numbers) else None
 
     return Rule("a list of numbers from 0 on, e.g. [0]", read)
+
+
+def topology() -> Rule:
+    """Where topology is placed."""
+    words = ("cuda", "host", "auto")
+    return Rule('"cuda", "host" or "auto"', _unless_refused(read_topology), words, is_text=True)
+
+
+def features() -> Rule:
+    """Where features are placed, or how many of them on the device."""
+    words = ("cuda", "host", "auto", "spread")
+    expects = '"cuda", "host", "auto", "spread", or a share or a size in quotes, e.g. "20%" or "4GB"'
+    return Rule(expects, _unless_refused(read_features), words, is_text=True)
+
+
+def narrow() -> Rule:
+    """What float features are kept in."""
+    return choice(*NARROW)
+
+
+def _unless_refused(check: Callable[[object], object]) -> Callable[[Any], str | None]:
+    """The text as it stands, where a check of it does not raise."""
+
+    def read(value: Any) -> str | None:
+        if not isinstance(value, str):
+            return None
+        try:
+            check(value.strip())
+        except ConfigError:
+            return None
+        return value.strip()
+
+    return read
 
 
 def size() -> Rule:

@@ -30,6 +30,7 @@ OWN = Only("model.factory")
 ATTENTION = Only("model.name", ("gat", "rgat"))
 CURVES = Only("scheduler.name", ("cosine", "plateau", "warmup-cosine"))
 WITH_STORE = Only("store")
+PLACED = Only("placement.features")
 CUTS = Only("scheduler.name", ("step", "plateau"))
 
 
@@ -170,6 +171,9 @@ class TrainSection:
     checkpoint_every: int | None = key(
         None, "steps between two checkpoints, besides one per epoch", rules.whole(1), example=1000
     )
+    whole_steps: bool = key(
+        False, "sampling and learning replayed as CUDA graphs; one process, [placement] set", rules.flag()
+    )
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,29 @@ class ClusterSection:
 
 
 @dataclass(frozen=True)
+class PlacementSection:
+    """What of the graph lies where a GPU reads it."""
+
+    topology: str | None = key(
+        None,
+        "device memory, pinned host memory, or what fits; left out: the host samples",
+        own_rules.topology(),
+        example="cuda",
+        only=WITH_STORE,
+    )
+    features: str | None = key(
+        None,
+        "the same, or how much of them to device memory, the rest to host memory; spread: over the GPUs of this host",
+        own_rules.features(),
+        example="20%",
+        only=WITH_STORE,
+    )
+    dtype: str | None = key(
+        None, "float features are kept narrower, which loses digits", own_rules.narrow(), example="int8", only=PLACED
+    )
+
+
+@dataclass(frozen=True)
 class OutputSection:
     """Where it goes."""
 
@@ -239,6 +266,7 @@ class Recipe:
     scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     train: TrainSection = field(default_factory=TrainSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
+    placement: PlacementSection = field(default_factory=PlacementSection)
     output: OutputSection = field(default_factory=OutputSection)
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # key -> "run.toml:7"
 
@@ -255,6 +283,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "scheduler": SchedulerSection,
     "train": TrainSection,
     "cluster": ClusterSection,
+    "placement": PlacementSection,
     "output": OutputSection,
 }
 

@@ -1,7 +1,8 @@
-"""Where a run's graph is: opened as [cluster] and the deployment say, with the remote rows kept that are visited most.
+"""Where a run's graph is: opened as [cluster] and the deployment say, with the remote rows kept that are visited most,
+or placed as [placement] says.
 
-Which ones is found by sampling some batches first, without their features. What is kept changes how long a batch takes,
-never what is in it.
+Which rows are kept is found by sampling some batches first, without their features. What is kept changes how long a
+batch takes, never what is in it.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hoploom.errors import ConfigError
 from hoploom.load.visits import Presampling, add_visits, no_visits, read_seeds, visited
 from hoploom.store import Store
 from hoploom.store.cached import CacheReport, cached, report
@@ -37,6 +39,21 @@ def open_graph(recipe: Recipe, context: Context) -> Store:
     if store.elsewhere is not None and section.locality:
         raise recipe.problem("cluster.locality", NO_LOCALITY)
     return store
+
+
+def with_placement(recipe: Recipe, goal: Goal, context: Context) -> Goal:
+    """The goal over a store that lies where the run's device reads it. All ranks call."""
+    section = recipe.placement
+    if section.topology is None and section.features is None:
+        return goal
+    name = "placement.features" if section.topology is None else "placement.topology"
+    try:
+        store = goal.store.place(
+            section.topology, section.features, dtype=section.dtype, device=context.device, among=context
+        )
+    except ConfigError as error:
+        raise recipe.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
+    return replace(goal, store=store)
 
 
 def with_cache(recipe: Recipe, goal: Goal, context: Context) -> Goal:

@@ -132,7 +132,8 @@ def _loader(recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: F
     module = unwrap(model)
     if isinstance(module, GNN):  # layer one is aggregated where its rows lie
         floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
-        reduce = module.first_reduce if all(floats) else None
+        is_whole = split == "train" and recipe.train.whole_steps  # then layer one is part of what is recorded
+        reduce = module.first_reduce if all(floats) and not is_whole else None
         options |= {"aggregate": reduce, "degrees": _needs_degrees(recipe, goal, module)}
     if task.kind == LINKS:
         options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}

@@ -4,9 +4,11 @@ There is no training in here: the pieces are public, and a script can put them t
 """
 
 import json
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,13 @@ from hoploom.train.evaluate import evaluate
 from hoploom.train.fit import Outcome, Validate, fit
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
-from hoploom.train.recipes.checks import check_world
+from hoploom.train.recipes.checks import check_whole_steps, check_world
 from hoploom.train.recipes.reader import read_recipe
 from hoploom.train.recipes.sections import Recipe, keys_of
 from hoploom.train.recipes.writer import to_toml, values_of
+from hoploom.train.replayable import prepare
 from hoploom.train.runs.goal import Goal, goal_of
-from hoploom.train.runs.graph import as_plain, cache_report, open_graph, with_cache
+from hoploom.train.runs.graph import as_plain, cache_report, open_graph, with_cache, with_placement
 from hoploom.train.runs.pieces import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
 
 RECIPE_FILE, RESULT_FILE = "run.toml", "result.json"
@@ -40,8 +43,11 @@ MAY_CHANGE = {
         "output.folder",
         "output.tensorboard",
     ),
+    "placement.topology",
+    "placement.features",
     *(f"cluster.{name}" for name in keys_of("cluster") if name != "locality"),
     *("train.epochs", "train.max_steps", "train.patience", "train.processes", "train.device", "train.checkpoint_every"),
+    "train.whole_steps",
 }
 
 
@@ -70,12 +76,31 @@ def run(recipe: Recipe, context: Context, *, resume: bool = False, progress: boo
     """
     began = time.perf_counter()
     check_world(recipe, context.world_size)
+    check_whole_steps(recipe, context.world_size)
     check_folder(recipe, resume=resume)
     goal = with_cache(recipe, goal_of(recipe, open_graph(recipe, context)), context)
+    goal = with_placement(recipe, goal, context)
+    if goal.store.placed is not None and progress and context.is_main:
+        print(goal.store.placed, file=sys.stderr)
+    with goal.store.placed or nullcontext():
+        outcome, test, num_parameters = _learn(recipe, goal, context, resume=resume, progress=progress)
+    seconds = time.perf_counter() - began
+    kept = cache_report(recipe, goal, context)
+    result = Result(recipe.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
+    if context.is_main and result.is_complete:
+        write_whole(recipe.output.folder / RESULT_FILE, [as_json(result).encode()])
+    return result
+
+
+def _learn(
+    recipe: Recipe, goal: Goal, context: Context, *, resume: bool, progress: bool
+) -> tuple[Outcome, Mapping[str, float], int]:
+    """Fit, then test: the outcome, the test's metrics, the number of parameters."""
     learner = make_learner(recipe, goal, context)
     checkpoint = Checkpoint(recipe.output.folder, context)
     if resume:
         checkpoint.restore(LAST, learner.parts())
+    prepare(learner.optimizer, recorded=recipe.train.whole_steps and context.device.type == "cuda")
     if context.is_main:
         write_whole(recipe.output.folder / RECIPE_FILE, [to_toml(recipe).encode()])
         (recipe.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
@@ -84,13 +109,7 @@ def run(recipe: Recipe, context: Context, *, resume: bool = False, progress: boo
         training = _training(recipe, progress=progress)
         outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
     test = {} if outcome.stopped == "asked" else _test(recipe, goal, learner, checkpoint, context)
-    num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
-    seconds = time.perf_counter() - began
-    kept = cache_report(recipe, goal, context)
-    result = Result(recipe.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
-    if context.is_main and result.is_complete:
-        write_whole(recipe.output.folder / RESULT_FILE, [as_json(result).encode()])
-    return result
+    return outcome, test, sum(parameter.numel() for parameter in learner.model.parameters())
 
 
 def make_learner(recipe: Recipe, goal: Goal, context: Context) -> Learner:
@@ -116,6 +135,7 @@ def _training(recipe: Recipe, *, progress: bool) -> Training:
         checkpoint_every=section.checkpoint_every,
         max_steps=section.max_steps,
         progress=progress,
+        whole_steps=section.whole_steps,
     )
 
 
@@ -183,6 +203,8 @@ def as_json(result: Result) -> str:
         "num_parameters": result.num_parameters,
         "seconds": round(result.seconds, 3),
     }
+    if outcome.whole_steps is not None:
+        content["whole_steps"] = asdict(outcome.whole_steps)
     if result.cache is not None:
         content["cache"] = as_plain(result.cache)
     return json.dumps(content, indent=1) + "\n"
@@ -203,6 +225,8 @@ def summary(result: Result) -> str:
     if result.test:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in result.test.items() if "/" not in name)
         lines.append(f"test: {shown}")
+    if outcome.whole_steps is not None:
+        lines.append(f"whole steps: {outcome.whole_steps}")
     if result.cache is not None:
         lines.append(f"cache: {result.cache}")
     return "\n".join([*lines, f"written to {result.folder}"])
