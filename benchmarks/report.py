@@ -127,7 +127,7 @@ def commit() -> str:
     if found is None or found.origin is None or not Path(found.origin).is_relative_to(ROOT / "src"):
         return "unknown: the hoploom measured is not this working tree"
     head = _git("rev-parse", "--short", "HEAD")
-    changed = _git("status", "--porcelain", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+    changed = _git("status", "--porcelain", "--", ".", f":!{RESULTS.relative_to(ROOT)}", ":!benchmarks/results")
     return f"{head} dirty" if changed else head
 
 
@@ -155,13 +155,14 @@ def use_two_cores() -> None:
     torch.set_num_threads(CORES)
 
 
-def main(measure: Callable[[bool], Report]) -> None:
+def main(measure: Callable[[bool], Report], *, all_cores: bool = False) -> None:
     """Run one script's measure(tiny) from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tiny", action="store_true", help="a hundredth of the graph, to try the script out")
     parser.add_argument("--json", action="store_true", help="print what run.py reads")
     arguments = parser.parse_args()
-    use_two_cores()
+    if not all_cores:
+        use_two_cores()
     header = surroundings()
     report = measure(arguments.tiny)
     if arguments.json:

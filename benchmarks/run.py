@@ -1,17 +1,19 @@
 """Benchmarks by group or by name: a table, and a group's section of benchmarks/RESULTS.md where all of it ran.
 
->>> python benchmarks/run.py                    # every group
+>>> python benchmarks/run.py                    # every group; gpu where there is one
 >>> python benchmarks/run.py training           # one group: writes its section
 >>> python benchmarks/run.py stepping opening   # prints the table, leaves RESULTS.md alone
 """
 
 import argparse
 import datetime
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import report
+import torch
 from report import Report
 
 GROUPS = {
@@ -19,19 +21,20 @@ GROUPS = {
     "training": ("stepping", "aggregating"),
     "building": ("csc_building", "tables_to_store", "partitioning"),
     "cluster": ("serving", "worker_mode", "server_client"),
+    "gpu": ("gpu_sampling", "gpu_gathering", "gpu_epochs", "gpu_profile"),
 }
 NAMES = tuple(name for names in GROUPS.values() for name in names)
 TITLE = "# Results"
 DEADLINE = 7200.0  # seconds for one script, making its graph included
 
 
-def run_script(name: str, tiny: bool) -> Report | None:
+def run_script(name: str, tiny: bool, deadline: float = DEADLINE) -> Report | None:
     """One script in a process of its own; None if it failed. Its own message stands on stderr."""
     script = Path(__file__).with_name(f"{name}.py")
     command = [sys.executable, str(script), "--json", *(["--tiny"] if tiny else [])]
     print(f"{name} ...", file=sys.stderr, flush=True)
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=DEADLINE)
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=deadline)
     except subprocess.SubprocessError as error:
         print(f"{name} failed: {error}", file=sys.stderr)
         return None
@@ -87,16 +90,20 @@ def main() -> int:
     unknown = set(arguments.names) - {*GROUPS, *NAMES}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*GROUPS, *NAMES])}")
-    report.use_two_cores()
+    cores = os.sched_getaffinity(0)
     succeeded = True
     for group, names in GROUPS.items():
-        whole = not arguments.names or group in arguments.names
+        os.sched_setaffinity(0, cores)
+        if group != "gpu":
+            report.use_two_cores()
+        runs_by_itself = group != "gpu" or torch.cuda.is_available()
+        whole = (not arguments.names and runs_by_itself) or group in arguments.names
         chosen = [name for name in names if whole or name in arguments.names]
         if chosen:
             found, header, complete = run_group(chosen, arguments.tiny)
             text = section(group, found, header)
             print(text)
-            if whole and complete and not arguments.tiny:
+            if whole and complete and found.rows and not arguments.tiny:
                 written(group, text)
             succeeded &= complete
     return 0 if succeeded else 1
