@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.utils import scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
 from hoploom import ConfigError, ops
-from hoploom.ops import InEdges
-from hoploom.ops.aggregate import _aggregate_by_torch
+from hoploom.ops import InEdges, choice
+from hoploom.ops.aggregate import add_ends
 
 CASES = [("sum", 0), ("sum", 1), ("sum", 3), ("mean", 0), ("mean", 3), ("max", 0), ("softmax", 1), ("softmax", 3)]
 
@@ -65,7 +65,6 @@ def test_an_aggregate_is_the_scatter_of_its_messages(
     given_weights = None if weights is None else weights[order]
     expected = by_messages(x, edge_index, reduce, weights, num_destinations)
     torch.testing.assert_close(ops.aggregate(x, edges, reduce, given_weights), expected)
-    torch.testing.assert_close(_aggregate_by_torch(x, edges, reduce, given_weights), expected)
 
 
 @pytest.mark.parametrize(("reduce", "heads"), CASES)
@@ -160,6 +159,97 @@ def test_edges_grouped_by_source_are_the_same_edges() -> None:
     pairs = torch.stack([torch.repeat_interleave(torch.arange(8), out.indptr.diff()), out.destinations.long()])
     own = torch.stack([edges.sources.long(), edges.destinations])
     assert torch.equal(own[:, out.places], pairs)
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 60)),
+    spare=st.integers(0, 9),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_edges_on_a_device_are_those_on_the_cpu(
+    sizes: tuple[int, int, int], spare: int, dtype: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_sources, num_destinations, _ = sizes
+    num_destinations = min(num_sources, num_destinations)  # for loops: destinations are sources
+    edge_index = edge_index_of(num_sources, num_destinations, sizes[2], seed)
+    edges = InEdges.of(edge_index, num_sources, num_destinations)
+    head = max(1, num_destinations // 2)
+    expected = [contents(edges), contents(edges.head(head, num_sources))]
+    assert_same(contents(with_rubbish(edges, spare)), expected[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(choice, "runs_in_core", lambda tensor: False)
+        grouped = InEdges.of(edge_index.to(dtype), num_sources, num_destinations)
+        assert torch.equal(grouped.sources.long(), edge_index[0][grouped.permutation])
+        found = with_rubbish(grouped, spare)
+        assert_same(contents(found), expected[0])
+        assert_same(contents(found.head(head, num_sources)), expected[1])
+
+
+def with_rubbish(edges: InEdges, spare: int) -> InEdges:
+    """The same lists in an array of sources that goes on behind them."""
+    sources = torch.cat([edges.sources, torch.full((spare,), 2**31 - 1, dtype=edges.sources.dtype)])
+    return InEdges(edges.indptr, sources, edges.num_sources)
+
+
+def contents(edges: InEdges) -> dict[str, Tensor]:
+    """All that edges tell of their lists, without what stands behind them."""
+    length, out_edges, looped = int(edges.indptr[-1]), edges.transposed, edges.with_loops
+    assert not edges.are_loops[length:].any()
+    assert not looped.sources[int(looped.indptr[-1]) :].any()
+    assert bool((edges.senders < edges.num_sources).all())
+    assert bool((edges.destinations < edges.num_destinations).all())
+    places = torch.arange(length) if out_edges.places is None else out_edges.places
+    by_edge = {name: getattr(edges, name)[:length] for name in ("sources", "senders", "destinations", "are_loops")}
+    return by_edge | {
+        "indptr": edges.indptr,
+        "degrees": edges.degrees,
+        "in_degrees": edges.in_degrees_of_sources,
+        "out_indptr": out_edges.indptr,
+        "out_destinations": out_edges.destinations[:length],
+        "out_places": places[:length],
+        "looped_indptr": looped.indptr,
+        "looped_sources": looped.sources[: int(looped.indptr[-1])],
+    }
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, values in expected.items():
+        assert torch.equal(found[name].long(), values.long()), name
+
+
+def test_an_end_out_of_range_is_refused_on_a_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    for edge_index in ([[3], [0]], [[0], [2]], [[-1], [0]], [[0], [-1]]):
+        with pytest.raises(RuntimeError, match="out of range"):
+            InEdges.of(torch.tensor(edge_index), 3, 2)
+
+
+def test_no_node_at_one_end_means_no_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    edges = InEdges(torch.tensor([0, 3]), torch.tensor([0, 1, 1]), 2)
+    assert edges.head(0, 2).num_edges == 0
+    assert InEdges(torch.tensor([0, 0]), torch.tensor([7, 7]), 0).num_edges == 0
+    x = torch.ones(2, 1, requires_grad=True)
+    add_ends(x, torch.ones(0, 1), edges.head(0, 2)).sum().backward()
+
+
+@pytest.mark.parametrize(("reduce", "heads"), CASES)
+def test_what_stands_behind_the_lists_changes_nothing(reduce: str, heads: int) -> None:
+    exact = InEdges.of(edge_index_of(9, 7, 40), 9, 7)
+    edges = with_rubbish(exact, 5)
+    x = torch.randn(9, 6)
+    weights = torch.randn(45, heads) if heads else None
+    found = []
+    for one, length in ((exact, 40), (edges, 45)):
+        rows = x.clone().requires_grad_()
+        given = None if weights is None else weights[:length].clone().requires_grad_()
+        out = ops.aggregate(rows, one, reduce, given)
+        out.square().sum().backward()
+        found.append([out, rows.grad, *([] if given is None else [given.grad[:40]])])
+        assert given is None or not given.grad[40:].any()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize(

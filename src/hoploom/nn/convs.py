@@ -2,7 +2,7 @@
 
 A convolution has two halves. `project` acts on every source by itself; `propagate` aggregates projected sources into
 destinations. Layer-wise inference runs them one after the other over the whole graph. There are no edge weights and no
-edge features.
+edge features. torch.compile compiles what lies between: grouping edges and aggregating over them run as they are.
 """
 
 import math
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.errors import ConfigError
+from hoploom.nn.eager import add_ends, aggregate, eager, group, softmax
 from hoploom.ops import InEdges
 
 Ends = tuple[int, int]  # channels of sources and destinations
@@ -35,7 +36,7 @@ class Conv(nn.Module):
         default their rows in x. `aggregated` [num_destinations, in_channels] stands in for aggregating x.
         """
         if isinstance(edges, Tensor):
-            edges = InEdges.of(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
+            edges = group(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
         if x_dst is None:
             x_dst = x[edges.first : edges.first + edges.num_destinations]
         return self.propagate(x if aggregated is not None else self.project(x), edges, x_dst, aggregated)
@@ -73,6 +74,11 @@ def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
     return added
 
 
+def _plus_bias(out: Tensor, bias: Tensor | None) -> Tensor:
+    """out + bias, as narrow as out."""
+    return out if bias is None else out + bias.to(out.dtype)
+
+
 def _inverse_root(degrees: Tensor) -> Tensor:
     """1 / sqrt(degree), a loop counted."""
     return (degrees + 1).to(torch.float32).rsqrt()
@@ -103,7 +109,7 @@ class SAGEConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         assert self.reduce is not None
-        out: Tensor = self.lin_l(ops.aggregate(z, edges, self.reduce) if aggregated is None else aggregated)
+        out: Tensor = self.lin_l(aggregate(z, edges, self.reduce) if aggregated is None else aggregated)
         if self.lin_r is not None:
             out = _plus_linear(out, self.lin_r, x_dst)
         return F.normalize(out, dim=-1) if self.normalize else out
@@ -128,15 +134,26 @@ class GCNConv(Conv):
         return self.lin(x)  # type: ignore[no-any-return]
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        looped = edges.with_loops
-        degrees = edges.in_degrees_of_sources
-        own = degrees[edges.first : edges.first + edges.num_destinations]
-        drawn = looped.degrees - 1
-        scaled = _inverse_root(own) * (own / drawn.clamp(min=1))
-        weights = _inverse_root(degrees[looped.sources.to(torch.int64)]) * scaled[looped.destinations]
-        weights[looped.indptr[1:] - 1] = _inverse_root(own).square()  # the loops are not sampled
-        out = ops.aggregate(z, looped, "sum", weights)
-        return out if self.bias is None else out + self.bias
+        looped, weights = _normalised(edges)
+        return _plus_bias(aggregate(z, looped, "sum", weights), self.bias)
+
+
+@eager
+def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
+    """The edges with a loop at every node, and the weight of each."""
+    looped = edges.with_loops
+    degrees = edges.in_degrees_of_sources
+    own = degrees[edges.first : edges.first + edges.num_destinations]
+    drawn = looped.degrees - 1
+    scaled = _inverse_root(own) * (own / drawn.clamp(min=1))
+    weights = _inverse_root(degrees[looped.sources.to(torch.int64)]) * scaled[looped.destinations]
+    weights[looped.indptr[1:] - 1] = _inverse_root(own).square()  # the loops are not sampled
+    return looped, weights
+
+
+@eager
+def _looped(edges: InEdges) -> InEdges:
+    return edges.with_loops
 
 
 class GATConv(Conv):
@@ -182,22 +199,20 @@ class GATConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         if self.add_self_loops:
-            edges = edges.with_loops
+            edges = _looped(edges)
         rows, of_sources = torch.split(z, [self.heads * self.width, self.heads], dim=1)
         weight = self.lin_dst.weight if self.is_bipartite else self.lin.weight
         of_destinations = F.linear(x_dst, self._scorer(weight, self.att_dst))
-        # x[index] has a backward pass that depends on the threads; index_select has not
-        scores = of_sources.index_select(0, edges.sources) + of_destinations.index_select(0, edges.destinations)
-        scores = F.leaky_relu(scores, self.negative_slope)
+        scores = F.leaky_relu(add_ends(of_sources, of_destinations, edges), self.negative_slope)
         out = self._attend(rows, edges, scores)
         if not self.concat:
             out = out.view(-1, self.heads, self.width).mean(dim=1)
-        return out if self.bias is None else out + self.bias
+        return _plus_bias(out, self.bias)
 
     def _attend(self, rows: Tensor, edges: InEdges, scores: Tensor) -> Tensor:
         if not (self.dropout and self.training):
-            return ops.aggregate(rows, edges, "softmax", scores)
-        return ops.aggregate(rows, edges, "sum", F.dropout(ops.softmax(scores, edges), self.dropout))
+            return aggregate(rows, edges, "softmax", scores)
+        return aggregate(rows, edges, "sum", F.dropout(softmax(scores, edges), self.dropout))
 
     def _scorer(self, weight: Tensor, att: Tensor) -> Tensor:
         """What maps x to the heads' scores: [heads, in_channels]."""
@@ -218,5 +233,5 @@ class GINConv(Conv):
             self.register_buffer("eps", torch.tensor([float(eps)]))
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        total = ops.aggregate(z, edges, "sum") if aggregated is None else aggregated
-        return self.nn(total + (1 + self.eps) * x_dst)  # type: ignore[no-any-return]
+        total = aggregate(z, edges, "sum") if aggregated is None else aggregated
+        return self.nn(total + (1 + self.eps).to(x_dst.dtype) * x_dst)  # type: ignore[no-any-return]

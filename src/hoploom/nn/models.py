@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
@@ -11,7 +12,8 @@ from torch_geometric.data import Data, HeteroData
 from hoploom import ops
 from hoploom.errors import ConfigError
 from hoploom.nn.convs import Conv, Ends, GATConv, GCNConv, GINConv, SAGEConv
-from hoploom.nn.views import by_relation, by_type, views_of
+from hoploom.nn.eager import eager
+from hoploom.nn.views import LayerView, by_relation, by_type, views_of
 from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
 
@@ -201,12 +203,8 @@ class GNN(nn.Module):
 
     def forward(self, batch: Data | HeteroData) -> Any:
         """Rows of the seeds."""
-        if self.needs_degrees and "blocks" in batch and "in_degree" not in batch:
-            raise ConfigError("GCN on blocks needs the nodes' in-degrees; give the loader degrees=True")
-        views = views_of(batch, self.num_layers)
-        inputs = (_heads_of(by_type(batch, name), views[0].num_sources) for name in ("x", "n_id"))
-        x = self.prepare(*inputs)
-        aggregated: Mapping[RelationName, Tensor] | None = by_relation(batch, "aggregated")
+        views, given, n_id, aggregated = self._read(batch)
+        x = self.prepare(given, n_id)
         for depth, view in enumerate(views):
             stage = self.stage(depth)
             entered = self.enter(depth, x)
@@ -217,11 +215,22 @@ class GNN(nn.Module):
         out = self.finish(x)
         return out[HOMOGENEOUS_TYPE] if self.schema.homogeneous else out
 
+    @eager
+    def _read(
+        self, batch: Data | HeteroData
+    ) -> tuple[list[LayerView], Rows, Rows, Mapping[RelationName, Tensor] | None]:
+        """A batch's views, features and node ids, and what its loader has aggregated."""
+        if self.needs_degrees and "blocks" in batch and "in_degree" not in batch:
+            raise ConfigError("GCN on blocks needs the nodes' in-degrees; give the loader degrees=True")
+        views = views_of(batch, self.num_layers)
+        x, n_id = (_heads_of(by_type(batch, name), views[0].num_sources) for name in ("x", "n_id"))
+        return views, x, n_id, by_relation(batch, "aggregated")
+
     def prepare(self, x: Rows, n_id: Rows) -> dict[str, Tensor]:
         """The input rows of every type: features, or the learned rows of these nodes."""
         dtype = next(self.parameters()).dtype
         known = {name: value for name, value in x.items() if name in self.types[0]}
-        rows = {name: value if value.dtype == dtype else value.to(dtype) for name, value in known.items()}
+        rows = {name: value if _is_fit(value, dtype) else value.to(dtype) for name, value in known.items()}
         for name in self.types[0]:
             if name in n_id and _module_name(name) in self.embeddings:
                 rows[name] = self.embeddings[_module_name(name)](n_id[name])
@@ -274,6 +283,12 @@ def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | N
         ends = {end for pair in relations if set(pair) <= before and pair[1] in needed[0] for end in pair}
         needed.insert(0, ends | (needed[0] if shape.residual else set()))
     return [[t.name for t in schema.node_types if t.name in names] for names in needed]
+
+
+def _is_fit(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether layers take these rows as they are: in the parameters' type, or in the one that autocast goes down to."""
+    device = x.device.type
+    return x.dtype == dtype or (torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device))
 
 
 def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:

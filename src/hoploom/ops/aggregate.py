@@ -1,9 +1,11 @@
 """Sums, means, maxima and attention over the in-edges of every destination, differentiable.
 
-Messages are never made: the core walks the lists and adds rows where they are. Results do not depend on the number of
-threads. There is no second derivative.
+Messages are never made: rows are added where they are, by the core on the CPU and by kernels elsewhere. Half precision
+is widened in memory for the core alone; kernels widen what they have read. Results do not depend on the number of
+threads, nor on the order in which a device runs its programs. There is no second derivative.
 """
 
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,9 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hoploom import _core
 from hoploom.errors import ConfigError
-from hoploom.ops.buffers import empty
+from hoploom.ops import choice, rows
 from hoploom.ops.edges import InEdges
 
 Reduce = Literal["sum", "mean", "max", "softmax"]
@@ -26,30 +27,24 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
     the order of `edges`, multiply the rows; with "softmax" they are scores, and each list's weights sum to one.
     """
     _check(x, edges, reduce, weights)
-    rows = x.flatten(1)
-    if weights is not None and weights.dim() == 1:
-        weights = weights.unsqueeze(1)
-    dtype = rows.dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        rows = rows.float()
-    if weights is not None and weights.dtype != rows.dtype:
-        weights = weights.to(rows.dtype)
-    if rows.is_cuda:
-        out = _aggregate_by_torch(rows, edges, reduce, weights)
-    elif reduce == "max":
-        out = _apply(_Max, rows, edges)
+    values = _native(x.flatten(1))
+    if reduce == "max":
+        out = _apply(_Max, values, edges)
     else:
-        if reduce == "softmax":
-            weights = softmax(weights, edges)  # type: ignore[arg-type]
-        out = _apply(_Sum, rows, weights, edges, reduce == "mean")
-    return out.to(dtype).view(edges.num_destinations, *x.shape[1:])
+        if weights is not None:
+            weights = _weights(weights.unsqueeze(1) if weights.dim() == 1 else weights, edges, values.dtype, reduce)
+        out = _apply(_Sum, values, weights, edges, reduce == "mean")
+    return out.to(x.dtype).view(edges.num_destinations, *x.shape[1:])
 
 
 def softmax(scores: Tensor, edges: InEdges) -> Tensor:
     """Scores [num_edges, heads] to weights that sum to one within every list, per head."""
-    dtype = scores.dtype
-    wide = scores.float() if dtype in (torch.float16, torch.bfloat16) else scores
-    return (_softmax_by_torch(wide, edges) if wide.is_cuda else _apply(_Softmax, wide, edges)).to(dtype)
+    return _apply(_Softmax, _native(scores), edges).to(scores.dtype)
+
+
+def add_ends(of_sources: Tensor, of_destinations: Tensor, edges: InEdges) -> Tensor:
+    """For every edge the row of its source and the row of its destination, added: [num_edges, width]."""
+    return _apply(_Ends, of_sources, of_destinations, edges)
 
 
 def _apply(function: type[Function], *arguments: Any) -> Tensor:
@@ -75,11 +70,31 @@ def _check(x: Tensor, edges: InEdges, reduce: str, weights: Tensor | None) -> No
         )
 
 
-def _rows(tensor: Tensor) -> Any:
-    """For the core: columns beside each other, rows as far apart as they are."""
-    if tensor.shape[1] > 1 and tensor.stride(1) != 1:
-        tensor = tensor.contiguous()
-    return tensor.detach().numpy()
+def _reductions(tensor: Tensor) -> ModuleType:
+    """Who reduces rows: both modules have the same functions."""
+    if choice.runs_in_core(tensor):
+        return rows
+    from hoploom.ops.kernels import aggregate as kernels  # imports Triton
+
+    return kernels
+
+
+def _native(tensor: Tensor) -> Tensor:
+    """As narrow as whoever reduces it can read."""
+    return tensor if tensor.dtype in _reductions(tensor).NATIVE else tensor.float()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What values of a type are added up in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _weights(weights: Tensor, edges: InEdges, dtype: torch.dtype, reduce: Reduce) -> Tensor:
+    """Weights as wide as sums of rows are; one per edge and head are few numbers beside the rows."""
+    if reduce == "softmax":
+        scores = weights if _wide(weights.dtype) == _wide(dtype) else weights.to(_wide(dtype))
+        return _apply(_Softmax, _native(scores), edges)
+    return weights.to(_wide(dtype))
 
 
 class _Sum(Function):
@@ -87,23 +102,20 @@ class _Sum(Function):
     def forward(ctx: Any, x: Tensor, weights: Tensor | None, edges: InEdges, mean: bool) -> Tensor:
         ctx.edges, ctx.mean = edges, mean
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weights)
-        out = empty((edges.num_destinations, x.shape[1]), x.dtype)
-        given = None if weights is None else weights.detach().contiguous().numpy()
-        lists = (edges.indptr.numpy(), edges.sources.numpy(), None)
-        _core.sum_rows(*lists, _rows(x), given, mean, torch.get_num_threads(), out.numpy())
-        return out
+        reduced: Tensor = _reductions(x).sum_rows(edges.indptr, edges.sources, None, x, weights, mean)
+        return reduced
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         edges: InEdges = ctx.edges
         x, weights = ctx.saved_tensors
-        share = 1 / edges.degrees.clamp(min=1).to(grad.dtype) if ctx.mean else None  # [num_destinations]
+        share = 1 / edges.degrees.clamp(min=1).to(_wide(grad.dtype)) if ctx.mean else None  # [num_destinations]
         grad_x = grad_weights = None
         if ctx.needs_input_grad[0]:
             grad_x = _spread(grad, edges, weights, share)
         if ctx.needs_input_grad[1]:
-            grad_weights = _dots(x, grad, edges, weights.shape[1])
+            grad_weights = _reductions(x).dot_rows(edges, x, grad, weights.shape[1])
             if share is not None:
                 grad_weights *= share[edges.destinations].unsqueeze(1)
         return grad_x, grad_weights, None, None
@@ -111,89 +123,62 @@ class _Sum(Function):
 
 def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor | None) -> Tensor:
     """To every source the weighted sum of its destinations' gradients."""
-    out_edges = edges.transposed
-    places = out_edges.places
-    if share is not None:
-        by_edge = share[edges.destinations].unsqueeze(1)
-        weights = by_edge if weights is None else weights * by_edge
-    out = empty((edges.num_sources, grad.shape[1]), grad.dtype)
-    given = None if weights is None else weights.detach().contiguous().numpy()
-    at = None if places is None else places.numpy()
-    lists = (out_edges.indptr.numpy(), out_edges.destinations.numpy(), at)
-    _core.sum_rows(*lists, _rows(grad), given, False, torch.get_num_threads(), out.numpy())
-    return out
-
-
-def _dots(x: Tensor, grad: Tensor, edges: InEdges, heads: int) -> Tensor:
-    """For every edge and head, the dot product of its source's row and its destination's gradient."""
-    out = empty((edges.num_edges, heads), x.dtype)
-    lists = (edges.indptr.numpy(), edges.sources.numpy())
-    _core.dot_rows(*lists, _rows(x), _rows(grad), torch.get_num_threads(), out.numpy())
+    indptr, destinations, places = edges.transposed
+    if share is not None and weights is None:
+        weights, places = share.index_select(0, destinations).unsqueeze(1), None
+    elif share is not None and weights is not None:
+        weights = weights * share[edges.destinations].unsqueeze(1)
+    out: Tensor = _reductions(grad).sum_rows(indptr, destinations, places, grad, weights, False)
     return out
 
 
 class _Max(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, edges: InEdges) -> Tensor:
-        out = empty((edges.num_destinations, x.shape[1]), x.dtype)
-        winners = empty((edges.num_destinations, x.shape[1]), torch.int32)
-        lists = (edges.indptr.numpy(), edges.sources.numpy())
-        _core.max_rows(*lists, _rows(x), torch.get_num_threads(), out.numpy(), winners.numpy())
-        ctx.edges, ctx.winners = edges, winners
-        return out
+        ctx.edges = edges
+        greatest: Tensor
+        greatest, ctx.winners = _reductions(x).max_rows(edges.indptr, edges.sources, x)
+        return greatest
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         edges: InEdges = ctx.edges
-        out_edges = edges.transposed
-        out = empty((edges.num_sources, grad.shape[1]), grad.dtype)
-        at = None if out_edges.places is None else out_edges.places.numpy()
-        lists = (out_edges.indptr.numpy(), out_edges.destinations.numpy(), at, edges.indptr.numpy())
-        _core.max_rows_backward(*lists, _rows(grad), ctx.winners.numpy(), torch.get_num_threads(), out.numpy())
-        return out, None
+        return _reductions(grad).max_rows_backward(*edges.transposed, edges.indptr, grad, ctx.winners), None
 
 
 class _Softmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, edges: InEdges) -> Tensor:
-        out = empty(tuple(scores.shape), scores.dtype)
-        given = scores.detach().contiguous().numpy()
-        _core.softmax_lists(edges.indptr.numpy(), given, None, torch.get_num_threads(), out.numpy())
-        ctx.edges = edges
-        ctx.save_for_backward(out)
-        return out
+        weights: Tensor = _reductions(scores).softmax_lists(edges.indptr, scores, None)
+        ctx.edges, ctx.dtype = edges, scores.dtype
+        ctx.save_for_backward(weights)
+        return weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (softmax,) = ctx.saved_tensors
-        out = empty(tuple(softmax.shape), softmax.dtype)
-        indptr, given = ctx.edges.indptr.numpy(), grad.contiguous().numpy()
-        _core.softmax_lists(indptr, softmax.numpy(), given, torch.get_num_threads(), out.numpy())
-        return out, None
+        (weights,) = ctx.saved_tensors
+        return _reductions(grad).softmax_lists(ctx.edges.indptr, weights, grad).to(ctx.dtype), None
 
 
-def _aggregate_by_torch(rows: Tensor, edges: InEdges, reduce: Reduce, weights: Tensor | None) -> Tensor:
-    """The same by torch's own operations, which make every message: the way on a device without a kernel."""
-    destinations = edges.destinations
-    out = rows.new_zeros(edges.num_destinations, rows.shape[1])
-    if reduce == "softmax" and weights is not None:
-        weights = _softmax_by_torch(weights, edges)
-    messages = rows[edges.sources.to(torch.int64)]
-    if weights is not None:
-        messages = messages * weights.repeat_interleave(rows.shape[1] // weights.shape[1], dim=1)
-    if reduce == "max":
-        index = destinations.unsqueeze(1).expand_as(messages)
-        return out.scatter_reduce(0, index, messages, "amax", include_self=False)
-    out = out.index_add(0, destinations, messages.to(out.dtype))
-    return out / edges.degrees.clamp(min=1).unsqueeze(1).to(out.dtype) if reduce == "mean" else out
+class _Ends(Function):
+    """Its gradients are sums over lists: those of torch's own indexing depend on the order that a device works in."""
 
+    @staticmethod
+    def forward(ctx: Any, of_sources: Tensor, of_destinations: Tensor, edges: InEdges) -> Tensor:
+        ctx.edges = edges
+        return of_sources.index_select(0, edges.senders) + of_destinations.index_select(0, edges.destinations)
 
-def _softmax_by_torch(scores: Tensor, edges: InEdges) -> Tensor:
-    destinations = edges.destinations
-    index = destinations.unsqueeze(1).expand_as(scores)
-    greatest = scores.new_full((edges.num_destinations, scores.shape[1]), -torch.inf)
-    greatest = greatest.scatter_reduce(0, index, scores.detach(), "amax")
-    weights = (scores - greatest[destinations]).exp()
-    return weights / torch.zeros_like(greatest).index_add(0, destinations, weights)[destinations]
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        edges: InEdges = ctx.edges
+        values, to_sources, to_destinations = _native(grad), None, None
+        if ctx.needs_input_grad[0]:
+            indptr, _, places = edges.transposed
+            to_sources = _reductions(values).sum_rows(indptr, places, None, values, None, False).to(grad.dtype)
+        if ctx.needs_input_grad[1]:
+            to_destinations = _reductions(values).sum_rows(edges.indptr, None, None, values, None, False)
+            to_destinations = to_destinations.to(grad.dtype)
+        return to_sources, to_destinations, None

@@ -1,6 +1,8 @@
 """The in-edges of one relation, grouped by destination: what layers aggregate over.
 
-Grouping costs one pass where edges come sorted, as our loaders yield them, and a counting sort where they do not.
+Grouping costs one pass where edges come sorted, as our loaders yield them, and a counting sort where they do not. On
+another device than the CPU it is a sort in any case, and the host never waits: what depends on values has a shape that
+depends on shapes alone, so lists may end before their array does.
 """
 
 from dataclasses import dataclass
@@ -10,11 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hoploom.ops import choice
 from hoploom.ops.csc import build_csc
+
+INT32_MAX = 2**31 - 1
 
 
 class OutEdges(NamedTuple):
-    """The same edges grouped by source."""
+    """The same edges grouped by source. Only indptr decides how many there are."""
 
     indptr: Tensor  # [num_sources + 1] int64
     destinations: Tensor  # [num_edges] int32 or int64
@@ -24,6 +29,8 @@ class OutEdges(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class InEdges:
     """Edges by destination. Where both ends are of one type, destination d is source `first` + d.
+
+    `sources` may be longer than the lists are: what stands beyond indptr[-1] does not matter, and has gradient zero.
 
     >>> edges = InEdges.of(torch.tensor([[1, 2], [0, 0]]), num_sources=3, num_destinations=1)
     >>> ops.aggregate(x, edges, "mean")
@@ -37,13 +44,22 @@ class InEdges:
     source_degrees: Tensor | None = None  # [num_sources] int64 in-degrees in the whole graph; None: by these edges
     whole: "InEdges | None" = None  # of which these are the head
 
+    def __post_init__(self) -> None:
+        """Where there is no node at one end there is no edge, and room for some would lead nowhere."""
+        if self.num_edges and not (self.num_sources and self.num_destinations):
+            object.__setattr__(self, "sources", self.sources[:0])
+
     @staticmethod
     def of(edge_index: Tensor, num_sources: int, num_destinations: int) -> "InEdges":
         """Group edge_index [2, num_edges], sources above destinations, in whatever order."""
-        if edge_index.is_cuda:
-            return _grouped_by_torch(edge_index, num_sources, num_destinations)
-        indptr, sources, permutation = build_csc(edge_index, num_sources, num_destinations)
-        return InEdges(indptr, sources, num_sources, permutation)
+        if choice.runs_in_core(edge_index):
+            indptr, sources, permutation = build_csc(edge_index, num_sources, num_destinations)
+            return InEdges(indptr, sources, num_sources, permutation)
+        sources, destinations = edge_index
+        is_there = (edge_index.amin(0) >= 0) & (sources < num_sources) & (destinations < num_destinations)
+        torch._assert_async(is_there.all(), "edge_index: an end is out of range")  # stops the device, not the host
+        indptr, order = _sorted(destinations, num_destinations)
+        return InEdges(indptr, sources.index_select(0, order), num_sources, order)
 
     @property
     def num_destinations(self) -> int:
@@ -51,6 +67,7 @@ class InEdges:
 
     @property
     def num_edges(self) -> int:
+        """The length of the arrays of edges."""
         return self.sources.numel()
 
     @cached_property
@@ -60,30 +77,47 @@ class InEdges:
 
     @cached_property
     def destinations(self) -> Tensor:
-        """The destination of every edge: [num_edges] int64."""
-        lists = torch.arange(self.num_destinations, device=self.indptr.device)
-        return torch.repeat_interleave(lists, self.degrees, output_size=self.num_edges)
+        """The destination of every edge: [num_edges] int64; any one where there is no edge."""
+        if not choice.runs_in_core(self.indptr):
+            places = torch.arange(self.num_edges, device=self.indptr.device)
+            return torch.searchsorted(self.indptr[1:], places, right=True).clamp_(max=self.num_destinations - 1)
+        lists, length = torch.arange(self.num_destinations), int(self.indptr[-1])
+        found = torch.repeat_interleave(lists, self.degrees, output_size=length)
+        return found if length == self.num_edges else torch.cat([found, found.new_zeros(self.num_edges - length)])
+
+    @cached_property
+    def senders(self) -> Tensor:
+        """`sources`; some source where there is no edge: [num_edges] int32 or int64."""
+        return self.sources if self._are_edges is None else self.sources.masked_fill(~self._are_edges, 0)
 
     @cached_property
     def are_loops(self) -> Tensor:
         """Which edges lead from a node to itself: [num_edges] bool."""
-        return self.sources == self.destinations + self.first
+        loops = self.sources == self.destinations + self.first
+        return loops if self._are_edges is None else loops & self._are_edges
 
     @cached_property
     def transposed(self) -> OutEdges:
         """Grouped by source; made once, for the backward pass."""
-        flipped = torch.stack([self.destinations, self.sources.to(torch.int64)])
-        if flipped.is_cuda:
-            grouped = _grouped_by_torch(flipped, self.num_destinations, self.num_sources)
-            return OutEdges(grouped.indptr, grouped.sources, grouped.permutation)
-        return OutEdges(*build_csc(flipped, self.num_destinations, self.num_sources))
+        if choice.runs_in_core(self.indptr):
+            length = int(self.indptr[-1])
+            flipped = torch.stack([self.destinations[:length], self.sources[:length].to(torch.int64)])
+            return OutEdges(*build_csc(flipped, self.num_destinations, self.num_sources))
+        assert self._are_edges is not None
+        indptr, order = _sorted(self.sources.masked_fill(~self._are_edges, self.num_sources), self.num_sources)
+        return OutEdges(indptr, self.destinations.index_select(0, order), order)
 
-    def head(self, num_destinations: int, num_sources: int) -> "InEdges":
-        """The lists of the first destinations alone; no copy."""
+    def head(self, num_destinations: int, num_sources: int, num_edges: int | None = None) -> "InEdges":
+        """The lists of the first destinations alone; no copy.
+
+        Elsewhere than on the CPU nobody asks the device for the number of their edges: the array of sources stays as
+        long as it is, unless `num_edges` tells.
+        """
         if num_destinations == self.num_destinations and num_sources == self.num_sources:
             return self
         indptr = self.indptr[: num_destinations + 1]
-        num_edges = int(indptr[-1])
+        if num_edges is None:
+            num_edges = int(indptr[-1]) if choice.runs_in_core(indptr) else self.num_edges
         permutation = None if self.permutation is None else self.permutation[:num_edges]
         whole = self.whole or self
         return InEdges(indptr, self.sources[:num_edges], num_sources, permutation, self.first, whole=whole)
@@ -96,30 +130,45 @@ class InEdges:
         if self.whole is not None:
             return self.whole.in_degrees_of_sources[: self.num_sources]
         degrees = torch.zeros(self.num_sources, dtype=torch.int64, device=self.indptr.device)
-        degrees[self.first : self.first + self.num_destinations] = self.degrees - self._num_loops
+        degrees[self.first : self.first + self.num_destinations] = self._kept_before[self.indptr].diff()
         return degrees
-
-    @cached_property
-    def _num_loops(self) -> Tensor:
-        return torch.zeros_like(self.degrees).index_add_(0, self.destinations, self.are_loops.to(torch.int64))
 
     @cached_property
     def with_loops(self) -> "InEdges":
         """One loop at the end of every list, in place of those that are there."""
-        kept = ~self.are_loops
-        indptr = torch.zeros_like(self.indptr)
-        torch.cumsum(self.degrees - self._num_loops + 1, 0, out=indptr[1:])
-        own = torch.arange(self.first, self.first + self.num_destinations, device=self.indptr.device)
-        sources = torch.empty(int(indptr[-1]), dtype=self.sources.dtype, device=self.indptr.device)
-        is_loop = torch.zeros(sources.numel(), dtype=torch.bool, device=self.indptr.device)
-        is_loop[indptr[1:] - 1] = True
-        sources[is_loop] = own.to(sources.dtype)
-        sources[~is_loop] = self.sources[kept]
-        return InEdges(indptr, sources, self.num_sources, None, self.first)
+        num_lists, most = self.num_destinations, self.num_edges + self.num_destinations
+        lists = torch.arange(num_lists + 1, device=self.indptr.device)
+        indptr = self._kept_before[self.indptr] + lists
+        places = (self._kept_before[:-1] + self.destinations).masked_fill(~self._are_kept, most)
+        sources = self.sources.new_zeros(most + 1)  # the last place takes what is not kept
+        sources.scatter_(0, places, self.sources)
+        sources.scatter_(0, indptr[1:] - 1, (lists[:-1] + self.first).to(sources.dtype))
+        length = int(indptr[-1]) if choice.runs_in_core(indptr) else most
+        return InEdges(indptr, sources[:length], self.num_sources, None, self.first)
+
+    @cached_property
+    def _are_edges(self) -> Tensor | None:
+        """Which places hold edges: [num_edges] bool. None: all of them."""
+        if choice.runs_in_core(self.indptr) and int(self.indptr[-1]) == self.num_edges:
+            return None
+        return torch.arange(self.num_edges, device=self.indptr.device) < self.indptr[-1]
+
+    @cached_property
+    def _are_kept(self) -> Tensor:
+        """Which edges lead from another node: [num_edges] bool."""
+        return ~self.are_loops if self._are_edges is None else ~self.are_loops & self._are_edges
+
+    @cached_property
+    def _kept_before(self) -> Tensor:
+        """How many of them there are before each place: [num_edges + 1] int64."""
+        before = torch.zeros(self.num_edges + 1, dtype=torch.int64, device=self.indptr.device)
+        torch.cumsum(self._are_kept, 0, out=before[1:])
+        return before
 
 
-def _grouped_by_torch(edge_index: Tensor, num_sources: int, num_destinations: int) -> InEdges:
-    destinations, permutation = torch.sort(edge_index[1], stable=True)
-    indptr = torch.zeros(num_destinations + 1, dtype=torch.int64, device=edge_index.device)
-    torch.cumsum(torch.bincount(destinations, minlength=num_destinations), 0, out=indptr[1:])
-    return InEdges(indptr, edge_index[0][permutation], num_sources, permutation)
+def _sorted(keys: Tensor, num_lists: int) -> tuple[Tensor, Tensor]:
+    """Where the list of each key begins, and the entries in the order of lists. Keys beyond the lists fall behind."""
+    narrow = torch.int32 if num_lists < INT32_MAX else torch.int64
+    ordered, order = torch.sort(keys.to(narrow), stable=True)
+    lists = torch.arange(num_lists + 1, dtype=narrow, device=keys.device)
+    return torch.searchsorted(ordered, lists), order

@@ -1,7 +1,7 @@
 """The one place that starts kernels."""
 
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 Grid = tuple[int, ...]
 INT32_MAX = 2**31 - 1
-_INTERPRETER = threading.Lock()  # it keeps the number of the program that it is at in one place for all threads
+# Triton shows other threads a kernel that it has not loaded yet, and its interpreter keeps its place once for all.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:
@@ -20,7 +21,7 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **con
     """
     if 0 in grid:
         return
-    with _current(device):
+    with _current(device), _ONE_AT_A_TIME:
         kernel[grid](*arguments, enable_fp_fusion=False, **constants)
 
 
@@ -35,4 +36,4 @@ def blocks_of(size: int, block: int) -> Grid:
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else _INTERPRETER
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,163 @@
+"""Reductions over lists of rows on a device: what hoploom.ops.rows does by the core, function by function.
+
+Rows are read as they are kept and added up in float32 (float64 rows in float64). Without atomics: each output has one
+program, so results are the same every time. Lists longer than a window go through two more kernels, which are started
+wherever the arrays could hold such a list; they read nothing but indptr where there is none.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hoploom.ops.edges import InEdges
+from hoploom.ops.kernels.dots import dot_edges
+from hoploom.ops.kernels.launch import blocks_of, launch
+from hoploom.ops.kernels.maxima import max_pieces, max_short, max_windows
+from hoploom.ops.kernels.softmax import softmax_lists
+from hoploom.ops.kernels.sums import sum_pieces, sum_short, sum_windows
+
+__all__ = ["NATIVE", "dot_rows", "max_rows", "max_rows_backward", "softmax_lists", "sum_rows"]
+
+NATIVE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+THREADS = 128  # of a program: four warps, Triton's default
+LOAD_BYTES = 16  # that a thread reads at once where addresses allow
+ROW_BYTES = 512  # of a row that a program reads at most: what a warp reads at once
+MOST_LISTS = 64  # of a program: fewer than threads, so that Triton keeps their ends in every thread that needs them
+AHEAD = 8  # entries whose rows are under way
+WINDOW = 256  # entries; more where there would be more than MOST_WINDOWS
+MOST_WINDOWS = 1 << 14
+
+
+class Tiles(NamedTuple):
+    """How rows are shared out to programs. Each has columns of one head alone."""
+
+    unit: int  # sizes go to kernels in units of it, so that they know what addresses divide by
+    share: int  # of a head, in units
+    columns: int
+    blocks: int  # programs beside each other
+    lists: int  # lists, or edges, of a program
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"UNIT": self.unit, "LISTS": self.lists, "COLUMNS": self.columns, "AHEAD": AHEAD}
+
+
+def tiles_of(heads: int, *matrices: Tensor) -> Tiles:
+    width, size = matrices[0].shape[1], matrices[0].element_size()
+    share = width // heads
+    unit = math.gcd(share, *(matrix.stride(0) for matrix in matrices), LOAD_BYTES)
+    columns = min(triton.next_power_of_2(share), ROW_BYTES // size)
+    lists = THREADS * min(unit, LOAD_BYTES // size) // columns
+    return Tiles(unit, share // unit, columns, heads * triton.cdiv(share, columns), min(max(lists, 1), MOST_LISTS))
+
+
+class Windows(NamedTuple):
+    """The entries of all lists, cut into pieces of one length; none where no list can be longer than that."""
+
+    length: int
+    number: int
+    steps: int  # to find a list among all by halving
+
+
+def windows_of(num_entries: int, num_lists: int) -> Windows:
+    length = max(WINDOW, triton.next_power_of_2(triton.cdiv(num_entries, MOST_WINDOWS)))
+    return Windows(length, triton.cdiv(num_entries, length) if num_entries > length else 0, num_lists.bit_length())
+
+
+def sum_rows(
+    indptr: Tensor, rows: Tensor | None, places: Tensor | None, x: Tensor, weights: Tensor | None, mean: bool
+) -> Tensor:
+    """As hoploom.ops.rows."""
+    num_entries = x.shape[0] if rows is None else rows.numel()
+    given = None if weights is None else weights.contiguous()
+    return _sum(indptr, (rows, places), x, (given, None, None), num_entries, mean=mean)
+
+
+def max_rows_backward(
+    indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
+) -> Tensor:
+    """As hoploom.ops.rows."""
+    return _sum(indptr, (rows, places), grad, (None, winners, starts), rows.numel(), mean=False)
+
+
+def _sum(
+    indptr: Tensor, entries: tuple[Any, Any], x: Tensor, factors: tuple[Any, Any, Any], num_entries: int, *, mean: bool
+) -> Tensor:
+    x, num_lists = _matrix(x), indptr.numel() - 1
+    heads = 1 if factors[0] is None else factors[0].shape[1]
+    out = torch.empty((num_lists, x.shape[1]), dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    tiles, windows = tiles_of(heads, x), windows_of(num_entries, num_lists)
+    sizes = (heads, tiles.share, x.stride(0) // tiles.unit)
+    given: dict[str, Any] = {"device": x.device, "SUM": _language(x), **tiles.constants}
+    launch(
+        sum_short, (*blocks_of(num_lists, tiles.lists), tiles.blocks),
+        indptr, *entries, x, *factors, out, num_lists, windows.length, *sizes, MEAN=mean, **given,
+    )  # fmt: skip
+    if windows.number:
+        pieces = torch.empty((2, windows.number, x.shape[1]), dtype=_wide(x), device=x.device)
+        where = (num_lists, windows.steps, windows.length)
+        grid = (windows.number, tiles.blocks)
+        launch(sum_windows, (*grid, 2), indptr, *entries, x, *factors, pieces, *where, *sizes, **given)
+        launch(sum_pieces, grid, indptr, pieces, out, *where, *sizes[:2], MEAN=mean, **given)
+    return out
+
+
+def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """As hoploom.ops.rows."""
+    x, num_lists = _matrix(x), indptr.numel() - 1
+    out = torch.empty((num_lists, x.shape[1]), dtype=x.dtype, device=x.device)
+    winners = torch.empty((num_lists, x.shape[1]), dtype=torch.int32, device=x.device)
+    if out.numel() == 0:
+        return out, winners
+    tiles, windows = tiles_of(1, x), windows_of(rows.numel(), num_lists)
+    sizes = (tiles.share, x.stride(0) // tiles.unit)
+    given: dict[str, Any] = {"device": x.device, "UNIT": tiles.unit, "COLUMNS": tiles.columns, "AHEAD": AHEAD}
+    launch(
+        max_short, (*blocks_of(num_lists, tiles.lists), tiles.blocks),
+        indptr, rows, x, out, winners, num_lists, windows.length, *sizes, SUM=_language(x), LISTS=tiles.lists, **given,
+    )  # fmt: skip
+    if windows.number:
+        pieces = torch.empty((2, windows.number, x.shape[1]), dtype=_wide(x), device=x.device)
+        won = torch.empty(pieces.shape, dtype=torch.int32, device=x.device)
+        where = (num_lists, windows.steps, windows.length)
+        grid = (windows.number, tiles.blocks)
+        launch(max_windows, (*grid, 2), indptr, rows, x, pieces, won, *where, *sizes, SUM=_language(x), **given)
+        launch(max_pieces, grid, indptr, pieces, won, out, winners, *where, tiles.share, **given)
+    return out, winners
+
+
+def dot_rows(edges: InEdges, x: Tensor, y: Tensor, heads: int) -> Tensor:
+    """As hoploom.ops.rows; half precision comes out as float32."""
+    x, y = _matrix(x), _matrix(y)
+    out = torch.empty((edges.num_edges, heads), dtype=_wide(x), device=x.device)
+    if x.shape[1] == 0 or out.numel() == 0:
+        return out.zero_()
+    tiles = tiles_of(heads, x, y)
+    some = min(4 * tiles.lists, MOST_LISTS)
+    launch(
+        dot_edges, (*blocks_of(edges.num_edges, some), heads),
+        edges.indptr, edges.sources, edges.destinations, x, y, out, edges.num_destinations, edges.num_edges, heads,
+        tiles.share, x.stride(0) // tiles.unit, y.stride(0) // tiles.unit,
+        device=x.device, UNIT=tiles.unit, EDGES=some, COLUMNS=tiles.columns,
+    )  # fmt: skip
+    return out
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _matrix(x: Tensor) -> Tensor:
+    """Columns beside each other, rows as far apart as they are."""
+    return x if x.shape[1] <= 1 or x.stride(1) == 1 else x.contiguous()
+
+
+def _language(x: Tensor) -> Any:
+    """What rows of x are added up in, as Triton names it."""
+    return tl.float64 if x.dtype == torch.float64 else tl.float32
