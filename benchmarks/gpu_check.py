@@ -36,6 +36,7 @@ ELSEWHERE = ("test_kernels_compile",)  # compiles for GPUs that are not there
 PACKAGES = ("torch", "triton", "torch-geometric", "torchmetrics", "numpy", "nvidia-nccl-cu13")
 ALONE = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # what the machine has may not go with our pytest
 AT_ONCE = 4  # test files: most of their time is the compiling of kernels
+ABSENT = "absent"  # what stands for compute-sanitizer's runs on a machine without it
 LONGEST = 900.0  # seconds one command may take, where --minutes leaves that much
 SANITIZERS = ("/usr/local/cuda/bin/compute-sanitizer", "/opt/nvidia/compute-sanitizer/compute-sanitizer")
 
@@ -185,10 +186,11 @@ def check_memory(results: Results, clock: Clock) -> None:
     """A few steps of training on a small graph, under compute-sanitizer."""
     if not torch.cuda.is_available():
         return
+    results.found["sanitizer"] = {}
     tool = shutil.which("compute-sanitizer") or next((path for path in SANITIZERS if Path(path).exists()), None)
     if tool is None:
         print("compute-sanitizer is not on this machine", flush=True)
-        return results.put("sanitizer", "absent", {"said": "compute-sanitizer is not on this machine"})
+        return results.put("sanitizer", ABSENT, {"said": "compute-sanitizer is not on this machine"})
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else torch's pool hides what lies outside
     for kind in ("memcheck", "racecheck"):
         if clock.left() <= 0:
@@ -244,8 +246,17 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def faults(found: dict[str, Any]) -> list[str]:
+    """What failed, crashed or did not finish."""
+    tests = [name for name, one in found.get("tests", {}).items() if one.get("failed", 1)]
+    runs = {kind: one for kind, one in found.get("sanitizer", {}).items() if kind != ABSENT}
+    memory = [f"compute-sanitizer {kind}" for kind, one in runs.items() if not one.get("clean", False)]
+    speed = [name for name, one in found.get("benchmarks", {}).items() if "unfinished" in one]
+    return tests + memory + speed
+
+
 def main() -> int:
-    """Exit status 1 if a test failed or did not finish; a missed target is a result like any other."""
+    """Exit status 1 if something failed, crashed or did not finish; a missed target is a result like any other."""
     arguments = parsed()
     WORK.mkdir(parents=True, exist_ok=True)
     clock, results = Clock(arguments.began, arguments.minutes), Results(arguments)
@@ -259,11 +270,10 @@ def main() -> int:
     for step in steps:
         step()
     print(f"wrote {results.path}")
-    bad = [name for name, found in results.found.get("tests", {}).items() if found.get("failed", 1)]
-    dirty = [name for name, found in results.found.get("sanitizer", {}).items() if not found.get("clean", True)]
-    if bad or dirty:
-        print(f"failed: {', '.join(bad + dirty)}", file=sys.stderr)
-    return 1 if bad or dirty else 0
+    bad = faults(results.found)
+    if bad:
+        print(f"failed or not finished: {', '.join(bad)}", file=sys.stderr)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

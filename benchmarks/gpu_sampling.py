@@ -3,6 +3,7 @@
 A batch is sampled by the loop that loaders use: kernels started one by one, and the same recorded as a CUDA graph.
 """
 
+import sys
 from collections.abc import Callable
 from functools import reduce
 
@@ -49,7 +50,7 @@ class Batches:
 
     def _fitted(self, num_seeds: int) -> OnDevice:
         """Buffers for what the batches take and a tenth more, as recorded steps have them."""
-        most = first_room(self.plan, [num_seeds])
+        most = first_room(self.plan, [num_seeds], sys.maxsize)
         self.into = make_buffers(self.plan, most, self.device)
         seen = [used(self.plan, self._sizes_of(step)[1]) for step in range(self.work.batches)]
         greatest = reduce(lambda room, other: room.joined(other, max), seen)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 SCRIPTS = ("gpu_sampling", "gpu_gathering", "gpu_epochs", "gpu_profile")
+ASKED = {"benchmarks_only": True, "tests_only": False, "minutes": None, "began": 0.0}
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
 
@@ -72,12 +73,61 @@ def test_what_failed_is_counted_and_kept(check: ModuleType, tmp_path: Path) -> N
     assert "unfinished" in check.run_tests(tests, "not gpu", 0.0)
 
 
+UNFINISHED = {"unfinished": "stopped after 9 s"}
+
+
+@pytest.mark.parametrize(
+    ("found", "faults"),
+    [
+        ({}, []),
+        (
+            {"tests": {"a (gpu)": {"failed": 0}, "b (gpu)": {"failed": 2}, "c (gpu)": UNFINISHED}},
+            ["b (gpu)", "c (gpu)"],
+        ),
+        ({"sanitizer": {"absent": {"said": "compute-sanitizer is not on this machine"}}}, []),
+        (
+            {"sanitizer": {"memcheck": {"exit": 0, "clean": True}, "racecheck": UNFINISHED}},
+            ["compute-sanitizer racecheck"],
+        ),
+        ({"sanitizer": {"memcheck": {"exit": 86, "clean": False}}}, ["compute-sanitizer memcheck"]),
+        ({"benchmarks": {"fast": {"rows": [{"met": True}]}, "slow": {"rows": [{"met": False}]}}}, []),
+        ({"benchmarks": {"crashed": UNFINISHED}}, ["crashed"]),
+    ],
+)
+def test_what_failed_or_did_not_finish_is_no_success(check: ModuleType, found: Any, faults: list[str]) -> None:
+    assert check.faults(found) == faults
+
+
+@pytest.mark.parametrize(("outcome", "status"), [({"rows": []}, 0), (UNFINISHED, 1)])
+def test_a_benchmark_that_crashed_is_the_exit_status(
+    check: ModuleType, outcome: Any, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "parsed", lambda: asked(tmp_path / "gpu-try.json", **ASKED))
+    monkeypatch.setattr(check, "WORK", tmp_path)
+    monkeypatch.setattr(check, "check_speed", lambda results, *_, **__: results.put("benchmarks", "one", outcome))
+    assert check.main() == status
+
+
+def test_a_sanitizer_that_is_stopped_is_not_clean(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(check.shutil, "which", lambda name: str(tool))
+    results = SimpleNamespace(found={}, put=lambda section, name, value: results.found[section].update({name: value}))
+    check.check_memory(results, SimpleNamespace(left=lambda: 0.1))
+    assert check.faults(results.found) == ["compute-sanitizer memcheck", "compute-sanitizer racecheck"]
+
+
 def test_the_files_of_device_tests_are_found(check: ModuleType) -> None:
     native, marked = check.test_files()
     names = {path.name for path in native}
     assert {"test_kernels_sample.py", "test_on_device.py", "test_place.py", "test_padded.py"} <= names
     assert "test_kernels_compile.py" not in names
-    assert "test_place_gpu.py" in {path.name for path in marked}
+    assert {"test_place_gpu.py", "test_gpu_training.py"} <= {path.name for path in marked}
+    assert "test_gpu_training.py" in names  # its small tests too
     assert Path(__file__) not in marked
 
 

@@ -1,4 +1,8 @@
-"""Operations on tensors, one function each. CPU tensors go to the C++ core."""
+"""Operations on tensors, one function each. CPU tensors go to the C++ core, layers' reductions of others to kernels.
+
+`ops.kernels`, imported where a store is placed, does the same in Triton. There only the device knows how much there is
+of anything, so what goes in and out are arrays of some capacity that the caller keeps, and sizes in tensors.
+"""
 
 from hoploom.ops.aggregate import Reduce, aggregate, softmax
 from hoploom.ops.buffers import MappedFile, empty, keep_freed_memory, pool_trim, pool_use, tensor_of

@@ -4,6 +4,7 @@ A recording keeps every number of the host that it has seen. Learning rates go t
 schedule's changes are seen; any other option of the optimizer that changes later is refused.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,10 +40,13 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
 
 
 def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:
-    """Raise ConfigError for an optimizer whose step cannot be recorded on this device."""
+    """Raise ConfigError for an optimizer whose step cannot be taken or, on this device, not recorded."""
+    name = type(optimizer).__name__
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(f"{name} asks for a step's loss several times, a step has it once; take AdamW, Adam or SGD")
     if device.type != "cuda":
         return
-    name = type(optimizer).__name__
     for group in optimizer.param_groups:
         if "capturable" in group and not group["capturable"]:
             raise ConfigError(f"{name} counts its steps on the host; give it capturable=True, or {LEAVE}")
