@@ -1,10 +1,12 @@
 """A placed store: wherever rows and lists lie, they are those of the store on the host, and the report says where."""
 
 import os
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import place_workers
 import pytest
 import torch
@@ -131,6 +133,9 @@ def test_types_without_nodes_or_edges_are_placed() -> None:
     for features in FEATURES.values():
         with store.place("host", features, device=ON_DEVICE) as placed:
             assert_same_rows(placed)
+        with store.place(features=features, dtype="int8", device=ON_DEVICE) as placed:
+            assert torch.equal(placed_rows(placed, "a", "x", torch.arange(3)), torch.ones(3, 2))
+            assert placed_rows(placed, "b", "x", torch.arange(0)).shape == (0, 2)
 
 
 def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
@@ -146,11 +151,22 @@ def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
         assert faults.item() == 0
 
 
-def test_an_id_out_of_range_is_an_error(ring_store: Store) -> None:
+@pytest.mark.parametrize("wrong", [12, -1])
+def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Store, wrong: int) -> None:
+    ids = torch.tensor([0, wrong, 99])
+    with pytest.raises(IndexError) as of_host:
+        ring_store.features.gather([Wanted("node", "x", ids)])
     with ring_store.place(features="50%", device=ON_DEVICE) as store:
-        for wrong in (12, -1):
-            with pytest.raises(IndexError, match="out of range"):
-                placed_rows(store, "node", "x", torch.tensor([0, wrong]))
+        with pytest.raises(IndexError, match=re.escape(f"{of_host.value} of 'x' of 'node'; give ids in it")):
+            placed_rows(store, "node", "x", ids)
+        assert store.placed is not None
+        device = store.placed.device
+        wanted = [Wanted("node", "y", torch.tensor([3], device=device)), Wanted("node", "x", ids.to(device))]
+        with pytest.raises(IndexError, match=re.escape(f"id {wrong} is out of range [0, 12) of 'x'")):
+            store.placed.gather(wanted)
+        with pytest.raises(IndexError, match="id 99 is out of range"):
+            store.placed.gather([Wanted("node", "x", ids[2:].to(device))], [torch.tensor(1, device=device)])
+        store.placed.gather(wanted, [None, torch.tensor(1, device=device)])  # the others do not count
 
 
 # --- narrower ------------------------------------------------------------------------------------
@@ -202,8 +218,9 @@ def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 3000), st.integers(1, 4))
+@given(st.just(0) | st.integers(200, 3000), st.integers(1, 4))
 def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: int) -> None:
+    """No bytes at all are none; 200 hold a row."""
     store = in_parts(hoploom.from_pyg(library()), num_parts)
     plan = placeplan.make_plan(store, placeplan.Asked(None, budget, None, torch.device("cpu")), None)
     taken = sum(
@@ -241,6 +258,39 @@ def test_auto_takes_topology_first_and_leaves_room(
     plan = placeplan.make_plan(store, placeplan.Asked("auto", "auto", None, torch.device("cpu")), None)
     assert (plan.topology, plan.share) == (where, share)
     assert plan.device_bytes <= free - max(2 << 30, free // 4)
+
+
+@pytest.mark.parametrize(("topology", "features"), [("auto", "20%"), (ON_DEVICE, "auto")])
+def test_auto_says_what_it_went_by(
+    monkeypatch: pytest.MonkeyPatch, ring_store: Store, topology: str, features: str
+) -> None:
+    monkeypatch.setattr(placeplan, "free_memory", lambda device: 120 * 10**9)
+    with ring_store.place(topology, features, device=ON_DEVICE) as store:
+        assert store.placed is not None
+        last = str(store.placed).splitlines()[-1]
+        assert last == f"auto: {store.placed.device} had 120 GB free, of which 30.0 GB are left to training"
+    with ring_store.place(ON_DEVICE, "20%") as store:
+        assert "auto" not in str(store.placed)
+    monkeypatch.setattr(placeplan, "free_memory", lambda device: 10**9)  # less than what training is left at least
+    with ring_store.place(topology, features, device=ON_DEVICE) as store:
+        assert "had 1.00 GB free, of which 1.00 GB are left" in str(store.placed)
+
+
+def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:
+    shares = {}
+    for features in (0.5, np.float32(0.5), np.float64(0.5), "50%", " 50 %", np.int64(400), 400, "400B"):
+        with ring_store.place(features=features, device=ON_DEVICE) as store:  # type: ignore[arg-type]
+            assert store.placed is not None
+            shares[repr(features)] = store.placed.report[0].share
+    assert list(shares.values()) == [0.5] * 5 + [shares["400"]] * 3
+
+
+def test_the_short_form_is_short() -> None:
+    store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 5000)))
+    with store.place(ON_DEVICE, "20%") as placed:
+        assert placed.placed is not None
+        # As in the next test, and 8 bytes for every edge's own id: 28,416 + 51,200 + 8,192 and 204,800 + 32,000.
+        assert repr(placed.placed) == f"Placed({placed.placed.device}: 87.8 kB, host: 237 kB)"
 
 
 def test_the_report_says_what_lies_where() -> None:

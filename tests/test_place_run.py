@@ -1,6 +1,8 @@
 """`hoploom train` over a placed store: [placement] is done, and changes nothing of what is learned."""
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hoploom import ConfigError
 from hoploom.store import hostmemory, placement
 from hoploom.train.context import init
 from hoploom.train.recipes.reader import parse_recipe
+from hoploom.train.recipes.writer import to_toml
 from hoploom.train.runs.run import Result, run
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -55,9 +58,41 @@ def test_a_placed_store_trains_to_the_same_numbers(here: Path, monkeypatch: pyte
     assert placed.test["loss"] == pytest.approx(plain.test["loss"], rel=1e-4)
 
 
-def test_a_recipe_that_cannot_be_placed_says_where_it_is_wrong(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "kernels_are_interpreted", lambda: False)
-    if not torch.cuda.is_available():
-        said = r"--set placement.features=20%: the store cannot be placed: .* give 'cuda', or leave the store as it is"
-        with pytest.raises(ConfigError, match=said):
-            _run(here, "refused", "placement.features=20%")
+def test_a_share_of_the_features_is_text_or_a_number() -> None:
+    section = RECIPE + "[placement]\nfeatures = "
+    for text, share in {"0.2": 0.2, "0.0": 0.0, "'20%'": "20%", "'4GB'": "4GB"}.items():
+        recipe = parse_recipe(section + text)
+        assert recipe.placement.features == share
+        assert parse_recipe(to_toml(recipe)) == recipe
+    for override, share in {"0.3": 0.3, "30%": "30%", "3MB": "3MB", " host": "host"}.items():
+        assert parse_recipe(section + "'auto'", [f"placement.features={override}"]).placement.features == share
+
+
+def test_a_recipe_that_cannot_be_placed_says_where_it_is_wrong(here: Path) -> None:
+    said = (
+        r"--set placement.features=7B: the store cannot be placed: features is 7 bytes, .* or leave \[placement\] out"
+    )
+    with pytest.raises(ConfigError, match=said):
+        _run(here, "refused", "placement.features=7B")
+
+
+def no_triton() -> bool:
+    raise ConfigError("placing needs Triton")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "interprets", [lambda: True, lambda: False, no_triton], ids=["interpreted", "not", "no triton"]
+)
+@pytest.mark.parametrize("given", ["topology=cuda", "topology=auto", "features=20%", "features=cuda"])
+def test_a_run_without_a_gpu_is_told_to_leave_placement_out(
+    here: Path, monkeypatch: pytest.MonkeyPatch, given: str, interprets: Callable[[], bool]
+) -> None:
+    monkeypatch.setattr(placement, "kernels_are_interpreted", interprets)
+    key = "placement." + given.partition("=")[0]
+    if not given.endswith("cuda") and interprets is not no_triton and interprets():
+        return  # kernels run
+    for why, overrides in {"there is no GPU here": (), 'train.device is "cpu"': ("train.device=cpu",)}.items():
+        said = f"--set placement.{given}: {key} has no say: this run is on cpu ({why}); leave [placement] out"
+        with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+            _run(here, "refused", f"placement.{given}", *overrides)

@@ -39,7 +39,9 @@ class Held:
     def check(self) -> None:
         """Raise ConfigError once closed: addresses lead nowhere then."""
         if self.closed:
-            raise ConfigError("the placed store is closed; place it again, and close it after the last batch")
+            raise ConfigError(
+                "the placed store is closed; place the opened store again, and close it after the last batch"
+            )
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Placement:
         return self.what, self.kept, self.where, amounts.as_share(self.share), *sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Placed:
     """The parts of a store that kernels read, made by `Store.place`.
 
@@ -73,13 +75,17 @@ class Placed:
     fields: "Mapping[tuple[Owner, str], Segments]"  # those that are placed
     host: FeatureStore  # answers for the others
     report: tuple[Placement, ...]
-    held: Held = field(default_factory=Held, repr=False)
+    held: Held = field(default_factory=Held)
+    chosen: str = ""  # what "auto" went by
 
     @property
     def lists(self) -> "tuple[Lists, ...] | None":
         """Every relation's in-edges, all parts merged; None where topology was not placed."""
         self.held.check()
         return self.relations
+
+    def __repr__(self) -> str:
+        return "Placed({}: {}, host: {})".format(self.device, *self._totals())
 
     def __str__(self) -> str:
         """A table of what lies where."""
@@ -88,7 +94,8 @@ class Placed:
         rows = [titles, *(placement.cells for placement in self.report), total]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join([f"placed on {self.device}", *(line.rstrip() for line in lines)])
+        chosen = [self.chosen] if self.chosen else []
+        return "\n".join([f"placed on {self.device}", *(line.rstrip() for line in lines), *chosen])
 
     def _totals(self) -> tuple[str, str]:
         device_bytes = sum(placement.device_bytes for placement in self.report)
@@ -107,7 +114,7 @@ class Placed:
 
         `sizes` say on the device how many of the ids count, [] int64 each: rows beyond are not written. `outs` is where
         rows go, else they are new. With `faults` ([1] int64) nothing is waited for, and an id out of range is noted in
-        it; without, this waits for the device and raises.
+        it; without, this waits for the device and raises IndexError, as a store on the host does.
 
         >>> (x,) = store.placed.gather([Wanted("node", "x", ids)])
         """
@@ -118,7 +125,7 @@ class Placed:
             size = None if sizes is None else sizes[index]
             rows.append(self._rows(want, size, None if outs is None else outs[index], own))
         if faults is None and int(own[0]):
-            raise IndexError(f"an id of {[want.field for want in wanted]} is out of range")
+            self._refuse_ids(wanted, sizes)
         return rows
 
     def empty(self, owner: Owner, name: str, count: int) -> Tensor:
@@ -151,6 +158,7 @@ class Placed:
 
     def _rows(self, want: Wanted, size: Tensor | None, out: Tensor | None, faults: Tensor) -> Tensor:
         owner, name, ids = want
+        self._check_ids(want)
         segments = self.fields.get((owner, name))
         out = self.empty(owner, name, ids.numel()) if out is None else out
         if segments is not None:
@@ -165,3 +173,23 @@ class Placed:
             (rows,) = self.host.gather([Wanted(owner, name, ids[:count].cpu())])
             out[:count].copy_(rows)
         return out
+
+    def _check_ids(self, want: Wanted) -> None:
+        ids = want.ids
+        is_there = ids.device == self.device or (want.owner, want.field) not in self.fields
+        if ids.dtype != torch.int64 or ids.dim() != 1 or not is_there:
+            given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)} on {ids.device}"
+            raise ConfigError(f"the ids of {want.field!r} are {given}; give int64 of shape [n] on {self.device}")
+
+    def _refuse_ids(self, wanted: Sequence[Wanted], sizes: Sequence[Tensor | None] | None) -> None:
+        """Raise IndexError for the first id that is out of range."""
+        for index, (owner, name, ids) in enumerate(wanted):
+            size, segments = None if sizes is None else sizes[index], self.fields.get((owner, name))
+            if segments is None:
+                continue  # the host looked at them
+            counted = ids if size is None else ids[: int(size)]
+            wrong = counted[(counted < 0) | (counted >= segments.end)]
+            if wrong.numel():
+                of = f"{name!r} of {owner!r}"
+                raise IndexError(f"id {int(wrong[0])} is out of range [0, {segments.end}) of {of}; give ids in it")
+        raise AssertionError("what is a fault is out of range")

@@ -1,5 +1,6 @@
 """What `place` is asked for: words, shares and sizes for topology and features, a dtype, and the device they mean."""
 
+import numbers
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,7 +45,7 @@ def read(topology: object, features: object, dtype: object, device: object) -> A
 
 def read_topology(value: object) -> Topology | None:
     """Where topology goes."""
-    if value is None or value in (HOST, AUTO):
+    if value is None or (isinstance(value, str) and value in (HOST, AUTO)):
         return value  # type: ignore[return-value]
     if not _is_device(value):
         raise ConfigError(f"topology is {value!r:.80}; {TOPOLOGY_WAY_OUT}")
@@ -71,19 +72,30 @@ def read_dtype(value: object) -> torch.dtype | None:
 
 
 def _amount(value: Any) -> float | int:
-    what, share = "features", None
-    if isinstance(value, str) and value.strip().endswith("%"):
-        share = amounts.parse_number(what, value.strip()[:-1]) / 100
-    elif isinstance(value, str):
-        if not value[:1].isdigit():
-            raise ConfigError(f"{what} is {value!r:.80}; {FEATURES_WAY_OUT}")
-        return amounts.parse_bytes(what, value)
-    elif isinstance(value, float):
-        share = as_number(what, value, FEATURES_WAY_OUT)
-    if share is None:
-        return as_int(what, value, 0, FEATURES_WAY_OUT)
+    if isinstance(value, str):
+        return _amount_of(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return _checked(as_number("features", value, FEATURES_WAY_OUT), value)
+    return as_int("features", value, 0, FEATURES_WAY_OUT)
+
+
+def _amount_of(text: str) -> float | int:
+    bare = text.strip()
+    if bare.endswith("%"):
+        try:
+            return _checked(float(bare[:-1]) / 100, text)
+        except ValueError as error:
+            raise ConfigError(f"features is {text!r:.80}; {FEATURES_WAY_OUT}") from error
+    if not bare[:1].isdigit():
+        raise ConfigError(f"features is {text!r:.80}; {FEATURES_WAY_OUT}")
+    if not bare[-1].isalpha():  # '0.5' may mean a share, or GB
+        raise ConfigError(f"features is {text!r:.80}; give '50%' for a share or '4GB' for bytes")
+    return amounts.parse_bytes("features", text)
+
+
+def _checked(share: float, given: object) -> float:
     if not 0 <= share <= 1:
-        raise ConfigError(f"{what} is {value!r:.80}; {FEATURES_WAY_OUT}")
+        raise ConfigError(f"features is {given!r:.80}; {FEATURES_WAY_OUT}")
     return share
 
 
@@ -105,6 +117,8 @@ def _device(named: set[str]) -> torch.device:
     default = "cpu" if interprets else "cuda"
     numbered = {name for name in named if ":" in name}
     types = {torch.device(name).type for name in named}
+    if len(types) > 1 and not interprets and not torch.cuda.is_available():
+        raise ConfigError(NO_GPU)  # neither of them would do
     if len(numbered) > 1 or len(types) > 1:
         raise ConfigError(f"the devices {sorted(named)} differ; a store is placed on one, name one of them")
     return _numbered(torch.device(min(numbered or named or {default})), interprets)

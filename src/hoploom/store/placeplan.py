@@ -44,6 +44,7 @@ class Plan:
     columns: tuple[Column, ...]  # empty: features stay as they are
     peers: tuple[int, ...] = ()  # the ranks over which features are spread
     rank: int = 0  # this one
+    chosen: str = ""  # why so much goes to the device, where that was measured
 
     @property
     def device_bytes(self) -> int:
@@ -103,6 +104,7 @@ def joined(spans: Spans) -> Spans:
 
 def make_plan(store: "Store", asked: Asked, among: Among | None) -> Plan:
     """What goes where; ConfigError where it cannot, or does not fit. All ranks call, where they are given."""
+    _check_among(among)
     _check_reach(store, asked)
     if asked.features == SPREAD and among is None:
         raise ConfigError("features='spread' needs the ranks to spread over; give among=context, as hoploom.init made")
@@ -114,7 +116,8 @@ def make_plan(store: "Store", asked: Asked, among: Among | None) -> Plan:
         told = tell(among, free)
         free = min(told[rank] for rank in peers)
     spread = peers if asked.features == SPREAD else ()
-    budget = free - max(LEAST_ROOM, free // ROOM_SHARE)
+    left = min(free, max(LEAST_ROOM, free // ROOM_SHARE))
+    budget = free - left
     topology = _where_topology(asked, relations, budget)
     if topology == DEVICE:
         budget -= sum(block.num_bytes for block in relations)
@@ -127,6 +130,7 @@ def make_plan(store: "Store", asked: Asked, among: Among | None) -> Plan:
         columns,
         spread,
         0 if among is None else among.rank,
+        _chosen(asked, free, left),
     )
     _check_fits(plan, free)
     return plan
@@ -140,8 +144,16 @@ def free_memory(device: torch.device) -> int:
 # --- what there is to place ----------------------------------------------------------------------
 
 
+def _check_among(among: object) -> None:
+    """Raise ConfigError unless these are ranks that talk, or none are given."""
+    if among is not None and not all(hasattr(among, name) for name in ("rank", "world_size", "gather", "barrier")):
+        raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
+
+
 def _check_reach(store: "Store", asked: Asked) -> None:
     """Raise ConfigError unless all that is to be placed lies in this process."""
+    if store.placed is not None and store.placed.held.closed:
+        raise ConfigError("this placed store is closed; give topology and features to place of the opened store again")
     if store.placed is not None:
         raise ConfigError("the store is placed already; give topology and features in one call, on the store opened")
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
@@ -194,6 +206,13 @@ def _columns(store: "Store", narrow: torch.dtype | None) -> list[Column]:
 # --- what goes where -----------------------------------------------------------------------------
 
 
+def _chosen(asked: Asked, free: int, left: int) -> str:
+    if AUTO not in (asked.topology, asked.features):
+        return ""
+    sizes = amounts.as_bytes(free), amounts.as_bytes(left)
+    return f"auto: {asked.device} had {sizes[0]} free, of which {sizes[1]} are left to training"
+
+
 def _where_topology(asked: Asked, relations: tuple[Block, ...], budget: int) -> Literal["device", "host"] | None:
     if asked.topology == AUTO:
         return "device" if sum(block.num_bytes for block in relations) <= budget else "host"
@@ -206,11 +225,23 @@ def _share(wanted: Features, columns: tuple[Column, ...], budget: int) -> float:
     if isinstance(wanted, float):
         return wanted
     if isinstance(wanted, int):
+        _check_holds_row(wanted, total, columns)
         return min(1.0, wanted / max(1, total))
     if wanted == AUTO:
         whole = sum(column.block([(0, column.num_rows)]).num_bytes for column in columns)
         return 1.0 if whole <= budget else max(0, 100 * budget // whole) / 100
     return 0.0 if wanted == HOST else 1.0
+
+
+def _check_holds_row(wanted: int, total: int, columns: tuple[Column, ...]) -> None:
+    """Raise ConfigError for bytes, other than none, whose share of every part's rows is less than one row."""
+    most = max((count for column in columns for count in column.counts), default=0)
+    least = -(-total // max(1, most))
+    if 0 < wanted < least:
+        raise ConfigError(
+            f"features is {wanted} bytes, which hold no row of this store; give '{least}B' or more, a share such as "
+            "'20%', or 'host'"
+        )
 
 
 def _check_fits(plan: Plan, free: int) -> None:

@@ -48,7 +48,7 @@ def place(store: "Store", asked: Asked, among: Among | None) -> Placed:
         raise
     if plan.device.type == "cuda":
         torch.cuda.synchronize(plan.device)  # readers are on streams of their own
-    return Placed(store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), held)
+    return Placed(store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), held, plan.chosen)
 
 
 def _on_device(block: Block, device: torch.device) -> list[Tensor]:
@@ -166,12 +166,11 @@ def _segments(column: Column, runs: Sequence[Run], device: torch.device) -> "Seg
     from hoploom.ops.kernels.gather import Segments
 
     none = torch.empty((0, *column.field.shape), dtype=column.kept, device=device)
-    pieces = [(run.first, run.rows) for run in runs] or [(0, none)]
-    scales = [none.new_empty(0, dtype=torch.float32) if run.scales is None else run.scales for run in runs]
-    out = DTYPES[column.field.dtype]
-    return Segments.of(
-        pieces, device, out, (scales or [none.new_empty(0, dtype=torch.float32)]) if column.is_scaled else None
-    )
+    no_scales = none.new_empty(0, dtype=torch.float32) if column.is_scaled else None
+    runs = runs or [Run(0, none, no_scales)]
+    scales = [run.scales for run in runs if run.scales is not None]
+    pieces = [(run.first, run.rows) for run in runs]
+    return Segments.of(pieces, device, DTYPES[column.field.dtype], scales if column.is_scaled else None)
 
 
 def _of_column(column: Column, plan: Plan) -> Placement:

@@ -81,8 +81,8 @@ def topology() -> Rule:
 def features() -> Rule:
     """Where features are placed, or how many of them on the device."""
     words = ("cuda", "host", "auto", "spread")
-    expects = '"cuda", "host", "auto", "spread", or a share or a size in quotes, e.g. "20%" or "4GB"'
-    return Rule(expects, _unless_refused(read_features), words, is_text=True)
+    expects = '"cuda", "host", "auto", "spread", a share such as "20%" or 0.2, or a size such as "4GB"'
+    return Rule(expects, _unless_refused(read_features, str | float), words)
 
 
 def narrow() -> Rule:
@@ -90,17 +90,17 @@ def narrow() -> Rule:
     return choice(*NARROW)
 
 
-def _unless_refused(check: Callable[[object], object]) -> Callable[[Any], str | None]:
-    """The text as it stands, where a check of it does not raise."""
+def _unless_refused(check: Callable[[object], object], kinds: Any = str) -> Callable[[Any], Any]:
+    """The value as it stands, where it is of these types and a check of it does not raise."""
 
-    def read(value: Any) -> str | None:
-        if not isinstance(value, str):
+    def read(value: Any) -> Any:
+        if not isinstance(value, kinds):
             return None
         try:
-            check(value.strip())
+            check(value)
         except ConfigError:
             return None
-        return value.strip()
+        return value
 
     return read
 

@@ -223,7 +223,7 @@ class PlacementSection:
         example="cuda",
         only=WITH_STORE,
     )
-    features: str | None = key(
+    features: str | float | None = key(
         None,
         "the same, or how much of them to device memory, the rest to host memory; spread: over the GPUs of this host",
         own_rules.features(),

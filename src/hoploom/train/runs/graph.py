@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError
 from hoploom.load.visits import Presampling, add_visits, no_visits, read_seeds, visited
-from hoploom.store import Store
+from hoploom.store import Store, placement
 from hoploom.store.cached import CacheReport, cached, report
 from hoploom.store.part import Part
 from hoploom.train.cluster import CONNECT
@@ -47,6 +47,7 @@ def with_placement(recipe: Recipe, goal: Goal, context: Context) -> Goal:
     if section.topology is None and section.features is None:
         return goal
     name = "placement.features" if section.topology is None else "placement.topology"
+    _check_device(recipe, name, context.device)
     try:
         store = goal.store.place(
             section.topology, section.features, dtype=section.dtype, device=context.device, among=context
@@ -54,6 +55,28 @@ def with_placement(recipe: Recipe, goal: Goal, context: Context) -> Goal:
     except ConfigError as error:
         raise recipe.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
     return replace(goal, store=store)
+
+
+def _check_device(recipe: Recipe, name: str, device: torch.device) -> None:
+    """Raise ConfigError where the run is on a CPU, unless kernels are interpreted there and no GPU is named."""
+    if device.type != "cpu":
+        return
+    section = recipe.placement
+    named = {word for word in (section.topology, section.features) if str(word).startswith("cuda")}
+    if not named and _kernels_are_interpreted():
+        return
+    if recipe.train.device == "cpu":
+        why = 'train.device is "cpu"'
+    else:
+        why = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
+    raise recipe.problem(name, f"{name} has no say: this run is on cpu ({why}); leave [placement] out")
+
+
+def _kernels_are_interpreted() -> bool:
+    try:
+        return placement.kernels_are_interpreted()
+    except ConfigError:  # there is no Triton
+        return False
 
 
 def with_cache(recipe: Recipe, goal: Goal, context: Context) -> Goal:
