@@ -12,10 +12,10 @@ from torch import Tensor
 from hoploom.batch import Seeds
 from hoploom.load.maker import Drawn, Maker, Start
 from hoploom.load.pool import Memory, Pool, Reading, Staged
-from hoploom.ops.kernels.forms import Lists
 from hoploom.ops.kernels.relabel import NodeMap
 from hoploom.sample.ondevice import OnDevice, fault_of, make_buffers, make_maps, sample_on_device, sampled_of
 from hoploom.sample.plan import LARGE, MARGIN, Plan, Room, first_room, grown, make_plan, used
+from hoploom.store.placed import Placed
 
 
 class Sampling(Protocol):
@@ -69,9 +69,9 @@ class Begun:
 class SampledThere:
     """Samples on the device, with room that is learned: a batch that needs more is made again, and room is kept."""
 
-    def __init__(self, maker: Maker, lists: Sequence[Lists], pool: Pool, large: int = LARGE) -> None:
+    def __init__(self, maker: Maker, placed: Placed, pool: Pool, large: int = LARGE) -> None:
         self.num_redone = 0
-        self._maker, self._lists, self._pool = maker, lists, pool
+        self._maker, self._placed, self._pool = maker, placed, pool
         self._plan: Plan | None = None
         self._room: Room | None = None
         self.large = large  # picks for which there is room from the first batch on
@@ -89,10 +89,12 @@ class SampledThere:
             return self._run(start, (staged, block), self._borrow())
 
     def _run(self, start: Start, given: tuple[Staged, Tensor], buffers: Buffers) -> Begun:
+        lists = self._placed.lists  # an error once it is closed
         assert self._plan is not None
+        assert lists is not None
         staged, block = given
         key, there = staged.over(block)
-        sample_on_device(self._plan, self._lists, buffers.maps, there.seeds, key, buffers.into)
+        sample_on_device(self._plan, lists, buffers.maps, there.seeds, key, buffers.into)
         return Begun(start, staged, block, buffers, self._pool.reading(buffers.into.totals))
 
     def finish(self, begun: Begun, memory: Memory) -> Drawn:

@@ -71,12 +71,13 @@ def measure(plan: Plan, batches: Sequence[Sampled], num_seeds: Sequence[int], ma
         tuple(roomy(max(own[1][index][hop] for own in seen), worst.edges[index]) for hop in hops) for index in relations
     )
     rows = tuple(
-        tuple(roomy(max(_rows(plan, own[0][index], hop) for own in seen), worst.rows[hop][index]) for index in types)
+        tuple(roomy(max(_of_hop(plan, own[0][index], hop) for own in seen), worst.rows[hop][index]) for index in types)
         for hop in hops
     )
     picks = tuple(
         tuple(
-            roomy(max(_picks(plan, own[1][index], hop) for own in seen), worst.picks[hop][index]) for index in relations
+            roomy(max(_of_hop(plan, own[1][index], hop) for own in seen), worst.picks[hop][index])
+            for index in relations
         )
         for hop in hops
     )
@@ -103,9 +104,6 @@ def _running(plan: Plan, batch: Sampled) -> tuple[Running, Running]:
     return nodes, edges
 
 
-def _rows(plan: Plan, running: Sequence[int], hop: int) -> int:
-    return running[hop] - (0 if plan.is_blocks or hop == 0 else running[hop - 1])
-
-
-def _picks(plan: Plan, running: Sequence[int], hop: int) -> int:
+def _of_hop(plan: Plan, running: Sequence[int], hop: int) -> int:
+    """What a hop expands or picks by itself."""
     return running[hop] - (0 if plan.is_blocks or hop == 0 else running[hop - 1])

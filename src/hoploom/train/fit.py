@@ -5,11 +5,13 @@ A run that is stopped anywhere and restored from its last checkpoint takes the s
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
 from hoploom.errors import ConfigError, TrainError
+from hoploom.load.maker import NodeMaker
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context
 from hoploom.train.journal import Journal
@@ -17,6 +19,7 @@ from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.progress import Progress
 from hoploom.train.signals import StopRequests
 from hoploom.train.step import EagerSteps, Feed, Stepper, StepReport, Steps
+from hoploom.train.tasks import NodeTask
 from hoploom.train.wholestep import StepCounts, WholeStep
 
 Validate = Callable[[], Mapping[str, float]]
@@ -57,7 +60,8 @@ def fit(
     whole = WholeStep(learner, training, context, checkpoint) if training.whole_steps else None
     if journal is not None:
         journal.rewind(learner.standing.steps, learner.standing.epoch)
-    with StopRequests() as requests, Progress(sys.stderr, shown=training.progress and context.is_main) as progress:
+    shown = training.progress and context.is_main
+    with whole or nullcontext(), StopRequests() as requests, Progress(sys.stderr, shown=shown) as progress:
         progress.expect(learner, training)
         run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, whole)
         ending = run.until_it_ends()
@@ -80,6 +84,9 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
             raise ConfigError("ReduceLROnPlateau needs a metric; give validate")
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
+    maker = getattr(loader, "maker", None)
+    if context.device.type != "cpu" and isinstance(maker, NodeMaker) and isinstance(learner.task, NodeTask):
+        learner.task.check(maker.assembler.store, maker.seeds.nodes, maker.seeds.node_type)
 
 
 def _find_place(learner: Learner) -> None:

@@ -56,7 +56,7 @@ class Plot:
 def targets_of(maker: NodeMaker, task: NodeTask) -> Tensor:
     """What every seed of a loader should come to; an error names the first that has no label that can be learned."""
     seeds, store = maker.seeds, maker.assembler.store
-    task.check(store, seeds.nodes[:0])
+    task.check(store, seeds.nodes[:0], seeds.node_type)
     labels = store.features.gather([Wanted(seeds.node_type, task.label, seeds.nodes)])[0]
     return task.read(labels, seeds.nodes)
 
@@ -82,7 +82,7 @@ class Slot:
         self._staged = torch.zeros(STAGED + 2 * size, dtype=torch.int64, device=plot.device)
         self._sent = _pinned(self._staged)
         self._sizes = _pinned(self.on.totals)
-        self.targets = plot.targets[:1].expand(size, *plot.targets.shape[1:]).contiguous()
+        self.targets = plot.targets.new_empty((size, *plot.targets.shape[1:]))
         self.rows = self._empty_rows()
         self.loss = torch.zeros((), dtype=torch.float64, device=plot.device)
         self._loss = _pinned(self.loss)
@@ -106,6 +106,7 @@ class Slot:
 
     def fill(self, indices: Tensor, key: int) -> None:
         """Start to make the batch of these seeds, once the one before is learned from."""
+        self._plot.placed.held.check()  # a replay would read memory that is gone
         self.filled.wait()  # what was sent for the batch before may be overwritten now
         lane, size = self._plot.lane, self._plot.batch_size
         self._sent[0] = key - WORD if key >= SIGN else key

@@ -6,7 +6,7 @@ Costs one small all-reduce on the CPU per step, before the backward pass that wo
 
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
@@ -133,6 +133,22 @@ class Feed:
             pass
 
 
+class OnItsWay:
+    """A number on its way to the host. Waits for what made it, not for what was enqueued since."""
+
+    def __init__(self, number: Tensor) -> None:
+        self._host, self._arrived = number, None
+        if number.is_cuda:
+            self._host = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
+            self._host.copy_(number, non_blocking=True)
+            self._arrived = torch.cuda.current_stream(number.device).record_event()
+
+    def __float__(self) -> float:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return float(self._host)
+
+
 class Stepper:
     """Takes steps."""
 
@@ -145,16 +161,20 @@ class Stepper:
     def take(self, feed: Group, requests: StopRequests) -> StepReport:
         """The next step. Where this rank was asked to stop, it says so to the others."""
         began, standing = time.perf_counter(), self._learner.standing
-        expected, loss_sum, rows = feed.expected, 0.0, 0
+        is_alone = self._context.world_size == 1  # a backward pass waits for nobody, and the loss is read beside it
+        expected, loss_sums, rows = feed.expected, [], 0
         self.reseed()
         self._learner.optimizer.zero_grad(set_to_none=True)
         for batch, last in feed.group():
             with self._gradients(reduced=last):
                 losses = self._losses(batch)
-                loss_sum, rows = loss_sum + float(losses.detach().double().sum()), rows + losses.numel()
-                if last:
-                    totals = self._agree(loss_sum, rows, asked=requests.asked)
+                loss_sums.append(OnItsWay(losses.detach().double().sum()))
+                rows += losses.numel()
+                if last and not is_alone:
+                    totals = self._agree(loss_sums, rows, asked=requests.asked)
                 self._backward(losses.sum() * (self._context.world_size / expected))
+        if is_alone:
+            totals = self._agree(loss_sums, rows, asked=requests.asked)
         loss_sum_everywhere, rows_everywhere, num_asked = totals
         learning_rate = self._learner.learning_rate
         if self._update(expected / rows_everywhere):
@@ -191,8 +211,9 @@ class Stepper:
         with nullcontext() if half is None else torch.autocast(self._context.device.type, half):
             return task.losses(task.outputs(self._learner.model, batch), targets)
 
-    def _agree(self, loss_sum: float, rows: int, *, asked: bool) -> tuple[float, float, float]:
+    def _agree(self, loss_sums: Sequence[OnItsWay], rows: int, *, asked: bool) -> tuple[float, float, float]:
         """Loss sum, rows and how many were asked to stop, over all ranks; all raise if some loss is not finite."""
+        loss_sum = sum(float(value) for value in loss_sums)
         finite = math.isfinite(loss_sum)
         mine = torch.tensor([loss_sum if finite else 0.0, rows, asked, not finite], dtype=torch.float64)
         totals = self._context.sum(mine).tolist()

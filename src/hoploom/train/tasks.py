@@ -114,11 +114,11 @@ class NodeTask(Judged):
             raise self._no_label(seeds.node_type, sorted(seeds.storage.keys()))
         return self.read(seeds.storage[self.label][: seeds.count], seeds.storage["n_id"][: seeds.count])
 
-    def check(self, store: Store, nodes: Tensor) -> None:
+    def check(self, store: Store, nodes: Tensor, node_type: str | None = None) -> None:
         """Raise if one of these nodes has no label that can be learned: once, before training."""
         schema = store.schema
         having = [node_type.name for node_type in schema.node_types if self.label in node_type.fields]
-        node_type = self.node_type or (schema.node_types[0].name if schema.homogeneous else None)
+        node_type = node_type or self.node_type or (schema.node_types[0].name if schema.homogeneous else None)
         if node_type is None and len(having) == 1:
             node_type = having[0]
         if node_type is None:
@@ -132,8 +132,8 @@ class NodeTask(Judged):
         return ConfigError(f"the seeds' type {node_type!r} has no field {self.label!r} to learn; it has {fields}")
 
     def _refuse(self, bad: Tensor, labels: Tensor, nodes: Tensor, way_out: str) -> None:
-        """Name the first row that is bad."""
-        if bad.any():
+        """Name the first row that is bad. On a device nobody looks, as every step would wait: fit() checks before."""
+        if not bad.is_cuda and bad.any():
             row = int(bad.reshape(len(nodes), -1).any(1).nonzero()[0])
             raise DataError(
                 f"node {int(nodes[row])} is a seed with the label {self.label}={labels[row].tolist()!r:.80}; "
