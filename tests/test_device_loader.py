@@ -8,6 +8,7 @@ import pytest
 import torch
 from batches import assert_same, assert_same_batches, contents, same_value
 from cases import CASES, MakeLoader, store_of
+from device_loaders import loading, nodes, placed
 from graphs import cut, random_graph, ring
 from shards import spread
 from torch import Tensor
@@ -18,7 +19,6 @@ import hoploom
 from hoploom import BatchError, ConfigError
 from hoploom.load.device import is_there
 from hoploom.load.loader import Loader
-from hoploom.load.ondevice import DeviceLoading
 from hoploom.load.pool import Memory, Pool, Reading, changed
 from hoploom.load.sampling import SampledHere, SampledThere
 from hoploom.store import Store, assemble
@@ -28,10 +28,6 @@ SLOW = {  # in the interpreter, or much like another one
     *("links, triplet", "heterogeneous disjoint", "heterogeneous a split", "heterogeneous links, disjoint"),
 }
 MATRIX = [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow if case.id in SLOW else ()) for case in CASES]
-
-
-def placed(store: Store, device: torch.device) -> Store:
-    return store.place(topology=str(device), features=str(device))
 
 
 def on_host(batch: Any) -> Any:
@@ -45,17 +41,6 @@ def on_host(batch: Any) -> Any:
 def ends(loader: Loader) -> Iterator[Any]:
     """The first batch and the last."""
     return loader.steps(range(0, len(loader), max(1, len(loader) - 1)))
-
-
-def loading(loader: Loader) -> DeviceLoading:
-    ahead = loader._ahead
-    assert isinstance(ahead, DeviceLoading)
-    return ahead
-
-
-def nodes(store: Store, **options: Any) -> Loader:
-    given = {"batch_size": 7, "shuffle": True, "seed": 3, **options}
-    return hoploom.NeighborLoader(store, given.pop("num_neighbors", [2, 2]), **given)
 
 
 @pytest.fixture(scope="module")
@@ -193,19 +178,6 @@ def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypa
     assert len(reads) == 3
 
 
-def test_memory_has_the_size_of_the_largest_so_far(device: torch.device) -> None:
-    pool = Pool(device)
-    bytes_held = []
-    for rows in (100, 90, 110, 500, 480):
-        memory = Memory(pool)
-        first, second = memory.empty((rows, 4), torch.float32), memory.empty((3,), torch.int64)
-        assert first.shape == (rows, 4)
-        assert first.is_contiguous()
-        assert second.untyped_storage().nbytes() == 24 + 24 // 16
-        bytes_held.append(first.untyped_storage().nbytes())
-    assert bytes_held == [1700, 1700, 1870, 8500, 8500]
-
-
 def test_staged_values_come_out_as_they_went_in(device: torch.device) -> None:
     pool = Pool(device)
     value = {
@@ -259,6 +231,26 @@ def test_a_loop_that_is_left_leaves_nothing_behind(graph: Store, device: torch.d
     assert_same_batches(nodes(graph, shuffle=False), map(on_host, nodes(placed(graph, device), shuffle=False)))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_is_left_waits_for_what_the_device_still_writes(
+    graph: Store, num_workers: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Memory that is given back may be unmapped; no thread may add to it after that."""
+    drained: list[list[str]] = []
+    drain = Pool.drain
+
+    def seen(self: Pool) -> None:
+        drained.append(_threads())
+        drain(self)
+
+    monkeypatch.setattr(Pool, "drain", seen)
+    made = iter(nodes(placed(graph, device), num_workers=num_workers))
+    next(made)
+    assert drained == []
+    del made
+    assert drained == [[]]
+
+
 def test_a_damaged_list_names_the_step(device: torch.device) -> None:
     store = placed(hoploom.from_pyg(ring(12)), device)
     assert store.placed is not None
@@ -269,23 +261,6 @@ def test_a_damaged_list_names_the_step(device: torch.device) -> None:
 
 
 # --- on a GPU --------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_memory_is_flat_over_10000_steps(num_workers: int, device: torch.device) -> None:
-    store = placed(hoploom.from_pyg(random_graph(20_000, 200_000, seed=1)), device)
-    loader = nodes(store, num_neighbors=[5, 5], batch_size=256, num_workers=num_workers)
-    weight = torch.randn(5, 64, device=device)
-    reserved = 0
-    step = 0
-    while step < 10_000:
-        for batch in loader:
-            (batch.x @ weight).relu().sum()
-            step += 1
-            if step == 100:
-                reserved = torch.cuda.memory_reserved(device)
-    assert torch.cuda.memory_reserved(device) == reserved
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Placements on a real GPU: memory is measured, host memory pinned and read by kernels, a peer's read in place."""
 
+import gc
 from pathlib import Path
 
 import place_workers
@@ -10,7 +11,8 @@ from graphs import random_graph, save_in_parts
 import hoploom
 from hoploom import ConfigError
 from hoploom.ops import Picks
-from hoploom.store import placeplan
+from hoploom.store import hostmemory, placeplan
+from hoploom.store.hostmemory import HostMemory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_sync")]
 
@@ -82,6 +84,29 @@ def test_memory_is_unpinned_when_the_store_is_closed() -> None:
         (lists,) = placed.placed.lists
         placed.close()
         assert not lists.indices.is_pinned()
+
+
+def test_memory_is_unpinned_when_the_store_is_dropped() -> None:
+    store = hoploom.from_pyg(random_graph(100, 900, 1))
+    device = torch.device("cuda", torch.cuda.current_device())
+    for _ in range(3):  # what is mapped there next is registered anew
+        placed = store.place("host", "host")
+        place_workers.assert_all_rows(placed)
+        del placed
+        gc.collect()
+    assert int(torch.ones(10, device=device).sum()) == 10
+
+
+def test_a_refusal_to_pin_does_not_fail_the_next_kernel() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    with place_workers.own_folder() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hostmemory, "FOLDER", folder)
+        with HostMemory("a", 1 << 20, lambda raw: raw.fill_(7)) as memory:
+            memory.register(device)
+            with pytest.raises(ConfigError, match=r"cannot be pinned for cuda:\d \(CUDA error 712\)"):
+                memory.register(device)
+            assert int(torch.ones(10, device=device).sum()) == 10
+            assert memory.bytes.is_pinned()
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:

@@ -1,5 +1,6 @@
 """Host memory that processes share: one copy, whoever is killed, and nothing left behind."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import place_workers
@@ -65,6 +67,96 @@ def test_one_that_was_never_closed_is_removed_all_the_same(folder: Path) -> None
     gc.collect()
     assert os.listdir(folder) == []
     assert kept.tolist() == [7] * 100
+
+
+# --- pinned --------------------------------------------------------------------------------------
+
+GPU = torch.device("cuda:0")
+
+
+class Runtime:
+    """CUDA's, as far as memory is pinned: what was asked of it, and what the pages held when they were unpinned."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, int] = {}
+        self.unpinned: list[bytes] = []
+        self.waited: list[int] = []  # how many were pinned
+        self.refuses = False
+        self.fails = False
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        if self.refuses:
+            return 712
+        self.pinned[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.unpinned.append(ctypes.string_at(address, self.pinned.pop(address)))
+        return 0
+
+    def synchronize(self) -> None:
+        self.waited.append(len(self.pinned))
+        if self.fails:
+            raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    own = Runtime()
+    monkeypatch.setattr(hostmemory, "_runtime", lambda: own)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", own.synchronize)
+    return own
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_memory_is_unpinned_while_its_pages_are_there(how: str, runtime: Runtime, folder: Path) -> None:
+    memory = HostMemory("a", 100, sevens)
+    memory.register(GPU)
+    assert list(runtime.pinned.values()) == [100]
+    if how == "closed":
+        memory.close()
+        memory.close()
+    del memory  # without a collection
+    assert runtime.unpinned == [b"\7" * 100]
+    assert runtime.waited == [1]
+    assert os.listdir(folder) == []
+
+
+def test_a_store_that_is_only_dropped_is_unpinned(runtime: Runtime, folder: Path) -> None:
+    store = hoploom.from_pyg(random_graph(30, 100, 1))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HostMemory, "register", lambda memory, device, real=HostMemory.register: real(memory, GPU))
+        placed = store.place("host", "host", device=place_workers.DEVICE)
+    num_files = len(os.listdir(folder))
+    assert len(runtime.pinned) == num_files > 1
+    del placed
+    assert (len(runtime.pinned), len(runtime.unpinned)) == (0, num_files)
+    assert os.listdir(folder) == []
+
+
+def test_a_device_that_has_failed_does_not_keep_the_memory(runtime: Runtime, folder: Path) -> None:
+    memory = HostMemory("a", 100, sevens)
+    memory.register(GPU)
+    runtime.fails = True
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        memory.close()
+    assert runtime.pinned == {}
+    assert memory.bytes.numel() == 0
+    assert os.listdir(folder) == []
+
+
+def test_a_refusal_to_pin_is_said_and_not_left_to_the_next_kernel(
+    runtime: Runtime, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.refuses = True
+    asked: list[torch.device] = []
+    monkeypatch.setattr(hostmemory, "_forget_refusal", asked.append)
+    with HostMemory("a", 100, sevens) as memory:
+        with pytest.raises(ConfigError, match=r"100 B of host memory cannot be pinned for cuda:0 \(CUDA error 712\)"):
+            memory.register(GPU)
+        assert asked == [GPU]
+    assert (runtime.unpinned, runtime.waited) == ([], [])
 
 
 def test_nothing_is_needed_for_no_bytes(folder: Path) -> None:

@@ -1,7 +1,10 @@
 """Whole steps equal the steps that are taken at their own size: losses, parameters, positions."""
 
+import gc
 import json
 import math
+import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ from hoploom.train.recipes.reader import parse_recipe
 from hoploom.train.runs.run import run, summary
 from hoploom.train.signals import StopRequests
 from hoploom.train.step import EagerSteps, Feed, Stepper
-from hoploom.train.wholestep import StepCounts
+from hoploom.train.wholestep import StepCounts, WholeStep
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 STEPS = -(-NUM_TRAIN // BATCH)
@@ -173,6 +176,52 @@ def test_a_loss_that_is_not_finite_is_found_and_nothing_is_saved(device: torch.d
     with pytest.raises(hoploom.TrainError, match=r"the loss is nan at epoch 0 step 2 on rank 0; .*no checkpoint"):
         fitted(learner, device, tmp_path, whole_steps=True, checkpoint_every=3)
     assert not (tmp_path / "last.safetensors").exists()
+
+
+class Watched(WholeStep):
+    """Says what is left of it and of all that holds memory."""
+
+    left: list[weakref.ref[Any]]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        recordings = [recording for pair in self._slots for recording in (pair.learn, pair.slot._fill)]
+        slots = [pair.slot for pair in self._slots]
+        buffers = [slot.on.nodes[0] for slot in slots]
+        self.left.extend(map(weakref.ref, (self, self.plot, *self.plot.maps, *slots, *recordings, *buffers)))
+
+
+@pytest.mark.parametrize("ending", ["done", "asked to stop within an epoch", "an error"])
+def test_nothing_of_whole_steps_outlives_fit(
+    ending: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a collection: graphs and their memory are given back at once."""
+    monkeypatch.setattr(Watched, "left", [], raising=False)
+    monkeypatch.setattr(sys.modules[fit.__module__], "WholeStep", Watched)
+    learner = homogeneous_learner(device)
+    if ending == "an error":
+        calls = iter(range(1, 100))
+        learner.model.register_forward_hook(lambda module, given, out: out * math.nan if next(calls) == 2 else None)
+    gc.collect()
+    gc.disable()
+    try:
+        if ending == "an error":
+            with pytest.raises(hoploom.TrainError):
+                fitted(learner, device, whole_steps=True)
+        else:
+            fitted(learner, device, whole_steps=True, max_steps=None if ending == "done" else 2)
+        found = [type(one()).__name__ for one in Watched.left if one() is not None]
+    finally:
+        gc.enable()
+    assert len(Watched.left) >= 11
+    assert found == []
+
+
+def test_a_closed_whole_step_takes_no_more(device: torch.device) -> None:
+    with WholeStep(homogeneous_learner(device), Training(1), init(device=device)) as whole:
+        next(whole.epoch())
+    with pytest.raises(hoploom.ConfigError, match="this WholeStep is closed; make another one"):
+        next(whole.epoch())
 
 
 # --- in a run ------------------------------------------------------------------------------------

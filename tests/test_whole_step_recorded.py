@@ -1,7 +1,9 @@
 """What is recorded of a whole step must ask the device nothing and make nothing anew; what cannot be is refused."""
 
+import gc
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from hoploom.sample.plan import make_plan
 from hoploom.train import capacity
 from hoploom.train.context import init
 from hoploom.train.learner import Learner, Training
-from hoploom.train.recorder import WARM_UP, Lane, Recording
+from hoploom.train.recorder import WARM_UP, Lane, Recording, uncollected
 from hoploom.train.replayable import Rates, check_optimizer, prepare
 from hoploom.train.tasks import LinkPrediction
 from hoploom.train.wholestep import WholeStep
@@ -142,6 +144,92 @@ def test_a_recording_is_made_after_some_calls(device: torch.device) -> None:
     assert int(counter) == WARM_UP + 3
 
 
+# --- a recording that fails ----------------------------------------------------------------------
+
+
+class Capture:
+    """torch.cuda.graph: what fails within is followed by an error when the capture should end, and the stream stays."""
+
+    stream = "the consumer's"
+
+    def __init__(self, graph: Any, *, stream: str, **options: Any) -> None:
+        self._own = stream
+
+    def __enter__(self) -> None:
+        self._before, Capture.stream = Capture.stream, self._own
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, RuntimeError):
+            raise RuntimeError("operation failed due to a previous error during capture")
+        Capture.stream = self._before
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> Lane:
+    """A lane of a GPU that is not there."""
+    lane = Lane(CPU, beside=False)
+    lane.is_cuda, lane.stream = True, "the lane's"
+    monkeypatch.setattr(Capture, "stream", "the consumer's")
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Capture.stream)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(Capture, "stream", stream))
+    return lane
+
+
+def failing(error: BaseException) -> Any:
+    def work() -> None:
+        try:
+            raise error
+        finally:
+            assert not gc.isenabled()
+            assert Capture.stream == "the lane's"
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            RuntimeError("operation not permitted when stream is capturing\nlong advice"),
+            hoploom.ConfigError,
+            "recorded as a CUDA graph: operation not permitted when stream is capturing; .*leave whole steps off, in a "
+            "new process",
+        ),
+        (RuntimeError(), hoploom.ConfigError, "recorded as a CUDA graph: RuntimeError; "),
+        (hoploom.DataError("a label is out of range"), hoploom.DataError, "a label is out of range"),
+        (ZeroDivisionError("by zero"), ZeroDivisionError, "by zero"),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt, "Ctrl-C"),
+    ],
+)
+def test_a_recording_that_fails_names_the_first_error_and_leaves_the_stream(
+    error: BaseException, kind: type[BaseException], said: str, capturing: Lane
+) -> None:
+    work = failing(error)
+    with pytest.raises(kind, match=said):
+        Recording(work, capturing)._recorded(work)
+    assert Capture.stream == "the consumer's"
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_something_is_recorded(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    try:
+        cycle: list[Any] = [torch.ones(1)]
+        cycle.append(cycle)
+        freed = weakref.ref(cycle[0])
+        del cycle
+        with uncollected():
+            assert freed() is None  # what can be given back was, before
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
 # --- room ----------------------------------------------------------------------------------------
 
 
@@ -222,6 +310,13 @@ def test_an_optimizer_that_cannot_be_recorded_is_refused(make: Any, scheduled: b
     check_optimizer(optimizer, CPU, scheduled=scheduled)
     with pytest.raises(hoploom.ConfigError, match=said) if said else allowed():
         check_optimizer(optimizer, CUDA, scheduled=scheduled)
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_an_optimizer_that_asks_for_the_loss_again_is_refused_everywhere(device: torch.device) -> None:
+    optimizer = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(hoploom.ConfigError, match="LBFGS asks for a step's loss several times, "):
+        check_optimizer(optimizer, device, scheduled=False)
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -2,10 +2,12 @@
 
 A step has two stages. To begin it enqueues the sampling and waits for nothing; to finish it reads the batch's sizes,
 the only wait, cuts the batch out of its buffers and gathers its rows. The step after it is begun first, so that the
-device has work while the host waits. Costs buffers for the most that a batch may hold, for every step begun.
+device has work while the host waits. Costs buffers for the most that a batch may hold, twice for every loop: a third
+step is begun once the first is cut out, however many threads there are.
 """
 
 import copy
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -22,7 +24,7 @@ from hoploom.batch import Sampled
 from hoploom.load.assemble import Assembler
 from hoploom.load.device import MadeThere, Sent
 from hoploom.load.loader import Delivery, Work
-from hoploom.load.maker import Maker
+from hoploom.load.maker import Drawn, Maker
 from hoploom.load.pool import Memory, Pool
 from hoploom.load.prefetch import UntilOneFails, Workers, at_once, result_of
 from hoploom.load.sampling import SampledHere, SampledThere, Sampling
@@ -34,6 +36,7 @@ from hoploom.store import Store, Wanted
 from hoploom.store.placed import Placed
 
 Begun = Any  # what a Sampling makes of the first stage
+BEGUN = 2  # steps that are begun and not cut out
 
 
 class DeviceLoading:
@@ -41,11 +44,12 @@ class DeviceLoading:
 
     def __init__(self, maker: Maker, placed: Placed) -> None:
         self.pool = Pool(placed.device)
-        sampler, lists = maker.sampler, placed.lists
-        if lists is None or sampler.sample_frontier is not None or not is_covered(sampler.sampling):
+        sampler = maker.sampler
+        if placed.lists is None or sampler.sample_frontier is not None or not is_covered(sampler.sampling):
             self._sampling: Sampling = SampledHere(maker, self.pool)
         else:
-            self._sampling = SampledThere(maker, lists, self.pool)
+            self._sampling = SampledThere(maker, placed, self.pool)
+        self._has_buffers = isinstance(self._sampling, SampledThere)
         self._maker, self._assembler = maker, _assembler(maker.assembler, placed, Memory(self.pool))
 
     @property
@@ -57,21 +61,23 @@ class DeviceLoading:
         """The batches of these steps, in order. The next one is ready, the one after it begun, while one is used."""
         self.pool.add_consumer()
         with ExitStack() as running:
+            running.callback(self.pool.drain)  # last, with all threads gone
             submit: Callable[[Callable[[], Any]], Future[Any]] = at_once
             if delivery.num_threads:
                 submit = running.enter_context(Workers[Any](delivery.num_threads)).submit
             begin = UntilOneFails(partial(self._begin_step, work), steps)
-            finish = partial(self._finish_step, work, delivery.deadline)
             waiting = iter(steps)
-            begun: deque[tuple[int, Future[Begun]]] = deque()
+            begun: deque[_Begun] = deque()
             under_way: deque[Future[Sent]] = deque()
+            before: threading.Event | None = None
             for step in steps:
                 while len(under_way) <= delivery.num_ahead:
-                    while len(begun) < 2 and (fresh := next(waiting, None)) is not None:
-                        begun.append((fresh, submit(partial(begin, fresh))))
+                    while len(begun) < BEGUN and (fresh := next(waiting, None)) is not None:
+                        begun.append(_Begun(fresh, submit(partial(_after, before, delivery, partial(begin, fresh)))))
                     if not begun:
                         break
-                    under_way.append(submit(partial(finish, *begun.popleft())))
+                    before = begun[0].is_cut if self._has_buffers else None
+                    under_way.append(submit(partial(self._finish_step, work, delivery, begun.popleft())))
                 yield result_of(under_way.popleft(), step, delivery.deadline)
 
     def make(self, indices: Tensor, first: int, key: int) -> MadeThere:
@@ -83,19 +89,43 @@ class DeviceLoading:
         with work.naming(step):
             return self._begin(*work.place(step))
 
-    def _finish_step(self, work: Work, deadline: float, step: int, begun: "Future[Begun]") -> Sent:
-        with work.naming(step):
-            return self._finish(result_of(begun, step, deadline))
+    def _finish_step(self, work: Work, delivery: Delivery, one: "_Begun") -> Sent:
+        memory = Memory(self.pool)
+        with work.naming(one.step):
+            try:
+                drawn = self._sampling.finish(result_of(one.result, one.step, delivery.deadline), memory)
+            finally:
+                one.is_cut.set()
+            made = self._assembled(drawn, memory)
+            memory.settle(delivery.num_ahead + 2)  # these, one that is being made, and the consumer's
+            return made
 
     def _begin(self, indices: Tensor, first: int, key: int) -> Begun:
         return self._sampling.begin(indices, first, key)
 
     def _finish(self, begun: Begun) -> MadeThere:
         memory = Memory(self.pool)
-        drawn = self._sampling.finish(begun, memory)
-        with self.pool.working():
+        return self._assembled(self._sampling.finish(begun, memory), memory)
+
+    def _assembled(self, drawn: Drawn, memory: Memory) -> MadeThere:
+        with self.pool.working(alone=False):  # transforms may take long
             batch = self._maker.finish(drawn, replace(self._assembler, memory=memory))
             return MadeThere(partial(self.pool.hand_over, self.pool.event(), batch, memory))
+
+
+class _Begun:
+    """A step that is begun, and a flag that goes up once its buffers are free again."""
+
+    def __init__(self, step: int, result: "Future[Begun]") -> None:
+        self.step, self.result = step, result
+        self.is_cut = threading.Event()
+
+
+def _after(before: threading.Event | None, delivery: Delivery, begin: Callable[[], Begun]) -> Begun:
+    """Begin once the flag is up. The thread that raises it has begun to already, so this cannot wait for ever."""
+    if before is not None:
+        before.wait(delivery.deadline)
+    return begin()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,18 @@ free as soon as Python drops the last tensor over it, and may be given out again
 on the device, for what the consumer has enqueued until now; the last use of the block is part of that. Had the blocks
 belonged to the side stream (with record_stream), they would come back only when the host sees that the consumer is
 done, and a host that runs ahead would take fresh ones instead. The i-th tensor of every batch has the room of the
-largest i-th so far and a margin, so that sizes repeat. Costs that margin, and side work that never overtakes by more
-than a step.
+largest i-th so far and a margin, so that sizes repeat and a batch's blocks are all taken at once. Costs that margin,
+and side work that never overtakes by more than a step.
+
+After the first batch there is memory for the most batches that are alive at once. It grows from then on only where a
+batch is larger than all before it by more than the margin.
 """
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import is_dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -33,7 +37,10 @@ class Pool:
         self.device = device
         self.is_cuda = device.type == "cuda"
         self._rooms: list[int] = []  # bytes
+        self._num_begun = 0  # batches that have taken memory
+        self._is_settled = False
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self.consumer: Any = None  # the stream that batches go to
         if self.is_cuda:
             with torch.cuda.device(device):
@@ -42,13 +49,22 @@ class Pool:
                 self.add_consumer()
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """What is enqueued here goes to the side stream."""
-        if not self.is_cuda:
+    def working(self, *, alone: bool = True) -> Iterator[None]:
+        """What is enqueued here goes to the side stream.
+
+        `alone`: one thread at a time, so that what its kernels need meanwhile does not add up by chance.
+        """
+        with self._turn if alone else nullcontext(), self._on_stream():
             yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
+
+    def _on_stream(self) -> Any:
+        return torch.cuda.stream(self._stream) if self.is_cuda else nullcontext()
+
+    def drain(self) -> None:
+        """Wait for the side stream: memory that it writes to may be given back, even unmapped, after this."""
+        if self.is_cuda:
+            with suppress(RuntimeError):  # of a kernel; who reads what it wrote is told
+                self._stream.synchronize()
 
     def add_consumer(self) -> None:
         """From now on batches go to the stream that is current here."""
@@ -63,14 +79,32 @@ class Pool:
                 self._rooms[number] = size + size // MARGIN
             return self._rooms[number]
 
-    def block(self, size: int, consumer: Any) -> Tensor:
-        """Memory of so many bytes [size] uint8 that the side stream may write to from now on."""
-        if not self.is_cuda:
-            return torch.empty(size, dtype=torch.uint8)
+    def begin(self, consumer: Any) -> deque[Tensor]:
+        """Memory for the tensors of one more batch, as far as there were such in the batches before."""
+        with self._lock:
+            self._num_begun += 1
+            rooms = list(self._rooms)
+        return self.blocks(rooms, consumer)
+
+    def settle(self, most: int, consumer: Any) -> None:
+        """Once, after the first batch: have memory for the most batches that are ever alive."""
+        with self._lock:
+            missing = 0 if self._is_settled else most - self._num_begun
+            self._is_settled = True
+            rooms = list(self._rooms)
+        self.blocks(rooms * max(0, missing), consumer)  # dropped, and kept by the private pool
+
+    def blocks(self, sizes: Sequence[int], consumer: Any) -> deque[Tensor]:
+        """Memory of so many bytes each, [size] uint8, that the side stream may write to from now on.
+
+        To wait, and to go to the private pool and back, takes longer than to take a block: so it is done for many.
+        """
+        if not self.is_cuda or not sizes:
+            return deque(torch.empty(size, dtype=torch.uint8) for size in sizes)
         with self._lock, torch.cuda.stream(consumer), torch.cuda.use_mem_pool(self._blocks, self.device):
-            block = torch.empty(size, dtype=torch.uint8, device=self.device)
-        self._stream.wait_event(consumer.record_event())
-        return block
+            blocks = deque(torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes)
+        self._stream.wait_event(consumer.record_event())  # behind the last use of every block
+        return blocks
 
     def staged(self, value: Any) -> "Staged":
         """A value with all its tensors, which lie on the host, in one block that a copy need not wait for."""
@@ -114,17 +148,27 @@ class Memory:
         self._pool, self._number = pool, 0
         self.consumer = pool.consumer
         self.own: set[int] = set()  # addresses of its blocks
+        self._blocks: deque[Tensor] | None = None  # taken with the first one, and not used yet
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor."""
         size = math.prod(shape) * dtype.itemsize
+        if self._blocks is None:
+            self._blocks = self._pool.begin(self.consumer)
         room = self._pool.room(self._number, size)
         self._number += 1
+        block = self._blocks.popleft() if self._blocks else None
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype, device=self._pool.device)
-        block = self._pool.block(room, self.consumer)
+        if block is None or block.numel() < size:
+            (block,) = self._pool.blocks([room], self.consumer)
         self.own.add(block.untyped_storage().data_ptr())
         return block[:size].view(dtype).view(tuple(shape))
+
+    def settle(self, most: int) -> None:
+        """Have memory for so many batches, now that one is made."""
+        self._blocks = None
+        self._pool.settle(most, self.consumer)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """The same values in this memory; from a staged block too."""

@@ -14,6 +14,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -50,7 +51,7 @@ class HostMemory:
 
     def __init__(self, name: str, size: int, fill: Fill, *, seconds: float = DEADLINE) -> None:
         self.path, self.size = FOLDER / name, size
-        self._device: torch.device | None = None  # that it is registered with
+        self._unpin: Callable[[], Any] = _nothing
         descriptor = self._open(fill, time.monotonic() + seconds, seconds)
         self._leave = finalize(self, _leave, self.path, descriptor)  # at the latest when the interpreter ends
         self.bytes = _mapped(descriptor, size)
@@ -62,22 +63,22 @@ class HostMemory:
         with torch.cuda.device(device):
             code = int(_runtime().cudaHostRegister(self.bytes.data_ptr(), self.size, PORTABLE | MAPPED))
         if code:
+            _forget_refusal(device)
             size = amounts.as_bytes(self.size)
             raise ConfigError(
                 f"{size} of host memory cannot be pinned for {device} (CUDA error {code}); give this process more "
                 "memory, or place more on the device or less of the store"
             )
-        self._device = device
+        # One that is never closed is unpinned too, before its own reference to the pages goes.
+        self._unpin = finalize(self, _unregister, self.bytes.data_ptr(), device)
 
     def close(self) -> None:
         """Leave it; the last one removes the file. Kernels must no longer read it; tensors keep their pages."""
-        if self._device is not None:
-            with torch.cuda.device(self._device):
-                torch.cuda.synchronize()
-                _runtime().cudaHostUnregister(self.bytes.data_ptr())
-            self._device = None
-        self.bytes = torch.empty(0, dtype=torch.uint8)
-        self._leave()  # once
+        try:
+            self._unpin()  # once
+        finally:
+            self.bytes = torch.empty(0, dtype=torch.uint8)
+            self._leave()  # once
 
     def __enter__(self) -> "HostMemory":
         return self
@@ -136,6 +137,26 @@ class HostMemory:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise _no_room(self.size) from error
             raise
+
+
+def _nothing() -> None:
+    pass
+
+
+def _unregister(address: int, device: torch.device) -> None:
+    """Before its pages go: CUDA would take what is mapped there later for pinned."""
+    with torch.cuda.device(device):
+        try:
+            torch.cuda.synchronize()  # kernels may still read it
+        finally:
+            if int(_runtime().cudaHostUnregister(address)):
+                _forget_refusal(device)
+
+
+def _forget_refusal(device: torch.device) -> None:
+    """CUDA keeps the last error until somebody asks, and torch asks after the next kernel: it would be blamed."""
+    with suppress(RuntimeError):
+        torch.empty(1, device=device).fill_(1)
 
 
 def _leave(path: Path, descriptor: int) -> None:

@@ -5,9 +5,11 @@ keeps what goes in and out in tensors that stay. The first calls are real ones, 
 optimizer's state, compiled kernels) is there before the recording.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -40,6 +42,7 @@ class Lane:
         self._beside = beside
         self.stream: Any = None  # where the lane's first calls and recordings run
         self.pool: Any = None
+        self._recordings: WeakSet[Recording] = WeakSet()
         if self.is_cuda:
             with torch.cuda.device(device):
                 self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -48,6 +51,19 @@ class Lane:
     def on(self) -> Any:
         """Within: what is started is this lane's."""
         return torch.cuda.stream(self.stream) if self._beside and self.is_cuda else nullcontext()
+
+    def add(self, recording: "Recording") -> None:
+        """It runs on this lane."""
+        self._recordings.add(recording)
+
+    def close(self) -> None:
+        """Wait for the device, and drop what was recorded and what it was made of. The lane takes no more work."""
+        try:
+            if self.is_cuda:
+                torch.cuda.synchronize(self.device)  # what is dropped may be used again at once
+        finally:
+            for recording in self._recordings:
+                recording.drop()
 
     def set(self, mark: Mark) -> None:
         """Put the mark behind what was started so far."""
@@ -72,9 +88,11 @@ class Recording:
     """
 
     def __init__(self, work: Callable[[], None], lane: Lane) -> None:
-        self._work, self._lane = work, lane
+        self._work: Callable[[], None] | None = work
+        self._lane = lane
         self._calls = 0
         self._graph: Any = None
+        lane.add(self)
 
     @property
     def is_warm(self) -> bool:
@@ -83,40 +101,73 @@ class Recording:
 
     def __call__(self) -> None:
         is_warm, self._calls = self.is_warm, self._calls + 1
+        assert self._work is not None
         if not self._lane.is_cuda:
             self._work()
             return
         if not is_warm:
-            self._do()
+            self._do(self._work)
             return
         if self._graph is None:
-            self._graph = self._recorded()
+            self._graph = self._recorded(self._work)
         with self._lane.on():
             self._graph.replay()
 
-    def _do(self) -> None:
+    def drop(self) -> None:
+        """Forget the work, which may lead back to this, and the recording with its memory."""
+        self._work = self._graph = None
+
+    def _do(self, work: Callable[[], None]) -> None:
         """On the stream of the recording, between what the lane did before and what it does next."""
         lane = self._lane
         queue = lane._queue
         lane.stream.wait_stream(queue)
         with torch.cuda.stream(lane.stream):
-            self._work()
+            work()
         queue.wait_stream(lane.stream)
 
-    def _recorded(self) -> Any:
+    def _recorded(self, work: Callable[[], None]) -> Any:
         """Waits for the device. Other threads may go on: only what this one calls must be fit for a recording."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._lane.device):
+        lane, graph = self._lane, torch.cuda.CUDAGraph()
+        with torch.cuda.device(lane.device), uncollected():
+            before = torch.cuda.current_stream(lane.device)
             try:
-                with torch.cuda.graph(
-                    graph, pool=self._lane.pool, stream=self._lane.stream, capture_error_mode="thread_local"
-                ):
-                    self._work()
+                with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"):
+                    work()
             except HoploomError:
                 raise
             except RuntimeError as error:
-                raise ConfigError(
-                    f"this step cannot be recorded as a CUDA graph: {str(error).splitlines()[0]:.300}; what waits for "
-                    "the device cannot (.item(), a boolean mask, a copy from plain memory); leave whole steps off"
-                ) from error
+                raise _refused(error) from error
+            finally:
+                torch.cuda.set_stream(before)  # a capture that cannot be ended leaves its own
         return graph
+
+
+def _refused(error: RuntimeError) -> ConfigError:
+    first = first_of(error)
+    said = (str(first) or type(first).__name__).splitlines()[0]
+    return ConfigError(
+        f"this step cannot be recorded as a CUDA graph: {said:.300}; what waits for the device cannot (.item(), a "
+        "boolean mask, a copy from plain memory); leave whole steps off, in a new process: this one's memory and "
+        "random numbers stay as if still recorded"
+    )
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Nothing is collected within: memory of an earlier recording that is given back there would break this one."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What went wrong first: CUDA then says once more, at the end, that something did."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error

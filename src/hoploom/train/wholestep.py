@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -60,8 +60,8 @@ class WholeStep:
     Made once the learner stands where it begins: a recording keeps the parameters and the optimizer's state where they
     are. `margin`: room beyond what some sampled batches took.
 
-    >>> whole = WholeStep(learner, Training(epochs=1), context)
-    >>> losses = [report.loss for report in whole.epoch()]
+    >>> with WholeStep(learner, Training(epochs=1), context) as whole:
+    ...     losses = [report.loss for report in whole.epoch()]
     >>> print(whole.counts)
     """
 
@@ -91,6 +91,19 @@ class WholeStep:
         self._main.set(slot.learned)  # it is filled on another lane, not before it is made
         return _Pair(slot, Recording(lambda: self._learn(slot), self._main))
 
+    def close(self) -> None:
+        """Wait for the device, and give back the batches and recordings with their memory."""
+        with ExitStack() as last_first:
+            last_first.callback(self._slots.clear)
+            last_first.callback(self._main.close)
+            last_first.callback(self.plot.lane.close)
+
+    def __enter__(self) -> "WholeStep":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def epoch(self) -> Iterator[StepReport]:
         """Take what is left of the loader's epoch; a step is reported once its loss is known, two steps later."""
         requests = StopRequests()
@@ -107,6 +120,8 @@ class WholeStep:
         """Start to make a batch in the slot that waits longest; None where it has another number of seeds."""
         if indices.numel() != self.plot.batch_size:
             return None
+        if not self._slots:
+            raise ConfigError("this WholeStep is closed; make another one")
         pair = self._slots[0]
         self._slots.rotate(-1)
         pair.slot.fill(indices, key)
