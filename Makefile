@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEV := clang-format hypothesis mkdocs-material mypy pymetis pyspark pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
-TOGETHER := $(PYTEST) --numprocesses $(WORKERS) --dist loadfile
+TOGETHER := $(PYTEST) --numprocesses $(WORKERS) --dist worksteal
 CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 
 # Tests start a hundred processes: none of them compiles again what another one has compiled.

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of torch about its own
     ("kind", "mode", "backend"),
     [
         ("sage", "subgraph", "aot_eager"),
-        ("gcn", "subgraph", "eager"),
+        pytest.param("gcn", "subgraph", "eager", marks=pytest.mark.slow),
         ("gat", "subgraph", "eager"),
-        ("gin", "blocks", "eager"),
+        pytest.param("gin", "blocks", "eager", marks=pytest.mark.slow),
     ],
 )
 def test_a_compiled_model_gives_what_the_model_gives(kind: str, mode: str, backend: str) -> None:

@@ -49,7 +49,7 @@ def test_variables_reach_a_process_and_no_command_line(tmp_path: Path) -> None:
     programs = {"a/trainers": ["tell:API_KEY", "await_file:seen"]}
     with launching(tmp_path, programs, environment={"API_KEY": "top secret ü"}) as started:
         until((tmp_path / "a-trainers.told").exists, "the variable")
-        shown = subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
         (tmp_path / "seen").write_text("")
         started.communicate(timeout=30)
     assert (tmp_path / "a-trainers.told").read_text() == "top secret ü"

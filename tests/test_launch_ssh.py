@@ -49,7 +49,7 @@ def test_a_secret_is_on_no_command_line(sshd: Sshd, tmp_path: Path) -> None:
     programs = {"a/trainers": ["tell:API_KEY", "await_file:seen"]}
     with launching(tmp_path, programs, ssh=str(sshd.config), environment={"API_KEY": 'it\'s "top" $ecret'}) as started:
         until((tmp_path / "a-trainers.told").exists, "the variable")
-        shown = subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
         (tmp_path / "seen").write_text("")
         started.communicate(timeout=30)
     assert (tmp_path / "a-trainers.told").read_text() == 'it\'s "top" $ecret'
