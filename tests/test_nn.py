@@ -159,13 +159,15 @@ def test_heterogeneous_batches_give_what_the_whole_graph_gives(kind: str, option
             torch.testing.assert_close(out, whole[batch[node_type].input_id], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat"])
-def test_parameters_have_one_order_in_every_process(kind: str) -> None:
+def test_parameters_have_one_order_in_every_process() -> None:
     script = (
         "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
         "from models import books, heterogeneous\n"
-        f"model = heterogeneous('{kind}', books())\n"
-        "print([name for name, _ in model.named_parameters()], sum(p.sum().item() for p in model.parameters()))"
+        "for kind in ('rsage', 'rgcn', 'rgat'):\n"
+        "    torch.manual_seed(0)\n"
+        "    model = heterogeneous(kind, books())\n"
+        "    names = [name for name, _ in model.named_parameters()]\n"
+        "    print(kind, names, sum(p.sum().item() for p in model.parameters()))"
     )
     command = [sys.executable, "-c", script, str(Path(__file__).parent)]
     told = [
@@ -173,7 +175,7 @@ def test_parameters_have_one_order_in_every_process(kind: str) -> None:
         for seed in ("0", "3", "5")
     ]
     first, *others = [process.communicate(timeout=60)[0] for process in told]
-    assert first
+    assert len(first.splitlines()) == 3
     assert all(other == first for other in others)
 
 
