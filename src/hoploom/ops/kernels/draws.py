@@ -33,12 +33,17 @@ def philox(key, c0, c1, c2, c3):
 
 
 @triton.jit
+def block_of(key, ids, stream, number):
+    """The four words of a block of an id's draws."""
+    low = ids.to(tl.uint32)
+    none = low ^ low
+    return philox(key, low, (ids >> 32).to(tl.uint32), none + stream, none + number.to(tl.uint32))
+
+
+@triton.jit
 def word(key, ids, stream, draw):
     """The 32 bits of a draw: word draw % 4 of block draw // 4. All of one shape; ids int64, draw int64."""
-    low = ids.to(tl.uint32)
-    high = (ids >> 32).to(tl.uint32)
-    none = low ^ low
-    w0, w1, w2, w3 = philox(key, low, high, none + stream, none + (draw // 4).to(tl.uint32))
+    w0, w1, w2, w3 = block_of(key, ids, stream, draw // 4)
     place = draw % 4
     return tl.where(place == 0, w0, tl.where(place == 1, w1, tl.where(place == 2, w2, w3)))
 
@@ -46,10 +51,7 @@ def word(key, ids, stream, draw):
 @triton.jit
 def wide(key, ids, stream, draw):
     """64 bits of a draw: two words of one block, the first one high."""
-    low = ids.to(tl.uint32)
-    high = (ids >> 32).to(tl.uint32)
-    none = low ^ low
-    w0, w1, w2, w3 = philox(key, low, high, none + stream, none + (draw // 2).to(tl.uint32))
+    w0, w1, w2, w3 = block_of(key, ids, stream, draw // 2)
     is_second = draw % 2 == 1
     return tl.where(is_second, w2, w0).to(tl.uint64) << 32 | tl.where(is_second, w3, w1).to(tl.uint64)
 
