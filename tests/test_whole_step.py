@@ -14,7 +14,7 @@ import torch
 from whole_steps import (
     BATCH,
     NUM_TRAIN,
-    end_epoch,
+    eager,
     homogeneous_learner,
     labelled,
     library_learner,
@@ -32,25 +32,11 @@ from hoploom.train.learner import Learner, Training
 from hoploom.train.recipes.checks import check_whole_steps
 from hoploom.train.recipes.reader import parse_recipe
 from hoploom.train.runs.run import run, summary
-from hoploom.train.signals import StopRequests
-from hoploom.train.step import EagerSteps, Feed, Stepper
 from hoploom.train.wholestep import StepCounts, WholeStep
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 STEPS = -(-NUM_TRAIN // BATCH)
 FULL = NUM_TRAIN // BATCH
-
-
-def eager(learner: Learner, device: torch.device, epochs: int = 2, **options: Any) -> list[float]:
-    """The losses of some epochs, each step at its own size."""
-    stepper, losses = Stepper(learner, Training(epochs, **options), init(device=device), None), []
-    learner.model.train()
-    for _ in range(epochs):
-        with EagerSteps(stepper, Feed(learner.loader, 1, device)) as steps:
-            while not steps.is_empty:
-                losses += [report.loss for report in steps.take(StopRequests()).reports]
-        end_epoch(learner)
-    return losses
 
 
 def assert_same(

@@ -4,11 +4,10 @@ import gc
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
-from whole_steps import BATCH, NUM_TRAIN, homogeneous_learner, library_learner, parameters_of, taken
+from whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, library_learner, parameters_of, taken
 
 import hoploom
 from hoploom.train.context import init
@@ -16,7 +15,6 @@ from hoploom.train.fit import fit
 from hoploom.train.learner import Learner, Training
 from hoploom.train.recorder import WARM_UP, Lane, Recording
 from hoploom.train.signals import StopRequests
-from hoploom.train.step import EagerSteps, Feed, Stepper
 from hoploom.train.wholestep import WholeStep
 
 pytestmark = pytest.mark.gpu
@@ -24,23 +22,12 @@ EPOCHS = 4
 FULL = NUM_TRAIN // BATCH
 
 
-def eager_losses(learner: Learner, device: torch.device, epochs: int, **options: Any) -> list[float]:
-    stepper, losses = Stepper(learner, Training(epochs, **options), init(device=device), None), []
-    learner.model.train()
-    for _ in range(epochs):
-        with EagerSteps(stepper, Feed(learner.loader, 1, device)) as steps:
-            while not steps.is_empty:
-                losses += [report.loss for report in steps.take(StopRequests()).reports]
-        learner.standing.epoch += 1
-    return losses
-
-
 @pytest.mark.parametrize("on_host", [True, False], ids=["beside a host loader", "beside a device loader"])
 @pytest.mark.parametrize("kind", ["sage", "gat", "gcn", "gin", "rsage", "rgat"])
 def test_replays_learn_what_eager_steps_learn(kind: str, on_host: bool, device: torch.device) -> None:
     make = library_learner if kind.startswith("r") else homogeneous_learner
     own, whole = make(device, kind, on_host=on_host), make(device, kind)
-    expected = eager_losses(own, device, EPOCHS, clip_norm=1.0)
+    expected = eager(own, device, EPOCHS, clip_norm=1.0)
     losses, step = taken(whole, device, EPOCHS, clip_norm=1.0)
     assert losses == pytest.approx(expected, rel=1e-5, abs=1e-5)
     for ours, theirs in zip(parameters_of(whole), parameters_of(own), strict=True):
@@ -62,13 +49,13 @@ def test_a_recording_sees_the_rates_of_a_schedule(optimizer: str, device: torch.
         return learner
 
     own, whole = make(), make()
-    assert taken(whole, device, EPOCHS)[0] == pytest.approx(eager_losses(own, device, EPOCHS), rel=1e-5, abs=1e-5)
+    assert taken(whole, device, EPOCHS)[0] == pytest.approx(eager(own, device, EPOCHS), rel=1e-5, abs=1e-5)
     assert whole.learning_rate == own.learning_rate
 
 
 def test_half_precision_replays_like_it_runs(device: torch.device) -> None:
     own, whole = homogeneous_learner(device), homogeneous_learner(device)
-    expected = eager_losses(own, device, EPOCHS, precision="bf16")
+    expected = eager(own, device, EPOCHS, precision="bf16")
     assert taken(whole, device, EPOCHS, precision="bf16")[0] == pytest.approx(expected, rel=3e-2, abs=3e-2)
 
 
@@ -111,7 +98,7 @@ def test_an_overflow_between_replays_changes_nothing_that_follows(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, whole = homogeneous_learner(device), homogeneous_learner(device)
-    expected = eager_losses(own, device, EPOCHS)
+    expected = eager(own, device, EPOCHS)
     fits = iter(step % 3 != 2 for step in range(EPOCHS * FULL))
     from hoploom.train.replay import Slot
 

@@ -13,6 +13,8 @@ from hoploom import NeighborLoader, Store
 from hoploom.nn import GNN, Shape
 from hoploom.train.context import init
 from hoploom.train.learner import Learner, Training
+from hoploom.train.signals import StopRequests
+from hoploom.train.step import EagerSteps, Feed, Stepper
 from hoploom.train.tasks import NodeClassification
 from hoploom.train.wholestep import WholeStep
 
@@ -61,6 +63,18 @@ def _learner(
     loader = NeighborLoader(store, fanouts, device=device, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02, capturable=device.type == "cuda")
     return Learner(model, optimizer, NodeClassification(NUM_CLASSES), loader)
+
+
+def eager(learner: Learner, device: torch.device, epochs: int = 2, **options: Any) -> list[float]:
+    """The losses of some epochs, each step at its own size."""
+    stepper, losses = Stepper(learner, Training(epochs, **options), init(device=device), None), []
+    learner.model.train()
+    for _ in range(epochs):
+        with EagerSteps(stepper, Feed(learner.loader, 1, device)) as steps:
+            while not steps.is_empty:
+                losses += [report.loss for report in steps.take(StopRequests()).reports]
+        end_epoch(learner)
+    return losses
 
 
 def taken(learner: Learner, device: torch.device, epochs: int = 2, **options: Any) -> tuple[list[float], WholeStep]:
