@@ -232,6 +232,7 @@ NB_MODULE(_core, m) {
   });
   m.def("pool_trim", &pool_trim);
   m.def("keep_freed_memory", &keep_freed_memory);
+  m.def("give_back_freed_memory", &give_back_freed_memory);
 
   nb::class_<Lists>(m, "Lists")
       .def("__init__", &make_lists, nb::arg("indptr").noconvert(), nb::arg("indices").noconvert(), "first_node"_a,

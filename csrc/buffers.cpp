@@ -154,6 +154,13 @@ bool keep_freed_memory() {
 #endif
 }
 
+void give_back_freed_memory() {
+  pool_trim();
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 ZeroedPages::ZeroedPages(size_t bytes) : size_(bytes ? bytes : 1) { bytes_ = map_pages(size_); }
 ZeroedPages::~ZeroedPages() {
   if (bytes_) munmap(bytes_, size_);

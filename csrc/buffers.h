@@ -50,6 +50,9 @@ void pool_trim();
 // step. False where the C library offers no such setting.
 bool keep_freed_memory();
 
+// Returns what malloc keeps of freed memory, after keep_freed_memory() too, and idle buffers to the operating system.
+void give_back_freed_memory();
+
 // Zeroed memory straight from the operating system: untouched pages cost nothing.
 class ZeroedPages {
  public:

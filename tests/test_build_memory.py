@@ -17,7 +17,10 @@ from pyarrow import csv
 from watched import watched
 
 import hoploom
+from hoploom import ops
+from hoploom.build.tables.build import BuildOptions, engine_share
 from hoploom.store.check import problems
+from hoploom.store.memory import resident_bytes
 
 MB = 1 << 20
 
@@ -81,6 +84,17 @@ def test_a_build_that_is_killed_leaves_what_the_next_one_clears(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+def test_what_the_process_has_freed_is_not_counted() -> None:
+    """A process that has trained keeps what it frees; a build in it has all of its own memory."""
+    ops.keep_freed_memory()
+    rows = [torch.ones(1000, 100) for _ in range(1000)]
+    del rows
+    held = resident_bytes()
+    share = engine_share(BuildOptions(memory=held + 500 * MB))
+    assert held - resident_bytes() > 300 * MB
+    assert share > 300 * MB
+
+
 @pytest.mark.parametrize(("scale", "share"), [(1 / 50, 2.6), (1 / 13, 10)])
 def test_memory_is_kept_at_papers_proportions(tmp_path: Path, scale: float, share: float) -> None:
     """At 1/50 a tenth of the input would be less than the libraries take; a tenth is tested on more."""

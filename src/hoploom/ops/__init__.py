@@ -5,7 +5,15 @@ of anything, so what goes in and out are arrays of some capacity that the caller
 """
 
 from hoploom.ops.aggregate import Reduce, aggregate, softmax
-from hoploom.ops.buffers import MappedFile, empty, keep_freed_memory, pool_trim, pool_use, tensor_of
+from hoploom.ops.buffers import (
+    MappedFile,
+    empty,
+    give_back_freed_memory,
+    keep_freed_memory,
+    pool_trim,
+    pool_use,
+    tensor_of,
+)
 from hoploom.ops.csc import Csc, build_csc
 from hoploom.ops.edges import InEdges, OutEdges
 from hoploom.ops.gather import as_bytes, gather, route, scatter_lists, scatter_rows
@@ -48,6 +56,7 @@ __all__ = [
     "empty",
     "fill_edges",
     "gather",
+    "give_back_freed_memory",
     "keep_freed_memory",
     "order_edges",
     "pack",

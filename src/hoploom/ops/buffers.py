@@ -11,6 +11,7 @@ MappedFile = _core.MappedFile  # a file's pages, kept without a descriptor
 pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
 pool_trim = _core.pool_trim
 keep_freed_memory = _core.keep_freed_memory  # malloc's too, from now on: pages are faulted in once
+give_back_freed_memory = _core.give_back_freed_memory  # the pool's and malloc's, to the system
 
 
 def tensor_of(buffer: _core.Buffer, dtype: torch.dtype = torch.int64) -> Tensor:

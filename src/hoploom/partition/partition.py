@@ -17,6 +17,7 @@ from hoploom.config import NumNeighbors, as_int, resolve_fanouts
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.inputs import read_tensor
 from hoploom.load.visits import distinct_seeds
+from hoploom.ops import give_back_freed_memory
 from hoploom.partition.assign import assign
 from hoploom.partition.costs import PartitionReport
 from hoploom.partition.hotness import Trial
@@ -86,6 +87,7 @@ def partition(
 
 def _check_memory(memory: int, num_nodes: int, method: str) -> None:
     memory = as_int("memory", memory, 1, "give bytes, e.g. 4 << 30")
+    give_back_freed_memory()
     least = (
         resident_bytes()
         + LEAST_ROOM

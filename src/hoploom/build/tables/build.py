@@ -19,6 +19,7 @@ from hoploom.build.tables.scan import check_readable, group_bytes
 from hoploom.build.tables.sources import Source
 from hoploom.config import as_int
 from hoploom.errors import ConfigError
+from hoploom.ops import give_back_freed_memory
 from hoploom.store.memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
@@ -104,10 +105,11 @@ def fitting_threads(share: int, sources: Mapping[str, Source]) -> int:
 
 
 def give_back() -> None:
-    """What reading has freed goes back to the system: the engine's share was counted without it."""
+    """What the process has freed goes back to the system: the engine's share is counted without it."""
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()
+    give_back_freed_memory()
 
 
 def engine_share(options: BuildOptions) -> int:
@@ -118,6 +120,7 @@ def engine_share(options: BuildOptions) -> int:
 
     if options.engine == "duckdb":
         import ibis.backends.duckdb  # noqa: F401
+    give_back()
     taken = resident_bytes()
     share = (options.memory - taken - ASIDE) // 2
     if share < LEAST_SHARE:
