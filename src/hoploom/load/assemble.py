@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Block, Sampled
 from hoploom.ops import InEdges, Reduce
+from hoploom.ops.grouped import note_grouped
 from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, Owner, Relation, Schema
 from hoploom.store import Store, Wanted
 
@@ -152,6 +154,18 @@ class Assembler:
         """PyG removes a field that it sets to None, but not from a heterogeneous batch."""
         keep_none = self.store.schema.homogeneous
         return {name: value for name, value in added.items() if keep_none or value is not None}
+
+
+def note_edges(sampled: Sampled, schema: Schema) -> None:
+    """Note the edges that sampling has listed node by node; what it has merged since is in whatever order."""
+    for block in sampled.blocks:
+        for edge_index in block.edge_index.values():
+            note_grouped(edge_index, {})
+    if sampled.num_nodes is None or sampled.num_edges is None:
+        return
+    for index, edge_index in enumerate(sampled.edge_index):
+        num_nodes, num_edges = sampled.num_nodes[schema.destinations[index]], sampled.num_edges[index]
+        note_grouped(edge_index, dict(zip(accumulate(num_nodes), accumulate(num_edges), strict=False)))
 
 
 def _num_inner(sampled: Sampled, index: int, name: str) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.batch import Sampled
-from hoploom.load.assemble import Assembler
+from hoploom.load.assemble import Assembler, note_edges
 from hoploom.load.device import MadeThere, Sent
 from hoploom.load.loader import Delivery, Work
 from hoploom.load.maker import Drawn, Maker
@@ -108,6 +108,7 @@ class DeviceLoading:
         return self._assembled(self._sampling.finish(begun, memory), memory)
 
     def _assembled(self, drawn: Drawn, memory: Memory) -> MadeThere:
+        note_edges(drawn.sampled, self._assembler.store.schema)
         with self.pool.working(alone=False):  # transforms may take long
             batch = self._maker.finish(drawn, replace(self._assembler, memory=memory))
             return MadeThere(partial(self.pool.hand_over, self.pool.event(), batch, memory))

@@ -1,10 +1,12 @@
 """The in-edges of one relation, grouped by destination: what layers aggregate over.
 
 Grouping costs one pass where edges come sorted, as our loaders yield them, and a counting sort where they do not. On
-another device than the CPU it is a sort in any case, and the host never waits: what depends on values has a shape that
-depends on shapes alone, so lists may end before their array does.
+another device than the CPU nobody can tell without waiting: edges are sorted there unless their loader has noted that
+they are. The host never waits: what depends on values has a shape that depends on shapes alone, so lists may end before
+their array does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from hoploom.ops import choice
 from hoploom.ops.csc import build_csc
+from hoploom.ops.grouped import noted
 
 INT32_MAX = 2**31 - 1
 
@@ -43,6 +46,7 @@ class InEdges:
     first: int = 0
     source_degrees: Tensor | None = None  # [num_sources] int64 in-degrees in the whole graph; None: by these edges
     whole: "InEdges | None" = None  # of which these are the head
+    num_edges_below: Mapping[int, int] | None = None  # how many edges the first so many lists have, where that is known
 
     def __post_init__(self) -> None:
         """Where there is no node at one end there is no edge, and room for some would lead nowhere."""
@@ -57,7 +61,14 @@ class InEdges:
             return InEdges(indptr, sources, num_sources, permutation)
         sources, destinations = edge_index
         is_there = (edge_index.amin(0) >= 0) & (sources < num_sources) & (destinations < num_destinations)
-        torch._assert_async(is_there.all(), "edge_index: an end is out of range")  # stops the device, not the host
+        known = noted(edge_index)
+        if known is not None:
+            is_there[1:].logical_and_(destinations[1:] >= destinations[:-1])
+        # stops the device, not the host
+        torch._assert_async(is_there.all(), "edge_index: an end is out of range, or was changed through .data")
+        if known is not None:
+            indptr = _begins(destinations, num_destinations)
+            return InEdges(indptr, sources.clone(), num_sources, num_edges_below=known)
         indptr, order = _sorted(destinations, num_destinations)
         return InEdges(indptr, sources.index_select(0, order), num_sources, order)
 
@@ -107,20 +118,29 @@ class InEdges:
         indptr, order = _sorted(self.sources.masked_fill(~self._are_edges, self.num_sources), self.num_sources)
         return OutEdges(indptr, self.destinations.index_select(0, order), order)
 
-    def head(self, num_destinations: int, num_sources: int, num_edges: int | None = None) -> "InEdges":
+    def head(self, num_destinations: int, num_sources: int) -> "InEdges":
         """The lists of the first destinations alone; no copy.
 
         Elsewhere than on the CPU nobody asks the device for the number of their edges: the array of sources stays as
-        long as it is, unless `num_edges` tells.
+        long as it is, unless `num_edges_below` tells.
         """
         if num_destinations == self.num_destinations and num_sources == self.num_sources:
             return self
         indptr = self.indptr[: num_destinations + 1]
-        if num_edges is None:
-            num_edges = int(indptr[-1]) if choice.runs_in_core(indptr) else self.num_edges
+        num_edges = self._num_edges_of(indptr)
         permutation = None if self.permutation is None else self.permutation[:num_edges]
         whole = self.whole or self
         return InEdges(indptr, self.sources[:num_edges], num_sources, permutation, self.first, whole=whole)
+
+    def _num_edges_of(self, indptr: Tensor) -> int:
+        """How long the array of edges has to be for a head of the lists."""
+        if choice.runs_in_core(indptr):
+            return int(indptr[-1])
+        known = (self.num_edges_below or {}).get(indptr.numel() - 1)
+        if known is None:
+            return self.num_edges
+        torch._assert_async(indptr[-1] == known, "edge_index was changed through .data")
+        return known
 
     @cached_property
     def in_degrees_of_sources(self) -> Tensor:
@@ -170,5 +190,9 @@ def _sorted(keys: Tensor, num_lists: int) -> tuple[Tensor, Tensor]:
     """Where the list of each key begins, and the entries in the order of lists. Keys beyond the lists fall behind."""
     narrow = torch.int32 if num_lists < INT32_MAX else torch.int64
     ordered, order = torch.sort(keys.to(narrow), stable=True)
-    lists = torch.arange(num_lists + 1, dtype=narrow, device=keys.device)
-    return torch.searchsorted(ordered, lists), order
+    return _begins(ordered, num_lists), order
+
+
+def _begins(ordered: Tensor, num_lists: int) -> Tensor:
+    """Where the list of each key begins among keys that ascend."""
+    return torch.searchsorted(ordered, torch.arange(num_lists + 1, dtype=ordered.dtype, device=ordered.device))
