@@ -1,14 +1,21 @@
 """What kernels take, made from small tensors and lists; and what they wrote, as lists."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from hoploom import ops
 from hoploom.ops.kernels.forms import Frontier, Lists, Picks, Rule, Span
+from hoploom.ops.kernels.launch import Grid, launch
 
 UNWRITTEN = -7  # what every place holds before a kernel runs
+FENCE = 256  # bytes on both sides of an array
+POISON = 0xFF  # each of them: NaN as a float, -1 as an id
 
 
 def ids(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
@@ -79,3 +86,46 @@ def written(picks: Picks) -> tuple[list[int], list[int], list[int]]:
 
 def no_faults(device: torch.device) -> Tensor:
     return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+@contextmanager
+def fenced(*modules: ModuleType) -> Iterator[None]:
+    """Kernels that these modules start get arrays between fences, which must stand; what is new holds NaN at first."""
+    was, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty makes
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            for module in modules:
+                patched.setattr(module, "launch", _launch_fenced)
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=warns)
+
+
+def _launch_fenced(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:
+    yards = {at: Yard(given) for at, given in enumerate(arguments) if isinstance(given, Tensor)}
+    inside = [yards[at].inside if at in yards else given for at, given in enumerate(arguments)]
+    launch(kernel, grid, *inside, device=device, **constants)
+    for at, yard in yards.items():
+        yard.take_back(f"argument {at} of {kernel.__name__}")
+
+
+class Yard:
+    """A copy of an array, with what lies between its rows, between two fences."""
+
+    def __init__(self, given: Tensor) -> None:
+        length = 1 + sum((n - 1) * stride for n, stride in zip(given.shape, given.stride(), strict=True))
+        self.given = given.as_strided((length if given.numel() else 0,), (1,))
+        size = self.given.numel() * given.element_size()
+        self.held = torch.full((size + 2 * FENCE,), POISON, dtype=torch.uint8, device=given.device)
+        self.copy = self.held[FENCE : FENCE + size].view(given.dtype)
+        self.copy.copy_(self.given)
+        self.before = self.copy.clone()
+        start = FENCE // given.element_size()
+        self.inside = self.held.view(given.dtype).as_strided(given.shape, given.stride(), start)
+
+    def take_back(self, name: str) -> None:
+        fences = torch.cat([self.held[:FENCE], self.held[self.held.numel() - FENCE :]])
+        assert bool((fences == POISON).all()), f"{name}: written outside the array"
+        if not torch.equal(self.copy.view(torch.uint8), self.before.view(torch.uint8)):
+            self.given.copy_(self.copy)

@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,16 +27,19 @@ def rule(fanout: int, **flags: bool) -> ops.Rule:
     return ops.Rule(KEY, STREAM, fanout, **flags)
 
 
-def check_star(degree: int, device: torch.device, picked: ops.Rule) -> None:
-    """A node of `degree` in-edges between two of none and one of two: as the core picks from them."""
+def check_star(degree: int, device: torch.device, picked: ops.Rule, time: int | None = None) -> None:
+    """A node of `degree` in-edges between two of none and one of two: as the core picks from them until `time`."""
     indptr, nodes = [0, 0, degree, degree, degree + 2], [3, 1, 0, 2, 3]
     indices = torch.arange(degree + 2) * 7 % 1000 + (1 << 33)
     weight = (torch.arange(degree + 2) * 31 % 17).float() / 7
-    lists = lists_of(indptr, indices, device, weight)
+    edge_time = None if time is None else torch.arange(degree + 2)
+    trees, times = (None, None) if time is None else ([0] * 5, [time])
+    lists = lists_of(indptr, indices, device, weight, edge_time)
     picks, faults = picks_of(degree + 4 if picked.fanout < 0 else 5 * picked.fanout, device, 5), no_faults(device)
-    sample(lists, frontier_of(nodes, device), rule_of(picked, device), picks, faults)
-    edge_lists = ops.EdgeLists(torch.tensor(indptr), indices, weight=weight)
-    counts, sources, edges = ops.sample(edge_lists, ops.Frontier(torch.tensor(nodes)), picked)
+    sample(lists, frontier_of(nodes, device, trees, times), rule_of(picked, device), picks, faults)
+    edge_lists = ops.EdgeLists(torch.tensor(indptr), indices, weight=weight, edge_time=edge_time)
+    columns = [None if time is None else torch.tensor(column) for column in (trees, [time] * 5)]
+    counts, sources, edges = ops.sample(edge_lists, ops.Frontier(torch.tensor(nodes), *columns), picked)
     assert picks.indptr is not None
     assert picks.indptr.tolist() == [0, *counts.cumsum(0).tolist()]
     assert written(picks)[:2] == (sources.tolist(), edges.tolist())
@@ -45,6 +49,13 @@ def check_star(degree: int, device: torch.device, picked: ops.Rule) -> None:
 @pytest.mark.parametrize("flags", [{}, {"replace": True}, {"weighted": True}, {"labor": True}], ids="-".join)
 def test_a_list_of_over_a_thousand_times_the_fanout(device: torch.device, flags: dict[str, bool]) -> None:
     check_star(2003, device, rule(2, **flags))
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"replace": True}, {"last": True}, {"weighted": True}, {"labor": True}], ids="-".join
+)
+def test_over_a_thousand_times_the_fanout_is_early_enough(device: torch.device, flags: dict[str, bool]) -> None:
+    check_star(1400, device, rule(1, **flags), time=1001)
 
 
 def test_running_sums_over_a_list_of_over_a_thousand_times_the_fanout(device: torch.device) -> None:
@@ -106,16 +117,29 @@ def sparse_indptr(tmp_path: Path, device: torch.device) -> Tensor:
     return indptr
 
 
-@pytest.mark.parametrize("flags", [{}, {"weighted": True}], ids="-".join)
-def test_node_ids_above_two_to_the_31(device: torch.device, sparse_indptr: Tensor, flags: dict[str, bool]) -> None:
+def test_node_ids_above_two_to_the_31(device: torch.device, sparse_indptr: Tensor) -> None:
     node, sources = (1 << 31) + 3, range(1 << 40, (1 << 40) + 40)
     lists = Lists(sparse_indptr, torch.tensor(sources).to(device), device, torch.ones(40, device=device))
-    picks, faults = picks_of(5, device), no_faults(device)
-    sample(lists, frontier_of([node, node - 1], device), rule_of(rule(5, **flags), device), picks, faults)
     edges = reference.Edges(sources, [1.0] * 40)
-    offsets = reference.pick(reference.Rule(KEY, STREAM, 5, **flags), node, edges)
-    assert written(picks) == ([sources[offset] for offset in offsets], offsets, [0] * 5)
-    assert int(faults) == 0
+    both: list[dict[str, bool]] = [{}, {"replace": True}, {"weighted": True}, {"weighted": True, "replace": True}]
+    for flags in (*both, {"labor": True}):
+        for fanout in (5, 70):  # few and many
+            picks, faults = picks_of(70, device), no_faults(device)
+            picked = rule_of(rule(fanout, **flags), device)
+            sample(lists, frontier_of([node, node - 1], device), picked, picks, faults)
+            offsets = reference.pick(reference.Rule(KEY, STREAM, fanout, **flags), node, edges)
+            assert written(picks) == ([sources[offset] for offset in offsets], offsets, [0] * len(offsets))
+            assert int(faults) == 0
+
+
+def test_sources_above_two_to_the_31_have_times(device: torch.device, sparse_indptr: Tensor) -> None:
+    """The same array as times: 0 of all nodes, 40 of the last."""
+    last = (1 << 31) + 4
+    lists = lists_of([0, 3], torch.tensor([last - 1, 1 << 31, last]), device, source_time=sparse_indptr)
+    for time, sources in ((39, [last - 1, 1 << 31]), (40, [last - 1, 1 << 31, last]), (-1, [])):
+        picks, faults = picks_of(3, device), no_faults(device)
+        sample(lists, frontier_of([0], device, [0], [time]), rule_of(rule(-1), device), picks, faults)
+        assert (written(picks)[0], int(faults)) == (sources, 0)
 
 
 # --- sizes -----------------------------------------------------------------------------------------
@@ -138,15 +162,18 @@ def three_lists(device: torch.device) -> Lists:
     return lists_of([0, 3, 7, 9], torch.arange(9, dtype=torch.int32), device, torch.ones(9))
 
 
-@every_rule
+@pytest.mark.parametrize("picked", [*RULES, rule(2, last=True)], ids=lambda picked: " ".join(map(str, picked[2:])))
 @pytest.mark.parametrize("spare", [0, 3])
 def test_an_empty_frontier_has_no_picks(device: torch.device, picked: ops.Rule, spare: int) -> None:
-    picks, faults = picks_of(4, device, num_places=8, begin=3), no_faults(device)
-    sample(three_lists(device), frontier_of([], device, begin=2, spare=spare), rule_of(picked, device), picks, faults)
-    assert picks.indptr is not None
-    assert (int(picks.span.end), picks.indptr.tolist()) == (3, [UNWRITTEN] * 2 + [3] + [UNWRITTEN] * 6)
-    assert picks.sources.tolist() == [UNWRITTEN] * 4
-    assert int(faults) == 0
+    for trees in (None, []):
+        picks, faults = picks_of(4, device, num_places=8, begin=3), no_faults(device)
+        lists = replace(three_lists(device), edge_time=None if trees is None else torch.arange(9, device=device))
+        frontier = frontier_of([], device, trees, trees, begin=2, spare=spare)
+        sample(lists, frontier, rule_of(picked, device), picks, faults)
+        assert picks.indptr is not None
+        assert (int(picks.span.end), picks.indptr.tolist()) == (3, [UNWRITTEN] * 2 + [3] + [UNWRITTEN] * 6)
+        assert picks.sources.tolist() == [UNWRITTEN] * 4
+        assert int(faults) == 0
 
 
 @every_rule
