@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 from stores import fields_of, rows_of
 from torch import Tensor
 
-from hoploom import Store
+from hoploom import ConfigError, Store
 from hoploom.schema import Owner
 from hoploom.store import Wanted, hostmemory
 from hoploom.store.hostmemory import HostMemory
@@ -30,7 +31,7 @@ def own_folder() -> Iterator[Path]:
 
 def together(context: Context, folder: str, path: str) -> None:
     """What takes two ranks; to start them is what takes long."""
-    for scene in (share_host_memory, spread, spread_narrow, choose_alike):
+    for scene in (share_host_memory, spread, spread_narrow, choose_alike, share_a_device):
         context.barrier()
         scene(context, folder, path)
         context.barrier()
@@ -133,11 +134,41 @@ def choose_alike(context: Context, folder: str, path: str) -> None:
     hostmemory.FOLDER = Path(folder)
     free = (2 << 30) + (8192 if context.rank == 1 else 1 << 30)
     placeplan.free_memory = lambda device: free  # type: ignore[assignment]
+    name_of_device = placeplan.name_of_device
+    placeplan.name_of_device = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
     with context.open(path).place(features="auto", device=DEVICE, among=context) as store:
         assert store.placed is not None
         shares = context.gather(torch.tensor([placement.share for placement in store.placed.report]))
         assert shares[0].tolist() == shares[1].tolist()
         assert 0 < shares[0].max() < 1
+        assert "of 2 ranks" not in str(store.placed)
+    placeplan.name_of_device = name_of_device
+
+
+def share_a_device(context: Context, folder: str, path: str) -> None:
+    """Both ranks are on one device: each takes a half of what is free there, and none takes more than that."""
+    from hoploom.store import placeplan
+
+    hostmemory.FOLDER = Path(folder)
+    store = context.open(path)
+    with store.place(features=DEVICE, among=context) as alone:
+        assert alone.placed is not None
+        whole = sum(placement.device_bytes for placement in alone.placed.report)
+    for extra, share in ((whole // 2, 0.5), (whole, 1.0)):
+        free = 2 * ((2 << 30) + extra)
+        placeplan.free_memory = lambda device, free=free: free  # type: ignore[assignment,misc]
+        with store.place(features="auto", device=DEVICE, among=context) as placed:
+            assert placed.placed is not None
+            shares = [placement.share for placement in placed.placed.report]
+            assert shares == pytest.approx([share] * len(shares), abs=0.02)
+            last = str(placed.placed).splitlines()[-1]
+            assert last == (
+                f"auto: {placed.placed.device} had 2.15 GB free for each of 2 ranks, of which 2.15 GB are left to "
+                "training"
+            )
+    placeplan.free_memory = lambda device: 2 * whole - 2  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=" free for each of 2 ranks; give features='auto'"):
+        store.place(features=DEVICE, among=context)
 
 
 def die(folder: str, whole: str, half: str) -> None:

@@ -1,7 +1,6 @@
 """The memory of batches that are made on the device: taken at once, bounded by what is alive, and then flat."""
 
 import threading
-import time
 from collections import deque
 from typing import Any
 
@@ -12,6 +11,7 @@ from graphs import random_graph
 from torch import Tensor
 
 import hoploom
+from hoploom.load import ondevice
 from hoploom.load import sampling as load_sampling
 from hoploom.load.pool import Memory, Pool, Reading
 from hoploom.store import Store
@@ -82,33 +82,61 @@ def test_memory_for_all_batches_that_are_alive_at_once_is_there_after_the_first(
 def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
     graph: Store, num_workers: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    made = []
-    make_buffers, wait = load_sampling.make_buffers, Reading.wait
+    """No buffers come free until a thread is at the third batch: waiting for them, or making some."""
+    made, third_is_up = [], threading.Event()
+    make_buffers, after, wait = load_sampling.make_buffers, ondevice._after, Reading.wait
 
     def counted(*given: Any) -> Any:
         made.append(given)
+        if len(made) == 3:
+            third_is_up.set()
         return make_buffers(*given)
 
-    def slowly(reading: Reading) -> list[Any]:
-        time.sleep(0.02)
+    def noted(before: threading.Event | None, *given: Any) -> Any:
+        if before is not None:
+            hold = before.wait
+            monkeypatch.setattr(before, "wait", lambda seconds: third_is_up.set() or hold(seconds))
+        return after(before, *given)
+
+    def held(reading: Reading) -> list[Any]:
+        assert num_workers < 2 or third_is_up.wait(60)  # one thread makes them in turn
         return wait(reading)
 
     monkeypatch.setattr(load_sampling, "make_buffers", counted)
-    monkeypatch.setattr(Reading, "wait", slowly)
+    monkeypatch.setattr(ondevice, "_after", noted)
+    monkeypatch.setattr(Reading, "wait", held)
     there = nodes(placed(graph, device), num_workers=num_workers, batch_size=2, input_nodes=torch.arange(16))
     assert len(list(there)) == 8
     assert len(made) == 2
 
 
 def test_one_thread_at_a_time_enqueues_what_is_sampled(device: torch.device) -> None:
+    """Who is inside stays until all others are there too, or at the door."""
     pool, inside, most = Pool(device), [0], [0]
+    turn, door, come = pool._turn, threading.Condition(), set()
+
+    def arrive() -> None:
+        with door:
+            come.add(threading.get_ident())
+            door.notify_all()
+
+    class Watched:
+        def __enter__(self) -> None:
+            arrive()
+            turn.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            turn.release()
+
+    pool._turn = Watched()  # type: ignore[assignment]
 
     def work() -> None:
         with pool.working():
+            arrive()
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-            with pool.working(alone=False):
-                time.sleep(0.01)
+            with pool.working(alone=False), door:
+                assert door.wait_for(lambda: len(come) == 3, 60)
             inside[0] -= 1
 
     threads = [threading.Thread(target=work) for _ in range(3)]

@@ -276,6 +276,28 @@ def test_auto_says_what_it_went_by(
         assert "had 1.00 GB free, of which 1.00 GB are left" in str(store.placed)
 
 
+@pytest.mark.parametrize(
+    ("told", "room"),
+    [
+        ([(10, "a"), (12, "b"), (11, "c")], (10, 1)),
+        ([(10, "a"), (11, "a"), (4, "b")], (4, 1)),
+        ([(10, "a"), (11, "a"), (6, "b")], (5, 2)),
+        ([(10, "a"), (10, "a"), (10, "a")], (3, 3)),
+        ([(10, "a"), (10, "a"), (10, "a"), (1, "a")], (3, 3)),  # the last one's device is in another host
+    ],
+)
+def test_ranks_that_share_a_device_share_what_is_free_there(
+    told: list[tuple[int, str]], room: tuple[int, int], monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(placeplan, "free_memory", lambda device: 10)
+    monkeypatch.setattr(placeplan, "tell", lambda among, words: said.append(words) or told)
+    among: Any = object()
+    assert placeplan._room(device, among, [0, 1, 2]) == room
+    assert said == [[10, placeplan.name_of_device(device)]]
+    assert placeplan._room(device, None, ()) == (10, 1)
+
+
 def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:
     shares = {}
     for features in (0.5, np.float32(0.5), np.float64(0.5), "50%", " 50 %", np.int64(400), 400, "400B"):

@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,38 @@ def test_the_outcome_says_how_steps_were_taken(device: torch.device) -> None:
     outcome = fitted(homogeneous_learner(device), device, whole_steps=True)
     assert outcome.whole_steps == StepCounts(replayed=2 * FULL - 4, first=4, overflowed=0, shorter=2)
     assert str(outcome.whole_steps).startswith(f"{2 * FULL - 4} steps replayed, 4 before that")
+
+
+@pytest.mark.parametrize("tight", [True, False])
+def test_a_run_whose_batches_often_overflow_says_so_once(
+    tight: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(capacity, "ROUNDED", 1)
+    monkeypatch.setattr(capacity, "PROBES", 1)
+    training = Training(2, whole_steps=True, margin=0.0 if tight else 10.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = fit(homogeneous_learner(device), training, init(device=device))
+    assert outcome.whole_steps is not None
+    count, shown = outcome.whole_steps.overflowed, capsys.readouterr().err
+    assert (count > 0) == tight
+    assert ("steps overflowed" in shown) == tight
+    if tight:
+        assert f"  {count} of {2 * STEPS} steps overflowed\n" in shown  # after the last epoch
+        (warning,) = caught
+        assert warning.filename == __file__
+        assert str(warning.message) == (
+            f"{count} of {2 * STEPS} steps overflowed: their batches did not fit, so they were made twice and nothing "
+            "of them was replayed; give Training a larger margin, e.g. margin=0.5"
+        )
+    else:
+        assert caught == []
+
+
+def test_few_overflows_are_no_reason_to_warn() -> None:
+    assert not StepCounts(replayed=80, first=4, overflowed=10, shorter=6).overflow_often
+    assert StepCounts(replayed=79, first=4, overflowed=11, shorter=6).overflow_often
+    assert not StepCounts().overflow_often
 
 
 def test_a_loss_that_is_not_finite_is_found_and_nothing_is_saved(device: torch.device, tmp_path: Path) -> None:

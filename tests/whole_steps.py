@@ -79,8 +79,7 @@ def eager(learner: Learner, device: torch.device, epochs: int = 2, **options: An
 
 def taken(learner: Learner, device: torch.device, epochs: int = 2, **options: Any) -> tuple[list[float], WholeStep]:
     """The losses of some epochs of whole steps, one after the other."""
-    margin = options.pop("margin", 0.1)
-    whole = WholeStep(learner, Training(epochs, **options), init(device=device), margin=margin)
+    whole = WholeStep(learner, Training(epochs, **options), init(device=device))
     losses: list[float] = []
     learner.model.train()
     for _ in range(epochs):

@@ -60,6 +60,7 @@ class DeviceLoading:
     def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Sent, None, None]:
         """The batches of these steps, in order. The next one is ready, the one after it begun, while one is used."""
         self.pool.add_consumer()
+        self.pool.deadline = delivery.deadline
         with ExitStack() as running:
             running.callback(self.pool.drain)  # last, with all threads gone
             submit: Callable[[Callable[[], Any]], Future[Any]] = at_once

@@ -26,6 +26,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data.data import BaseData
 
+from hoploom.errors import BatchError
+from hoploom.ops.deadline import BUSY, DEADLINE, reached
+
 MARGIN = 16  # a sixteenth more than the largest so far
 ALIGN = 16  # bytes, of what is staged together
 
@@ -42,6 +45,7 @@ class Pool:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self.consumer: Any = None  # the stream that batches go to
+        self.deadline = DEADLINE  # seconds, of every wait for the device
         if self.is_cuda:
             with torch.cuda.device(device):
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -62,9 +66,15 @@ class Pool:
 
     def drain(self) -> None:
         """Wait for the side stream: memory that it writes to may be given back, even unmapped, after this."""
+        is_done = True
         if self.is_cuda:
             with suppress(RuntimeError):  # of a kernel; who reads what it wrote is told
-                self._stream.synchronize()
+                is_done = reached(self._stream.record_event(), self.deadline)
+        if not is_done:
+            raise BatchError(
+                f"{self.device} has not finished within {self.deadline:g} s what a loop had begun that is left; "
+                f"{BUSY}, or raise timeout"
+            )
 
     def add_consumer(self) -> None:
         """From now on batches go to the stream that is current here."""
@@ -119,10 +129,10 @@ class Pool:
     def reading(self, sizes: Tensor) -> "Reading":
         """Begin to read numbers from the device."""
         if not self.is_cuda:
-            return Reading(sizes, None)
+            return Reading(sizes, None, self.deadline)
         host = torch.empty(sizes.shape, dtype=sizes.dtype, pin_memory=True)
         host.copy_(sizes, non_blocking=True)
-        return Reading(host, self.event())
+        return Reading(host, self.event(), self.deadline)
 
     def event(self) -> Any:
         """An event after what the side stream has to do so far; None on the CPU."""
@@ -180,11 +190,12 @@ class Reading(NamedTuple):
 
     host: Tensor
     arrived: Any
+    seconds: float
 
     def wait(self) -> list[Any]:
         """The numbers: the one time that the host waits for the device."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
+        if self.arrived is not None and not reached(self.arrived, self.seconds):
+            raise TimeoutError(f"the device has not sampled within {self.seconds:g} s; {BUSY}, or raise timeout")
         return self.host.tolist()
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hoploom import amounts
 from hoploom.errors import ConfigError, StoreError
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.store.limits import memory_limit
 
 FOLDER = Path("/dev/shm")
@@ -146,11 +147,14 @@ def _nothing() -> None:
 def _unregister(address: int, device: torch.device) -> None:
     """Before its pages go: CUDA would take what is mapped there later for pinned."""
     with torch.cuda.device(device):
+        is_idle = True
         try:
-            torch.cuda.synchronize()  # kernels may still read it
+            is_idle = idle(device, CLOSE_DEADLINE)  # kernels may still read it
         finally:
-            if int(_runtime().cudaHostUnregister(address)):
+            if is_idle and int(_runtime().cudaHostUnregister(address)):  # which would wait for them itself
                 _forget_refusal(device)
+    if not is_idle:
+        raise StoreError(f"{device} still reads host memory {CLOSE_DEADLINE:g} s after it was closed; {BUSY}")
 
 
 def _forget_refusal(device: torch.device) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, PeerError
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, DEADLINE, idle
 from hoploom.store import hostmemory
 from hoploom.store.hostmemory import Fill, HostMemory, name_of
 
@@ -134,7 +135,7 @@ class _DeviceShare:
         self._device = device
         self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
         fill(self.bytes)
-        torch.cuda.synchronize(device)  # so that no reader has to wait for an event of this process
+        _settle(device, DEADLINE)  # so that no reader has to wait for an event of this process
         self.closed = False
 
     def export(self) -> Any:
@@ -161,10 +162,16 @@ class _DeviceShare:
         return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)[:size]
 
     def settle(self) -> None:
-        torch.cuda.synchronize(self._device)
+        _settle(self._device, CLOSE_DEADLINE)
 
     def leave_others(self) -> None:
         pass  # a handle is closed with the last tensor over it
 
     def close(self) -> None:
         self.closed, self.bytes = True, self.bytes[:0].clone()
+
+
+def _settle(device: torch.device, seconds: float) -> None:
+    """Wait for all that a device has to do."""
+    if not idle(device, seconds):
+        raise PeerError(f"{device} is not done within {seconds:g} s with memory that other ranks read; {BUSY}")

@@ -5,9 +5,11 @@ What does not fit is refused with the numbers. "auto" leaves room for training: 
 """
 
 import secrets
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
@@ -111,13 +113,10 @@ def make_plan(store: "Store", asked: Asked, among: Among | None) -> Plan:
     peers = () if among is None else neighbours(among)
     relations = () if asked.topology is None else tuple(_relations(store))
     columns = () if asked.features is None else tuple(_columns(store, asked.narrow))
-    free = free_memory(asked.device)
-    if among is not None:  # ranks of a host choose alike, so that they share what they keep in host memory
-        told = tell(among, free)
-        free = min(told[rank] for rank in peers)
+    room = _room(asked.device, among, peers)
     spread = peers if asked.features == SPREAD else ()
-    left = min(free, max(LEAST_ROOM, free // ROOM_SHARE))
-    budget = free - left
+    left = min(room.free, max(LEAST_ROOM, room.free // ROOM_SHARE))
+    budget = room.free - left
     topology = _where_topology(asked, relations, budget)
     if topology == DEVICE:
         budget -= sum(block.num_bytes for block in relations)
@@ -130,15 +129,40 @@ def make_plan(store: "Store", asked: Asked, among: Among | None) -> Plan:
         columns,
         spread,
         0 if among is None else among.rank,
-        _chosen(asked, free, left),
+        _chosen(asked, room, left),
     )
-    _check_fits(plan, free)
+    _check_fits(plan, room)
     return plan
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that the device has free now; of the CPU what this process may use."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else memory_limit()
+
+
+def name_of_device(device: torch.device) -> str:
+    """What tells the devices of a host apart, whichever of them a process sees."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
+
+
+class Room(NamedTuple):
+    """The memory of a device that a rank may use."""
+
+    free: int  # bytes, of this rank
+    num_ranks: int  # that have as much of the same device
+
+    def __str__(self) -> str:
+        of_ranks = f" for each of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
+        return f"{amounts.as_bytes(self.free)} free{of_ranks}"
+
+
+def _room(device: torch.device, among: Among | None, peers: Sequence[int]) -> Room:
+    """The least of all ranks of this host: they choose alike, so that they share what they keep in host memory."""
+    if among is None:
+        return Room(free_memory(device), 1)
+    told = tell(among, [free_memory(device), name_of_device(device)])
+    counts = Counter(told[rank][1] for rank in peers)
+    return min(Room(told[rank][0] // counts[told[rank][1]], counts[told[rank][1]]) for rank in peers)
 
 
 # --- what there is to place ----------------------------------------------------------------------
@@ -206,11 +230,10 @@ def _columns(store: "Store", narrow: torch.dtype | None) -> list[Column]:
 # --- what goes where -----------------------------------------------------------------------------
 
 
-def _chosen(asked: Asked, free: int, left: int) -> str:
+def _chosen(asked: Asked, room: Room, left: int) -> str:
     if AUTO not in (asked.topology, asked.features):
         return ""
-    sizes = amounts.as_bytes(free), amounts.as_bytes(left)
-    return f"auto: {asked.device} had {sizes[0]} free, of which {sizes[1]} are left to training"
+    return f"auto: {asked.device} had {room}, of which {amounts.as_bytes(left)} are left to training"
 
 
 def _where_topology(asked: Asked, relations: tuple[Block, ...], budget: int) -> Literal["device", "host"] | None:
@@ -244,12 +267,12 @@ def _check_holds_row(wanted: int, total: int, columns: tuple[Column, ...]) -> No
         )
 
 
-def _check_fits(plan: Plan, free: int) -> None:
+def _check_fits(plan: Plan, room: Room) -> None:
     """Raise ConfigError unless there is room on the device and in host memory."""
     needed = plan.device_bytes
-    if needed > free:
+    if needed > room.free:
         raise ConfigError(
-            f"placing this takes {amounts.as_bytes(needed)} of {plan.device}, which has {amounts.as_bytes(free)} free; "
+            f"placing this takes {amounts.as_bytes(needed)} of {plan.device}, which has {room}; "
             "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
         )
     sizes = {name: block.num_bytes for name, block in plan.files.items()}

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hoploom import amounts
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, StoreError
+from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.schema import DTYPE_NAMES, DTYPES, Owner, RelationName
 from hoploom.store import hostmemory
 from hoploom.store.blocks import Block, Column, columns_of
@@ -43,11 +44,11 @@ def place(store: "Store", asked: Asked, among: Among | None) -> Placed:
     try:
         lists, of_lists = _place_topology(store, plan, held)
         fields, of_fields = _place_features(plan, among, held)
+        if not idle(plan.device, DEADLINE):  # readers are on streams of their own
+            raise StoreError(f"{plan.device} has not taken in the store within {DEADLINE:g} s; {BUSY}, then try again")
     except BaseException:
         held.close(wait=False)
         raise
-    if plan.device.type == "cuda":
-        torch.cuda.synchronize(plan.device)  # readers are on streams of their own
     return Placed(store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), held, plan.chosen)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -56,6 +56,18 @@ class Store:
         nodes = ", ".join(f"{t.name}={t.num_nodes}" for t in self.schema.node_types)
         edges = ", ".join(f"{r.name}={r.num_edges}" for r in self.schema.relations)
         return f"Store(nodes: {nodes}; edges: {edges}; parts: {len(self.parts)})"
+
+    def __copy__(self) -> "Store":
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ConfigError(
+            "a store is never pickled; give the other process its path and hoploom.open it there, which shares its "
+            "pages; save one that is in memory first"
+        )
 
     def close(self) -> None:
         """Leave the peers, where it has some, and give back what `place` shares with other processes.

@@ -47,7 +47,7 @@ def init(
     ...     model = context.wrap(model)
 
     `device` is this rank's GPU where there is one, else the CPU; `backend` is "nccl" or "gloo". `timeout` is the
-    deadline, in seconds, of every wait for another rank.
+    deadline, in seconds, of every wait for another rank, and of a step's for the device.
     """
     place = environment.read()
     seconds = as_number("timeout", timeout, "give the seconds that a rank may wait for another")

@@ -16,7 +16,7 @@ from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.train.context import Context, unwrap
 from hoploom.train.learner import HALF, check_precision
-from hoploom.train.tasks import Task
+from hoploom.train.tasks import LinkPrediction, Task, check_labels
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
@@ -33,6 +33,8 @@ def evaluate(
     """
     check_precision(precision)
     steps, module = _steps(loader, context), unwrap(model)
+    if isinstance(task, LinkPrediction):  # fit() looks at the nodes of training, a recipe at those of all splits
+        check_labels(task, loader, context.device)
     metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
     context.sync_buffers(module)
     with evaluating(module):

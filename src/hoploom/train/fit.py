@@ -4,6 +4,7 @@ A run that is stopped anywhere and restored from its last checkpoint takes the s
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -11,15 +12,15 @@ from dataclasses import dataclass, field
 import torch
 
 from hoploom.errors import ConfigError, TrainError
-from hoploom.load.maker import NodeMaker
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.progress import Progress
+from hoploom.train.replayable import check_closure
 from hoploom.train.signals import StopRequests
 from hoploom.train.step import EagerSteps, Feed, Stepper, StepReport, Steps
-from hoploom.train.tasks import NodeTask
+from hoploom.train.tasks import check_labels
 from hoploom.train.wholestep import StepCounts, WholeStep
 
 Validate = Callable[[], Mapping[str, float]]
@@ -67,6 +68,12 @@ def fit(
         ending = run.until_it_ends()
     standing = learner.standing
     best, counts = (standing.best, standing.best_epoch), None if whole is None else whole.counts
+    if counts is not None and counts.overflow_often:
+        warnings.warn(
+            f"{counts.overflow}: their batches did not fit, so they were made twice and nothing of them was replayed; "
+            f"give Training a larger margin, e.g. margin={max(0.5, 2 * training.margin):g}",
+            stacklevel=2,
+        )
     return Outcome(standing.steps, standing.epoch, *best, list(standing.history), ending, counts)
 
 
@@ -78,15 +85,14 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
             f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
             f"{context.world_size}; give it rank=context.rank, world_size=context.world_size"
         )
+    check_closure(learner.optimizer)
     if learner.plateau is not None:
         name, mode = learner.task.monitor
         if validate is None:
             raise ConfigError("ReduceLROnPlateau needs a metric; give validate")
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
-    maker = getattr(loader, "maker", None)
-    if context.device.type != "cpu" and isinstance(maker, NodeMaker) and isinstance(learner.task, NodeTask):
-        learner.task.check(maker.assembler.store, maker.seeds.nodes, maker.seeds.node_type)
+    check_labels(learner.task, loader, context.device)
 
 
 def _find_place(learner: Learner) -> None:
@@ -170,7 +176,8 @@ class _Run:
         metrics = dict(self.validate()) if self.validate is not None else {}
         standing.history.append({"epoch": standing.epoch, "train_loss": standing.loss_sum / standing.rows, **metrics})
         is_best = self.validate is not None and self._judge(metrics)
-        self.progress.epoch(standing.history[-1], is_best=is_best)
+        overflow = "" if self.whole is None else self.whole.counts.overflow
+        self.progress.epoch(standing.history[-1], is_best=is_best, note=overflow)
         if self.journal is not None:
             self.journal.epoch(standing.history[-1], step=standing.steps)
         standing.epoch, standing.loss_sum, standing.rows = standing.epoch + 1, 0.0, 0

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hoploom.config import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.load.loader import Loader
+from hoploom.train.capacity import MARGIN
 from hoploom.train.checkpoint import Part
 from hoploom.train.tasks import Mode, Task
 
@@ -27,6 +28,7 @@ class Training:
     A step takes `accumulate` batches of the loader. `patience`: epochs without a better validation before it ends.
     `checkpoint_every`: steps between checkpoints within an epoch; one is taken at every epoch's end anyway.
     `whole_steps`: sampling, gathering and learning are recorded and replayed; for stores that are placed on a device.
+    `margin`: their room beyond what some sampled batches took, as a share of it.
     """
 
     epochs: int
@@ -39,6 +41,7 @@ class Training:
     max_steps: int | None = None
     progress: bool = True  # a bar on rank 0's stderr
     whole_steps: bool = False
+    margin: float = MARGIN
 
     def __post_init__(self) -> None:
         as_int("epochs", self.epochs, 0, "give how many times to go over the seeds")
@@ -49,6 +52,7 @@ class Training:
                 as_int(name, getattr(self, name), 1, "give at least 1, or leave it out")
         if self.clip_norm is not None and as_number("clip_norm", self.clip_norm, "give a positive number") == 0:
             raise ConfigError("clip_norm is 0, no gradient would be left; give a positive number")
+        as_number("margin", self.margin, "give a share of what batches take, e.g. 0.1")
         check_precision(self.precision)
 
 

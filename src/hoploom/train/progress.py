@@ -57,11 +57,12 @@ class Progress:
             self._last_shown = now
             self._show(self._line(report))
 
-    def epoch(self, metrics: Mapping[str, float], *, is_best: bool) -> None:
-        """Show an epoch's metrics on a line that stays."""
+    def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
+        """Show an epoch's metrics, and a note if there is one, on a line that stays."""
         if self._shown:
             values = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items() if name != "epoch")
-            self._show(f"epoch {int(metrics['epoch']) + 1}/{self._epochs_expected}  {values}{'  (best)' * is_best}")
+            line = f"epoch {int(metrics['epoch']) + 1}/{self._epochs_expected}  {values}{'  (best)' * is_best}"
+            self._show(f"{line}  {note}" if note else line)
             self._end_line()
 
     def _line(self, report: StepReport) -> str:

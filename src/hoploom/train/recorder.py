@@ -13,7 +13,8 @@ from weakref import WeakSet
 
 import torch
 
-from hoploom.errors import ConfigError, HoploomError
+from hoploom.errors import ConfigError, HoploomError, TrainError
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, DEADLINE, idle, reached
 
 WARM_UP = 2  # calls before the recording
 
@@ -24,10 +25,9 @@ class Mark:
     def __init__(self, device: torch.device) -> None:
         self._event: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def wait(self) -> None:
-        """Hold this thread until it is reached."""
-        if self._event is not None:
-            self._event.synchronize()
+    def reached(self, seconds: float) -> bool:
+        """Hold this thread until it is reached; False if it is not in so many seconds."""
+        return self._event is None or reached(self._event, seconds)
 
 
 class Lane:
@@ -36,8 +36,9 @@ class Lane:
     They may, as one lane's work never overlaps. Two lanes' work does.
     """
 
-    def __init__(self, device: torch.device, *, beside: bool) -> None:
+    def __init__(self, device: torch.device, *, beside: bool, deadline: float = DEADLINE) -> None:
         self.device = device
+        self.deadline = deadline  # seconds, of every wait for a mark
         self.is_cuda = device.type == "cuda"
         self._beside = beside
         self.stream: Any = None  # where the lane's first calls and recordings run
@@ -59,8 +60,11 @@ class Lane:
     def close(self) -> None:
         """Wait for the device, and drop what was recorded and what it was made of. The lane takes no more work."""
         try:
-            if self.is_cuda:
-                torch.cuda.synchronize(self.device)  # what is dropped may be used again at once
+            if not idle(self.device, CLOSE_DEADLINE):  # what is dropped may be used again at once
+                raise TrainError(
+                    f"{self.device} is not done within {CLOSE_DEADLINE:g} s with the whole steps begun; {BUSY}, and "
+                    "start again from the last checkpoint"
+                )
         finally:
             for recording in self._recordings:
                 recording.drop()
@@ -74,6 +78,11 @@ class Lane:
         """What is started from now on waits for the mark; this thread does not."""
         if mark._event is not None:
             self._queue.wait_event(mark._event)
+
+    def hold(self, mark: Mark, doing: str) -> None:
+        """Hold this thread until a mark is reached; TimeoutError with what was not done by then."""
+        if not mark.reached(self.deadline):
+            raise TimeoutError(doing)
 
     @property
     def _queue(self) -> Any:

@@ -107,7 +107,7 @@ class Slot:
     def fill(self, indices: Tensor, key: int) -> None:
         """Start to make the batch of these seeds, once the one before is learned from."""
         self._plot.placed.held.check()  # a replay would read memory that is gone
-        self.filled.wait()  # what was sent for the batch before may be overwritten now
+        self._plot.lane.hold(self.filled, "sampled")  # what was sent for the batch before may be overwritten now
         lane, size = self._plot.lane, self._plot.batch_size
         self._sent[0] = key - WORD if key >= SIGN else key
         self._sent[STAGED : STAGED + size] = self._plot.maker.seeds.nodes[indices]
@@ -118,7 +118,7 @@ class Slot:
 
     def fits(self) -> bool:
         """Wait for the batch's sizes; whether it is whole."""
-        self.filled.wait()
+        self._plot.lane.hold(self.filled, "sampled")
         sizes: list[int] = self._sizes[:, 0].tolist()
         return sizes[FAULT] == 0 and self._plot.capacity.holds(self._plot.plan, sizes)
 
@@ -182,7 +182,7 @@ class Slot:
 
     def told(self) -> float:
         """What was sent, once the step is done."""
-        self.learned.wait()
+        self._plot.lane.hold(self.learned, "learned")
         return float(self._loss)
 
 

@@ -39,12 +39,20 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
     check_optimizer(learner.optimizer, device, scheduled=learner.scheduler is not None)
 
 
-def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:
-    """Raise ConfigError for an optimizer whose step cannot be taken or, on this device, not recorded."""
-    name = type(optimizer).__name__
+def check_closure(optimizer: Optimizer) -> None:
+    """Raise ConfigError for an optimizer whose step cannot do without a closure."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError(f"{name} asks for a step's loss several times, a step has it once; take AdamW, Adam or SGD")
+        raise ConfigError(
+            f"{type(optimizer).__name__} asks for a step's loss several times, a step has it once; take AdamW, Adam or "
+            "SGD, or train in a loop of your own"
+        )
+
+
+def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:
+    """Raise ConfigError for an optimizer whose step cannot be taken or, on this device, not recorded."""
+    check_closure(optimizer)
+    name = type(optimizer).__name__
     if device.type != "cuda":
         return
     for group in optimizer.param_groups:

@@ -7,7 +7,7 @@ Costs one small all-reduce on the CPU per step, before the backward pass that wo
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
@@ -18,6 +18,7 @@ from hoploom import keys
 from hoploom.errors import TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
+from hoploom.ops.deadline import BUSY, reached
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context
 from hoploom.train.learner import HALF, Learner, Training
@@ -137,15 +138,17 @@ class OnItsWay:
     """A number on its way to the host. Waits for what made it, not for what was enqueued since."""
 
     def __init__(self, number: Tensor) -> None:
-        self._host, self._arrived = number, None
+        self._host = number
+        self.arrived: Any = None
         if number.is_cuda:
             self._host = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
             self._host.copy_(number, non_blocking=True)
-            self._arrived = torch.cuda.current_stream(number.device).record_event()
+            self.arrived = torch.cuda.current_stream(number.device).record_event()
 
-    def __float__(self) -> float:
-        if self._arrived is not None:
-            self._arrived.synchronize()
+    def wait(self, seconds: float) -> float:
+        """The number."""
+        if self.arrived is not None and not reached(self.arrived, seconds):
+            raise TimeoutError("computed the loss")
         return float(self._host)
 
 
@@ -213,13 +216,26 @@ class Stepper:
 
     def _agree(self, loss_sums: Sequence[OnItsWay], rows: int, *, asked: bool) -> tuple[float, float, float]:
         """Loss sum, rows and how many were asked to stop, over all ranks; all raise if some loss is not finite."""
-        loss_sum = sum(float(value) for value in loss_sums)
+        with self.in_time(self._learner.standing.steps + 1):
+            loss_sum = sum(value.wait(self._context.timeout) for value in loss_sums)
         finite = math.isfinite(loss_sum)
         mine = torch.tensor([loss_sum if finite else 0.0, rows, asked, not finite], dtype=torch.float64)
         totals = self._context.sum(mine).tolist()
         if totals[3]:
             self._refuse(loss_sum)
         return totals[0], totals[1], totals[2]
+
+    @contextmanager
+    def in_time(self, step: int) -> Iterator[None]:
+        """Within, a TimeoutError of the device, which says what it has not done, becomes one that names the step."""
+        try:
+            yield
+        except TimeoutError as error:
+            seconds = self._context.timeout
+            raise TrainError(
+                f"epoch {self._learner.standing.epoch} step {step}: the device has not {error} within {seconds:g} s; "
+                f"{BUSY}, or give hoploom.init a timeout above {seconds:g} seconds; {self._last_good()}"
+            ) from error
 
     def _refuse(self, loss_sum: float) -> None:
         sums = [float(value) for value in self._context.gather(torch.tensor([loss_sum], dtype=torch.float64))]

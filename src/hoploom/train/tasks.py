@@ -1,6 +1,6 @@
 """What is learned: which outputs meet which targets, the loss of every seed, and torchmetrics' metrics.
 
-Labels are checked on every batch, which on a GPU waits for the device once.
+Labels are checked on every batch; on a GPU, where each look would wait for the device, once before all of them.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,8 @@ from torch_geometric.data import HeteroData
 
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
+from hoploom.load.loader import Loader
+from hoploom.load.maker import LinkMaker, NodeMaker
 from hoploom.store import Store, Wanted
 from hoploom.train.context import unwrap
 
@@ -318,14 +320,19 @@ class LinkPrediction(Judged):
     def targets(self, batch: Batch) -> Tensor:
         storage, _ = _links(batch)
         labels: Tensor = storage["edge_label"].reshape(-1)
-        bad = (labels != 0) & (labels != 1)
+        if not labels.is_cuda:  # there nobody looks: check_labels() has
+            self.check(labels, storage["edge_label_index"], " (local ids)")
+        return labels.long()
+
+    def check(self, labels: Tensor, ends: Tensor, ids: str = "") -> None:
+        """Raise for the first label that says neither that there is a link nor that there is none."""
+        bad = ((labels != 0) & (labels != 1)).reshape(-1)
         if bad.any():
             row = int(bad.nonzero()[0])
             raise DataError(
-                f"link {storage['edge_label_index'][:, row].tolist()} (local ids) has the label {labels[row].item()}; "
-                "links are 1, or 0 where there is none"
+                f"link {ends[:, row].tolist()}{ids} has the label {labels.reshape(-1)[row].item()}; links are 1, or 0 "
+                "where there is none"
             )
-        return labels.long()
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         full = _full(outputs)
@@ -352,3 +359,19 @@ def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
         raise ConfigError("the batch has no labelled links; use LinkNeighborLoader with neg_sampling='binary'")
     key = found[0]._key if isinstance(batch, HeteroData) else ("node", "to", "node")
     return found[0], (key[0], key[2])
+
+
+# --- before all batches ---------------------------------------------------------------------
+
+
+def check_labels(task: Task, loader: Loader, device: torch.device) -> None:
+    """Raise for a label that cannot be learned, where nobody looks at those of a batch. What a transform makes of the
+    labels of links is not known.
+    """
+    maker = None if device.type == "cpu" else getattr(loader, "maker", None)
+    if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):
+        task.check(maker.assembler.store, maker.seeds.nodes, maker.seeds.node_type)
+    if isinstance(task, LinkPrediction) and isinstance(maker, LinkMaker) and maker.transform is None:
+        labels, ends = maker.links.labels, maker.links.ends
+        if labels is not None:
+            task.check(labels, ends)

@@ -9,20 +9,18 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hoploom.config import as_number
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
-from hoploom.train.capacity import MARGIN
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.context import Context, unwrap
 from hoploom.train.learner import HALF, Learner, Training
@@ -47,6 +45,17 @@ class StepCounts:
     overflowed: int = 0  # batches that did not fit, each taken at its own size
     shorter: int = 0  # batches of fewer or more seeds, at an epoch's end, likewise
 
+    @property
+    def overflow(self) -> str:
+        """How many of all steps overflowed, in words; nothing where none has."""
+        num_steps = self.replayed + self.first + self.overflowed + self.shorter
+        return f"{self.overflowed:,} of {num_steps:,} steps overflowed" if self.overflowed else ""
+
+    @property
+    def overflow_often(self) -> bool:
+        """Whether more than a tenth of them did."""
+        return 9 * self.overflowed > self.replayed + self.first + self.shorter
+
     def __str__(self) -> str:
         return (
             f"{self.replayed:,} steps replayed, {self.first} before that, {self.overflowed:,} overflowed, "
@@ -58,7 +67,7 @@ class WholeStep:
     """The whole step of a learner, for a store that is placed: what `fit` uses with `Training(whole_steps=True)`.
 
     Made once the learner stands where it begins: a recording keeps the parameters and the optimizer's state where they
-    are. `margin`: room beyond what some sampled batches took.
+    are.
 
     >>> with WholeStep(learner, Training(epochs=1), context) as whole:
     ...     losses = [report.loss for report in whole.epoch()]
@@ -71,16 +80,13 @@ class WholeStep:
         training: Training,
         context: Context,
         checkpoint: Checkpoint | None = None,
-        *,
-        margin: float = MARGIN,
     ) -> None:
         check_learner(learner, training, context.device)
-        as_number("margin", margin, "give a share of what batches take, e.g. 0.1")
         self.learner, self.counts = learner, StepCounts()
         self._training, self._is_cuda = training, context.device.type == "cuda"
         self.stepper = Stepper(learner, training, context, checkpoint)
         self._main = Lane(context.device, beside=False)
-        self.plot = _plot(learner, context.device, margin)
+        self.plot = _plot(learner, context, training.margin)
         self._rates = Rates(learner.optimizer)
         self._slots = deque(self._slot() for _ in range(SLOTS))
 
@@ -102,7 +108,8 @@ class WholeStep:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        with nullcontext() if error[0] is None else suppress(TrainError):  # the first error is the one to tell
+            self.close()
 
     def epoch(self) -> Iterator[StepReport]:
         """Take what is left of the loader's epoch; a step is reported once its loss is known, two steps later."""
@@ -167,13 +174,14 @@ class _Pair:
     learn: Recording
 
 
-def _plot(learner: Learner, device: torch.device, margin: float) -> "Plot":
+def _plot(learner: Learner, context: Context, margin: float) -> "Plot":
     """What all batches of a learner have in common; ConfigError where they cannot be made on its device."""
     from hoploom.sample.ondevice import make_maps
     from hoploom.sample.plan import make_plan
     from hoploom.train.capacity import measure, probe
     from hoploom.train.replay import Plot, degrees_of, targets_of
 
+    device = context.device
     maker, model = _maker_of(learner, device), unwrap(learner.model)
     assert isinstance(model, GNN)
     assert isinstance(learner.task, NodeTask)
@@ -195,7 +203,7 @@ def _plot(learner: Learner, device: torch.device, margin: float) -> "Plot":
         batch_size,
         targets_of(maker, learner.task).to(device),
         degrees_of(maker, device),
-        Lane(device, beside=True),
+        Lane(device, beside=True, deadline=context.timeout),
     )
 
 
@@ -268,7 +276,8 @@ class WholeSteps:
         """Take the next step; the reports are of steps before it."""
         began = time.perf_counter()
         step, pair = self._begun or self._begin()
-        fits = pair is not None and pair.slot.fits()
+        with self._in_time():
+            fits = pair is not None and pair.slot.fits()
         waited = time.perf_counter() - began
         known = self._known(None if pair is None else pair.slot)
         if pair is not None and fits:
@@ -290,7 +299,11 @@ class WholeSteps:
     def _begin(self) -> tuple[int, _Pair | None]:
         step = self._left.popleft()
         indices, _, key = self._walk.place(step)
-        return step, self._whole.fill_next(indices, key)
+        with self._in_time():
+            return step, self._whole.fill_next(indices, key)
+
+    def _in_time(self) -> AbstractContextManager[None]:
+        return self._whole.stepper.in_time(self._whole.learner.standing.steps + 1)
 
     def _known(self, slot: "Slot | None") -> list[StepReport]:
         """The reports up to the one whose loss lies in this slot, before it is written over."""
@@ -302,7 +315,8 @@ class WholeSteps:
     def _close(self, step: _Open) -> StepReport:
         if step.slot is None:
             return step.report
-        loss_sum, rows = step.slot.told(), step.report.rows
+        with self._whole.stepper.in_time(step.report.step):
+            loss_sum, rows = step.slot.told(), step.report.rows
         if not math.isfinite(loss_sum):
             self._whole.stepper.refuse(loss_sum, step.report.step)
         self._whole.stepper.count(loss_sum, rows)

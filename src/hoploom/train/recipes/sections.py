@@ -174,6 +174,7 @@ class TrainSection:
     whole_steps: bool = key(
         False, "sampling and learning replayed as CUDA graphs; one process, [placement] set", rules.flag()
     )
+    margin: float = key(0.1, "room of whole steps beyond what sampled batches took, as a share of it", rules.number())
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ MAY_CHANGE = {
     "placement.features",
     *(f"cluster.{name}" for name in keys_of("cluster") if name != "locality"),
     *("train.epochs", "train.max_steps", "train.patience", "train.processes", "train.device", "train.checkpoint_every"),
-    "train.whole_steps",
+    *("train.whole_steps", "train.margin"),
 }
 
 
@@ -136,6 +136,7 @@ def _training(recipe: Recipe, *, progress: bool) -> Training:
         max_steps=section.max_steps,
         progress=progress,
         whole_steps=section.whole_steps,
+        margin=section.margin,
     )
 
 

@@ -1,0 +1,305 @@
+"""Nothing waits for a device for ever: who waited says for what, for which step, how long, and what to do."""
+
+import threading
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from device_loaders import loading, nodes, placed
+from graphs import random_graph
+from whole_steps import homogeneous_learner
+
+import hoploom
+from hoploom import BatchError, PeerError, StoreError, TrainError
+from hoploom.load.pool import Pool, Reading
+from hoploom.ops import deadline
+from hoploom.ops.deadline import idle, reached
+from hoploom.store import Store, hostmemory, peermemory, placing
+from hoploom.store.placed import Held
+from hoploom.train.context import Context, init
+from hoploom.train.learner import Training
+from hoploom.train.recorder import Lane, Mark
+from hoploom.train.signals import StopRequests
+from hoploom.train.step import EagerSteps, Feed, OnItsWay, Stepper
+from hoploom.train.wholestep import WholeStep
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+SHORT = 0.02  # seconds
+BUSY = r"see what else keeps it busy \(nvidia-smi\)"
+
+
+class Hung:
+    """An event that is never reached, and a stream that never gets there."""
+
+    def query(self) -> bool:
+        return False
+
+    def record(self, stream: Any) -> None:
+        pass
+
+    def record_event(self) -> "Hung":
+        return self
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+
+class Clock:
+    """Time that goes on by pauses alone; an event that is reached at some moment."""
+
+    def __init__(self, moment: float) -> None:
+        self.now, self.moment, self.queries = 0.0, moment, 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-5)
+
+    def query(self) -> bool:
+        self.queries += 1
+        return self.now >= self.moment
+
+
+@pytest.mark.parametrize(
+    ("moment", "late", "queries"),
+    [
+        (0.0, 0.0, 1),
+        (0.004, 1e-5, 402),
+        (0.1, 0.001, 500 + 305),  # pauses of a hundredth: ln(20) / ln(1.01) of them
+        (100.0, 0.02, 500 + 603 + 4900),  # up to 2 s, then pauses of the longest
+    ],
+)
+def test_a_wait_is_a_hundredth_longer_than_it_must_be(
+    moment: float, late: float, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(moment)
+    monkeypatch.setattr(deadline, "time", clock)
+    assert reached(clock, 600)
+    assert clock.now <= moment + late + 1e-9
+    assert clock.queries <= queries + 2
+
+
+def test_a_wait_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(100.0)
+    monkeypatch.setattr(deadline, "time", clock)
+    assert not reached(clock, 7)
+    assert clock.now == pytest.approx(7)
+    assert not reached(clock, 0)
+
+
+def test_other_threads_run_while_one_waits() -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    class Answered:
+        def query(self) -> bool:
+            asked.set()
+            return answered.is_set()
+
+    def answer() -> None:
+        if asked.wait(60):
+            answered.set()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert reached(Answered(), 60)
+    thread.join(60)
+
+
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until this is set, no device ever has nothing left to do."""
+    released = threading.Event()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: released.wait(60))
+    return released
+
+
+def test_a_device_that_is_never_done_is_left(release: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert idle(CPU, 0)
+    assert not idle(CUDA, SHORT)
+    release.set()
+    assert idle(CUDA, 60)
+
+    def fail(device: Any) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        idle(CUDA, 60)
+
+
+# --- loaders -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graph() -> Store:
+    return hoploom.from_pyg(random_graph(30, 120, seed=1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])  # steps are begun in order
+def test_a_loader_names_the_step_whose_sizes_never_come(
+    graph: Store, num_workers: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    loader = nodes(placed(graph, device), num_workers=num_workers)
+    first, begun = next(iter(loader)), []
+    loader.set_epoch(0)
+    reading = Pool.reading
+
+    def late(pool: Pool, sizes: torch.Tensor) -> Reading:
+        begun.append(reading(pool, sizes))
+        return begun[-1] if len(begun) == 1 else begun[-1]._replace(arrived=Hung(), seconds=SHORT)
+
+    monkeypatch.setattr(Pool, "reading", late)
+    made = iter(loader)
+    assert torch.equal(next(made).n_id, first.n_id)
+    said = rf"^step 1 of epoch 0 on rank 0 failed: TimeoutError: the device has not sampled within 0.02 s; {BUSY}, or "
+    with pytest.raises(BatchError, match=said + "raise timeout$"):
+        next(made)
+
+
+def test_a_loader_waits_for_the_device_as_long_as_its_timeout_says(graph: Store, device: torch.device) -> None:
+    loader = nodes(placed(graph, device), timeout=7)
+    next(iter(loader))
+    assert loading(loader).pool.deadline == 7
+
+
+def test_a_loop_that_is_left_does_not_wait_for_ever(device: torch.device) -> None:
+    pool = Pool(device)
+    pool.drain()
+    pool.is_cuda, pool._stream, pool.deadline = True, Hung(), SHORT
+    said = rf"{device} has not finished within 0.02 s what a loop had begun that is left; {BUSY}, or raise timeout"
+    with pytest.raises(BatchError, match=said):
+        pool.drain()
+
+
+def test_who_leaves_a_loop_is_not_told_of_a_kernel_that_failed(device: torch.device) -> None:
+    class Failed(Hung):
+        def query(self) -> bool:
+            raise RuntimeError("an illegal memory access")
+
+    pool = Pool(device)
+    pool.is_cuda, pool._stream = True, Failed()
+    pool.drain()
+
+
+def test_placing_ends_at_its_deadline_and_gives_everything_back(
+    graph: Store, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    closed = []
+    monkeypatch.setattr(placing, "idle", lambda device, seconds: False)
+    monkeypatch.setattr(Held, "close", lambda held, *, wait: closed.append(wait))
+    with pytest.raises(StoreError, match=rf"{device}(:0)? has not taken in the store within 600 s; {BUSY}"):
+        placed(graph, device)
+    assert closed == [False]
+
+
+@pytest.fixture
+def never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (hostmemory, peermemory):
+        monkeypatch.setattr(module, "idle", lambda device, seconds: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+
+
+def test_memory_that_is_still_read_stays_pinned(never_idle: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To unpin it would wait for its readers, without a deadline."""
+    monkeypatch.setattr(hostmemory, "_runtime", lambda: pytest.fail("it was unpinned"))
+    with pytest.raises(StoreError, match=rf"^cuda:0 still reads host memory 60 s after it was closed; {BUSY}$"):
+        hostmemory._unregister(4096, CUDA)
+
+
+def test_a_rank_does_not_wait_for_its_own_device_for_ever(never_idle: None, device: torch.device) -> None:
+    said = rf"^{device} is not done within 600 s with memory that other ranks read; {BUSY}$"
+    with pytest.raises(PeerError, match=said):
+        peermemory._DeviceShare(4, lambda raw: None, device)
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def context_of(device: torch.device) -> Context:
+    return init(device=device, timeout=SHORT)
+
+
+def test_a_step_whose_loss_never_comes_is_named(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = homogeneous_learner(device)
+    stepper = Stepper(learner, Training(1), context_of(device), None)
+    steps = EagerSteps(stepper, Feed(learner.loader, 1, device))
+    steps.take(StopRequests())
+    begin = OnItsWay.__init__
+
+    def late(number: OnItsWay, value: torch.Tensor) -> None:
+        begin(number, value)
+        number.arrived = Hung()
+
+    monkeypatch.setattr(OnItsWay, "__init__", late)
+    said = rf"^epoch 0 step 2: the device has not computed the loss within 0.02 s; {BUSY}, or give hoploom.init a "
+    with pytest.raises(TrainError, match=said + "timeout above 0.02 seconds; there is no checkpoint$"):
+        steps.take(StopRequests())
+
+
+class HungMark(Mark):
+    """Reached the first times that somebody waits for it, and never again."""
+
+    left = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: Any = self
+
+    def query(self) -> bool:
+        HungMark.left -= 1
+        return HungMark.left >= 0
+
+    def record(self, queue: Any) -> None:
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a lane of a GPU has a stream of its own")
+@pytest.mark.parametrize(
+    ("left", "step", "doing"),
+    [(0, 1, "sampled"), (1, 1, "sampled"), (3, 2, "sampled"), (6, 1, "learned")],
+)
+def test_a_whole_step_that_is_never_done_is_named(
+    left: int, step: int, doing: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waits are for: filling 1, its sizes; filling 2, its sizes; filling 3, its sizes, the loss of 1; and so on."""
+    monkeypatch.setattr("hoploom.train.replay.Mark", HungMark)
+    monkeypatch.setattr(Lane, "_queue", Hung())
+    whole = WholeStep(homogeneous_learner(device), Training(1), context_of(device))
+    HungMark.left = left
+    said = rf"^epoch 0 step {step}: the device has not {doing} within 0.02 s; {BUSY}, or give hoploom.init a timeout "
+    with pytest.raises(TrainError, match=said):
+        list(whole.epoch())
+
+
+def test_a_lane_is_closed_in_bounded_time_and_drops_what_it_has(
+    release: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hoploom.train.recorder.CLOSE_DEADLINE", SHORT)
+    lane, dropped = Lane(CPU, beside=False), []
+
+    class Recorded:
+        def drop(self) -> None:
+            dropped.append(self)
+
+    held: Any = Recorded()
+    lane.add(held)
+    lane.device = CUDA
+    with pytest.raises(TrainError, match=rf"cuda:0 is not done within 0.02 s with the whole steps begun; {BUSY}"):
+        lane.close()
+    assert dropped == [held]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("first")])
+def test_the_first_error_of_a_run_is_the_one_that_is_told(
+    error: Exception | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(whole: WholeStep) -> None:
+        with whole:
+            if error is not None:
+                raise error
+
+    whole = WholeStep(homogeneous_learner(device), Training(1), init(device=device))
+    monkeypatch.setattr("hoploom.train.recorder.idle", lambda device, seconds: False)
+    with pytest.raises(TrainError if error is None else ValueError):
+        run(whole)

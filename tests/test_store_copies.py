@@ -1,0 +1,42 @@
+"""A store never changes, so a copy of one is the same one; another process opens it from its files."""
+
+import copy
+import pickle
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+from graphs import ring
+
+import hoploom
+from hoploom import ConfigError, Store
+
+
+@pytest.fixture(params=["in memory", "on disk", "placed"])
+def store(request: pytest.FixtureRequest, device: torch.device, sound_stores: object) -> Store:
+    if request.param == "on disk":
+        return hoploom.open(f"{sound_stores}/ring")
+    made = hoploom.from_pyg(ring(12))
+    return made.place(str(device), str(device)) if request.param == "placed" else made
+
+
+def test_a_copy_of_a_store_is_the_same_store(store: Store) -> None:
+    assert copy.copy(store) is store
+    assert copy.deepcopy(store) is store
+    holder = {"graph": store, "weights": torch.ones(2)}
+    copied = copy.deepcopy(holder)
+    assert copied["graph"] is store
+    assert copied["weights"] is not holder["weights"]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_store_is_not_pickled_and_says_what_to_do_instead(store: Store, protocol: int) -> None:
+    said = r"^a store is never pickled; give the other process its path and hoploom\.open it there"
+    with pytest.raises(ConfigError, match=said):
+        pickle.dumps({"graph": store}, protocol)
+
+
+def test_a_store_given_to_a_process_that_is_spawned_says_so_too() -> None:
+    store = hoploom.from_pyg(ring(12))
+    with pytest.raises(ConfigError, match="a store is never pickled"):
+        ForkingPickler.dumps(store)
