@@ -4,10 +4,12 @@ Without a GPU, and with --tiny, a graph of 2,000 nodes takes the workload's plac
 Triton's interpreter where there is no GPU, and measures nothing.
 """
 
+import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -23,6 +25,7 @@ from report import Report, Row
 import hoploom
 from hoploom.store import Store
 
+FOUND = "found: "  # before each row on stderr, so that what is stopped has said what it found
 ABSENT = "the gpu benchmarks: torch sees no CUDA device"
 
 
@@ -103,6 +106,12 @@ def machine() -> list[str]:
     properties = torch.cuda.get_device_properties(0)
     memory = properties.total_memory / 2**30
     return [f"GPU: {properties.name}, {memory:.0f} GiB, CUDA {torch.version.cuda}"]
+
+
+def found(row: Row) -> Row:
+    """A row, said at once."""
+    print(FOUND + json.dumps(asdict(row)), file=sys.stderr, flush=True)
+    return row
 
 
 def made(rows: Iterable[Row], notes: Iterable[str] = ()) -> Report:

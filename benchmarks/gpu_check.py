@@ -1,11 +1,13 @@
-"""What scripts/gpu_check.sh runs once the core is built: tests, compute-sanitizer, benchmarks, in this order.
+"""What scripts/gpu_check.sh runs once the core is built: tests with compute-sanitizer beside them, then benchmarks.
 
-Writes benchmarks/results/gpu-NAME.json after every step, so that what was found is there when time runs out. A file
-that is there already from the same commit and machine is completed. A rehearsal claims no figure, and writes to build.
+Writes benchmarks/results/gpu-NAME.json after every step, so that what was found is there when time runs out, and gives
+every step a limit, so that one that hangs does not take the others' time. A file that is there already from the same
+commit and machine is completed. A rehearsal claims no figure, and writes to build.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -13,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -22,6 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import gpu
+import gpu_tests
 import report
 import run
 import torch
@@ -29,15 +32,12 @@ from report import ROOT
 
 FOLDER = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "gpu"
-NATIVE = tuple(
-    f"test_{kind}" for kind in ("kernels", "place", "on_device", "device_loader", "whole_step", "padded", "peer")
-)
-ELSEWHERE = ("test_kernels_compile",)  # compiles for GPUs that are not there
 PACKAGES = ("torch", "triton", "torch-geometric", "torchmetrics", "numpy", "nvidia-nccl-cu13")
-ALONE = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # what the machine has may not go with our pytest
-AT_ONCE = 4  # test files: most of their time is the compiling of kernels
+AT_ONCE = 12  # test files at most: most of their time is the compiling of kernels, on a core each
 ABSENT = "absent"  # what stands for compute-sanitizer's runs on a machine without it
-LONGEST = 900.0  # seconds one command may take, where --minutes leaves that much
+LONGEST = 240.0  # seconds a benchmark may take; the first makes the graph
+SANITIZER_LONGEST = 150.0  # seconds
+FILLING_LONGEST = 120.0  # seconds of a file that nothing runs beside
 SANITIZERS = ("/usr/local/cuda/bin/compute-sanitizer", "/opt/nvidia/compute-sanitizer/compute-sanitizer")
 
 
@@ -54,6 +54,11 @@ class Results:
             self.found |= {name: before[name] for name in ("tests", "sanitizer", "benchmarks") if name in before}
         self._writing = threading.Lock()
         self.write()
+
+    def begin(self, section: str) -> None:
+        """What a section held before is found anew."""
+        with self._writing:
+            self.found[section] = {}
 
     def put(self, section: str, name: str, value: Any) -> None:
         """Add what a step found; from several threads."""
@@ -76,8 +81,8 @@ class Clock:
         self._end = None if minutes is None else began + 60 * minutes
 
     def left(self) -> float:
-        """Seconds for the next command; 0: none."""
-        return LONGEST if self._end is None else min(LONGEST, max(0.0, self._end - time.time()))
+        """Seconds; 0: none."""
+        return math.inf if self._end is None else max(0.0, self._end - time.time())
 
 
 def surroundings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -93,6 +98,7 @@ def surroundings(arguments: argparse.Namespace) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "driver": _driver(),
+        "shared_memory": shutil.disk_usage("/dev/shm").free,
         "machine": report.surroundings()[0].removeprefix("machine: "),
         "versions": {"python": platform.python_version(), **versions},
     }
@@ -114,114 +120,92 @@ def _driver() -> str | None:
     return done.stdout.strip() or None
 
 
-def test_files() -> tuple[list[Path], list[Path]]:
-    """Files whose tests run natively where there is a GPU, and files with tests that are marked gpu."""
-    texts = {path: path.read_text() for path in sorted((ROOT / "tests").glob("test_*.py"))}
-    native = [path for path, text in texts.items() if path.stem.startswith(NATIVE) or "device: torch.device" in text]
-    marked = [path for path, text in texts.items() if "pytest.mark.gpu" in text]
-    return [path for path in native if path.stem not in ELSEWHERE], marked
-
-
-def run_tests(path: Path, marks: str, seconds: float) -> dict[str, Any]:
-    """One file in a process of its own."""
-    if seconds <= 0:
-        return {"seconds": 0.0, "unfinished": "no time was left"}
-    outcome = WORK / f"{path.stem}-{marks.replace(' ', '-')}.xml"
-    outcome.unlink(missing_ok=True)
-    options = ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "pytest_timeout", "-m", marks, f"--junitxml={outcome}"]
-    command = [sys.executable, "-m", "pytest", "-q", *options, str(path)]
-    began = time.perf_counter()
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=ALONE, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout.decode(errors="replace")[-1000:] if error.stdout else ""
-        return {"seconds": time.perf_counter() - began, "unfinished": f"stopped after {seconds:.0f} s: {said}"}
-    counted = {"seconds": round(time.perf_counter() - began, 1)}
-    if not outcome.exists():
-        said = f"{done.stdout[-2000:]}\n{done.stderr[:2000]}"
-        return counted | {"unfinished": f"exit status {done.returncode}: {said}"}
-    return counted | _outcome(outcome)
-
-
-def _outcome(path: Path) -> dict[str, Any]:
-    """Counts, and what failed how."""
-    cases = list(ElementTree.parse(path).iter("testcase"))
-    failures = {
-        case.get("name", ""): (bad.get("message") or "")[:500] + "\n" + (bad.text or "")[-1500:]
-        for case in cases
-        for kind in ("failure", "error")
-        if (bad := case.find(kind)) is not None
-    }
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    return {"passed": len(cases) - len(failures) - skipped, "failed": len(failures), "skipped": skipped} | (
-        {"failures": failures} if failures else {}
-    )
-
-
 def check_tests(results: Results, clock: Clock) -> None:
-    """Native tests a few files at a time, then the marked ones alone: some fill the device's memory."""
-    native, marked = test_files()
-    results.found["tests"] = {}
+    """Test files beside each other, but those that fill the device's memory; compute-sanitizer among them."""
+    filling, others = gpu_tests.files_to_run()
+    results.begin("tests")
 
-    def one(path: Path, marks: str) -> None:
-        found = run_tests(path, marks, clock.left())
-        print(f"{path.name} ({marks}): {summary(found)}", flush=True)
-        results.put("tests", f"{path.name} ({marks})", found)
+    def one(path: Path, most: float = math.inf) -> None:
+        found = gpu_tests.run_file(path, min(clock.left(), most), WORK)
+        print(f"{path.name}: {summary(found)}", flush=True)
+        results.put("tests", path.name, found)
 
-    with ThreadPoolExecutor(AT_ONCE if torch.cuda.is_available() else 1) as pool:
-        list(pool.map(lambda path: one(path, "not gpu and not slow"), native))
-    for path in marked:
-        one(path, "gpu")
+    for path in filling:
+        one(path, FILLING_LONGEST)
+    with ThreadPoolExecutor(at_once()) as pool:
+        asked = [pool.submit(check_memory, results, clock), *(pool.submit(one, path) for path in others)]
+        for future in asked:
+            future.result()
+
+
+def at_once() -> int:
+    """How many processes run beside each other: the interpreter takes a core, and time, for each."""
+    return max(1, min(AT_ONCE, len(os.sched_getaffinity(0)) - 2)) if torch.cuda.is_available() else 1
 
 
 def summary(found: dict[str, Any]) -> str:
     """One line."""
-    if "unfinished" in found:
-        return found["unfinished"].splitlines()[0]
     counts = ", ".join(f"{found[name]} {name}" for name in ("passed", "failed", "skipped") if found[name])
-    return f"{counts or 'none'} in {found['seconds']} s"
+    line = f"{counts or 'none'} in {found['seconds']} s"
+    return f"{line}; {found['unfinished'].splitlines()[0]}" if "unfinished" in found else line
 
 
 def check_memory(results: Results, clock: Clock) -> None:
     """A few steps of training on a small graph, under compute-sanitizer."""
     if not torch.cuda.is_available():
         return
-    results.found["sanitizer"] = {}
+    results.begin("sanitizer")
     tool = shutil.which("compute-sanitizer") or next((path for path in SANITIZERS if Path(path).exists()), None)
     if tool is None:
         print("compute-sanitizer is not on this machine", flush=True)
         return results.put("sanitizer", ABSENT, {"said": "compute-sanitizer is not on this machine"})
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else torch's pool hides what lies outside
     for kind in ("memcheck", "racecheck"):
-        if clock.left() <= 0:
-            results.put("sanitizer", kind, {"unfinished": "no time was left"})
-            continue
         script = str(Path(__file__).with_name("gpu_training.py"))
         command = [tool, "--tool", kind, "--error-exitcode", "86", sys.executable, script]
-        found: dict[str, Any]
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=clock.left())
-            found = {"exit": done.returncode, "clean": done.returncode == 0}
-            if done.returncode:
-                found["said"] = (done.stdout + done.stderr)[-4000:]
-        except subprocess.TimeoutExpired as error:
-            found = {"unfinished": f"stopped after {error.timeout:.0f} s"}
+        found = _sanitized(command, min(clock.left(), SANITIZER_LONGEST), WORK / f"{kind}.log", environment)
         print(f"compute-sanitizer {kind}: {found}", flush=True)
         results.put("sanitizer", kind, found)
 
 
+def _sanitized(command: list[str], seconds: float, log: Path, environment: dict[str, str]) -> dict[str, Any]:
+    if seconds <= 0:
+        return {"unfinished": "no time was left"}
+    status, said = gpu_tests.run_command(command, seconds, log, environment=environment)
+    if status is None:
+        return {"unfinished": f"stopped after {seconds:.0f} s: {said}"}
+    return {"exit": status, "clean": status == 0} | ({"said": said} if status else {})
+
+
 def check_speed(results: Results, clock: Clock, *, tiny: bool) -> None:
-    """Every gpu benchmark."""
-    results.found["benchmarks"] = {}
+    """Every gpu benchmark; of one that fails or takes too long, the rows that it had found by then."""
+    results.begin("benchmarks")
     for name in run.GROUPS["gpu"]:
-        seconds = clock.left()
-        found = run.run_script(name, tiny, seconds) if seconds > 0 else None
-        if found is None:
-            results.put("benchmarks", name, {"unfinished": "it failed, or no time was left: see what it said above"})
+        seconds = min(clock.left(), LONGEST)
+        if seconds <= 0:
+            results.put("benchmarks", name, {"unfinished": "no time was left"})
             continue
-        results.put("benchmarks", name, figures(found, claimed=not tiny))
-        print(report.table(found.rows) if not tiny else f"{name} ran: {len(found.rows)} rows, no figure claimed")
-        print("\n".join(found.notes if not tiny else []), flush=True)
+        results.put("benchmarks", name, _benchmark(name, seconds, tiny=tiny))
+
+
+def _benchmark(name: str, seconds: float, *, tiny: bool) -> dict[str, Any]:
+    """In a process of its own."""
+    script, log = Path(__file__).with_name(f"{name}.py"), WORK / f"{name}.log"
+    command = [sys.executable, str(script), "--json", *(["--tiny"] if tiny else [])]
+    began = time.monotonic()
+    status, said = gpu_tests.run_command(command, seconds, log, environment=os.environ)
+    told = log.read_text(errors="replace").splitlines()
+    whole = next((line for line in reversed(told) if line.startswith('{"rows"')), None)
+    rows = ", ".join(line.removeprefix(gpu.FOUND) for line in told if line.startswith(gpu.FOUND))
+    found = report.from_json(whole or f'{{"rows": [{rows}], "notes": [], "absent": []}}')
+    answer = figures(found, claimed=not tiny) | {"seconds": round(time.monotonic() - began, 1)}
+    print(report.table(found.rows) if not tiny else f"{name} ran: {len(found.rows)} rows, no figure claimed")
+    print("\n".join(found.notes if not tiny else []), flush=True)
+    if status == 0 and whole is not None:
+        return answer
+    how = f"stopped after {seconds:.0f} s" if status is None else f"exit status {status}"
+    print(f"{name}: {how}: {said}", flush=True)
+    return answer | {"unfinished": f"{how}: {said}"}
 
 
 def figures(found: report.Report, *, claimed: bool) -> dict[str, Any]:
@@ -248,7 +232,7 @@ def parsed() -> argparse.Namespace:
 
 def faults(found: dict[str, Any]) -> list[str]:
     """What failed, crashed or did not finish."""
-    tests = [name for name, one in found.get("tests", {}).items() if one.get("failed", 1)]
+    tests = [name for name, one in found.get("tests", {}).items() if one.get("failed", 1) or "unfinished" in one]
     runs = {kind: one for kind, one in found.get("sanitizer", {}).items() if kind != ABSENT}
     memory = [f"compute-sanitizer {kind}" for kind, one in runs.items() if not one.get("clean", False)]
     speed = [name for name, one in found.get("benchmarks", {}).items() if "unfinished" in one]
@@ -265,8 +249,6 @@ def main() -> int:
         steps.append(lambda: check_tests(results, clock))
     if not arguments.tests_only:
         steps.append(lambda: check_speed(results, clock, tiny=arguments.rehearse))
-    if not arguments.benchmarks_only:
-        steps.append(lambda: check_memory(results, clock))
     for step in steps:
         step()
     print(f"wrote {results.path}")

@@ -35,7 +35,7 @@ def measure(work: Workload) -> Report:
             how = "as graphs" if whole else "kernel by kernel"
             question = f"an epoch of {work.num_steps} steps of {work.batch_size} seeds, {precision}, {how}"
             ratio = theirs.median / ours.median
-            rows.append(Row(question, "s", ours, BASELINE, theirs, ratio, Target("ours", "<", limit)))
+            rows.append(gpu.found(Row(question, "s", ours, BASELINE, theirs, ratio, Target("ours", "<", limit))))
             notes.append(f"{precision}, {how}: {said}")
     return gpu.made(rows, notes)
 

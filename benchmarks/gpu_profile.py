@@ -102,8 +102,8 @@ def measure(work: Workload) -> Report:
             epochs.run(count, "fp32", whole=whole, at_end=last.at_end)
             step, gap, lines = table(last.kernels, num_steps)
             share = 100 * gap / step
-            rows.append(Row(f"a profiled step {how}", "us", Spread(step, step, step, 1), "-"))
-            rows.append(Row(f"of which nothing runs, {how}", "%", Spread(share, share, share, 1), "-"))
+            rows.append(gpu.found(Row(f"a profiled step {how}", "us", Spread(step, step, step, 1), "-")))
+            rows.append(gpu.found(Row(f"of which nothing runs, {how}", "%", Spread(share, share, share, 1), "-")))
             notes += [f"where a step's time goes, {how}:", *lines]
     return gpu.made(rows, notes)
 

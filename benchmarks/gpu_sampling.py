@@ -46,7 +46,8 @@ class Batches:
         self.maps = make_maps(self.plan, self.device)
         self.into = self._fitted(work.sampled)
         self.picks = sum(self._sizes_of(step)[0] for step in range(self.work.batches))
-        self._recording = Recording(self.sample, Lane(self.device, beside=False))
+        self._lane = Lane(self.device, beside=False)
+        self._recording = Recording(self.sample, self._lane)
 
     def _fitted(self, num_seeds: int) -> OnDevice:
         """Buffers for what the batches take and a tenth more, as recorded steps have them."""
@@ -95,6 +96,10 @@ class Batches:
     def replay(self) -> None:
         self._recording()
 
+    def close(self) -> None:
+        """Drop the recording, before what it reads is given back."""
+        self._lane.close()
+
 
 def measure(work: Workload) -> Report:
     """Both placements one after the other; nothing else runs on the device."""
@@ -102,13 +107,15 @@ def measure(work: Workload) -> Report:
     here = gpu.device()
     rows, notes = [], []
     for place, where in PLACES.items():
-        batches = Batches(store.place(topology=place if place == "host" else str(here), device=here), work)
-        batches.record()
-        question = f"sampling and relabelling {where}, batches of {work.sampled}"
-        for how, one in (("kernel by kernel", batches.sample), ("as a graph", batches.replay)):
-            spread = gpu.repeated(batches.all_by(one), here, work)
-            ours = gpu.rate(batches.picks / 1e6, spread)
-            rows.append(Row(f"{question}, {how}", UNIT, ours, "-", None, None, TARGETS[place]))
+        with store.place(topology=place if place == "host" else str(here), device=here) as placed:
+            batches = Batches(placed, work)
+            batches.record()
+            question = f"sampling and relabelling {where}, batches of {work.sampled}"
+            for how, one in (("kernel by kernel", batches.sample), ("as a graph", batches.replay)):
+                spread = gpu.repeated(batches.all_by(one), here, work)
+                ours = gpu.rate(batches.picks / 1e6, spread)
+                rows.append(gpu.found(Row(f"{question}, {how}", UNIT, ours, "-", None, None, TARGETS[place])))
+            batches.close()
         notes = [f"one batch of {work.sampled} seeds: {batches.picks // work.batches:,} picks"]
     return gpu.made(rows, notes)
 

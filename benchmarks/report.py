@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -132,6 +133,8 @@ def commit() -> str:
 
 
 def _git(*words: str) -> str:
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 

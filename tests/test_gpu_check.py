@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,13 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import gpu_check
 
     return gpu_check
+
+
+@pytest.fixture
+def tests(check: ModuleType) -> ModuleType:
+    """benchmarks/gpu_tests.py"""
+    found: ModuleType = check.gpu_tests
+    return found
 
 
 @pytest.fixture
@@ -61,16 +69,72 @@ def test_results_of_the_same_commit_are_completed_those_of_another_are_not(
     assert not {"tests", "benchmarks"} & json.loads(path.read_text()).keys()
 
 
-def test_what_failed_is_counted_and_kept(check: ModuleType, tmp_path: Path) -> None:
-    tests = tmp_path / "test_some.py"
-    tests.write_text(
-        "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\n@pytest.mark.skip\ndef test_c(): pass\n"
+TESTS = """
+import os, threading
+import pytest
+
+def test_good(): pass
+def test_bad(): assert 1 == 2
+@pytest.mark.timeout(1)
+def test_hangs(): threading.Event().wait()
+def test_bad_neighbour(): pass
+def test_dies(): os.kill(os.getpid(), 9)
+@pytest.mark.skip
+def test_skipped(): pass
+@pytest.mark.slow
+def test_slow(): assert False
+def test_last(): pass
+"""
+
+
+@pytest.mark.timeout(240)  # three processes that import torch
+def test_a_test_that_hangs_or_dies_costs_no_other(tests: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "test_some.py"
+    path.write_text(TESTS)
+    found = tests.run_file(path, 200.0, tmp_path)
+    assert (found["passed"], found["failed"], found["skipped"]) == (3, 3, 1)
+    assert found["failures"].keys() == {"test_bad", "test_hangs", "test_dies"}
+    assert "1 == 2" in found["failures"]["test_bad"]
+    assert "Timeout" in found["failures"]["test_hangs"]
+    assert "exit status -9" in found["failures"]["test_dies"]
+    assert "unfinished" not in found
+
+
+def test_a_test_without_a_device_ends_its_process(tests: ModuleType, tmp_path: Path) -> None:
+    """The next one is the next process's: here none follows, as a file is given up that does not get on."""
+    path = tmp_path / "test_some.py"
+    path.write_text(
+        "import gpu_outcomes\n"
+        "def test_astray(monkeypatch):\n"
+        "    gpu_outcomes._is_lost = lambda: True\n"
+        "    assert False\n"
+        "def test_after(): assert gpu_outcomes._is_lost() is False\n"
     )
-    check.WORK = tmp_path
-    found = check.run_tests(tests, "not gpu", 60.0)
-    assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
-    assert "1 == 2" in found["failures"]["test_b"]
-    assert "unfinished" in check.run_tests(tests, "not gpu", 0.0)
+    found = tests.run_file(path, 200.0, tmp_path)
+    assert (found["passed"], found["failures"].keys()) == (1, {"test_astray"})
+
+
+def test_a_file_for_which_no_time_is_left_or_that_cannot_be_imported_says_so(tests: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "test_some.py"
+    path.write_text("import nothing_of_this_name\n")
+    assert "no time was left" in tests.run_file(path, 0.0, tmp_path)["unfinished"]
+    found = tests.run_file(path, 100.0, tmp_path)
+    assert found["failed"] == 1
+    assert "nothing_of_this_name" in str(found["failures"])
+
+
+def test_what_a_stopped_command_has_started_ends_with_it(tests: ModuleType, tmp_path: Path) -> None:
+    """Its child has the same output open, and a pipe, which ends with the last who can write to it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reads = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        said = tests.run_command(["sh", "-c", f"exec 3>{pipe}; echo begun; sleep 60 & wait"], 0.5, tmp_path / "log")
+        assert said == (None, "begun\n")
+        assert select.select([reads], [], [], 20)[0]
+        assert os.read(reads, 1) == b""
+    finally:
+        os.close(reads)
 
 
 UNFINISHED = {"unfinished": "stopped after 9 s"}
@@ -117,18 +181,34 @@ def test_a_sanitizer_that_is_stopped_is_not_clean(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(check.shutil, "which", lambda name: str(tool))
     results = SimpleNamespace(found={}, put=lambda section, name, value: results.found[section].update({name: value}))
+    results.begin = lambda section: results.found.update({section: {}})
+    monkeypatch.setattr(check, "WORK", tmp_path)
     check.check_memory(results, SimpleNamespace(left=lambda: 0.1))
     assert check.faults(results.found) == ["compute-sanitizer memcheck", "compute-sanitizer racecheck"]
 
 
-def test_the_files_of_device_tests_are_found(check: ModuleType) -> None:
-    native, marked = check.test_files()
-    names = {path.name for path in native}
-    assert {"test_kernels_sample.py", "test_on_device.py", "test_place.py", "test_padded.py"} <= names
+def test_a_benchmark_that_fails_keeps_the_rows_it_had_found(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spread = sys.modules["measure"].spread_of([1.0, 2.0, 3.0])
+    check.gpu.found(check.report.Row("fast", "s", spread, "-"))
+    (tmp_path / "some.py").write_text(f"import sys\nsys.stderr.write({capsys.readouterr().err!r})\nsys.exit(3)\n")
+    monkeypatch.setattr(check, "__file__", str(tmp_path / "gpu_check.py"))
+    monkeypatch.setattr(check, "WORK", tmp_path)
+    found = check._benchmark("some", 100.0, tiny=False)
+    assert found["unfinished"].startswith("exit status 3")
+    assert [(row["question"], row["ours"]["median"]) for row in found["rows"]] == [("fast", 2.0)]
+
+
+def test_the_files_of_device_tests_are_found(tests: ModuleType) -> None:
+    filling, others = tests.files_to_run()
+    names = [path.name for path in others]
+    assert {"test_kernels_sample.py", "test_on_device.py", "test_place.py", "test_padded.py"} <= set(names)
     assert "test_kernels_compile.py" not in names
-    assert {"test_place_gpu.py", "test_gpu_training.py"} <= {path.name for path in marked}
-    assert "test_gpu_training.py" in names  # its small tests too
-    assert Path(__file__) not in marked
+    assert [path.name for path in filling] == ["test_place_gpu.py"]
+    assert len(set(names)) == len(names)
+    assert names.index("test_gpu_training.py") < names.index("test_on_device.py")  # what only a GPU can show is first
+    assert Path(__file__) not in others
 
 
 def test_time_side_by_side_counts_once_and_gaps_are_what_is_left(profile: ModuleType) -> None:

@@ -57,7 +57,7 @@ def test_a_layer_by_kernels_is_the_layer_by_the_core(
     edge_index[:, ::9] = torch.arange(4)  # loops
     found = []
     for on in ("cpu", device):
-        x = rows.to(on).requires_grad_()
+        x = rows.to(on, copy=True).requires_grad_()
         found.append(trained(conv.to(on), x, edge_index.to(on), x=x))
         by_kernels()
     assert_close(found[1], found[0])

@@ -26,7 +26,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _spawn(fn: object, tmp_path: Path, path: Path) -> None:
-    hoploom.spawn(fn, 2, [str(tmp_path), str(path)], device=place_workers.DEVICE, backend="gloo", timeout=60)  # type: ignore[arg-type]
+    device = "cuda:0" if place_workers.DEVICE == "cuda" else "cpu"  # one GPU for both
+    hoploom.spawn(fn, 2, [str(tmp_path), str(path)], device=device, backend="gloo", timeout=60)  # type: ignore[arg-type]
 
 
 @pytest.fixture
