@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+if gc.isenabled():  # until the tests are collected: what modules are made of stays
+    gc.disable()
+
 import torch
 
 if not torch.cuda.is_available():  # read by Triton when kernels are imported, in child processes too
@@ -17,6 +21,12 @@ from graphs import library, random_graph, ring, save_in_parts
 
 import hoploom
 from hoploom import Store
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: no collection looks at it again, neither in a test nor at the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
 """Clients of their own process for the fault tests: ranks that lose a server, a client that is killed.
 
-python fault_workers.py ranks SERVERS STORE PIDS FOLDER | client SERVERS NUM_IDS
+python fault_workers.py SERVERS NUM_IDS is the client.
 """
 
 import os
@@ -50,7 +50,4 @@ def hold_streams(servers: str, num_ids: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "ranks":
-        hoploom.spawn(lose_a_server, 2, sys.argv[2:], timeout=30)
-    else:
-        hold_streams(sys.argv[2], int(sys.argv[3]))
+    hold_streams(sys.argv[1], int(sys.argv[2]))

@@ -1,6 +1,7 @@
-"""Graph servers of any number of stores in one process, for test_serve.py: to import takes longer than to serve.
+"""Graph servers of any number of stores in one process: to import takes longer than to serve.
 
-Reads a store and the parts of each of its servers as a line of JSON, answers with their addresses, and reads on.
+Reads a store, the parts of each of its servers and, where they are to make whole batches, the address of each as a line
+of JSON, answers with their addresses, and reads on.
 """
 
 import json
@@ -15,11 +16,11 @@ from hoploom.serve.server import Server
 def main() -> None:
     with ExitStack() as stack:
         for line in sys.stdin:
-            path, fleet = json.loads(line)
+            path, fleet, peers = json.loads(line)
             addresses = []
-            for parts in fleet:
-                node = stack.enter_context(Node(path, parts, Making()))
-                server = Server(node.service, "127.0.0.1:0", ServerSecurity(), node.metrics)
+            for parts, listen in zip(fleet, peers or ["127.0.0.1:0"] * len(fleet), strict=True):
+                node = stack.enter_context(Node(path, parts, Making(peers=tuple(peers))))
+                server = Server(node.service, listen, ServerSecurity(), node.metrics)
                 addresses.append(stack.enter_context(server).address)
             print(json.dumps(addresses), flush=True)
 

@@ -4,6 +4,7 @@ import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,13 @@ def loader(store: Store, **options: Any) -> hoploom.NeighborLoader:
 
 def warm_up(servers: Sequence[Server]) -> None:
     """The first batch of a server takes seconds: it imports what makes batches, and meets its peers."""
-    for address in addresses_of(servers):
+
+    def ask(address: str) -> None:
         with hoploom.connect([address], timeout=60) as store:
             next(iter(hoploom.NeighborLoader(store, [3, 2], torch.arange(4), batch_size=4)))
+
+    with ThreadPoolExecutor(len(servers)) as threads:
+        list(threads.map(ask, addresses_of(servers)))
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""A small training in every rank, for the tests of hosts: python host_workers.py STORE FOLDER [SERVERS TOKEN_FILE].
+"""A small training in every rank, for the tests of hosts: python host_workers.py STORE FOLDER SERVERS TOKEN_FILE.
 
-Without servers every rank opens the store; with them, rank k maps part k and asks for the rest, and then all of it
-again with batches that servers make. Rank 0 tells every epoch's loss, in all its bits, in a file.
+Rank k maps part k and asks servers for the rest, then all of it again with batches that servers make, and at last every
+rank opens the whole store. Rank 0 tells every epoch's loss, in all its bits, in a file.
 """
 
+import gc
 import sys
 import time
 from pathlib import Path
@@ -52,15 +53,14 @@ def await_cut(context: Context, name: str, folder: Path) -> None:
         time.sleep(0.01)
 
 
-def main(path: str, folder: Path, servers: str = "", token_file: str = "") -> None:
+def main(path: str, folder: Path, servers: str, token_file: str) -> None:
     with hoploom.init(timeout=60) as context:
-        if not servers:
-            train(context, context.open(path, serve=False), "alone", folder)
-            return
         common = {"servers": servers, "token_file": token_file, "timeout": 60}
         train(context, context.open(path, parts=[context.rank], topology="parted", **common), "worker", folder)
         train(context, context.open(**common), "client", folder)
+        train(context, context.open(path, serve=False), "alone", folder)
 
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    gc.freeze()  # what ends now needs no collection

@@ -1,5 +1,6 @@
 """Real graph servers in processes of their own, on loopback, ended with the block that started them."""
 
+import json
 import os
 import re
 import select
@@ -120,6 +121,34 @@ def serving_by(commands: Sequence[Sequence[str]]) -> Iterator[list[Server]]:
         yield servers
     finally:
         end(servers)
+
+
+class OneProcess:
+    """Servers of any number of stores in another process, all in one: fleet_servers.py."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def serve(self, store: Path, parts: Sequence[Sequence[int]], *, together: bool = False) -> list[str]:
+        """The addresses of a server for each of these lists of parts; together they make whole batches."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        peers = [f"127.0.0.1:{port}" for port in free_ports(len(parts))] if together else []
+        print(json.dumps([str(store), parts, peers]), file=self._process.stdin, flush=True)
+        ready, _, _ = select.select([self._process.stdout], [], [], START_DEADLINE)
+        assert ready
+        return list(json.loads(self._process.stdout.readline()))
+
+
+@contextmanager
+def one_process() -> Iterator[OneProcess]:
+    """Started with the block and ended with it."""
+    command = [sys.executable, str(Path(__file__).with_name("fleet_servers.py"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield OneProcess(process)
+        finally:
+            process.kill()
 
 
 def free_ports(count: int) -> list[int]:

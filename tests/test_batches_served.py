@@ -9,7 +9,7 @@ import torch
 from batches import assert_same, assert_same_batches
 from cases import CASES
 from graphs import library, random_graph, save_in_parts
-from servers import addresses_of, serving, serving_together
+from servers import addresses_of, one_process, serving, serving_together
 
 import hoploom
 from hoploom import ConfigError, PeerError, Store
@@ -27,22 +27,20 @@ def _saved(folder: Path, heterogeneous: bool) -> Store:
     return save_in_parts(hoploom.from_pyg(data, **attrs), folder / "store", 4)
 
 
-@pytest.mark.parametrize("heterogeneous", [False, True])
 @pytest.mark.parametrize("num_servers", SIZES)
-def test_any_number_of_servers_makes_the_batches_of_the_local_loader(
-    num_servers: int, heterogeneous: bool, tmp_path: Path
-) -> None:
-    store = _saved(tmp_path, heterogeneous)
-    fitting = [(case.id, case.values[1]) for case in CASES if case.values[0] == heterogeneous]
-    with (
-        serving_together(tmp_path / "store", FLEETS[num_servers]) as servers,
-        hoploom.connect(addresses_of(servers)) as trainer,
-    ):
-        for name, make in fitting:
-            if name == "edge times":  # of another store
-                continue
-            print(name)  # shown where it fails
-            assert_same_batches(make(store), make(trainer))  # type: ignore[operator]
+def test_any_number_of_servers_makes_the_batches_of_the_local_loader(num_servers: int, tmp_path: Path) -> None:
+    with one_process() as process:
+        for heterogeneous in (False, True):
+            folder = tmp_path / f"{heterogeneous}"
+            store = _saved(folder, heterogeneous)
+            addresses = process.serve(folder / "store", FLEETS[num_servers], together=True)
+            with hoploom.connect(addresses) as trainer:
+                for case in CASES:
+                    if case.values[0] != heterogeneous or case.id == "edge times":  # those are of another store
+                        continue
+                    print(heterogeneous, case.id)  # shown where it fails
+                    make: Any = case.values[1]
+                    assert_same_batches(make(store), make(trainer))
 
 
 def _loader(store: Store, **options: Any) -> hoploom.NeighborLoader:

@@ -3,8 +3,10 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from watched import watched
 import hoploom
 from hoploom import ops
 from hoploom.build.tables.build import BuildOptions, engine_share
+from hoploom.cli import main
 from hoploom.store.check import problems
 from hoploom.store.memory import resident_bytes
 
@@ -55,35 +58,34 @@ def check_papers(store: hoploom.Store, num_nodes: int) -> None:
     assert np.array_equal(degrees.numpy(), expected[places.numpy()])
 
 
-def test_a_build_that_is_killed_leaves_what_the_next_one_clears(tmp_path: Path) -> None:
+def test_a_build_that_is_killed_leaves_what_the_next_one_clears(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     papers.write_papers(tmp_path, 1 / 5000)
-    done = build(tmp_path, "whole.store")
-    assert done.wait(90) == 0, done.stdout and done.stdout.read()
+    here = ["build", str(tmp_path / "graph.toml"), "-o"]
+    assert main([*here, str(tmp_path / "whole.store")]) == 0
     for number, seconds in enumerate((0.0, 0.4, 0.8)):
         killed = build(tmp_path, "again.store")
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob(".again.store.partial-*")) and killed.poll() is None:
             assert time.monotonic() < deadline
-        process_end = time.monotonic() + seconds
-        while time.monotonic() < process_end and killed.poll() is None:
-            pass
+            threading.Event().wait(0.002)
+        with suppress(subprocess.TimeoutExpired):
+            killed.wait(seconds)
         killed.send_signal(signal.SIGKILL)
         if killed.wait(60) == 0:
             break  # it was faster
         assert not (tmp_path / "again.store").exists()
         assert len(list(tmp_path.glob(".again.store.partial-*"))) == 1, number  # the one before was cleared
     else:
-        assert build(tmp_path, "again.store").wait(90) == 0
+        assert main([*here, str(tmp_path / "again.store")]) == 0
     assert not list(tmp_path.glob(".again*"))
     assert files_of(tmp_path / "again.store") == files_of(tmp_path / "whole.store")
     check_papers(hoploom.open(tmp_path / "again.store"), int(papers.NUM_NODES / 5000))
-    refused = build(tmp_path, "again.store")
-    assert refused.wait(60) == 2
-    assert "exists; give another path" in (refused.stdout.read() if refused.stdout else "")
+    assert main([*here, str(tmp_path / "again.store")]) == 2
+    assert "exists; give another path" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_what_the_process_has_freed_is_not_counted() -> None:
     """A process that has trained keeps what it frees; a build in it has all of its own memory."""
     ops.keep_freed_memory()
@@ -95,6 +97,8 @@ def test_what_the_process_has_freed_is_not_counted() -> None:
     assert share > 300 * MB
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("scale", "share"), [(1 / 50, 2.6), (1 / 13, 10)])
 def test_memory_is_kept_at_papers_proportions(tmp_path: Path, scale: float, share: float) -> None:
     """At 1/50 a tenth of the input would be less than the libraries take; a tenth is tested on more."""

@@ -1,5 +1,6 @@
 """The command line: what it prints, what it leaves behind, and the exit code."""
 
+import gc
 import json
 import re
 import sys
@@ -28,6 +29,18 @@ def assert_fails(argv: list[str], capsys: pytest.CaptureFixture[str], message: s
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(rf"hoploom: .*{message}.*\n", err)
+
+
+def test_what_a_command_imports_is_left_to_no_collection(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, that is: where a program calls it, its garbage is its caller's matter."""
+    collecting: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: collecting.append(gc.isenabled()))
+    assert main(["info", str(folder)]) == 0
+    assert collecting == []
+    monkeypatch.setattr(sys, "argv", ["hoploom", "info", str(folder)])
+    assert main() == 0
+    assert collecting == [False]
+    assert gc.isenabled()
 
 
 # --- info ----------------------------------------------------------------------------------------

@@ -177,7 +177,8 @@ def test_a_server_stays_until_the_last_rank_has_left(graph: Path, tmp_path: Path
 
 
 KILLED = """
-import os, signal, sys
+import gc, os, signal, sys
+gc.disable()
 import cluster_workers, hoploom.train
 context = hoploom.train.init()
 context.open(sys.argv[1], serve=True)
@@ -234,9 +235,12 @@ def _until(what: Callable[[], bool], seconds: float = 15) -> None:
 
 
 SCRIPT = """
+import gc
+gc.disable()
 import cluster_workers, hoploom.train
 with hoploom.train.init(timeout=60) as context:
     cluster_workers.tell_batches(context, "{folder}", "{graph}", {{}})
+gc.freeze()
 """
 
 

@@ -224,9 +224,12 @@ def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOOPBACK = "0100007F"
 SCRIPT = """
+import gc
+gc.disable()
 import hoploom.train as train, train_workers
 with train.init(timeout=60) as context:
     train_workers.tell_all(context, "{folder}")
+gc.freeze()
 """
 
 

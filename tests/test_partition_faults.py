@@ -3,7 +3,9 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from hoploom.store import layout
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
-PARTITION = "import sys; from hoploom.partition import partition; partition(sys.argv[1], sys.argv[2], 3)"
+PARTITION = "import sys, hoploom; hoploom.partition.partition(sys.argv[1], sys.argv[2], 3)"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -75,15 +77,15 @@ def test_a_run_that_is_killed_leaves_what_the_next_one_clears(tmp_path: Path) ->
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob(".parts.partial-*")) and run.poll() is None:
             assert time.monotonic() < deadline
-        until = time.monotonic() + wait
-        while time.monotonic() < until and run.poll() is None:
-            pass
+            threading.Event().wait(0.002)
+        with suppress(subprocess.TimeoutExpired):
+            run.wait(wait)
         run.send_signal(signal.SIGKILL)
         if run.wait(60) == 0 or (tmp_path / "parts").exists():
             break  # it was faster
         assert len(list(tmp_path.glob(".parts.partial-*"))) == 1  # that of the one before was cleared
     if not (tmp_path / "parts").exists():
-        subprocess.run(command, check=True, timeout=60)
+        partition(tmp_path / "store", tmp_path / "parts", 3)
     partition(tmp_path / "store", tmp_path / "whole", 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "store", "whole"]
     assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")

@@ -99,7 +99,7 @@ def test_topology_and_features_larger_than_the_memory_are_partitioned_within_it(
 
 
 def test_the_least_memory_that_is_named_works(tmp_path: Path) -> None:
-    save_linked(tmp_path / "store", 50_000, 600, 400, 5000)  # 120 MB of edges, 80 MB of rows
+    save_linked(tmp_path / "store", 50_000, 300, 800, 5000)  # 60 MB of edges, 160 MB of rows
     code, _, said = run(tmp_path, "stream", 1024)
     assert code == 1
     found = re.search(r"memory is 1024 bytes, too little for 50000 nodes .*; give at least (\d+) \(", said)

@@ -1,9 +1,6 @@
 """Graph servers in other processes: the same batch wherever its parts are, and what a server says and refuses."""
 
 import json
-import select
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import torch
 from batches import assert_same_batches
 from cases import MakeLoader, every_case, store_of
 from graphs import save_in_parts
-from servers import START_DEADLINE, addresses_of, serving
+from servers import OneProcess, addresses_of, one_process, serving
 
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
@@ -31,7 +28,7 @@ PARTS = [[0, 1], [2, 3], [1, 2]]  # of four; the last server holds replicas
 class Fleet:
     """Stores in four parts and their servers, one fleet for each way a store was built, all in one other process."""
 
-    def __init__(self, folder: Path, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, folder: Path, process: OneProcess) -> None:
         self._folder, self._process = folder, process
         self._known: dict[str, tuple[Path, list[str]]] = {}
 
@@ -40,26 +37,14 @@ class Fleet:
         if key not in self._known:
             path = self._folder / key
             save_in_parts(store_of(heterogeneous, attrs), path, 4)
-            self._known[key] = path, self._start(path)
+            self._known[key] = path, self._process.serve(path, PARTS)
         return self._known[key]
-
-    def _start(self, path: Path) -> list[str]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([str(path), PARTS]), file=self._process.stdin, flush=True)
-        ready, _, _ = select.select([self._process.stdout], [], [], START_DEADLINE)
-        assert ready
-        return list(json.loads(self._process.stdout.readline()))
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    command = [sys.executable, str(Path(__file__).with_name("fleet_servers.py"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield Fleet(tmp_path_factory.mktemp("fleet"), process)
-        finally:
-            process.kill()
+    with one_process() as process:
+        yield Fleet(tmp_path_factory.mktemp("fleet"), process)
 
 
 @every_case

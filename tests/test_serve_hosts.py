@@ -43,15 +43,6 @@ def _torchrun(*words: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *words, str(TESTS / "host_workers.py")]
 
 
-def _losses_alone(path: Path, folder: Path) -> str:
-    """The losses of two ranks on this host, each with the whole store."""
-    words = [*_torchrun("--standalone", "--nproc-per-node", "2"), str(path), str(folder)]
-    with _running([words], {}) as processes:
-        _, said = processes[0].communicate(timeout=ENDING)
-        assert processes[0].returncode == 0, said
-    return (folder / "alone.losses").read_text()
-
-
 def _pull(host: Host, mode: str, folder: Path, trainers: Sequence[subprocess.Popen[str]]) -> None:
     """Pull a host's wire for a moment when all ranks have come to the middle of their training."""
 
@@ -68,7 +59,7 @@ def _pull(host: Host, mode: str, folder: Path, trainers: Sequence[subprocess.Pop
 
 
 def _train_on(found: Sequence[Host], path: Path, folder: Path) -> None:
-    """A server on each host, a trainer on the first two, in both deployments one after the other."""
+    """A server on each host, a trainer on the first two: in both deployments, then each with the whole store."""
     token = folder / "token"
     token.write_text("a-token-of-some-length-0123456789")
     token.chmod(0o600)
@@ -98,14 +89,16 @@ def _train_on(found: Sequence[Host], path: Path, folder: Path) -> None:
 @pytest.mark.alone  # five processes, and wires that are away for a second
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("impaired", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_training_on_hosts_whose_wires_are_pulled_loses_as_on_one_host(impaired: bool, tmp_path: Path) -> None:
+def test_training_on_hosts_whose_wires_are_pulled_loses_as_with_the_store_at_hand(
+    impaired: bool, tmp_path: Path
+) -> None:
     with hosts(3) as found:
         for host in found if impaired else ():
             if refusal := host.impair("delay", "5ms", "1ms", "loss", "0.5%"):
                 pytest.skip(f"the kernel here has no netem: {refusal}")
         path = save(tmp_path)
         _train_on(found, path, tmp_path)
-    expected = _losses_alone(path, tmp_path)
+    expected = (tmp_path / "alone.losses").read_text()
     assert len(set(expected.split())) == 3
     assert (tmp_path / "worker.losses").read_text() == expected
     assert (tmp_path / "client.losses").read_text() == expected

@@ -154,7 +154,7 @@ def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: 
 
 
 def test_a_killed_client_leaves_nothing_on_the_server(server: Server) -> None:
-    words = [sys.executable, str(TESTS / "fault_workers.py"), "client", server.address, str(10 * NODES)]
+    words = [sys.executable, str(TESTS / "fault_workers.py"), server.address, str(10 * NODES)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout is not None

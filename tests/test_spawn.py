@@ -114,9 +114,12 @@ def test_what_cannot_be_spawned_is_refused_at_once(monkeypatch: pytest.MonkeyPat
 
 
 SCRIPT = """
-import sys
+import gc, sys
+gc.disable()
 import hoploom.train
 import train_workers
+gc.freeze()
+gc.enable()
 
 def train(context, folder):
     train_workers.wait_to_be_ended(context, folder)

@@ -26,6 +26,12 @@ HAS_SPARK = shutil.which("java") is not None
 needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="Spark needs Java")
 
 
+@pytest.fixture(autouse=True)
+def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM of seconds: to compile well what runs once takes longer than to run it."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
+
+
 @pytest.fixture
 def duck(tmp_path: Path) -> Iterator[Engine]:
     with open_engine(EngineOptions(memory=256 << 20, threads=1), tmp_path / "scratch") as engine:

@@ -1,6 +1,8 @@
 """Hoploom trains graph neural networks on graphs of any size with one script."""
 
+import gc
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,10 +73,21 @@ _ROOMS |= {"partition", "sample", "scale", "schema", "serve", "store", "toml", "
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f"hoploom.{_HOMES[name]}"), "open_store" if name == "open" else name)
+        return getattr(_import(_HOMES[name]), "open_store" if name == "open" else name)
     if name in _ROOMS:
-        return import_module(f"hoploom.{name}")
+        return _import(name)
     raise AttributeError(f"module 'hoploom' has no attribute {name!r}")
+
+
+def _import(room: str) -> ModuleType:
+    """Import without collections: they take a fifth of the time, and nothing of a module is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(f"hoploom.{room}")
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,6 @@ from hoploom.launch.cluster import Cluster, Host
 from hoploom.launch.documents import Document, full_name
 from hoploom.launch.sections import HOSTS
 from hoploom.serve.security import is_loopback
-from hoploom.store import layout
 
 
 def check(document: Document, cluster: Cluster) -> None:
@@ -32,6 +31,8 @@ def number_of_parts(cluster: Cluster) -> int | None:
     """Of the store, where this host sees it."""
     if cluster.store is None or not os.path.exists(cluster.store):
         return None
+    from hoploom.store import layout  # imports torch, which takes a second; many clusters name no store of this host
+
     return len(layout.read_manifest(Path(cluster.store)).parts)
 
 

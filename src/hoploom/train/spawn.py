@@ -5,6 +5,7 @@ to the ranks travels as multiprocessing sends it, from this process to its own c
 """
 
 import builtins
+import gc
 import json
 import multiprocessing
 import os
@@ -200,6 +201,7 @@ def _run_rank(
     os.setpgrp()
     die_with(parent)
     environment.enter(place)
+    gc.freeze()  # what has been imported stays: no collection looks at it again, nor does the end of the process
     try:
         with ExitStack() as stack, _reported(place.rank, report):
             context = stack.enter_context(init(**options))
