@@ -32,6 +32,7 @@ from report import ROOT
 
 FOLDER = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "gpu"
+SHARED = Path("/dev/shm")
 PACKAGES = ("torch", "triton", "torch-geometric", "torchmetrics", "numpy", "nvidia-nccl-cu13")
 AT_ONCE = 12  # test files at most: most of their time is the compiling of kernels, on a core each
 ABSENT = "absent"  # what stands for compute-sanitizer's runs on a machine without it
@@ -98,7 +99,7 @@ def surroundings(arguments: argparse.Namespace) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "driver": _driver(),
-        "shared_memory": shutil.disk_usage("/dev/shm").free,
+        "shared_memory": shutil.disk_usage(SHARED).free if SHARED.exists() else None,
         "machine": report.surroundings()[0].removeprefix("machine: "),
         "versions": {"python": platform.python_version(), **versions},
     }

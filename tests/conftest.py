@@ -69,6 +69,8 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Mounts a file system of a given size: small_disk("size=64k")."""
     mounted = tmp_path / "disk"
     mounted.mkdir()
+    gc.collect()
+    gc.freeze()  # a collection before every mount looks at what was made since, not at what tests before have made
 
     def mount(options: str) -> Path:
         unmount(mounted)

@@ -153,6 +153,7 @@ SEGMENT = 2 << 20  # what torch asks the driver for, for small tensors
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_memory_is_flat_over_10000_steps(num_workers: int, device: torch.device) -> None:
     """With threads, in which order blocks are cut out of a segment is chance, and may cost one more of them."""

@@ -2,6 +2,7 @@
 
 import gc
 from importlib import import_module
+from threading import current_thread, main_thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ def __getattr__(name: str) -> Any:
 
 def _import(room: str) -> ModuleType:
     """Import without collections: they take a fifth of the time, and nothing of a module is garbage."""
+    if current_thread() is not main_thread():  # which may have its own reasons to do without
+        return import_module(f"hoploom.{room}")
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -64,9 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _for_good() -> Iterator[None]:
     """What is imported here stays to the end, so no collection looks at it: a third of a short command's time."""
     gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
