@@ -60,7 +60,7 @@ def measure(plan: Plan, batches: Sequence[Sampled], num_seeds: Sequence[int], ma
     types, relations = range(len(plan.nodes)), range(len(plan.picks))
 
     def roomy(size: int, most: int) -> int:
-        return min(-(-int(size * (1 + margin)) // ROUNDED) * ROUNDED, most)
+        return min(-(-int(min(size * (1 + margin), most)) // ROUNDED) * ROUNDED, most)
 
     seen = [_running(plan, batch) for batch in batches]
     nodes = tuple(
