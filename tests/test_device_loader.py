@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ import hoploom
 from hoploom import BatchError, ConfigError
 from hoploom.load.device import is_there
 from hoploom.load.loader import Loader
+from hoploom.load.ondevice import DeviceLoading
 from hoploom.load.pool import Memory, Pool, Reading, changed
+from hoploom.load.prefetch import Workers
 from hoploom.load.sampling import SampledHere, SampledThere
 from hoploom.store import Store, assemble
 
@@ -191,6 +195,41 @@ def test_staged_values_come_out_as_they_went_in(device: torch.device) -> None:
     assert same_value(changed(there, Tensor.cpu), value)
 
 
+def test_memory_that_others_have_cached_is_given_back_before_there_is_too_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within a private pool torch does not do so."""
+    pool, left, within, said = Pool(torch.device("cpu")), [1], [False], list[str]()
+    empty = torch.empty
+
+    @contextmanager
+    def use_mem_pool(*given: Any) -> Iterator[None]:
+        within[0] = True
+        try:
+            yield
+        finally:
+            within[0] = False
+
+    def short(*given: Any, **options: Any) -> Tensor:
+        assert within[0]
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(*given, **options)
+
+    monkeypatch.setattr(torch, "empty", short)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use_mem_pool)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append(f"within: {within[0]}"))
+    pool.is_cuda, pool._stream, pool._blocks = True, Mock(), Mock()
+    assert [block.numel() for block in pool.blocks([3, 5], Mock())] == [3, 5]
+    assert said == ["within: False"]
+    left[0] = 2
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.blocks([3, 5], Mock())
+    assert len(said) == 2
+
+
 # --- what goes wrong -------------------------------------------------------------------------------
 
 
@@ -249,6 +288,29 @@ def test_a_loop_that_is_left_waits_for_what_the_device_still_writes(
     assert drained == []
     del made
     assert drained == [[]]
+
+
+def test_a_step_that_a_busy_device_holds_up_may_be_the_devices_fault(
+    graph: Store, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    finish, go_on = DeviceLoading._finish_step, threading.Event()
+
+    def late(there: DeviceLoading, *given: Any) -> Any:
+        assert go_on.wait(60)
+        return finish(there, *given)
+
+    monkeypatch.setattr(DeviceLoading, "_finish_step", late)
+    made = iter(nodes(placed(graph, device), num_workers=1, timeout=0.02))
+    close = Workers.close
+
+    def let_go(workers: Workers[Any]) -> None:
+        go_on.set()
+        close(workers)
+
+    monkeypatch.setattr(Workers, "close", let_go)
+    said = "step 0 was not made within 0.02 s; make the transform faster, see what else keeps the device busy "
+    with pytest.raises(BatchError, match=said + r"\(nvidia-smi\), or raise timeout"):
+        next(made)
 
 
 def test_a_damaged_list_names_the_step(device: torch.device) -> None:

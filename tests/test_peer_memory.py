@@ -12,6 +12,7 @@ from graphs import random_graph, save_in_parts
 
 import hoploom
 from hoploom.store import hostmemory, peermemory
+from hoploom.store.peermemory import PeerMemory
 from hoploom.train.context import init
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -58,6 +59,22 @@ def test_one_rank_alone_holds_all(monkeypatch: pytest.MonkeyPatch, folder: Path,
             place_workers.assert_all_rows(store)
             assert store.placed.fields["node", "x"].bounds.tolist() == [0]
     assert os.listdir(folder) == []
+
+
+def test_shares_that_are_still_read_stay(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def sevens(raw: torch.Tensor) -> None:
+        raw.fill_(7)
+
+    monkeypatch.setattr(hostmemory, "FOLDER", folder)
+    monkeypatch.setattr(hostmemory, "STILL_READ", [])
+    with init(device="cpu") as context:
+        memory = PeerMemory(context, [0], [3], sevens, torch.device("cpu"))
+        monkeypatch.setattr(context, "barrier", lambda: pytest.fail("it waited for the others"))
+        memory.close(is_idle=False)
+        memory.close()
+        assert memory.bytes[0].tolist() == [7] * 3
+        assert memory in hostmemory.STILL_READ
+        assert len(os.listdir(folder)) == 1
 
 
 def test_ranks_of_another_host_are_no_neighbours() -> None:

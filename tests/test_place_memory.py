@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import place_workers
@@ -20,7 +20,9 @@ from torch import Tensor
 import hoploom
 from hoploom import ConfigError, StoreError
 from hoploom.store import hostmemory
+from hoploom.store import placed as placed_module
 from hoploom.store.hostmemory import HEADER, HostMemory, name_of, sweep
+from hoploom.store.placed import Held
 
 TESTS = Path(__file__).parent
 
@@ -145,6 +147,80 @@ def test_a_device_that_has_failed_does_not_keep_the_memory(runtime: Runtime, fol
     assert runtime.pinned == {}
     assert memory.bytes.numel() == 0
     assert os.listdir(folder) == []
+
+
+@pytest.fixture
+def busy(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A device that is never idle: how long each wait for it was to be. What stays for good ends with the test."""
+    waits: list[float] = []
+    for module in (hostmemory, placed_module):
+        monkeypatch.setattr(module, "idle", lambda device, seconds: waits.append(seconds))
+    monkeypatch.setattr(hostmemory, "STILL_READ", [])
+    return waits
+
+
+def num_mapped(folder: Path) -> int:
+    """Files of a folder, removed ones too, whose pages this process has."""
+    return Path("/proc/self/maps").read_text().count(f"{folder}/")
+
+
+def on_gpu(store: hoploom.Store) -> hoploom.Store:
+    """Placed in host memory, as if a GPU read it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HostMemory, "register", lambda memory, device, real=HostMemory.register: real(memory, GPU))
+        placed = store.place("host", "host", device="cpu")
+    assert placed.placed is not None
+    placed.placed.held.device = GPU
+    return placed
+
+
+def test_memory_that_is_still_read_stays_pinned(runtime: Runtime, busy: list[float], folder: Path) -> None:
+    """To unpin it would wait for its readers, without a deadline. A store waits once, whatever it is made of."""
+    placed = on_gpu(hoploom.from_pyg(random_graph(30, 100, 1)))
+    num_files = len(runtime.pinned)
+    assert num_files > 1
+    with pytest.raises(StoreError, match=r"^cuda:0 still reads the placed store 60 s after it was closed; see what"):
+        placed.close()
+    assert busy == [60]
+    placed.close()
+    del placed
+    gc.collect()
+    assert (len(runtime.pinned), runtime.unpinned, busy) == (num_files, [], [60])
+    assert num_mapped(folder) == num_files
+
+
+def test_memory_that_is_dropped_and_still_read_stays_too(runtime: Runtime, busy: list[float], folder: Path) -> None:
+    memory = HostMemory("a", 100, sevens)
+    memory.register(GPU)
+    with pytest.raises(StoreError, match=r"^cuda:0 still reads host memory 60 s after it was closed; see what else"):
+        memory._unpin()  # type: ignore[misc]
+    del memory
+    assert num_mapped(folder) == 1
+    assert (runtime.unpinned, busy) == ([], [60])
+
+
+@pytest.mark.parametrize("of", ["store", "placed"])
+def test_a_hung_device_does_not_hide_the_first_error(
+    of: str, runtime: Runtime, busy: list[float], folder: Path
+) -> None:
+    def fail(held: AbstractContextManager[object] | None) -> None:
+        assert held is not None
+        with held:
+            raise ValueError("first")
+
+    placed = on_gpu(hoploom.from_pyg(random_graph(30, 100, 1)))
+    with pytest.raises(ValueError, match="first"):
+        fail(placed if of == "store" else placed.placed)
+    assert busy == [60]
+
+
+def test_other_ranks_do_not_wait_for_one_whose_device_has_failed(runtime: Runtime) -> None:
+    told = []
+    runtime.fails = True
+    held = Held(GPU, [lambda wait, is_idle: told.append((wait, is_idle))] * 2)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        held.close(wait=True)
+    assert told == [(False, True)] * 2
 
 
 def test_a_refusal_to_pin_is_said_and_not_left_to_the_next_kernel(

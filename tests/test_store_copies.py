@@ -1,7 +1,10 @@
-"""A store never changes, so a copy of one is the same one; another process opens it from its files."""
+"""A store never changes, so a copy of one is the same one; another process opens it from its files. A loader goes on
+from where it is, so whoever wants two of them makes two.
+"""
 
 import copy
 import pickle
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -40,3 +43,10 @@ def test_a_store_given_to_a_process_that_is_spawned_says_so_too() -> None:
     store = hoploom.from_pyg(ring(12))
     with pytest.raises(ConfigError, match="a store is never pickled"):
         ForkingPickler.dumps(store)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
+def test_a_loader_is_not_copied_and_says_what_to_do_instead(copied: Callable[[object], object], store: Store) -> None:
+    loader = hoploom.NeighborLoader(store, [2], torch.arange(4), batch_size=2)
+    with pytest.raises(ConfigError, match=r"^a loader is neither copied nor pickled; make another one with the same"):
+        copied(loader)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -84,6 +84,12 @@ class Loader:
 
     def __len__(self) -> int:
         return self._order.num_steps
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ConfigError(
+            "a loader is neither copied nor pickled; make another one with the same arguments, and give its "
+            "load_state_dict what state_dict() of this one returns"
+        )
 
     @property
     def dataset(self) -> range:
@@ -207,7 +213,11 @@ class Loader:
             bad = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())
             raise ConfigError(f"index holds {bad}, out of range [0, {size}); give positions among the seeds")
         key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
-        return self._mover.receive(self._mover.send(self._make_batch(indices.to(torch.int64), 0, key)))
+        try:
+            made = self._make_batch(indices.to(torch.int64), 0, key)
+        except TimeoutError as error:
+            raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
+        return self._mover.receive(self._mover.send(made))
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next loop is. A restored position inside that epoch is kept."""

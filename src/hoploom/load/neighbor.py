@@ -78,7 +78,7 @@ class Setup:
             )
         from hoploom.load.ondevice import DeviceLoading  # imports Triton
 
-        there = DeviceLoading(maker, store.placed)
+        there = DeviceLoading(maker, store.placed, self.delivery.deadline)
         return there.make, self.delivery, self.mover, there
 
 

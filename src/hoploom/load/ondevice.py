@@ -37,13 +37,14 @@ from hoploom.store.placed import Placed
 
 Begun = Any  # what a Sampling makes of the first stage
 BEGUN = 2  # steps that are begun and not cut out
+FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
 
 
 class DeviceLoading:
     """Makes the batches of a loader whose store is placed."""
 
-    def __init__(self, maker: Maker, placed: Placed) -> None:
-        self.pool = Pool(placed.device)
+    def __init__(self, maker: Maker, placed: Placed, deadline: float) -> None:
+        self.pool = Pool(placed.device, deadline)
         sampler = maker.sampler
         if placed.lists is None or sampler.sample_frontier is not None or not is_covered(sampler.sampling):
             self._sampling: Sampling = SampledHere(maker, self.pool)
@@ -60,9 +61,8 @@ class DeviceLoading:
     def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Sent, None, None]:
         """The batches of these steps, in order. The next one is ready, the one after it begun, while one is used."""
         self.pool.add_consumer()
-        self.pool.deadline = delivery.deadline
         with ExitStack() as running:
-            running.callback(self.pool.drain)  # last, with all threads gone
+            running.push(self.pool.leave)  # last, with all threads gone
             submit: Callable[[Callable[[], Any]], Future[Any]] = at_once
             if delivery.num_threads:
                 submit = running.enter_context(Workers[Any](delivery.num_threads)).submit
@@ -79,7 +79,7 @@ class DeviceLoading:
                         break
                     before = begun[0].is_cut if self._has_buffers else None
                     under_way.append(submit(partial(self._finish_step, work, delivery, begun.popleft())))
-                yield result_of(under_way.popleft(), step, delivery.deadline)
+                yield result_of(under_way.popleft(), step, delivery.deadline, FASTER)
 
     def make(self, indices: Tensor, first: int, key: int) -> MadeThere:
         """The batch of these seeds, at once; on the consumer's thread."""
@@ -94,7 +94,8 @@ class DeviceLoading:
         memory = Memory(self.pool)
         with work.naming(one.step):
             try:
-                drawn = self._sampling.finish(result_of(one.result, one.step, delivery.deadline), memory)
+                begun = result_of(one.result, one.step, delivery.deadline, FASTER)
+                drawn = self._sampling.finish(begun, memory)
             finally:
                 one.is_cut.set()
             made = self._assembled(drawn, memory)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import is_dataclass, replace
 from itertools import accumulate
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch_geometric.data.data import BaseData
 
 from hoploom.errors import BatchError
-from hoploom.ops.deadline import BUSY, DEADLINE, reached
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, DEADLINE, reached
 
 MARGIN = 16  # a sixteenth more than the largest so far
 ALIGN = 16  # bytes, of what is staged together
@@ -36,8 +37,8 @@ ALIGN = 16  # bytes, of what is staged together
 class Pool:
     """One loader's stream and memory on a device. Where kernels are interpreted, on the CPU, there is neither."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, deadline: float = DEADLINE) -> None:
+        self.device, self.deadline = device, deadline  # seconds, of every wait for the device
         self.is_cuda = device.type == "cuda"
         self._rooms: list[int] = []  # bytes
         self._num_begun = 0  # batches that have taken memory
@@ -45,7 +46,6 @@ class Pool:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         self.consumer: Any = None  # the stream that batches go to
-        self.deadline = DEADLINE  # seconds, of every wait for the device
         if self.is_cuda:
             with torch.cuda.device(device):
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -66,15 +66,20 @@ class Pool:
 
     def drain(self) -> None:
         """Wait for the side stream: memory that it writes to may be given back, even unmapped, after this."""
-        is_done = True
+        is_done, seconds = True, min(self.deadline, CLOSE_DEADLINE)
         if self.is_cuda:
             with suppress(RuntimeError):  # of a kernel; who reads what it wrote is told
-                is_done = reached(self._stream.record_event(), self.deadline)
+                is_done = reached(self._stream.record_event(), seconds)
         if not is_done:
             raise BatchError(
-                f"{self.device} has not finished within {self.deadline:g} s what a loop had begun that is left; "
-                f"{BUSY}, or raise timeout"
+                f"{self.device} has not finished within {seconds:g} s what a loop had begun that is left; {BUSY}"
             )
+
+    def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Drain; an error that is on its way already is the one to tell."""
+        is_first = error is None or isinstance(error, GeneratorExit)
+        with nullcontext() if is_first else suppress(BatchError):
+            self.drain()
 
     def add_consumer(self) -> None:
         """From now on batches go to the stream that is current here."""
@@ -111,10 +116,18 @@ class Pool:
         """
         if not self.is_cuda or not sizes:
             return deque(torch.empty(size, dtype=torch.uint8) for size in sizes)
-        with self._lock, torch.cuda.stream(consumer), torch.cuda.use_mem_pool(self._blocks, self.device):
-            blocks = deque(torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes)
+        with self._lock:
+            try:
+                blocks = self._taken(sizes, consumer)
+            except torch.OutOfMemoryError:  # torch gives back what it has cached for the others only outside of a pool
+                torch.cuda.empty_cache()
+                blocks = self._taken(sizes, consumer)
         self._stream.wait_event(consumer.record_event())  # behind the last use of every block
         return blocks
+
+    def _taken(self, sizes: Sequence[int], consumer: Any) -> deque[Tensor]:
+        with torch.cuda.stream(consumer), torch.cuda.use_mem_pool(self._blocks, self.device):
+            return deque(torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes)
 
     def staged(self, value: Any) -> "Staged":
         """A value with all its tensors, which lie on the host, in one block that a copy need not wait for."""

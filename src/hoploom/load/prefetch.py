@@ -55,14 +55,14 @@ class UntilOneFails(Generic[Made]):
             raise
 
 
-def result_of(future: "Future[Made]", step: int, deadline: float) -> Made:
+def result_of(future: "Future[Made]", step: int, deadline: float, way_out: str = "make the transform faster") -> Made:
     """What was made for a step, or its error; BatchError if it is not there in time."""
     try:
         return future.result(timeout=deadline)
     except FutureTimeoutError as error:
         if future.done():  # just in time, or the maker's own TimeoutError
             return future.result()
-        message = f"step {step} was not made within {deadline:g} s; make the transform faster, or raise timeout"
+        message = f"step {step} was not made within {deadline:g} s; {way_out}, or raise timeout"
         raise BatchError(message) from error
 
 

@@ -1,7 +1,8 @@
 """Waiting for a device, but not for ever: its events are asked again and again, where synchronize() would not return.
 
-Who waits asks without a pause at first, as synchronize() does, and then after a share of what it has waited so far. So
-a short wait costs nothing and a long one a hundredth more; other threads may run in every pause.
+Who waits asks without a pause for a moment, and then after a least pause or a share of what it has waited so far. To
+ask takes the interpreter from threads that start kernels, so it is not done all the time. A wait is longer by the least
+pause, or by a hundredth.
 """
 
 import threading
@@ -14,8 +15,9 @@ import torch
 DEADLINE = 600.0  # seconds, where the user gives no timeout
 CLOSE_DEADLINE = 60.0  # seconds, for what is closed: hardly anything is under way then
 BUSY = "see what else keeps it busy (nvidia-smi)"
-EAGER = 0.005  # seconds of asking without a pause
-SHARE = 0.01  # of what was waited so far is the next pause,
+EAGER = 20e-6  # seconds of asking without a pause
+LEAST = 50e-6  # seconds, the next pause at least;
+SHARE = 0.01  # of what was waited so far,
 LONGEST = 0.02  # seconds, at most
 
 
@@ -33,8 +35,8 @@ def reached(event: Event, seconds: float) -> bool:
         waited = time.monotonic() - began
         if waited >= seconds:
             return False
-        pause = 0.0 if waited < EAGER else min(SHARE * waited, LONGEST)
-        time.sleep(min(pause, seconds - waited))
+        if waited >= EAGER:
+            time.sleep(min(max(LEAST, SHARE * waited), LONGEST, seconds - waited))
     return True
 
 
@@ -54,7 +56,11 @@ def idle(device: torch.device, seconds: float) -> bool:
         except BaseException as error:  # it belongs to who waits
             done.set_exception(error)
 
-    threading.Thread(target=wait, name="hoploom-idle", daemon=True).start()
+    try:
+        threading.Thread(target=wait, name="hoploom-idle", daemon=True).start()
+    except RuntimeError:  # from Python 3.12 on none starts while the interpreter ends
+        torch.cuda.synchronize(device)
+        return True
     try:
         done.result(timeout=seconds)
     except TimeoutError:

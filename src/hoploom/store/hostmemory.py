@@ -33,6 +33,7 @@ HEADER = mmap.PAGESIZE  # bytes before the values: the mark
 DEADLINE = 600.0  # seconds to wait for the process that writes
 PAUSE = 0.02  # seconds between two looks at a lock
 PORTABLE, MAPPED = 1, 2  # flags of cudaHostRegister
+STILL_READ: list[Any] = []  # what was closed while a device may have read it; it stays for good
 
 Fill = Callable[[Tensor], None]
 
@@ -52,7 +53,7 @@ class HostMemory:
 
     def __init__(self, name: str, size: int, fill: Fill, *, seconds: float = DEADLINE) -> None:
         self.path, self.size = FOLDER / name, size
-        self._unpin: Callable[[], Any] = _nothing
+        self._unpin: finalize[[Tensor, torch.device], HostMemory] | None = None
         descriptor = self._open(fill, time.monotonic() + seconds, seconds)
         self._leave = finalize(self, _leave, self.path, descriptor)  # at the latest when the interpreter ends
         self.bytes = _mapped(descriptor, size)
@@ -70,13 +71,18 @@ class HostMemory:
                 f"{size} of host memory cannot be pinned for {device} (CUDA error {code}); give this process more "
                 "memory, or place more on the device or less of the store"
             )
-        # One that is never closed is unpinned too, before its own reference to the pages goes.
-        self._unpin = finalize(self, _unregister, self.bytes.data_ptr(), device)
+        self._unpin = finalize(self, _unregister, self.bytes, device)  # one that is never closed is unpinned too
 
-    def close(self) -> None:
-        """Leave it; the last one removes the file. Kernels must no longer read it; tensors keep their pages."""
+    def close(self, *, is_idle: bool = True) -> None:
+        """Leave it; the last one removes the file. Tensors keep their pages.
+
+        `is_idle=False`: kernels may still read it, and its pages stay, and stay pinned.
+        """
         try:
-            self._unpin()  # once
+            if self._unpin is not None and is_idle:
+                self._unpin()  # once
+            elif self._unpin is not None:
+                STILL_READ.append(self._unpin.detach())
         finally:
             self.bytes = torch.empty(0, dtype=torch.uint8)
             self._leave()  # once
@@ -140,20 +146,17 @@ class HostMemory:
             raise
 
 
-def _nothing() -> None:
-    pass
-
-
-def _unregister(address: int, device: torch.device) -> None:
+def _unregister(pages: Tensor, device: torch.device) -> None:
     """Before its pages go: CUDA would take what is mapped there later for pinned."""
     with torch.cuda.device(device):
         is_idle = True
         try:
             is_idle = idle(device, CLOSE_DEADLINE)  # kernels may still read it
         finally:
-            if is_idle and int(_runtime().cudaHostUnregister(address)):  # which would wait for them itself
+            if is_idle and int(_runtime().cudaHostUnregister(pages.data_ptr())):  # which would wait for them itself
                 _forget_refusal(device)
     if not is_idle:
+        STILL_READ.append(pages)
         raise StoreError(f"{device} still reads host memory {CLOSE_DEADLINE:g} s after it was closed; {BUSY}")
 
 

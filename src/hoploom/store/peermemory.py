@@ -3,8 +3,8 @@
 Handles go over the ranks' own exchange, as JSON. On GPUs they are CUDA's for other processes (one rank per GPU, or
 several on one); kernels in the interpreter read files of shared memory instead, so real processes test the protocol.
 
-A share must outlive the last kernel, of any rank, that reads it. So all ranks close: each waits for its own device,
-lets go of what the others hold, waits for them within their context's deadline, and only then frees its own.
+A share must outlive the last kernel, of any rank, that reads it. So all ranks close: each has waited for its own
+device, lets go of what the others hold, waits for them within their context's deadline, and only then frees its own.
 """
 
 import base64
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, PeerError
-from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, DEADLINE, idle
+from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.store import hostmemory
 from hoploom.store.hostmemory import Fill, HostMemory, name_of
 
@@ -81,13 +81,19 @@ class PeerMemory:
             self._own.close()
             raise
 
-    def close(self, *, wait: bool = True) -> None:
-        """Free the own share, after all ranks have let go of it; `wait=False` does not wait for them."""
+    def close(self, *, wait: bool = True, is_idle: bool = True) -> None:
+        """Free the own share, after all ranks have let go of it; `wait=False` does not wait for them.
+
+        `is_idle=False`: kernels of this rank may still read the shares, and all of them stay.
+        """
         own = self._own
         if own.closed:
             return
+        if not is_idle:
+            own.closed = True
+            hostmemory.STILL_READ.append(self)
+            return
         try:
-            own.settle()
             self.bytes = []
             own.leave_others()
             if wait:
@@ -115,9 +121,6 @@ class _HostShare:
         self._others.append(HostMemory(str(handle), size, fill))
         return self._others[-1].bytes
 
-    def settle(self) -> None:
-        pass  # kernels in the interpreter are done when they return
-
     def leave_others(self) -> None:
         for memory in self._others:
             memory.close()
@@ -135,7 +138,8 @@ class _DeviceShare:
         self._device = device
         self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
         fill(self.bytes)
-        _settle(device, DEADLINE)  # so that no reader has to wait for an event of this process
+        if not idle(device, DEADLINE):  # so that no reader has to wait for an event of this process
+            raise PeerError(f"{device} has not filled its share of the rows within {DEADLINE:g} s; {BUSY}")
         self.closed = False
 
     def export(self) -> Any:
@@ -161,17 +165,8 @@ class _DeviceShare:
             ) from error
         return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)[:size]
 
-    def settle(self) -> None:
-        _settle(self._device, CLOSE_DEADLINE)
-
     def leave_others(self) -> None:
         pass  # a handle is closed with the last tensor over it
 
     def close(self) -> None:
         self.closed, self.bytes = True, self.bytes[:0].clone()
-
-
-def _settle(device: torch.device, seconds: float) -> None:
-    """Wait for all that a device has to do."""
-    if not idle(device, seconds):
-        raise PeerError(f"{device} is not done within {seconds:g} s with memory that other ranks read; {BUSY}")

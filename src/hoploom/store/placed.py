@@ -4,7 +4,7 @@ Fields that were not placed stay on the host: their ids go there and their rows 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hoploom import amounts
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, PeerError, StoreError
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, Schema
 from hoploom.store.base import FeatureStore, Wanted
 
@@ -26,15 +27,29 @@ if TYPE_CHECKING:
 class Held:
     """What is shared with other processes, until it is closed."""
 
-    closes: list[Callable[[bool], None]] = field(default_factory=list)  # told whether to wait for the other ranks
+    device: torch.device  # whose kernels read it
+    closes: list[Callable[[bool, bool], None]] = field(default_factory=list)  # (wait for other ranks, device is idle)
     closed: bool = False
 
     def close(self, *, wait: bool) -> None:
-        self.closed = True
+        """Give all back; StoreError if the device may still read it, and then it stays for good."""
+        closes, self.closes, self.closed = self.closes, [], True
+        if not closes:
+            return
         with ExitStack() as last_first:  # all of them, whatever one of them raises
-            for close in self.closes:
-                last_first.callback(close, wait)
-            self.closes = []
+            is_idle = True
+            try:
+                is_idle = idle(self.device, CLOSE_DEADLINE)
+            except RuntimeError:  # of a kernel: none runs any more
+                wait = False
+                raise
+            finally:
+                for close in closes:
+                    last_first.callback(close, wait, is_idle)
+            if not is_idle:
+                raise StoreError(
+                    f"{self.device} still reads the placed store {CLOSE_DEADLINE:g} s after it was closed; {BUSY}"
+                )
 
     def check(self) -> None:
         """Raise ConfigError once closed: addresses lead nowhere then."""
@@ -75,7 +90,7 @@ class Placed:
     fields: "Mapping[tuple[Owner, str], Segments]"  # those that are placed
     host: FeatureStore  # answers for the others
     report: tuple[Placement, ...]
-    held: Held = field(default_factory=Held)
+    held: Held
     chosen: str = ""  # what "auto" went by
 
     @property
@@ -146,7 +161,8 @@ class Placed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(wait=error is None)
+        with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is the one to tell
+            self.close(wait=error is None)
 
     def _field(self, owner: Owner, name: str) -> Field:
         described: Any = self.schema.node_type(owner) if isinstance(owner, str) else self.schema.relation(owner)

@@ -4,6 +4,7 @@ Kernels find rows by the addresses of short runs of them, so one gather reads wh
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hoploom import amounts
-from hoploom.errors import ConfigError, StoreError
+from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.schema import DTYPE_NAMES, DTYPES, Owner, RelationName
 from hoploom.store import hostmemory
@@ -40,14 +41,15 @@ def place(store: "Store", asked: Asked, among: Among | None) -> Placed:
     """Copy what was asked for. All ranks call, where they are given."""
     plan = make_plan(store, asked, among)
     hostmemory.sweep(keep=plan.files)
-    held = Held()
+    held = Held(plan.device)
     try:
         lists, of_lists = _place_topology(store, plan, held)
         fields, of_fields = _place_features(plan, among, held)
         if not idle(plan.device, DEADLINE):  # readers are on streams of their own
             raise StoreError(f"{plan.device} has not taken in the store within {DEADLINE:g} s; {BUSY}, then try again")
     except BaseException:
-        held.close(wait=False)
+        with suppress(StoreError, PeerError):
+            held.close(wait=False)
         raise
     return Placed(store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), held, plan.chosen)
 
@@ -68,7 +70,7 @@ def _on_device(block: Block, device: torch.device) -> list[Tensor]:
 def _in_host_memory(block: Block, name: str, device: torch.device, held: Held) -> list[Tensor]:
     """A block's tensors in memory that the processes of this host share and kernels read."""
     memory = HostMemory(name, block.num_bytes, block.fill_bytes)
-    held.closes.append(lambda wait: memory.close())
+    held.closes.append(lambda wait, is_idle: memory.close(is_idle=is_idle))
     memory.register(device)
     return block.views(memory.bytes)
 
@@ -134,7 +136,7 @@ def _spread_runs(plan: Plan, among: Among, held: Held) -> list[list[Run]]:
     own = blocks[plan.peers.index(plan.rank)]
     sizes = [sum(block.num_bytes for block in of_rank) for of_rank in blocks]
     memory = PeerMemory(among, plan.peers, sizes, lambda raw: _fill_all(own, raw), plan.device)
-    held.closes.append(lambda wait: memory.close(wait=wait))
+    held.closes.append(lambda wait, is_idle: memory.close(wait=wait, is_idle=is_idle))
     runs: list[list[Run]] = [[] for _ in plan.columns]
     for spans, of_rank, raw in zip(by_rank, blocks, memory.bytes, strict=True):
         for index, (span, block, piece) in enumerate(zip(spans, of_rank, _pieces(of_rank, raw), strict=True)):

@@ -1,6 +1,7 @@
 """What a user holds: a graph with its features, labels and splits, wherever they live."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import EdgeLists, InEdges
 from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store.base import FeatureStore, GraphStore, Peers, Shard, Wanted
@@ -94,7 +95,8 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(wait=error is None)
+        with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is the one to tell
+            self._close(wait=error is None)
 
     def split(self, name: str, node_type: str | None = None) -> Tensor:
         """The node ids of a split, ascending by part: `store.split("train")`."""

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 
 from hoploom.errors import ConfigError, HoploomError, TrainError
-from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, DEADLINE, idle, reached
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle, reached
 
 WARM_UP = 2  # calls before the recording
 
@@ -36,9 +36,8 @@ class Lane:
     They may, as one lane's work never overlaps. Two lanes' work does.
     """
 
-    def __init__(self, device: torch.device, *, beside: bool, deadline: float = DEADLINE) -> None:
+    def __init__(self, device: torch.device, *, beside: bool) -> None:
         self.device = device
-        self.deadline = deadline  # seconds, of every wait for a mark
         self.is_cuda = device.type == "cuda"
         self._beside = beside
         self.stream: Any = None  # where the lane's first calls and recordings run
@@ -78,11 +77,6 @@ class Lane:
         """What is started from now on waits for the mark; this thread does not."""
         if mark._event is not None:
             self._queue.wait_event(mark._event)
-
-    def hold(self, mark: Mark, doing: str) -> None:
-        """Hold this thread until a mark is reached; TimeoutError with what was not done by then."""
-        if not mark.reached(self.deadline):
-            raise TimeoutError(doing)
 
     @property
     def _queue(self) -> Any:

@@ -43,6 +43,7 @@ class Plot:
     targets: Tensor  # of every seed of the loader
     degrees: Tensor | None  # of every node
     lane: Lane  # where batches are filled
+    timeout: float  # seconds, of every wait for the device
 
     @property
     def device(self) -> torch.device:
@@ -51,6 +52,11 @@ class Plot:
     @property
     def seed_type(self) -> int:
         return self.plan.schema.type_index[self.maker.seeds.node_type]
+
+    def hold(self, mark: Mark, doing: str) -> None:
+        """Hold this thread until a mark is reached; TimeoutError with what was not done by then."""
+        if not mark.reached(self.timeout):
+            raise TimeoutError(doing)
 
 
 def targets_of(maker: NodeMaker, task: NodeTask) -> Tensor:
@@ -107,7 +113,7 @@ class Slot:
     def fill(self, indices: Tensor, key: int) -> None:
         """Start to make the batch of these seeds, once the one before is learned from."""
         self._plot.placed.held.check()  # a replay would read memory that is gone
-        self._plot.lane.hold(self.filled, "sampled")  # what was sent for the batch before may be overwritten now
+        self._plot.hold(self.filled, "sampled")  # what was sent for the batch before may be overwritten now
         lane, size = self._plot.lane, self._plot.batch_size
         self._sent[0] = key - WORD if key >= SIGN else key
         self._sent[STAGED : STAGED + size] = self._plot.maker.seeds.nodes[indices]
@@ -118,7 +124,7 @@ class Slot:
 
     def fits(self) -> bool:
         """Wait for the batch's sizes; whether it is whole."""
-        self._plot.lane.hold(self.filled, "sampled")
+        self._plot.hold(self.filled, "sampled")
         sizes: list[int] = self._sizes[:, 0].tolist()
         return sizes[FAULT] == 0 and self._plot.capacity.holds(self._plot.plan, sizes)
 
@@ -182,7 +188,7 @@ class Slot:
 
     def told(self) -> float:
         """What was sent, once the step is done."""
-        self._plot.lane.hold(self.learned, "learned")
+        self._plot.hold(self.learned, "learned")
         return float(self._loss)
 
 

@@ -7,7 +7,7 @@ Costs one small all-reduce on the CPU per step, before the backward pass that wo
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hoploom import keys
-from hoploom.errors import TrainError
+from hoploom.errors import BatchError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
@@ -130,8 +130,8 @@ class Feed:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with closing(self._batches):
-            pass
+        with nullcontext() if error[0] is None else suppress(BatchError):  # the first error is the one to tell
+            self._batches.close()
 
 
 class OnItsWay:
@@ -231,10 +231,11 @@ class Stepper:
         try:
             yield
         except TimeoutError as error:
-            seconds = self._context.timeout
+            seconds, is_alone = self._context.timeout, self._context.world_size == 1
+            others = "" if is_alone else "look at what the other ranks say, it may wait for one of them; "
             raise TrainError(
                 f"epoch {self._learner.standing.epoch} step {step}: the device has not {error} within {seconds:g} s; "
-                f"{BUSY}, or give hoploom.init a timeout above {seconds:g} seconds; {self._last_good()}"
+                f"{others}{BUSY}, or give hoploom.init a timeout above {seconds:g} seconds; {self._last_good()}"
             ) from error
 
     def _refuse(self, loss_sum: float) -> None:

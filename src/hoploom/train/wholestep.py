@@ -203,7 +203,8 @@ def _plot(learner: Learner, context: Context, margin: float) -> "Plot":
         batch_size,
         targets_of(maker, learner.task).to(device),
         degrees_of(maker, device),
-        Lane(device, beside=True, deadline=context.timeout),
+        Lane(device, beside=True),
+        context.timeout,
     )
 
 
