@@ -11,7 +11,6 @@ from itertools import pairwise
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from kernel_forms import fenced
 from kernel_lists import Drawn, drawn_lists
 from torch import Tensor
@@ -25,7 +24,7 @@ from hoploom.ops.kernels import softmax as softmax_kernels
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-few = settings(max_examples=4, deadline=None, derandomize=True)
+few = settings(max_examples=3, deadline=None, derandomize=True)
 
 
 @contextmanager
@@ -81,12 +80,17 @@ def on(device: torch.device, *tensors: Tensor | None) -> list[Tensor | None]:
 
 # --- sums ---------------------------------------------------------------------------------------
 
+SUMS = [(entries, mean, torch.float32) for entries in ("rows", "places", "themselves") for mean in (False, True)]
+SUMS += [("rows", False, torch.bfloat16), ("places", True, torch.bfloat16)]
+SUMS += [("places", False, torch.float16), ("themselves", True, torch.float16)]
+SUMS += [("themselves", False, torch.float64), ("rows", True, torch.float64)]
 
-@every_dtype
-@few
-@given(drawn=drawn_lists(), entries=st.sampled_from(["rows", "places", "themselves"]), mean=st.booleans())
+
+@pytest.mark.parametrize(("entries", "mean", "dtype"), SUMS)
+@settings(few, max_examples=2)
+@given(drawn=drawn_lists())
 def test_sums_are_the_cores_and_those_by_hand(
-    device: torch.device, dtype: torch.dtype, drawn: Drawn, entries: str, mean: bool
+    device: torch.device, entries: str, mean: bool, dtype: torch.dtype, drawn: Drawn
 ) -> None:
     indptr, picked, num_rows = drawn.edges.indptr, drawn.sources, drawn.edges.num_sources
     every = torch.arange(len(picked))
@@ -175,6 +179,39 @@ def test_long_lists_begin_and_end_anywhere_in_a_window(device: torch.device) -> 
     assert torch.equal(total.cpu(), core.sum_rows(indptr, rows, None, x, None, False))
     for found, expected in zip(maxima, core.max_rows(indptr, rows, x), strict=True):
         assert torch.equal(found.cpu(), expected)
+
+
+# --- rows wider than a program reads --------------------------------------------------------------
+
+WIDE = InEdges(torch.tensor([0, 3, 3, 8]), torch.tensor([0, 4, 2, 1, 1, 3, 0, 2]), 5)
+
+in_half_precision = pytest.mark.parametrize("dtype", DTYPES[:2])
+
+
+def wide_rows(num_rows: int, dtype: torch.dtype) -> Tensor:
+    return torch.linspace(-3, 5, num_rows * 602).view(num_rows, 602).to(dtype)
+
+
+@in_half_precision
+@pytest.mark.parametrize("mean", [False, True])
+def test_sums_of_wide_rows_are_the_cores(device: torch.device, dtype: torch.dtype, mean: bool) -> None:
+    x = wide_rows(5, dtype)
+    with fenced_off(8):
+        found = kernels.sum_rows(*lists_on(device, WIDE), None, x.to(device), None, mean)
+    assert_bits(found, core.sum_rows(WIDE.indptr, WIDE.sources, None, x.to(wide(dtype)), None, mean).to(dtype))
+
+
+@in_half_precision
+def test_maxima_and_dot_products_of_wide_rows_are_the_cores(device: torch.device, dtype: torch.dtype) -> None:
+    x, y = wide_rows(5, dtype), wide_rows(3, dtype).flip(1)
+    with fenced_off(8):
+        found, won = kernels.max_rows(*lists_on(device, WIDE), x.to(device))
+        dots = kernels.dot_rows(InEdges(*lists_on(device, WIDE), 5), x.to(device), y.to(device), 2)
+    expected, winners = core.max_rows(WIDE.indptr, WIDE.sources, x.to(wide(dtype)))
+    assert_bits(found, expected.to(dtype))
+    assert torch.equal(won.cpu(), winners)
+    terms = (x.double()[WIDE.sources] * y.double()[WIDE.destinations]).view(8, 2, 301)
+    assert_near(dots, core.dot_rows(WIDE, x.to(wide(dtype)), y.to(wide(dtype)), 2).double(), 602, terms.abs().sum(2))
 
 
 # --- dot products and softmax ---------------------------------------------------------------------
