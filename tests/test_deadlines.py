@@ -91,24 +91,6 @@ def test_a_wait_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not reached(clock, 0)
 
 
-def test_other_threads_run_while_one_waits() -> None:
-    asked, answered = threading.Event(), threading.Event()
-
-    class Answered:
-        def query(self) -> bool:
-            asked.set()
-            return answered.is_set()
-
-    def answer() -> None:
-        if asked.wait(60):
-            answered.set()
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    assert reached(Answered(), 60)
-    thread.join(60)
-
-
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Until this is set, no device ever has nothing left to do."""

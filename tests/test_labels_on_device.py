@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fit_workers import NUM_CLASSES, labelled, link_loader
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch_geometric.data import Data
 
 import hoploom
@@ -18,17 +18,27 @@ from hoploom.train.fit import fit
 from hoploom.train.learner import Learner, Training
 from hoploom.train.tasks import LinkPrediction, NodeClassification, check_labels
 
-GPU = torch.device("cuda", 0)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def test_nobody_looks_at_the_labels_of_links_on_a_gpu() -> None:
+def test_nobody_looks_at_labels_on_a_gpu_that_have_been_looked_at() -> None:
     """A tensor without values has no answer for who looks."""
+    known = check_labels(LinkPrediction(), rated(torch.arange(8) % 2), GPU)
     with FakeTensorMode():
         labels = torch.empty(4, dtype=torch.int64, device=GPU)
         batch = Data(edge_label=labels, edge_label_index=torch.stack([labels, labels]))
-        targets = LinkPrediction().targets(batch)
+        targets = known.targets(batch)
+        with pytest.raises(DataDependentOutputException):  # who has not looked before looks now
+            LinkPrediction().targets(batch)
     assert targets.is_cuda
     assert targets.shape == (4,)
+
+
+def test_labels_that_nobody_knows_beforehand_are_looked_at_in_every_batch() -> None:
+    changed = rated(torch.arange(8), transform=lambda batch: batch)
+    task = check_labels(LinkPrediction(), rated(torch.arange(8) % 2), GPU)
+    assert check_labels(task, changed, GPU) == check_labels(LinkPrediction(), link_loader(), CPU) == LinkPrediction()
+    assert task != LinkPrediction()
 
 
 def rated(labels: torch.Tensor, **options: Any) -> LinkNeighborLoader:

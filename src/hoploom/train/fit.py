@@ -92,7 +92,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
             raise ConfigError("ReduceLROnPlateau needs a metric; give validate")
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
-    check_labels(learner.task, loader, context.device)
+    learner.task = check_labels(learner.task, loader, context.device)
 
 
 def _find_place(learner: Learner) -> None:

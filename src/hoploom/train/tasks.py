@@ -1,10 +1,11 @@
 """What is learned: which outputs meet which targets, the loss of every seed, and torchmetrics' metrics.
 
-Labels are checked on every batch; on a GPU, where each look would wait for the device, once before all of them.
+Labels are checked on every batch; on a GPU, where each look waits for the device, once before all of them if they are
+known then.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -303,6 +304,7 @@ class LinkPrediction(Judged):
     """
 
     best: str = "auroc"
+    looks: bool = field(default=True, repr=False, kw_only=True)  # at the labels of batches on a GPU, too
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         storage, (source, destination) = _links(batch)
@@ -320,7 +322,7 @@ class LinkPrediction(Judged):
     def targets(self, batch: Batch) -> Tensor:
         storage, _ = _links(batch)
         labels: Tensor = storage["edge_label"].reshape(-1)
-        if not labels.is_cuda:  # there nobody looks: check_labels() has
+        if self.looks or not labels.is_cuda:
             self.check(labels, storage["edge_label_index"], " (local ids)")
         return labels.long()
 
@@ -364,14 +366,18 @@ def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
 # --- before all batches ---------------------------------------------------------------------
 
 
-def check_labels(task: Task, loader: Loader, device: torch.device) -> None:
-    """Raise for a label that cannot be learned, where nobody looks at those of a batch. What a transform makes of the
-    labels of links is not known.
+def check_labels(task: Task, loader: Loader, device: torch.device) -> Task:
+    """The task to take for these batches, which looks at labels no more where all have been looked at here.
+
+    Raises for a label that cannot be learned. Nobody knows beforehand what a transform or a server makes of links.
     """
     maker = None if device.type == "cpu" else getattr(loader, "maker", None)
     if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):
         task.check(maker.assembler.store, maker.seeds.nodes, maker.seeds.node_type)
-    if isinstance(task, LinkPrediction) and isinstance(maker, LinkMaker) and maker.transform is None:
-        labels, ends = maker.links.labels, maker.links.ends
-        if labels is not None:
-            task.check(labels, ends)
+    if not isinstance(task, LinkPrediction):
+        return task
+    if not isinstance(maker, LinkMaker) or maker.transform is not None:
+        return replace(task, looks=True)
+    if maker.links.labels is not None:
+        task.check(maker.links.labels, maker.links.ends)
+    return replace(task, looks=False)

@@ -199,7 +199,14 @@ def _link_goal(recipe: Recipe, store: Store) -> Goal:
         )
     seeds = {split: ends if store.schema.homogeneous else (key, ends) for split, ends in links.items()}
     num_seeds = {split: ends.shape[1] for split, ends in links.items()}
-    return Goal(graph, LinkPrediction(**_best(recipe)), recipe.model.hidden, seeds, num_seeds, (key[0], key[2]))
+    return Goal(
+        graph,
+        LinkPrediction(recipe.train.monitor or LinkPrediction.best),
+        recipe.model.hidden,
+        seeds,
+        num_seeds,
+        (key[0], key[2]),
+    )
 
 
 def _learned_relation(recipe: Recipe, schema: Schema) -> RelationName:
