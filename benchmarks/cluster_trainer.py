@@ -10,9 +10,9 @@ import torch
 
 import hoploom
 from hoploom.load.loader import Loader
-from hoploom.load.visits import Presampling, count_visits
+from hoploom.load.presample import Presampling, count_visits
 from hoploom.store import Store
-from hoploom.store.cached import cached, report
+from hoploom.store.row_cache import cached, report
 
 
 class Trainer:

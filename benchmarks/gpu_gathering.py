@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.batch import Seeds
-from hoploom.config import make_sampling
+from hoploom.gpu.whole_step.record import Lane, Recording
 from hoploom.sample import Workspace, sample_subgraph
+from hoploom.sample.options import make_sampling
 from hoploom.store import Store, Wanted
-from hoploom.train.recorder import Lane, Recording
 
 UNIT = "GB/s"
 

@@ -15,11 +15,11 @@ from report import Report, Row, Target
 
 from hoploom import keys
 from hoploom.batch import Seeds
-from hoploom.config import make_sampling
-from hoploom.sample.ondevice import OnDevice, fault_of, make_buffers, make_maps, sample_on_device
-from hoploom.sample.plan import Plan, first_room, make_plan, used
+from hoploom.gpu.batches.capacity import Plan, first_room, make_plan, used
+from hoploom.gpu.batches.hops import OnDevice, fault_of, make_buffers, make_maps, sample_on_device
+from hoploom.gpu.whole_step.record import WARM_UP, Lane, Recording
+from hoploom.sample.options import make_sampling
 from hoploom.store import Store
-from hoploom.train.recorder import WARM_UP, Lane, Recording
 
 UNIT = "M picks/s"
 TARGETS = {"cuda": Target("ours", ">=", 1000), "host": Target("ours", ">=", 300)}

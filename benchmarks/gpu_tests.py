@@ -43,7 +43,7 @@ class Files(NamedTuple):
 
 def files_to_run() -> Files:
     """What is marked gpu, which nothing but a GPU can show, comes first; of the others the longest."""
-    texts = {path: path.read_text() for path in sorted((ROOT / "tests").glob("test_*.py"))}
+    texts = {path: path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py"))}
     marked = [path for path, text in texts.items() if "pytest.mark.gpu" in text]
     native = {path for path, text in texts.items() if path.stem.startswith(NATIVE) or "device: torch.device" in text}
     ranked = sorted(native.difference(marked), key=lambda path: len(texts[path]), reverse=True)

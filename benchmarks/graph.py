@@ -17,9 +17,9 @@ from torch import Tensor
 import hoploom
 from hoploom import keys, ops
 from hoploom.batch import Sampled, Seeds
-from hoploom.build.synthetic import generate
-from hoploom.config import make_sampling
+from hoploom.ingest.synthetic import generate
 from hoploom.sample import Workspace, sample_subgraph
+from hoploom.sample.options import make_sampling
 from hoploom.store import Store
 
 FANOUTS = [15, 10, 5]

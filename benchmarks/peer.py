@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hoploom.store import Store, layout
+from hoploom.store import Store
+from hoploom.store import format as layout
 
 SCRIPT = Path(__file__).parent / "peers" / "torch_sparse_peer.py"
 PEERS = ("torch-sparse", "pyg-lib", "DGL", "GraphBolt", "GLT")

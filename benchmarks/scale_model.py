@@ -25,9 +25,9 @@ from torch import Tensor
 
 from hoploom import NeighborLoader, ops
 from hoploom.batch import Sampled
-from hoploom.build.synthetic import generate
-from hoploom.build.tables.build import BuildOptions, build
-from hoploom.build.tables.reader import read_graph
+from hoploom.ingest.synthetic import generate
+from hoploom.ingest.tables.build import BuildOptions, build
+from hoploom.ingest.tables.reader import read_graph
 from hoploom.nn import GraphSAGE
 from hoploom.scale import Constants, Plan, Question, plan
 from hoploom.scale.batches import crowd_of

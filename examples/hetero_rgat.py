@@ -16,9 +16,9 @@ from pyarrow import parquet
 
 import hoploom
 from hoploom import NeighborLoader
+from hoploom.infer import Inference
 from hoploom.nn import GNN, Shape
 from hoploom.train import Context, Learner, NodeClassification, Training
-from hoploom.train.inference import Inference
 
 NUM_CLASSES, FANOUTS, BATCH_SIZE = 16, [10, 5], 512
 

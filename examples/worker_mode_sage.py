@@ -24,9 +24,9 @@ import torch.nn.functional as F  # noqa: N812
 
 import hoploom
 from hoploom import NeighborLoader
-from hoploom.load.visits import count_visits
+from hoploom.load.presample import count_visits
 from hoploom.nn import GraphSAGE
-from hoploom.store.cached import cached, report
+from hoploom.store.row_cache import cached, report
 from hoploom.train import Context, NodeClassification
 
 NUM_NEIGHBORS, BATCH_SIZE, LEARNING_RATE = [15, 10], 512, 0.003

@@ -17,10 +17,16 @@ import torch
 if not torch.cuda.is_available():  # read by Triton when kernels are imported, in child processes too
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from graphs import library, random_graph, ring, save_in_parts
+from support.graphs import library, random_graph, ring, save_in_parts
 
 import hoploom
 from hoploom import Store
+
+
+def pytest_configure() -> None:
+    """Child processes import what tests import."""
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([inherited] if inherited else [])])
 
 
 def pytest_collection_finish() -> None:

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hoploom.batch import Block
-    from hoploom.build.importing.dgl import from_dgl
-    from hoploom.build.pyg import from_pyg
-    from hoploom.build.synthetic import generate
-    from hoploom.build.tensors import from_tensors
+    from hoploom.dist.context import init
+    from hoploom.dist.spawn import spawn
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
+    from hoploom.infer.infer import infer
+    from hoploom.ingest.formats.dgl import from_dgl
+    from hoploom.ingest.pyg import from_pyg
+    from hoploom.ingest.synthetic import generate
+    from hoploom.ingest.tensors import from_tensors
     from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
     from hoploom.sample import Edges
     from hoploom.serve.connect import connect
     from hoploom.store import Store
     from hoploom.store.disk import open_store as open
     from hoploom.train.checkpoint import Checkpoint
-    from hoploom.train.context import init
     from hoploom.train.evaluate import evaluate
     from hoploom.train.fit import fit
-    from hoploom.train.inference.infer import infer
-    from hoploom.train.spawn import spawn
 
 __version__ = "0.1.0"
 
@@ -60,16 +60,16 @@ _HOMES = {
     "Edges": "sample",
     "Store": "store",
     "connect": "serve.connect",
-    "from_dgl": "build.importing.dgl",
-    "from_pyg": "build.pyg",
-    "from_tensors": "build.tensors",
-    "generate": "build.synthetic",
+    "from_dgl": "ingest.formats.dgl",
+    "from_pyg": "ingest.pyg",
+    "from_tensors": "ingest.tensors",
+    "generate": "ingest.synthetic",
     "open": "store.disk",
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _HOMES |= {name: "train" for name in __all__ if name not in _HOMES}
-_ROOMS = {"batch", "build", "config", "errors", "keys", "load", "nn", "ops"}
-_ROOMS |= {"partition", "sample", "scale", "schema", "serve", "store", "toml", "train"}
+_ROOMS = {"batch", "config", "deploy", "dist", "errors", "gpu", "infer", "ingest", "keys", "load", "nn", "ops"}
+_ROOMS |= {"partition", "sample", "scale", "schema", "serve", "store", "train"}
 
 
 def __getattr__(name: str) -> Any:

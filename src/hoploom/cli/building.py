@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from hoploom.amounts import parse_bytes, parse_count
 from hoploom.cli.command import Arguments, Command, check_writable
 from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.cli.stores import headline
+from hoploom.config.amounts import parse_bytes, parse_count
 from hoploom.errors import ConfigError
-from hoploom.store import layout
+from hoploom.store import format as layout
 
 DEFAULT_MEMORY = "4GB"
 ENGINES = ("duckdb", "spark")
@@ -84,8 +84,8 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(arguments: Arguments) -> int:
-    from hoploom.build.tables.build import BuildOptions, build
-    from hoploom.build.tables.reader import read_graph
+    from hoploom.ingest.tables.build import BuildOptions, build
+    from hoploom.ingest.tables.reader import read_graph
 
     options = BuildOptions(
         parts=_whole_number("--parts", arguments.parts),
@@ -152,15 +152,15 @@ def _import(arguments: Arguments) -> int:
 
 
 def _import_ogb(arguments: Arguments, stages: Stages) -> None:
-    from hoploom.build.importing import import_ogb
+    from hoploom.ingest.formats import import_ogb
 
     given = (arguments.name, arguments.folder, arguments.out)
     import_ogb(*given, undirected=arguments.undirected, memory=_memory(arguments), progress=stages.show)
 
 
 def _import_npz(arguments: Arguments, stages: Stages) -> None:
-    from hoploom.build.bulk import EdgeRule
-    from hoploom.build.importing import import_archive
+    from hoploom.ingest.formats import import_archive
+    from hoploom.ingest.stream import EdgeRule
 
     rule = EdgeRule(undirected=True, deduplicate=True) if arguments.undirected else None
     given = (arguments.folder, arguments.out)
@@ -168,7 +168,7 @@ def _import_npz(arguments: Arguments, stages: Stages) -> None:
 
 
 def _import_glt(arguments: Arguments, stages: Stages) -> None:
-    from hoploom.build.importing import import_glt
+    from hoploom.ingest.formats import import_glt
 
     import_glt(
         arguments.folder,

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hoploom.cli.command import Arguments, Command
+from hoploom.deploy.cluster_file import EXECUTORS, Cluster
+from hoploom.deploy.programs import processes, script_words
+from hoploom.deploy.read_cluster_file import Overrides, read_cluster
+from hoploom.deploy.run import executor_of, run, with_free_ports
 from hoploom.errors import ConfigError
-from hoploom.launch.cluster import EXECUTORS, Cluster
-from hoploom.launch.plan import processes, script_words
-from hoploom.launch.reader import Overrides, read_cluster
-from hoploom.launch.run import executor_of, run, with_free_ports
 
 USAGE = "hoploom launch [options] CLUSTER -- train run.toml"
 
@@ -40,7 +40,7 @@ def _launch(arguments: Arguments) -> int:
         raise ConfigError(f"--master-port is {port}; give a port from 1 to 65535")
     cluster = read_cluster(file, Overrides(arguments.executor, arguments.master_addr, port))
     if cluster.executor == "kubernetes":
-        from hoploom.launch.kubernetes import manifests
+        from hoploom.deploy.kubernetes import manifests
 
         print(manifests(cluster, command), end="")
         return 0
@@ -48,7 +48,7 @@ def _launch(arguments: Arguments) -> int:
         print(_dry_run(cluster, command))
         return 0
     if cluster.executor == "slurm":
-        from hoploom.launch import slurm
+        from hoploom.deploy import slurm
 
         return slurm.run(cluster, command)
     return run(cluster, command)
@@ -69,7 +69,7 @@ def _split(arguments: Arguments) -> tuple[Path, list[str]]:
 
 def _dry_run(cluster: Cluster, command: Sequence[str]) -> str:
     if cluster.executor == "slurm":
-        from hoploom.launch.slurm import script
+        from hoploom.deploy.slurm import script
 
         return script(cluster, command).rstrip("\n")
     executor = executor_of(cluster)

@@ -10,20 +10,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from hoploom.amounts import parse_bytes
 from hoploom.cli.command import Arguments, Command
 from hoploom.cli.seeding import fanouts_of, seeds_of
-from hoploom.config import as_int, as_number
+from hoploom.config.amounts import parse_bytes
+from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.serve.address import read_addresses, split_address
-from hoploom.serve.attend import STALL
 from hoploom.serve.endpoint import Endpoint
-from hoploom.serve.node import Making, Node
+from hoploom.serve.graph_server import Making, Node
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.serve.server import GRACE, Server
-from hoploom.store.cached import read_size
+from hoploom.serve.stalls import STALL
 from hoploom.store.disk import held_parts
-from hoploom.store.layout import read_manifest
+from hoploom.store.format import read_manifest
+from hoploom.store.row_cache import read_size
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,14 +27,14 @@ def _init(arguments: Arguments) -> int:
 
 
 def _template(path: Path, arguments: Arguments) -> tuple[str, str]:
-    from hoploom.train.recipes.template import template, template_for
+    from hoploom.train.runs.template import template, template_for
 
     text = template() if arguments.store is None else template_for(arguments.store, beside=path.parent)
     return text, f"hoploom train {path}"
 
 
 def _draft(path: Path, arguments: Arguments) -> tuple[str, str]:
-    from hoploom.build.tables.draft import draft
+    from hoploom.ingest.tables.draft import draft
 
     return draft(arguments.tables, path.parent), f"hoploom build {path} -o {path.stem}.store"
 

@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from hoploom.build import synthetic
 from hoploom.cli.command import Arguments, Command, ProgressBar, megabytes, table
 from hoploom.errors import StoreError
+from hoploom.ingest import synthetic
 from hoploom.schema import Field
-from hoploom.store import layout
+from hoploom.store import format as layout
 from hoploom.store.check import problems
 from hoploom.store.disk import check_manifest
-from hoploom.store.layout import Manifest
+from hoploom.store.format import Manifest
 
 # --- info ----------------------------------------------------------------------------------------
 

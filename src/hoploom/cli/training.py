@@ -9,15 +9,15 @@ from pathlib import Path
 from types import FrameType
 
 from hoploom.cli.command import Arguments, Command
-from hoploom.config import as_int
+from hoploom.config.values import as_int
+from hoploom.dist import environment
+from hoploom.dist.context import Context, init
+from hoploom.dist.spawn import spawn
 from hoploom.errors import ConfigError
-from hoploom.train import environment
-from hoploom.train.context import Context, init
-from hoploom.train.recipes.checks import check_world
-from hoploom.train.recipes.reader import read_recipe
-from hoploom.train.recipes.sections import Recipe
+from hoploom.train.runs.check_run_file import check_world
+from hoploom.train.runs.read_run_file import read_recipe
 from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
-from hoploom.train.spawn import spawn
+from hoploom.train.runs.run_file import Recipe
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,11 +20,11 @@ from torch_geometric.sampler import (
 
 from hoploom import keys
 from hoploom.batch import Sampled
-from hoploom.config import NumNeighbors as Fanouts
-from hoploom.config import make_sampling
-from hoploom.load.inputs import PairOrData, fanouts_of, read_input
+from hoploom.load.arguments import PairOrData, fanouts_of, read_input
 from hoploom.load.maker import Sampler, Workspaces, node_times, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
+from hoploom.sample.options import NumNeighbors as Fanouts
+from hoploom.sample.options import make_sampling
 from hoploom.schema import EDGE_ID
 from hoploom.store import Wanted
 

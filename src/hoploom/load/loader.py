@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hoploom import keys
-from hoploom.config import as_int
+from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError, HoploomError
 from hoploom.load.assemble import Batch
 from hoploom.load.device import MadeThere, Mover, Sent

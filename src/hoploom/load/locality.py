@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hoploom import keys, ops
-from hoploom.config import as_int
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.load.order import Order
 from hoploom.store import Store

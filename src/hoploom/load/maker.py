@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from hoploom.batch import Sampled, Seeds
-from hoploom.config import Sampling
+from hoploom.load.arguments import NodeSeeds, all_rows
 from hoploom.load.assemble import Assembler, Batch
-from hoploom.load.inputs import NodeSeeds, all_rows
 from hoploom.sample import (
     Links,
     LinkTask,
@@ -23,6 +22,7 @@ from hoploom.sample import (
     sample_blocks,
     sample_subgraph,
 )
+from hoploom.sample.options import Sampling
 from hoploom.schema import Owner, RelationName
 from hoploom.store import GraphStore, Store, Wanted
 

@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
-from hoploom.config import NumNeighbors as Fanouts
-from hoploom.config import as_int, as_number, make_sampling
+from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
-from hoploom.load import inputs
+from hoploom.load import arguments as inputs
 from hoploom.load.ahead import look_ahead
+from hoploom.load.arguments import Input, NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch
+from hoploom.load.batch_request import placed
 from hoploom.load.device import Mover, is_there
-from hoploom.load.elsewhere import placed
-from hoploom.load.inputs import Input, NodeSeeds, PairOrData
 from hoploom.load.loader import Ahead, Delivery, Loader, MakeBatch
 from hoploom.load.locality import localised
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces, node_times
 from hoploom.load.order import Order
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
+from hoploom.sample.options import NumNeighbors as Fanouts
+from hoploom.sample.options import make_sampling
 from hoploom.schema import RelationName, Schema
 
 
@@ -76,7 +77,7 @@ class Setup:
             raise ConfigError(
                 "look_ahead is set, but batches are made on the device; leave it out, or give device='cpu'"
             )
-        from hoploom.load.ondevice import DeviceLoading  # imports Triton
+        from hoploom.gpu.batches.loading import DeviceLoading  # imports Triton
 
         there = DeviceLoading(maker, store.placed, self.delivery.deadline)
         return there.make, self.delivery, self.mover, there

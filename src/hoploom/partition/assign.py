@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from hoploom import keys, ops
+from hoploom.config.keys import nearest
 from hoploom.errors import ConfigError
-from hoploom.load.visits import read_seeds
+from hoploom.load.presample import read_seeds
 from hoploom.ops import PartitionRule, RelationLists, Topology
 from hoploom.ops.partition import MOST_NODES, MOST_PARTS
 from hoploom.partition.metis import metis_parts
@@ -24,7 +25,6 @@ from hoploom.partition.seeds import named_seeds
 from hoploom.schema import RelationName
 from hoploom.store import Store
 from hoploom.store.disk import open_store
-from hoploom.toml.keys import nearest
 
 METHODS = ("hash", "range", "stream", "metis")
 KEY = 0x7061727473  # what draws derive from: the same parts every time

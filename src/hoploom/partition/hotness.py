@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hoploom.config import NumNeighbors
-from hoploom.load.visits import AS_TRAINED, Presampling, add_visits, distinct_seeds, no_visits, visited
-from hoploom.partition.opened import Opened
+from hoploom.load.presample import AS_TRAINED, Presampling, add_visits, distinct_seeds, no_visits, visited
+from hoploom.partition.bounded_graph import Opened
+from hoploom.sample.options import NumNeighbors
 
 LEAST, MOST = 32, 256  # batches that hotness is measured by
 SMALL = 1 << 30  # bytes: with less memory batches are made one at a time

@@ -10,23 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hoploom.build.bulk import StoreOptions, write_store
-from hoploom.build.bulk.write import LEAST_ROOM
-from hoploom.build.tensors import read_members
-from hoploom.config import NumNeighbors, as_int, resolve_fanouts
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
-from hoploom.load.inputs import read_tensor
-from hoploom.load.visits import distinct_seeds
+from hoploom.ingest.stream import StoreOptions, write_store
+from hoploom.ingest.stream.write import LEAST_ROOM
+from hoploom.ingest.tensors import read_members
+from hoploom.load.arguments import read_tensor
+from hoploom.load.presample import distinct_seeds
 from hoploom.ops import give_back_freed_memory
 from hoploom.partition.assign import assign
+from hoploom.partition.bounded_graph import Opened
 from hoploom.partition.costs import PartitionReport
 from hoploom.partition.hotness import Trial
-from hoploom.partition.opened import Opened
-from hoploom.partition.order import NewOrder, order_nodes
-from hoploom.partition.reading import CHUNK_BYTES, Reader, read_store
+from hoploom.partition.numbering import NewOrder, order_nodes
 from hoploom.partition.report import FANOUTS, report
 from hoploom.partition.rewrite import edge_streams, node_streams
 from hoploom.partition.seeds import USUAL, named_seeds
+from hoploom.partition.store_reading import CHUNK_BYTES, Reader, read_store
+from hoploom.sample.options import NumNeighbors, resolve_fanouts
 from hoploom.schema import Schema
 from hoploom.store import Store
 from hoploom.store.memory import resident_bytes

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoploom.config import NumNeighbors
-from hoploom.load.visits import AS_TRAINED, Presampling, read_seeds
+from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
+from hoploom.partition.bounded_graph import Opened
 from hoploom.partition.costs import CacheRate, Cut, PartCost, PartitionReport
 from hoploom.partition.hotness import Trial
-from hoploom.partition.opened import Opened
-from hoploom.partition.reading import Reader, edge_spans, read_store, row_bytes
 from hoploom.partition.seeds import USUAL, named_seeds
+from hoploom.partition.store_reading import Reader, edge_spans, read_store, row_bytes
+from hoploom.sample.options import NumNeighbors
 from hoploom.schema import NodeType
 from hoploom.store import Store
 

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hoploom.build.bulk.streams import Block, EdgeRows, EdgeRule, EdgeStream, NodeStream, Rows
 from hoploom.errors import DataError
-from hoploom.partition.order import NewOrder
-from hoploom.partition.reading import Reader, edge_spans, pieces, row_bytes
+from hoploom.ingest.stream.streams import Block, EdgeRows, EdgeRule, EdgeStream, NodeStream, Rows
+from hoploom.partition.numbering import NewOrder
+from hoploom.partition.store_reading import Reader, edge_spans, pieces, row_bytes
 from hoploom.schema import ORIGINAL_ID, Field
 
 KEPT = EdgeRule(in_order=True)

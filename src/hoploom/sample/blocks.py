@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from hoploom.batch import Block, Sampled, Seeds
-from hoploom.config import Sampling
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, Picks
 from hoploom.sample.hops import HopEdges, Workspace, frontier_of, make_draw
+from hoploom.sample.options import Sampling
 from hoploom.schema import RelationName
 from hoploom.store import Draw, GraphStore
 

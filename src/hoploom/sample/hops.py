@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.batch import Sampled, Seeds
-from hoploom.config import Sampling
 from hoploom.ops import Frontier, NodeMap, Picks
+from hoploom.sample.options import Sampling
 from hoploom.schema import Schema
 from hoploom.store import Draw, GraphStore
 

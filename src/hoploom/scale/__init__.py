@@ -1,6 +1,6 @@
 """Scale on paper: what a graph takes on a cluster, worked out from constants that are measured."""
 
-from hoploom.amounts import (
+from hoploom.config.amounts import (
     parse_bandwidth,
     parse_bytes,
     parse_count,
@@ -11,7 +11,7 @@ from hoploom.amounts import (
 from hoploom.scale.constants import Constants, default_constants, read_constants, to_json
 from hoploom.scale.limits import Finding, findings
 from hoploom.scale.plan import Plan, plan
-from hoploom.scale.question import Question, parse_cut
+from hoploom.scale.spec import Question, parse_cut
 from hoploom.scale.text import as_json, as_text, constants_as_text
 
 __all__ = [

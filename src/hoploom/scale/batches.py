@@ -6,8 +6,8 @@ What crosses the wire is counted as the tensors that the protocols of a store ex
 from dataclasses import dataclass
 
 from hoploom.scale.growth import Crowd, Hop, grow, hit_rate
-from hoploom.scale.question import Question
 from hoploom.scale.sizes import cache_bytes, edge_field_bytes, node_bytes
+from hoploom.scale.spec import Question
 
 ID = 8  # bytes of an id in memory and on the wire
 

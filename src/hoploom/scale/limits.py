@@ -3,14 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hoploom.amounts import as_bytes, as_count, as_seconds, as_share
+from hoploom.config.amounts import as_bytes, as_count, as_seconds, as_share
 from hoploom.errors import ConfigError
 from hoploom.ops.partition import MOST_NODES
 from hoploom.scale.batches import batch_size, traffic
 from hoploom.scale.constants import Constants
 from hoploom.scale.plan import Plan, plan
-from hoploom.scale.question import Question
 from hoploom.scale.sizes import id_bytes, is_hashed
+from hoploom.scale.spec import Question
 from hoploom.store.disk import ID_LIMIT
 
 Level = Literal["breaks", "slow", "note"]

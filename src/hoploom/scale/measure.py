@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from hoploom import keys, ops
 from hoploom.batch import Seeds
-from hoploom.build.synthetic import generate
-from hoploom.build.tensors import from_tensors
-from hoploom.config import make_sampling
 from hoploom.errors import ConfigError
+from hoploom.ingest.synthetic import generate
+from hoploom.ingest.tensors import from_tensors
 from hoploom.load import NeighborLoader
 from hoploom.ops import InEdges, NodeMap
 from hoploom.partition import assign
 from hoploom.sample import Workspace, sample_subgraph
+from hoploom.sample.options import make_sampling
 from hoploom.scale import machine
 from hoploom.scale.constants import SHORT_ROW, Constants, Curve
 from hoploom.scale.machine import seconds_of

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hoploom.ops.relabel import MAP_BUDGET
 from hoploom.scale.batches import BatchSize, Traffic, batch_size, num_parameters, traffic, widths
 from hoploom.scale.constants import Constants, default_constants
-from hoploom.scale.question import Question
 from hoploom.scale.sizes import SLOT, Item, cache_bytes, host_items, is_hashed
+from hoploom.scale.spec import Question
 from hoploom.scale.times import Stage, StepTimes, build_stages, opening_seconds, partition_stages, step_times
 
 LIBRARIES = 250e6  # private bytes of a process that has imported torch and Hoploom (benchmarks/RESULTS.md)

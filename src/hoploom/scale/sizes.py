@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from hoploom.ops.relabel import MAP_BUDGET
-from hoploom.scale.question import Question
+from hoploom.scale.spec import Question
 from hoploom.store.disk import ID_LIMIT
 
 HEADER = 128  # bytes of a .npy file before its values

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hoploom.scale.batches import BatchSize, Traffic, crowd_of, widths
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants, rate_at
 from hoploom.scale.growth import hit_rate
-from hoploom.scale.question import Question
 from hoploom.scale.sizes import host_items, is_hashed, node_bytes, num_files, topology_bytes
+from hoploom.scale.spec import Question
 
 PAGE = 4096
 ID_BYTES = 8

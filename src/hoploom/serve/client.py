@@ -20,8 +20,8 @@ from hoploom import ops
 from hoploom.errors import HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.explain import explain, is_passing
-from hoploom.serve.guard import client_arguments
 from hoploom.serve.security import ClientSecurity
+from hoploom.serve.token_auth import client_arguments
 from hoploom.serve.wire import Incoming, MalformedError, Message
 
 Read = TypeVar("Read")

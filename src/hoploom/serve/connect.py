@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from hoploom import ops
-from hoploom.config import as_int, as_number
+from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve.address import read_addresses
-from hoploom.serve.batches import RemoteBatches
+from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity, read_client_security

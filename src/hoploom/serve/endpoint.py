@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 from hoploom.errors import ConfigError
 from hoploom.serve.address import join_address
-from hoploom.serve.guard import HEADER, carries, expected_header
 from hoploom.serve.metrics import CONTENT_TYPE, DRAINING, Metrics
 from hoploom.serve.pem import load_pair
 from hoploom.serve.security import ServerSecurity, check_listen, is_loopback
+from hoploom.serve.token_auth import HEADER, carries, expected_header
 
 MAX_CONNECTIONS = 16
 MAX_REQUEST = 16 * 1024  # bytes of request line and headers

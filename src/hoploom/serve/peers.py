@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from hoploom import errors
 from hoploom.errors import HoploomError, PeerError
 from hoploom.serve.client import Asked, LostError, Peer, Watch, whole
-from hoploom.serve.meeting import MAKES, About, Meeting
+from hoploom.serve.discovery import MAKES, About, Meeting
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.wire import Incoming, Message
-from hoploom.store.layout import Manifest
+from hoploom.store.format import Manifest
 
 Read = TypeVar("Read")
 TIMEOUT = 60.0  # seconds that a request may take, all attempts together

@@ -16,11 +16,11 @@ import hoploom
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.address import check_free, join_address, split_address
-from hoploom.serve.attend import STALL, Attendant, Conversation
-from hoploom.serve.guard import server_arguments
 from hoploom.serve.metrics import DRAINING, Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
+from hoploom.serve.stalls import STALL, Attendant, Conversation
+from hoploom.serve.token_auth import server_arguments
 from hoploom.serve.wire import MalformedError, Message
 
 GRACE = 30.0  # seconds that requests under way get at a stop

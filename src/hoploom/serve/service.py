@@ -16,12 +16,12 @@ import hoploom
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import Picks
-from hoploom.serve import checks
-from hoploom.serve.room import Account, BusyError, Room, busy
+from hoploom.serve import requests as checks
+from hoploom.serve.memory_budget import Account, BusyError, Room, busy
 from hoploom.serve.wire import PROTOCOL, Described, Message, Streamed, rows_at_once
 from hoploom.store import Part, Store
 from hoploom.store.base import Wanted
-from hoploom.store.layout import Manifest, to_json
+from hoploom.store.format import Manifest, to_json
 
 Answer = Callable[[Message], Message]
 PICK_BYTES = 16  # of a pick in an answer: source and edge

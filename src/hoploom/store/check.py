@@ -8,7 +8,7 @@ import torch
 
 from hoploom.errors import HoploomError
 from hoploom.schema import EDGE_ID
-from hoploom.store import layout
+from hoploom.store import format as layout
 from hoploom.store.disk import check_manifest, open_part
 from hoploom.store.part import Part
 

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hoploom.config import as_int
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, MappedFile
 from hoploom.schema import DTYPES, Field, Owner, check_schema
-from hoploom.store import layout
+from hoploom.store import format as layout
 from hoploom.store.absent import Absent
-from hoploom.store.layout import Manifest
-from hoploom.store.limits import memory_limit
+from hoploom.store.format import Manifest
 from hoploom.store.part import Part, Table
 from hoploom.store.sharded import Sharded, routes_of
 from hoploom.store.store import Store, assemble
+from hoploom.store.system_memory import memory_limit
 
 ID_LIMIT = 2**31
 

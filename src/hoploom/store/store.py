@@ -20,8 +20,8 @@ from hoploom.store.ranges import PartRange
 from hoploom.store.sharded import Sharded, routes_of
 
 if TYPE_CHECKING:
-    from hoploom.store.peermemory import Among
-    from hoploom.store.placed import Placed
+    from hoploom.gpu.place.peer_memory import Among
+    from hoploom.gpu.place.store import Placed
 
 PIECE = 1 << 22  # edges that are looked at together
 
@@ -142,8 +142,8 @@ class Store:
         Splits and what else is small stay on the host, and all else that a store does works as before. Close the store
         after its last batch, on all ranks.
         """
-        from hoploom.store.placement import read
-        from hoploom.store.placing import place
+        from hoploom.gpu.place.copy import place
+        from hoploom.gpu.place.request import read
 
         other = replace(self, placed=place(self, read(topology, features, dtype, device), among))
         object.__setattr__(other, "_loops", self._loops)

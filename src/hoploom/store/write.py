@@ -17,11 +17,11 @@ from torch import Tensor
 from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Relation, Schema
-from hoploom.store import layout
+from hoploom.store import format as layout
 from hoploom.store.crc import combine
 from hoploom.store.disk import id_dtype
 from hoploom.store.durable import DISK_FULL, sync_folder
-from hoploom.store.layout import FileEntry, Manifest, PartRange
+from hoploom.store.format import FileEntry, Manifest, PartRange
 from hoploom.store.part import Part, Table, range_of
 from hoploom.store.workfolder import WorkFolder
 

@@ -1,16 +1,16 @@
 """Training: the ranks and what they do together, the loop, metrics, checkpoints, and inference."""
 
+from hoploom.dist.context import Context, init, unwrap
+from hoploom.dist.spawn import spawn
+from hoploom.gpu.whole_step.whole_step import WholeStep
+from hoploom.infer import Inference, infer
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.context import Context, init, unwrap
 from hoploom.train.evaluate import evaluate
 from hoploom.train.fit import Outcome, fit
-from hoploom.train.inference import Inference, infer
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
-from hoploom.train.spawn import spawn
 from hoploom.train.step import StepReport
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
-from hoploom.train.wholestep import WholeStep
 
 __all__ = [
     "Checkpoint",

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hoploom.dist.context import Context, unwrap
 from hoploom.errors import ConfigError, HoploomError, StoreError
 from hoploom.train import tensorfile
-from hoploom.train.context import Context, unwrap
 
 FORMAT = 1
 TEXT_BYTES = 2048  # of an error, on its way to the other ranks

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hoploom.dist.context import Context
+from hoploom.dist.signals import StopRequests
 from hoploom.errors import ConfigError, TrainError
+from hoploom.gpu.whole_step.checks import check_closure
+from hoploom.gpu.whole_step.whole_step import StepCounts, WholeStep
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.context import Context
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.progress import Progress
-from hoploom.train.replayable import check_closure
-from hoploom.train.signals import StopRequests
 from hoploom.train.step import EagerSteps, Feed, Stepper, StepReport, Steps
 from hoploom.train.tasks import check_labels
-from hoploom.train.wholestep import StepCounts, WholeStep
 
 Validate = Callable[[], Mapping[str, float]]
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hoploom.config import as_int, as_number
+from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
+from hoploom.gpu.whole_step.shapes import MARGIN
 from hoploom.load.loader import Loader
-from hoploom.train.capacity import MARGIN
 from hoploom.train.checkpoint import Part
 from hoploom.train.tasks import Mode, Task
 

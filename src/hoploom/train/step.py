@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from hoploom import keys
+from hoploom.dist.context import Context
+from hoploom.dist.signals import StopRequests
 from hoploom.errors import BatchError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.context import Context
 from hoploom.train.learner import HALF, Learner, Training
-from hoploom.train.signals import StopRequests
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
 
+from hoploom.dist.context import unwrap
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
 from hoploom.store import Store, Wanted
-from hoploom.train.context import unwrap
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection

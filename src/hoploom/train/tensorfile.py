@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store.durable import write_whole
-from hoploom.train.tree import decode, encode
+from hoploom.train.state_json import decode, encode
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,

@@ -12,24 +12,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hoploom.config.text import as_toml
+from hoploom.dist.context import Context
 from hoploom.errors import StoreError
-from hoploom.store.cached import CacheReport
+from hoploom.gpu.whole_step.checks import prepare
 from hoploom.store.durable import write_whole
-from hoploom.toml.text import as_toml
+from hoploom.store.row_cache import CacheReport
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.context import Context
 from hoploom.train.evaluate import evaluate
 from hoploom.train.fit import Outcome, Validate, fit
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
-from hoploom.train.recipes.checks import check_whole_steps, check_world
-from hoploom.train.recipes.reader import read_recipe
-from hoploom.train.recipes.sections import Recipe, keys_of
-from hoploom.train.recipes.writer import to_toml, values_of
-from hoploom.train.replayable import prepare
-from hoploom.train.runs.goal import Goal, goal_of
-from hoploom.train.runs.graph import as_plain, cache_report, open_graph, with_cache, with_placement
-from hoploom.train.runs.pieces import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
+from hoploom.train.runs.check_run_file import check_whole_steps, check_world
+from hoploom.train.runs.factories import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
+from hoploom.train.runs.open_graph import as_plain, cache_report, open_graph, with_cache, with_placement
+from hoploom.train.runs.problem import Goal, goal_of
+from hoploom.train.runs.read_run_file import read_recipe
+from hoploom.train.runs.run_file import Recipe, keys_of
+from hoploom.train.runs.write_run_file import to_toml, values_of
 
 RECIPE_FILE, RESULT_FILE = "run.toml", "result.json"
 LAST, BEST = "last", "best"

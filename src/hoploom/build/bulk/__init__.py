@@ -1,6 +1,0 @@
-"""Stores from streams: rows of nodes and edges in any order, written in bounded memory."""
-
-from hoploom.build.bulk.streams import Block, EdgeRows, EdgeRule, EdgeStream, Finish, NodeStream, Rows, StoreOptions
-from hoploom.build.bulk.write import write_store
-
-__all__ = ["Block", "EdgeRows", "EdgeRule", "EdgeStream", "Finish", "NodeStream", "Rows", "StoreOptions", "write_store"]

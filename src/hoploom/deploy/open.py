@@ -1,0 +1,213 @@
+"""The store that a deployment means: files here, servers elsewhere, or a server beside the trainers of each host.
+
+What ranks must know of each other (who holds which part, where servers listen, their token) goes through
+`Context.gather`, so a rank that fails here ends the others with its name, within the context's deadline.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from hoploom.config.values import as_int
+from hoploom.deploy.local_server import Beside, address_towards, token_in_file
+from hoploom.dist import environment
+from hoploom.dist.environment import Deployment, Place
+from hoploom.dist.rendezvous import LOOPBACK
+from hoploom.errors import ConfigError
+from hoploom.store import Store
+from hoploom.store.disk import held_parts, open_store
+from hoploom.store.format import read_manifest
+from hoploom.store.part import Part
+
+if TYPE_CHECKING:
+    from hoploom.dist.context import Context
+
+Serve = bool | Literal["auto"]
+CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What `Context.open` is asked for."""
+
+    path: Path | None
+    parts: tuple[int, ...] | None
+    serve: Serve
+    servers: str | Sequence[str] | None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of connect
+
+    def check(self) -> None:
+        """Raise ConfigError for what can never work."""
+        unknown = [name for name in self.options if name not in CONNECT]
+        if unknown:
+            raise ConfigError(f"Context.open got {unknown[0]!r}; besides its own arguments it takes {list(CONNECT)}")
+        if self.serve not in (True, False, "auto"):
+            raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
+        if self.servers and self.serve is True:
+            raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
+
+
+def open_for(context: "Context", place: Place, opening: Opening, closing: ExitStack) -> Store:
+    """The store; what has to be closed with it is put on `closing`. All ranks call."""
+    opening.check()
+    deployment = environment.read_deployment()
+    opening = _as_deployed(opening, deployment)
+    if opening.servers:
+        return _with_homes(context, _connected(opening, closing))
+    if opening.path is None:
+        raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
+    num_parts = len(read_manifest(opening.path).parts)
+    if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1):
+        return _with_homes(context, _side_by_side(context, _hosts(place, deployment), opening, closing))
+    store = open_store(opening.path, parts=opening.parts)
+    return store if opening.parts is None else _with_homes(context, store)
+
+
+def _as_deployed(opening: Opening, deployment: Deployment) -> Opening:
+    """What `hoploom launch` says wins over the script's path; servers that the script names win over both."""
+    options = dict(deployment.security) | {k: v for k, v in opening.options.items() if v is not None}
+    opening = replace(opening, options=options)
+    if opening.servers or not deployment.servers:
+        return opening
+    if opening.serve is True:
+        raise ConfigError("serve is True, but hoploom launch has started servers; leave serve or its servers out")
+    path = None if deployment.store is None else Path(deployment.store)
+    parts = deployment.parts if opening.parts is None else opening.parts
+    return replace(opening, path=path, parts=parts, servers=deployment.servers)
+
+
+def _connected(opening: Opening, closing: ExitStack) -> Store:
+    from hoploom.serve.connect import connect  # Flight is loaded where somebody needs it
+
+    assert opening.servers
+    given = dict(opening.options)
+    if opening.path is not None and opening.parts == ():  # nothing to map: hops and rows are all asked for
+        store = connect(opening.servers, **given | {"made": "here"})
+    else:
+        given |= {} if opening.path is None else {"parts": opening.parts}
+        store = connect(opening.servers, opening.path, **given)
+    closing.callback(store.close)
+    return store
+
+
+def _with_homes(context: "Context", store: Store) -> Store:
+    """With what every rank maps, for locality."""
+    own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part)]
+    homes = tuple(tuple(parts) for parts in tell_all(context, own))
+    return replace(store, homes=homes if any(homes) else ())
+
+
+# --- a server beside the trainers of each host ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """How ranks find out on which host they are, and how hosts reach each other."""
+
+    node: int  # of this rank
+    meeting: tuple[str, int] | None  # where rank 0 is; None: all on this host
+
+    def address(self, others: Sequence[str]) -> str:
+        """This host's address as others reach it; those of `others` are known already."""
+        if self.meeting is None:
+            return LOOPBACK
+        return address_towards(others[0], self.meeting[1]) if others else address_towards(*self.meeting)
+
+
+def _hosts(place: Place, deployment: Deployment) -> Hosts:
+    if place.on_one_host:
+        return Hosts(place.rank, None)  # each rank stands for a host of its own
+    node = place.rank // place.local_world_size if deployment.node is None else deployment.node
+    return Hosts(node, (place.address, place.port))
+
+
+def _side_by_side(context: "Context", hosts: Hosts, opening: Opening, closing: ExitStack) -> Store:
+    """Start this host's server, once on each host, and connect to all of them."""
+    assert opening.path is not None
+    nodes = tell_all(context, hosts.node)
+    leaders = [nodes.index(node) for node in sorted(set(nodes))]  # a rank on each host
+    parts = _own_parts(opening, leaders.index(nodes.index(hosts.node)), len(leaders))
+    told = tell_all(context, {"parts": parts, "token": secrets.token_urlsafe(32) if context.is_main else ""})
+    _check_covered([told[rank]["parts"] for rank in leaders], opening.path)
+    with token_in_file(told[0]["token"]) as file:
+        opening = replace(opening, parts=tuple(parts), options={"token_file": file} | dict(opening.options))
+        address = _address(context, hosts, leaders)
+        server = None
+        if context.rank in leaders and parts:  # a host may hold none of them
+            server = Beside(_words(opening, address), context.timeout)
+            closing.push(partial(_stop, server, context.after_the_others()))
+        servers = tell_all(context, "" if server is None else server.address)
+        return _connected(replace(opening, servers=[one for one in servers if one]), closing)
+
+
+def _own_parts(opening: Opening, host: int, num_hosts: int) -> list[int]:
+    """As asked; else those whose files are here, if some are not; else this host's share of all."""
+    assert opening.path is not None
+    num_parts = len(read_manifest(opening.path).parts)
+    if opening.parts is not None:
+        return list(opening.parts)
+    here = list(held_parts(opening.path))
+    if len(here) < num_parts:
+        return here
+    return [part for part in range(num_parts) if part % num_hosts == host] or [host % num_parts]
+
+
+def _check_covered(held: Sequence[Sequence[int]], path: Path) -> None:
+    missing = set(range(len(read_manifest(path).parts))) - {part for parts in held for part in parts}
+    if missing:
+        raise ConfigError(f"no host holds part {min(missing)} of {path}, they hold {list(held)}; give parts= on each")
+
+
+def _address(context: "Context", hosts: Hosts, leaders: Sequence[int]) -> str:
+    """Where this host listens: the first host only learns from a second one by which way it is reached."""
+    first = context.rank == leaders[0] and len(leaders) > 1
+    known = tell_all(context, "" if first else hosts.address([]))
+    return hosts.address([known[leaders[1]]]) if first else known[context.rank]
+
+
+def _words(opening: Opening, address: str) -> list[str]:
+    """The command line of the server."""
+    listen = f"[{address}]:0" if ":" in address else f"{address}:0"
+    words = [str(opening.path), "--listen", listen, "--token-file", str(opening.options["token_file"])]
+    for part in opening.parts or ():
+        words += ["--part", str(part)]
+    if "cert" in opening.options:
+        for name, flag in (("cert", "--cert"), ("key", "--key"), ("ca", "--client-ca")):
+            words += [flag, str(opening.options[name])] if name in opening.options else []
+    return words
+
+
+def _stop(
+    server: Beside,
+    wait_for_the_others: Callable[[], None],
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """Other hosts may still fetch rows for their last step; after an error nobody is waited for."""
+    if kind is None:
+        wait_for_the_others()
+    server.close()
+
+
+def tell_all(context: "Context", said: Any) -> list[Any]:
+    """What every rank says, as JSON, in the order of ranks."""
+    content = json.dumps(said).encode()
+    size = context.max(len(content))
+    told = context.gather(torch.tensor(list(content.ljust(size)), dtype=torch.uint8))
+    return [json.loads(bytes(entry.tolist())) for entry in told]
+
+
+def read_parts(parts: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The parts that a user gives, in order."""
+    if parts is None:
+        return None
+    return tuple(sorted({as_int("a part", part, 0, "give the numbers of parts, e.g. parts=[0]") for part in parts}))

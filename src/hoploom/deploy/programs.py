@@ -1,0 +1,172 @@
+"""Which programs run where: graph servers, and one torchrun per host of trainers. Nothing is started here.
+
+torchrun's rendezvous is the static one: ranks follow the hosts' order in the file, one known port is open, and nobody
+waits to see who joins. What it gives up is a cluster that grows while it runs.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hoploom.deploy.cluster_file import Cluster, Host, Process
+from hoploom.errors import ConfigError
+from hoploom.serve.address import join_address, split_address
+from hoploom.serve.security import is_loopback
+
+LOGS = "{logs}"  # in words: a folder that the keeper makes, and removes at the end
+FORMS = "give what comes behind `hoploom`, such as train run.toml, or your own script.py and its arguments"
+STARTER = re.compile(r"torchrun|python(\d+(\.\d+)*)?")
+LOOPBACK = "lo"
+
+
+def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
+    """Servers first, then trainers in the order of their ranks.
+
+    >>> [process.label for process in processes(cluster, ["train", "run.toml"])]
+    ['gpu1/server', 'gpu2/server', 'gpu1/trainers', 'gpu2/trainers']
+    """
+    script = script_words(command)
+    servers = [_server(cluster, host) for host in cluster.servers]
+    return servers + [_trainers(cluster, i, script) for i in range(len(cluster.trainers))]
+
+
+def script_words(command: Sequence[str]) -> tuple[str, ...]:
+    """What torchrun is to run: a script and its arguments, or -m and a module's."""
+    words = _without_starter(tuple(command))
+    if words[:2] == ("-m", "hoploom"):
+        words = words[1:]
+    if words and words[0].rpartition("/")[2] == "hoploom":
+        words = words[1:]
+    if not words:
+        raise ConfigError(f"there is no command behind --; {FORMS}")
+    if words[0] == "train":
+        return ("-m", "hoploom", *words)
+    if words[0].endswith(".py") or (words[0] == "-m" and len(words) > 1):
+        return words
+    raise ConfigError(f"the command is {words[0]!r:.80}, which is nothing that trains; {FORMS}")
+
+
+def _without_starter(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the python or torchrun before it: those come from the cluster file."""
+    starter = words[0].rpartition("/")[2] if words else ""
+    if not STARTER.fullmatch(starter):
+        return words
+    rest = words[2:] if words[1:2] == ("-u",) else words[1:]  # lines are shown at once in any case
+    if rest and rest[0].startswith("-") and rest[0] != "-m":
+        own = "processes, rendezvous and max_restarts" if starter == "torchrun" else "python and environment"
+        raise ConfigError(
+            f"the command has {starter}'s option {rest[0]!r:.80}; leave it out, the cluster file says {own}; {FORMS}"
+        )
+    return rest
+
+
+def server_words(cluster: Cluster, host: Host, listen: str | None = None) -> tuple[str, ...]:
+    """`hoploom serve` of one host; `listen` where that is not where others reach it."""
+    security, server = cluster.security, cluster.server
+    words = ["-m", "hoploom", "serve", str(cluster.store)]
+    for part in host.parts:
+        words += ["--part", str(part)]
+    words += ["--listen", listen or host.endpoint]
+    peers = [other.endpoint for other in cluster.servers if other.name != host.name]
+    options = {
+        "--peers": ",".join(peers) or None,
+        "--token-file": security.token_file,
+        "--cert": security.cert,
+        "--key": security.private_key,
+        "--ca": security.ca,
+        "--client-ca": security.ca if security.mutual else None,
+        "--threads": server.threads,
+        "--memory": server.memory,
+        "--cache": server.cache,
+        "--fanouts": None if server.fanouts is None else ",".join(map(str, server.fanouts)),
+        "--seeds": server.seeds,
+        "--metrics": _metrics(cluster, host),
+    }
+    for flag, value in options.items():
+        words += [] if value is None else [flag, str(value)]
+    return (host.python, *words, *(["--insecure"] if security.insecure else []))
+
+
+def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tuple[str, ...]:
+    """torchrun on the host of this rank among the trainers' hosts."""
+    host = cluster.trainers[node_rank]
+    address, port = split_address(cluster.rendezvous)
+    options = {
+        "--nnodes": len(cluster.trainers),
+        "--node-rank": node_rank,
+        "--nproc-per-node": host.processes,
+        "--master-addr": address,
+        "--master-port": port,
+        "--max-restarts": cluster.max_restarts,
+    }
+    words = [word for flag, value in options.items() for word in (flag, str(value))]
+    if host.processes > 1 and cluster.executor in ("local", "ssh"):  # each line then says which rank's it is
+        words += ["--log-dir", LOGS, "--tee", "3"]
+    return (host.python, "-m", "torch.distributed.run", *words, *script)
+
+
+def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
+    """What tells trainers where the graph is: hoploom.dist.environment reads it."""
+    security = cluster.security
+    devices = None if host.devices is None else ",".join(map(str, host.devices))
+    shows_certificate = security.mutual or not cluster.servers  # trainers that start servers hand it to them
+    told = {
+        "CUDA_VISIBLE_DEVICES": devices,
+        "HOPLOOM_SERVERS": ",".join(server.endpoint for server in cluster.servers) or None,
+        "HOPLOOM_TOKEN_FILE": security.token_file,
+        "HOPLOOM_CA": security.ca,
+        "HOPLOOM_CERT": security.cert if shows_certificate else None,
+        "HOPLOOM_KEY": security.private_key if shows_certificate else None,
+    }
+    if cluster.mode == "worker":
+        told |= {"HOPLOOM_STORE": cluster.store, "HOPLOOM_PARTS": ",".join(map(str, host.parts))}
+    given = {name: value for name, value in told.items() if value is not None}
+    return _usual(cluster) | given | dict(host.environment)
+
+
+def _usual(cluster: Cluster) -> dict[str, str]:
+    """Lines are shown when they are printed; on loopback alone, Gloo and NCCL are told so."""
+    usual = {"PYTHONUNBUFFERED": "1"}
+    if sys.platform == "linux" and all(is_loopback(host.address) for host in cluster.hosts):
+        usual |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+    return usual
+
+
+def _metrics(cluster: Cluster, host: Host) -> str | None:
+    """Counted up where servers share an address."""
+    base = cluster.server.metrics_port
+    if base is None:
+        return None
+    sharing = [server.name for server in cluster.servers if server.address == host.address]
+    return join_address(host.address, base + sharing.index(host.name) if host.address else base)
+
+
+def _server(cluster: Cluster, host: Host) -> Process:
+    environment = {"PYTHONUNBUFFERED": "1", **host.environment}
+    return Process(f"{host.name}/server", host, server_words(cluster, host), environment, host.folder)
+
+
+def _trainers(cluster: Cluster, node_rank: int, script: Sequence[str]) -> Process:
+    host = cluster.trainers[node_rank]
+    words, environment = trainer_words(cluster, node_rank, script), trainer_environment(cluster, host)
+    return Process(f"{host.name}/trainers", host, words, environment, host.folder)
+
+
+def without_logs(words: Sequence[str]) -> tuple[str, ...]:
+    """As one would type it: the folder for logs is the keeper's."""
+    return tuple("LOGS" if word == LOGS else word for word in words)
+
+
+def with_ports(cluster: Cluster, free: Sequence[int]) -> Cluster:
+    """Ports that are 0 become these, in order: the rendezvous' first, then the servers'."""
+    ports = iter(free)
+    address, port = split_address(cluster.rendezvous)
+    rendezvous = join_address(address, port or next(ports))
+    hosts = tuple(replace(host, port=next(ports)) if host.serves and not host.port else host for host in cluster.hosts)
+    return replace(cluster, hosts=hosts, rendezvous=rendezvous)
+
+
+def num_open_ports(cluster: Cluster) -> int:
+    """How many ports with_ports takes."""
+    return (split_address(cluster.rendezvous)[1] == 0) + sum(1 for host in cluster.servers if not host.port)

@@ -1,0 +1,233 @@
+"""A cluster on Slurm: the batch script that starts servers and trainers on the job's nodes, and who submits it.
+
+One torchrun per node, by srun: it starts, watches and names the ranks as it does everywhere else, where plain srun
+tasks would be a second way with its own errors. Slurm picks the nodes, so addresses are worked out inside the job:
+host i of the cluster is the job's node i. Needs bash on the nodes, srun with --overlap (Slurm 20.11), and a folder
+that all nodes and this host see.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from hoploom.deploy import slurm_job
+from hoploom.deploy.cluster_file import Cluster, Process, SlurmOptions
+from hoploom.deploy.programs import processes
+from hoploom.errors import ConfigError
+from hoploom.serve.address import join_address, split_address
+
+SERVE_DEADLINE = 600  # seconds until all servers serve: a large store is checked and mapped first
+STOP_DEADLINE = 30  # seconds that servers get to finish what is in flight
+# Jobs may share nodes, so that ports that are not given are the job's own, by its number: first one and how many.
+MEETING_PORTS = (15000, 15000)
+SERVER_PORTS = (10000, 5000)
+NAME = "\0{}\0"  # what only the job knows: a name in the script, between what stands in nobody's words
+KNOWN_INSIDE = re.compile("\0(hosts\\[[0-9]+\\]|first)\0(:0(?![0-9]))?")  # with the port that the job finds
+
+# What every script does. `marks` is a folder of the first node: which servers serve, and how the first trainers failed.
+FUNCTIONS = r"""
+follow_server() {  # NODE: label its lines, and note that it serves
+  local line
+  while IFS= read -r line || [ -n "$line" ]; do
+    [[ $line == "serving parts "* ]] && : >"$marks/$1"
+    [ -e "$marks/stopping" ] && [[ $line == slurmstepd-*CANCELLED* ]] && continue  # that was us
+    printf '%s/server | %s\n' "${hosts[$1]}" "$line"
+  done
+}
+follow_trainers() {  # label each line by the node whose number srun puts before it, and note the first failure
+  local line
+  while IFS= read -r line || [ -n "$line" ]; do
+    if [[ $line =~ ^\ *([0-9]+):\ ?(.*)$ ]]; then
+      printf '%s/trainers | %s\n' "${hosts[${trainers[BASH_REMATCH[1]]}]}" "${BASH_REMATCH[2]}"
+      continue
+    fi
+    if [[ $line =~ ^srun:\ error:.*Exited\ with\ exit\ code\ ([0-9]+) ]] && [ ! -e "$marks/failed" ]; then
+      echo "${BASH_REMATCH[1]}" >"$marks/failed"
+    fi
+    printf '%s\n' "$line"
+  done
+}
+serve() {  # NODE WORDS...
+  local node=$1
+  shift
+  ("environment_$node"
+   "${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow_server "$node"
+   exit "${PIPESTATUS[0]}") &
+  servers[node]=$!
+}
+wait_for_servers() {
+  local node deadline=$((SECONDS + SERVE_DEADLINE))
+  for node in "${!servers[@]}"; do
+    until [ -e "$marks/$node" ]; do
+      if ! kill -0 "${servers[node]}" 2>/dev/null; then
+        echo "hoploom: the server on ${hosts[node]} ended before it served; its own lines say why"
+        return 1
+      elif [ "$SECONDS" -ge "$deadline" ]; then
+        echo "hoploom: the server on ${hosts[node]} does not serve after SERVE_DEADLINE seconds"
+        return 1
+      fi
+      sleep 0.2
+    done
+  done
+}
+stop_servers() {  # what does not end in time ends with the job
+  local deadline=$((SECONDS + STOP_DEADLINE))
+  [ "${#servers[@]}" -eq 0 ] && return
+  : >"$marks/stopping"
+  scancel --signal=TERM "$SLURM_JOB_ID"  # reaches the job's steps, which are the servers by now, but not this script
+  while [ -n "$(jobs -r)" ] && [ "$SECONDS" -lt "$deadline" ]; do sleep 0.1; done
+}
+""".replace("SERVE_DEADLINE", str(SERVE_DEADLINE)).replace("STOP_DEADLINE", str(STOP_DEADLINE))
+
+START = """
+if ! wait_for_servers; then
+  stop_servers
+  exit 1
+fi
+"${{step[@]}}" --kill-on-bad-exit=1 --label --nodes={count} --ntasks={count} --nodelist="{nodes}" \\
+  sh -c 'eval "$trainer"' trainer "{first}" {port} 2>&1 | follow_trainers
+status=${{PIPESTATUS[0]}}
+[ "$status" -ne 0 ] && [ -s "$marks/failed" ] && status=$(<"$marks/failed")
+stop_servers
+exit "$status"
+"""
+
+
+def run(cluster: Cluster, command: Sequence[str]) -> int:
+    """Submit the job and follow it to its end: its exit status is that of the trainers. Ctrl-C cancels the job."""
+    return slurm_job.run(script(cluster, command))
+
+
+def script(cluster: Cluster, command: Sequence[str]) -> str:
+    """The batch script, as sbatch takes it. What users set is in its environment alone, not on any command line."""
+    for option in cluster.slurm.options:
+        if not option.startswith("-"):
+            raise ConfigError(f"{cluster.file}: slurm.options has {option!r}; write each as sbatch does: --name=value")
+    return "\n".join(_lines(_inside(cluster), command)) + "\n"
+
+
+def _inside(cluster: Cluster) -> Cluster:
+    """The same cluster, with variables of the script for addresses."""
+    hosts = tuple(replace(host, address=NAME.format(f"hosts[{node}]")) for node, host in enumerate(cluster.hosts))
+    meeting = join_address(NAME.format("first"), split_address(cluster.rendezvous)[1])
+    return replace(cluster, hosts=hosts, rendezvous=meeting)
+
+
+def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
+    planned = processes(cluster, command)
+    servers = [process for process in planned if process.is_server]
+    trainers = [process for process in planned if not process.is_server]
+    common = dict(set.intersection(*(set(process.environment.items()) for process in trainers)))
+    yield "#!/bin/bash"
+    yield f"# Written by `hoploom launch {cluster.file}`"
+    yield from (f"#SBATCH {option}" for option in _sbatch(cluster))
+    yield "set -u"
+    yield from cluster.slurm.setup
+    yield 'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
+    yield "marks=$(mktemp -d) || exit"
+    yield "trap 'rm -rf \"$marks\"' EXIT"
+    yield "servers=()"
+    yield f"trainers=({' '.join(_node(cluster, process) for process in trainers)})  # nodes, in the order of ranks"
+    yield f"server_port={_port_of_job(SERVER_PORTS)}"
+    yield from (f"export {assigned}" for assigned in sorted(_assigned(common)))
+    yield f"step=({' '.join(_step(cluster.slurm))})"
+    yield FUNCTIONS
+    for process in servers:
+        yield from _server(cluster, process)
+    yield "read -r -d '' trainer <<'TRAINER'"
+    yield "unset trainer; first=$1 port=$2"
+    yield "case $SLURM_PROCID in"
+    yield from (f"{rank}) {_trainer(cluster, process, common)} ;;" for rank, process in enumerate(trainers))
+    yield "esac"
+    yield "TRAINER"
+    yield "export trainer"
+    nodes = [f"${{hosts[{_node(cluster, process)}]}}" for process in trainers]
+    port = str(split_address(cluster.rendezvous)[1] or _port_of_job(MEETING_PORTS))
+    yield START.strip("\n").format(count=len(nodes), nodes=",".join(nodes), first=nodes[0], port=port)
+
+
+def _sbatch(cluster: Cluster) -> Iterator[str]:
+    options = cluster.slurm
+    yield f"--job-name={options.name}"
+    yield f"--nodes={len(cluster.hosts)}"
+    yield "--ntasks-per-node=1"
+    yield f"--output={_escaped(options.output)}"
+    named = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "time": options.time,
+        "constraint": options.constraint,
+        "reservation": options.reservation,
+        "gpus-per-node": options.gpus,
+        "cpus-per-task": options.cpus,
+        "mem": options.memory,
+    }
+    yield from (f"--{name}={_escaped(str(value))}" for name, value in named.items() if value is not None)
+    if options.exclusive:
+        yield "--exclusive"
+    yield from options.options
+
+
+def _step(options: SlurmOptions) -> Iterator[str]:
+    """What all of the job's steps have: they share their nodes, and each may use all cores that the job has there."""
+    yield from ("srun", "--overlap", "--export=ALL", "--cpu-bind=quiet,none", "--input=none", "--ntasks-per-node=1")
+    if options.container_image is not None:
+        yield f"--container-image={shlex.quote(options.container_image)}"
+        if options.container_mounts:
+            yield f"--container-mounts={shlex.quote(','.join(options.container_mounts))}"
+        if options.container_workdir is not None:
+            yield f"--container-workdir={shlex.quote(options.container_workdir)}"
+
+
+def _node(cluster: Cluster, process: Process) -> str:
+    return str(cluster.hosts.index(process.host))
+
+
+def _server(cluster: Cluster, process: Process) -> Iterator[str]:
+    """Start one server; a container has folders of its own."""
+    node = _node(cluster, process)
+    folder = [] if cluster.slurm.container_image else [f"--chdir={shlex.quote(process.folder)}"]
+    yield f"environment_{node}() {{ export {' '.join(_assigned(process.environment))}; }}"
+    yield " ".join(["serve", node, *folder, *map(_quoted, process.words)])
+
+
+def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> str:
+    """What sh does on one node: its own folder and variables, then torchrun."""
+    own = {name: value for name, value in process.environment.items() if common.get(name) != value}
+    words = process.words
+    at = words.index("--master-port")
+    steps = [] if cluster.slurm.container_image else [f"cd {shlex.quote(process.folder)} || exit"]
+    steps += [f"export {' '.join(_assigned(own))}"] if own else []
+    quoted = [*map(_quoted, words[: at + 1]), '"$port"', *map(_quoted, words[at + 2 :])]
+    return "; ".join([*steps, f"exec {' '.join(quoted)}"])
+
+
+def _port_of_job(ports: tuple[int, int]) -> str:
+    return f"$(({ports[0]} + SLURM_JOB_ID % {ports[1]}))"
+
+
+def _assigned(variables: Mapping[str, str]) -> list[str]:
+    return [f"{name}={_quoted(value)}" for name, value in variables.items()]
+
+
+def _quoted(word: str) -> str:
+    """A word that a shell takes as it is, but for what only the job knows."""
+    written, end = "", 0
+    for found in KNOWN_INSIDE.finditer(word):
+        port = ":${server_port}" if found[2] else ""
+        written += _as_is(word[end : found.start()]) + f'"${{{found[1]}}}{port}"'
+        end = found.end()
+    return written + _as_is(word[end:]) or "''"
+
+
+def _as_is(text: str) -> str:
+    return shlex.quote(text) if text else ""
+
+
+def _escaped(value: str) -> str:
+    """As #SBATCH takes it, whose quotes are not quite those of shells: in them, a backslash takes a meaning away."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -1,0 +1,109 @@
+"""Start processes on other hosts by the system's ssh, with the user's own configuration, keys and known hosts.
+
+Nothing secret stands on a command line: what to run goes over stdin. It never asks: a key that needs a passphrase has
+to be in an agent, and a host has to be known.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hoploom.deploy.cluster_file import Process, SshOptions
+from hoploom.deploy.failure import LOST_CONNECTION, Failure, ending
+from hoploom.deploy.local import BOOT, by_hand
+
+SILENCE = 120.0  # seconds after which a keeper that hears nothing takes the connection for lost
+STARTING = 60.0  # seconds for a remote shell and Python
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # exit codes of shells
+FORGET = re.compile(r"ssh-keygen .*-R .*")
+OPTIONS = {
+    "BatchMode": "yes",  # never ask
+    "ServerAliveInterval": "15",
+    "ServerAliveCountMax": "4",
+    "ControlMaster": "no",  # a connection each: a shared one ends with whoever opened it
+    "ControlPath": "none",
+    "ClearAllForwardings": "yes",
+    "RemoteCommand": "none",
+    "EscapeChar": "none",
+}
+REASONS = (  # what ssh says -> what is wrong, and the way out
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "has another host key than the known one",
+        "if it was set up anew, forget the old key with {forget}; else somebody may sit in between",
+    ),
+    (
+        r"Host key verification failed|host key is known",
+        "has a host key that is not known yet",
+        "log in once with {login}, and compare the fingerprint",
+    ),
+    (
+        r"Permission denied|Too many authentication failures",
+        "accepts none of your keys",
+        "add one to its authorized_keys (ssh-copy-id), or to your agent; {login} must work without a password",
+    ),
+    (
+        r"Could not resolve hostname",
+        "has a name that cannot be resolved",
+        "correct its address or ssh, or add it to your ssh configuration",
+    ),
+    (
+        r"Connection (refused|closed|reset)|timed out|No route to host|Network is unreachable|banner exchange",
+        "cannot be reached",
+        "see whether it is up, and whether {login} works",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """The executor of other hosts."""
+
+    options: SshOptions
+    silence: float | None = SILENCE
+
+    def arguments(self, process: Process) -> list[str]:
+        """What starts the keeper over there."""
+        settings = {"ConnectTimeout": str(self.options.connect_timeout), **OPTIONS}
+        words = ["ssh", "-T", *[word for name, value in settings.items() for word in ("-o", f"{name}={value}")]]
+        return [*words, *self._place(process), f"exec {shlex.join([process.host.python, *BOOT])}"]
+
+    def shown(self, process: Process) -> str:
+        """Much the same by hand."""
+        return shlex.join(["ssh", *self._place(process), by_hand(process)])
+
+    def begin_deadline(self) -> float:
+        """Seconds until the keeper must have begun."""
+        return self.options.connect_timeout + STARTING
+
+    def refusal(self, process: Process, code: int, tail: Sequence[str]) -> Failure:
+        """What is wrong where no keeper began."""
+        said = "\n".join(tail)
+        host = process.host
+        if code in (NOT_FOUND, NOT_RUNNABLE):
+            message = (
+                f"python is {host.python}, which {host.ssh} cannot run; give the path of one with hoploom installed"
+            )
+            return Failure(process.label, message, tuple(tail), 2)
+        if code == LOST_CONNECTION:
+            for pattern, what, way_out in REASONS:
+                if re.search(pattern, said):
+                    message = f"{self._named(process)} {what}; {self._filled(way_out, process, said)}"
+                    return Failure(process.label, message, tuple(tail), 1)
+        return Failure(process.label, f"ssh to {self._named(process)} {ending(code)}", tuple(tail), 1)
+
+    def _place(self, process: Process) -> list[str]:
+        host = process.host
+        config = [] if self.options.config is None else ["-F", self.options.config]
+        return [*config, *([] if host.ssh_port is None else ["-p", str(host.ssh_port)]), "--", host.ssh]
+
+    def _named(self, process: Process) -> str:
+        port = process.host.ssh_port
+        return process.host.ssh if port is None else f"{process.host.ssh} (port {port})"
+
+    def _filled(self, way_out: str, process: Process, said: str) -> str:
+        told = FORGET.search(said)  # ssh knows which file and which name it is
+        forget = told[0] if told else f"ssh-keygen -R {shlex.quote(process.host.ssh.rpartition('@')[2])}"
+        login = shlex.join(["ssh", *(word for word in self._place(process) if word != "--"), "true"])
+        return way_out.format(login=f"`{login}`", forget=f"`{forget}`")

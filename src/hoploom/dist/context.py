@@ -1,0 +1,335 @@
+"""The ranks of a training run: who this process is, its device, and everything it does together with the others.
+
+What ranks tell each other goes through torch.distributed: gradients by NCCL or Gloo, all else by Gloo from the CPU in
+int64 or float64, so that counts are exact. Never pickled objects. A single process has no process group at all.
+Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; the price of naming it is a second.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import Any, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
+
+from hoploom import ops
+from hoploom.config.values import as_number
+from hoploom.errors import ConfigError, HoploomError, PeerError
+from hoploom.store import Store
+from hoploom.dist import environment
+from hoploom.deploy.open import Opening, Serve, open_for, read_parts
+from hoploom.dist.environment import Place
+from hoploom.dist.rendezvous import Peers, meeting_point
+
+DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
+LABEL = 120  # bytes in which ranks tell each other the shape of a tensor
+
+LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
+LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?out|socket closed", re.IGNORECASE)
+
+
+def init(
+    *, device: str | torch.device | None = None, backend: str | None = None, timeout: float = DEADLINE
+) -> "Context":
+    """Meet the other ranks that torchrun, Slurm or `spawn` started; alone where nobody did.
+
+    >>> with hoploom.init() as context:
+    ...     model = context.wrap(model)
+
+    `device` is this rank's GPU where there is one, else the CPU; `backend` is "nccl" or "gloo". `timeout` is the
+    deadline, in seconds, of every wait for another rank, and of a step's for the device.
+    """
+    place = environment.read()
+    seconds = as_number("timeout", timeout, "give the seconds that a rank may wait for another")
+    if seconds == 0:
+        raise ConfigError("timeout is 0; give the seconds that a rank may wait for another")
+    chosen = _device(device, place)
+    return Context(place, chosen, _backend(backend, chosen), seconds)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own model inside what `Context.wrap` made of it."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+class Context:
+    """One rank among the others. Made by `init`; leaves its peers when closed."""
+
+    def __init__(self, place: Place, device: torch.device, backend: str, timeout: float) -> None:
+        self.rank = place.rank
+        self.local_rank = place.local_rank
+        self.world_size = place.world_size
+        self.restarts = place.restarts  # how often torchrun or Slurm has started this run again
+        self.device = device
+        self.timeout = timeout  # seconds that this rank waits for another
+        self._place = place
+        self._opened = ExitStack()
+        self._peers: Peers | None = None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        else:
+            ops.keep_freed_memory()  # faulting in each step's pages anew took a third of its time
+        if place.num_threads is not None:
+            torch.set_num_threads(place.num_threads)
+        if self.world_size > 1:
+            self._join(place, backend)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes what is written once."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module, *, find_unused_parameters: bool = False) -> nn.Module:
+        """The model on this rank's device, averaging gradients over the ranks where there are several.
+
+        All ranks begin with rank 0's parameters and buffers. Buffers are not sent again at every step, so ranks may
+        call the model a different number of times without gradients: `sync_buffers` sends them when it matters.
+        """
+        parameters = list(model.parameters())
+        if any(isinstance(parameter, UninitializedParameter) for parameter in parameters):
+            raise ConfigError("the model has parameters without a shape; call it on one batch before wrap(model)")
+        if not any(parameter.requires_grad for parameter in parameters):
+            raise ConfigError("the model has no parameter that needs a gradient; wrap is for models to train")
+        model = model.to(self.device)
+        if self.world_size == 1:
+            return model
+        self._check_alike(model)
+        devices = [self.device] if self.device.type == "cuda" else None
+        with self.guard("wrapping the model"):
+            wrapped = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
+        wrapped.broadcast_buffers = False
+        return wrapped
+
+    def _check_alike(self, model: nn.Module) -> None:
+        """DDP pairs parameters by position: another order on another rank would mix them up in silence."""
+        listed = [f"{name} {list(parameter.shape)}" for name, parameter in model.named_parameters()]
+        digest = hashlib.sha256("\n".join(listed).encode()).digest()
+        for rank, other in enumerate(self.gather(torch.tensor(list(digest), dtype=torch.uint8))):
+            if bytes(other.tolist()) != digest:
+                raise ConfigError(
+                    f"rank {self.rank} has a model of other parameters, or in another order, than rank {rank}; build "
+                    "it alike on all ranks (a loop over a set has another order in every process)"
+                )
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Rank 0's buffers (running statistics, say) on every rank: before evaluating or saving."""
+        if self.world_size > 1:
+            for buffer in model.buffers():
+                buffer.copy_(self.broadcast(buffer))
+
+    def mean_loss(self, losses: Tensor, total: int | None = None) -> Tensor:
+        """What to call backward() on: averaged over ranks, its gradient is that of the mean over all ranks' losses.
+
+        `losses` [n] has one entry per seed of this rank; `total` is their number over all ranks, where known
+        (`loader.num_seeds(step)`): it saves asking the other ranks.
+        """
+        if losses.dim() != 1:
+            raise ConfigError(
+                f"losses have shape {list(losses.shape)}; give one per seed, e.g. cross_entropy(..., reduction='none')"
+            )
+        total = self.sum(len(losses)) if total is None else total
+        if total < len(losses) or total == 0:
+            raise ConfigError(
+                f"total is {total}, but this rank alone has {len(losses)} losses; count those of all ranks"
+            )
+        return losses.sum() * (self.world_size / total)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self._reduce(0, dist.ReduceOp.SUM, "waiting at a barrier")
+
+    @overload
+    def sum(self, value: Tensor) -> Tensor: ...
+    @overload
+    def sum(self, value: int) -> int: ...
+    @overload
+    def sum(self, value: float) -> float: ...
+    def sum(self, value: Tensor | float) -> Tensor | float:
+        """The sum over ranks: exact in int64 for integers, in float64 for others."""
+        return self._reduce(value, dist.ReduceOp.SUM, "adding up over ranks")
+
+    @overload
+    def max(self, value: Tensor) -> Tensor: ...
+    @overload
+    def max(self, value: int) -> int: ...
+    @overload
+    def max(self, value: float) -> float: ...
+    def max(self, value: Tensor | float) -> Tensor | float:
+        """The largest over ranks, entry by entry, in int64 or float64."""
+        return self._reduce(value, dist.ReduceOp.MAX, "finding the maximum over ranks")
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in the order of ranks; of one shape and dtype on all of them."""
+        if self.world_size == 1:
+            return [tensor.detach().clone()]
+        sent = _bytes_of(tensor)
+        received = [torch.empty_like(sent) for _ in range(self.world_size)]
+        self._together(tensor, "gathering a tensor", lambda: dist.all_gather(received, sent))
+        return [_tensor_of(entry, tensor) for entry in received]
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Rank 0's tensor; the others give one of the same shape and dtype, whose values do not matter."""
+        sent = _bytes_of(tensor).clone()
+        self._together(tensor, "receiving a tensor of rank 0", lambda: dist.broadcast(sent, src=0))
+        return _tensor_of(sent, tensor)
+
+    @contextmanager
+    def guard(self, doing: str) -> Iterator[None]:
+        """Turn the many ways in which a lost peer shows into a PeerError that says what this rank was doing.
+
+        >>> with context.guard("averaging gradients"):
+        ...     loss.backward()
+        """
+        try:
+            yield
+        except HoploomError:
+            raise
+        except RuntimeError as error:
+            if self._peers is None or not (isinstance(error, dist.DistError) or LOST.search(str(error))):
+                raise
+            reason = LOCATION.sub("", str(error).splitlines()[0]).split(". ")[0]
+            raise PeerError(
+                f"rank {self.rank} of {self.world_size} was {doing}, and {self._peers.missing()} ({reason:.300}); look "
+                "at what that rank says itself, then start again from the last checkpoint; if it was only slow, give "
+                f"hoploom.init a timeout above {self.timeout:g} seconds"
+            ) from error
+
+    def open(
+        self,
+        path: str | Path | None = None,
+        *,
+        parts: Sequence[int] | None = None,
+        serve: Serve = "auto",
+        servers: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> Store:
+        """The store that the deployment means, closed with this context. All ranks call.
+
+        >>> store = context.open("papers.store")
+
+        On one host that is `hoploom.open(path)`, under `hoploom launch` what its file says. On several hosts without
+        servers, one is started beside the trainers of each: a host holds its share of the parts, or `parts`. With
+        `serve=True` each rank of one host stands for a host. `servers` and `options` are those of `hoploom.connect`.
+        """
+        opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, options)
+        return open_for(self, self._place, opening, self._opened)
+
+    def after_the_others(self) -> Callable[[], None]:
+        """What waits, once this rank has left, until all others have: for who keeps something that they need."""
+        peers, seconds = self._peers, self.timeout
+        return lambda: None if peers is None else peers.wait_for_the_others(seconds)
+
+    def close(self) -> None:
+        """Leave the other ranks, and close what `open` opened. They notice if they wait for this one."""
+        self._leave("has finished, after fewer steps or calls than this rank")
+        self._opened.close()
+
+    def __enter__(self) -> "Context":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._leave(f"ended with {type(error).__name__}: {error}"[:300])
+            self._opened.__exit__(kind, error, trace)
+
+    def _join(self, place: Place, backend: str) -> None:
+        if dist.is_initialized():
+            raise ConfigError("torch.distributed is in use already; leave init_process_group to hoploom.init()")
+        if place.on_one_host:
+            environment.stay_on_loopback()
+        wait = timedelta(seconds=self.timeout)
+        store = PrefixStore(f"hoploom/{place.restarts}", meeting_point(place, wait))
+        self._peers = Peers(place, store)
+        try:
+            with self.guard("meeting the other ranks"):
+                dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=self.world_size)
+        except BaseException:
+            self._leave("could not meet the others")
+            raise
+
+    def _leave(self, farewell: str) -> None:
+        peers, self._peers = self._peers, None
+        if peers is not None:
+            peers.leave(farewell)
+
+    def _reduce(self, value: Tensor | float, operation: dist.ReduceOp.RedOpType, doing: str) -> Tensor | float:
+        if isinstance(value, Tensor):
+            exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
+            self._together(value, doing, lambda: dist.all_reduce(exact, operation))
+            return exact.to(value.device)
+        is_float = torch.tensor(not isinstance(value, Integral), dtype=torch.int64)  # on one rank: so it is on all
+        with self.guard(doing):
+            if self.world_size > 1:
+                dist.all_reduce(is_float, dist.ReduceOp.MAX)
+            number = torch.tensor(value, dtype=torch.float64 if is_float else torch.int64)
+            if self.world_size > 1:
+                dist.all_reduce(number, operation)
+        return number.item()
+
+    def _together(self, tensor: Tensor, doing: str, talk: Callable[[], object]) -> None:
+        """Make sure that all ranks give the same kind of tensor, then do it: Gloo itself would hang or mix them up."""
+        if self.world_size == 1:
+            return
+        label = f"{tensor.dtype} {list(tensor.shape)}"
+        own = torch.tensor(list(label.encode().ljust(LABEL)[:LABEL]), dtype=torch.uint8)
+        labels = [torch.empty_like(own) for _ in range(self.world_size)]
+        with self.guard(doing):
+            dist.all_gather(labels, own)
+            for rank, other in enumerate(bytes(entry.tolist()).decode().strip() for entry in labels):
+                if other != label:
+                    raise ConfigError(
+                        f"rank {self.rank} was {doing} of {label}, but rank {rank} has {other}; give all ranks the same"
+                    )
+            if tensor.numel():
+                talk()
+
+
+def _device(wanted: str | torch.device | None, place: Place) -> torch.device:
+    try:
+        device = (
+            torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else torch.device(wanted)
+        )
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device is {wanted!r}; give 'cpu', 'cuda' or 'cuda:1'") from error
+    if device.type != "cuda":
+        return device
+    num_devices = torch.cuda.device_count()
+    index = place.local_rank if device.index is None else device.index
+    if num_devices == 1 and device.index is None and place.source == "slurm":
+        index = 0  # Slurm may show each task nothing but its own
+    if index >= num_devices:
+        raise ConfigError(
+            f"local rank {place.local_rank} wants device cuda:{index}, but this host shows {num_devices} CUDA devices; "
+            "start fewer ranks, or give device='cpu'"
+        )
+    return torch.device("cuda", index)
+
+
+def _backend(wanted: str | None, device: torch.device) -> str:
+    allowed = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}.get(device.type, ("gloo",))
+    chosen = allowed[0] if wanted is None else wanted
+    if chosen not in allowed:
+        raise ConfigError(f"backend is {wanted!r}, but on {device.type} it is one of {list(allowed)}")
+    return "cpu:gloo,cuda:nccl" if chosen == "nccl" else "gloo"
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _tensor_of(sent: Tensor, like: Tensor) -> Tensor:
+    return sent.view(like.dtype).reshape(like.shape).to(like.device)

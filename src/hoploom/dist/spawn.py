@@ -1,0 +1,262 @@
+"""Start ranks on this host, for scripts that torchrun does not start: one child process each, never forked.
+
+The first error of any rank ends all and is raised here. Nothing outlives this process, however it ends. What is given
+to the ranks travels as multiprocessing sends it, from this process to its own children; nothing comes back but text.
+"""
+
+import builtins
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from hoploom import errors
+from hoploom.config.values import as_int
+from hoploom.errors import ConfigError, PeerError, TrainError
+from hoploom.dist import environment
+from hoploom.dist.context import DEADLINE, init
+from hoploom.dist.environment import Place
+from hoploom.dist.parent_death import die_with
+from hoploom.dist.rendezvous import hold_meeting_point
+
+AFTER_FAILURE = 5.0  # seconds that the other ranks get to end by themselves once one has failed
+AFTER_INTERRUPT = 30.0  # seconds that all ranks get after Ctrl-C, to write a checkpoint say; a second Ctrl-C ends them
+AFTER_TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
+LONGEST_TRACEBACK = 20_000  # characters
+
+Options = dict[str, Any]
+
+
+def spawn(
+    fn: Callable[..., object],
+    nprocs: int,
+    args: Sequence[Any] = (),
+    *,
+    device: str | torch.device | None = None,
+    backend: str | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Call `fn(context, *args)` in `nprocs` processes of this host, and wait until all have returned.
+
+    >>> if __name__ == "__main__":
+    ...     hoploom.spawn(train, 2, args=["papers-store"])
+
+    Every rank has its own context, made with `device`, `backend` and `timeout` as `hoploom.init` takes them. `fn` is
+    a function of a module or script; put the call under `if __name__ == "__main__":`.
+    """
+    num_ranks = as_int("nprocs", nprocs, 1, "give the number of processes to start")
+    _check_callable(fn)
+    _check_alone()
+    options: Options = {"device": device, "backend": backend, "timeout": DEADLINE if timeout is None else timeout}
+    store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
+    with _Ranks() as ranks:
+        for rank in range(num_ranks):
+            place = Place(rank, rank, num_ranks, num_ranks, port=store.port, hosted=True)
+            ranks.start(place, (fn, tuple(args), options))
+        ranks.wait()
+
+
+@dataclass
+class _Rank:
+    rank: int
+    process: SpawnProcess
+    reports: Connection | None  # None: read to its end
+    ended: bool = False
+    failed: bool = False
+
+
+@dataclass
+class _Ranks:
+    """The children. However this block is left, none is running afterwards."""
+
+    ranks: list[_Rank] = field(default_factory=list)
+    failures: list[Exception] = field(default_factory=list)  # in the order in which they came in
+
+    def start(self, place: Place, work: tuple[Callable[..., object], tuple[Any, ...], Options]) -> None:
+        reports, report = multiprocessing.Pipe(duplex=False)
+        spawning = multiprocessing.get_context("spawn")
+        process = spawning.Process(
+            target=_run_rank, args=(place, os.getpid(), report, *work), name=f"hoploom rank {place.rank}"
+        )
+        try:
+            process.start()
+        except Exception as error:
+            reports.close()
+            raise ConfigError(
+                f"fn or args cannot be sent to another process: {error}; give paths and numbers, and open and make "
+                "everything else inside fn"
+            ) from error
+        finally:
+            report.close()
+        self.ranks.append(_Rank(place.rank, process, reports))
+
+    def wait(self) -> None:
+        """Until all ranks have returned; raises the first failure, which is never one that another one caused."""
+        try:
+            self._watch(None)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        if self.failures:
+            self._watch(AFTER_FAILURE)
+            raise next((error for error in self.failures if not isinstance(error, PeerError)), self.failures[0])
+
+    def __enter__(self) -> "_Ranks":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for rank in self._living():
+                rank.process.terminate()
+            self._watch(AFTER_TERMINATE)
+        finally:
+            for rank in self.ranks:
+                rank.process.kill()
+                rank.process.join(AFTER_TERMINATE)
+                if rank.reports is not None:
+                    rank.reports.close()
+
+    def _living(self) -> list[_Rank]:
+        return [rank for rank in self.ranks if not rank.ended]
+
+    def _interrupt(self) -> None:
+        """Pass Ctrl-C on: the children are no longer in the terminal's process group, so each hears it once."""
+        for rank in self._living():
+            with suppress(ProcessLookupError):
+                os.kill(rank.process.pid or 0, signal.SIGINT)
+        self._watch(AFTER_INTERRUPT)
+
+    def _watch(self, seconds: float | None) -> None:
+        """Take in reports and ends until all ranks have ended, or `seconds` are over (None: until one has failed)."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while living := self._living():
+            if deadline is None and self.failures:
+                return
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            reports = [rank.reports for rank in living if rank.reports is not None]
+            ready = connection.wait([*reports, *(rank.process.sentinel for rank in living)], left)
+            if not ready:
+                return
+            for rank in living:
+                if rank.reports in ready:
+                    self._read(rank)
+            for rank in living:
+                if rank.process.sentinel in ready:
+                    self._settle(rank)
+
+    def _read(self, rank: _Rank) -> None:
+        if rank.reports is None:
+            return
+        try:
+            self._fail(rank, _rebuild(rank.rank, json.loads(rank.reports.recv_bytes())))
+        except (EOFError, OSError):
+            rank.reports.close()
+            rank.reports = None
+
+    def _settle(self, rank: _Rank) -> None:
+        rank.process.join(AFTER_TERMINATE)
+        rank.ended = True
+        while rank.reports is not None and rank.reports.poll():
+            self._read(rank)
+        code = rank.process.exitcode or 0
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
+            self._fail(rank, TrainError(f"rank {rank.rank} was killed by {name}{hint}"))
+        elif code > 0:
+            self._fail(rank, TrainError(f"rank {rank.rank} ended with exit code {code}; its own output says why"))
+
+    def _fail(self, rank: _Rank, failure: Exception) -> None:
+        if not rank.failed:
+            rank.failed = True
+            self.failures.append(failure)
+
+
+def _run_rank(
+    place: Place,
+    parent: int,
+    report: Connection,
+    fn: Callable[..., object],
+    args: tuple[Any, ...],
+    options: Options,
+) -> None:
+    """What a child does. It leaves the terminal's process group: the parent alone decides how to end on Ctrl-C."""
+    os.setpgrp()
+    die_with(parent)
+    environment.enter(place)
+    gc.freeze()  # what has been imported stays: no collection looks at it again, nor does the end of the process
+    try:
+        with ExitStack() as stack, _reported(place.rank, report):
+            context = stack.enter_context(init(**options))
+            fn(context, *args)
+    except (Exception, KeyboardInterrupt) as error:
+        raise SystemExit(1) from error  # it is reported, and the parent raises it
+
+
+@contextmanager
+def _reported(rank: int, report: Connection) -> Iterator[None]:
+    """Tell the parent about an error before the other ranks can notice."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
+        told = {"module": type(error).__module__, "type": type(error).__qualname__, "message": str(error), "text": text}
+        with suppress(OSError):  # the parent is gone, and so will be this process
+            report.send_bytes(json.dumps(told).encode())
+        raise
+
+
+def _rebuild(rank: int, told: dict[str, str]) -> Exception:
+    """The error of a rank, of its own type where that is ours or a builtin that a message makes."""
+    named = told["message"] if told["message"].startswith(f"rank {rank} ") else f"rank {rank}: {told['message']}"
+    if told["type"] == "KeyboardInterrupt":
+        return TrainError(f"rank {rank} was interrupted by SIGINT")
+    homes = {errors.__name__: errors, builtins.__name__: builtins}
+    made: Exception | None = None
+    kind = getattr(homes.get(told["module"]), told["type"], None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with suppress(TypeError):
+            made = kind(named)
+    made = made or TrainError(f"rank {rank} ended with {told['type']}: {told['message']}")
+    made.add_note(f"On rank {rank}:\n{told['text']}")
+    return made
+
+
+def _check_callable(fn: object) -> None:
+    if not callable(fn):
+        raise ConfigError(f"fn is {fn!r:.80}; give a function that takes a context, and args")
+    name, module = getattr(fn, "__qualname__", None), sys.modules.get(getattr(fn, "__module__", None) or "")
+    if name is None:
+        return
+    if "<" in name or getattr(module, name.split(".")[0], None) is None:
+        raise ConfigError(f"fn is {name}, which other processes cannot import; define it at the top of a module")
+    if module is not None and module.__name__ == "__main__" and getattr(module, "__file__", None) is None:
+        raise ConfigError(f"fn {name} was typed into Python, so other processes cannot import it; put it into a file")
+
+
+def _check_alone() -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError("spawn was called while a rank imported the script; call it under if __name__ == '__main__':")
+    place = environment.read()
+    if place.world_size > 1:
+        raise ConfigError(
+            f"spawn was called in rank {place.rank} of {place.world_size} that {place.source} started; call "
+            "fn(hoploom.init()) there, or start the script with plain python"
+        )

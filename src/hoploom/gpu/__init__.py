@@ -1,0 +1,1 @@
+"""Everything of the device above the ops: placements, batches that are made there, whole steps as graphs."""

@@ -1,0 +1,1 @@
+"""Batches made on the device where their store is placed."""

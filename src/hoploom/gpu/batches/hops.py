@@ -1,0 +1,187 @@
+"""The hop loop on a device: the host starts kernels for the most there can be, and learns all sizes once, at the end.
+
+Trades rows that do nothing, and memory for the most there can be, for hops that wait for nobody. Nothing in a run asks
+the device anything, so with fixed buffers it can be captured and replayed. What does not fit is counted, not kept.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from hoploom import keys
+from hoploom.batch import Block, Sampled, Seeds
+from hoploom.gpu.batches.capacity import FAULT, Ask, Plan, Room
+from hoploom.ops.kernels.forms import (
+    LIST_DAMAGED,
+    NODE_OUT_OF_RANGE,
+    SOURCE_OUT_OF_RANGE,
+    Frontier,
+    Lists,
+    Picks,
+    Rule,
+    Span,
+)
+from hoploom.ops.kernels.relabel import NodeMap
+from hoploom.ops.kernels.sample import sample
+
+END = torch.iinfo(torch.int64).max  # what an indptr holds where no frontier has been
+
+
+@dataclass(frozen=True)
+class DeviceEdges:
+    """The edges of one relation: of all hops, or of one block."""
+
+    edge_index: Tensor  # [2, capacity] int64: local sources, local destinations
+    edges: Tensor  # [capacity] int64 positions in the store
+    indptr: Tensor | None  # [capacity of the destinations + 1] int64: where each one's edges begin; END beyond the last
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A sampled batch as the device has it: buffers, and how much of each is filled. Made once, filled by every run."""
+
+    room: Room
+    nodes: tuple[Tensor, ...]  # per type: [capacity] int64
+    trees: tuple[Tensor | None, ...]  # per type: [capacity] int64; disjoint sampling only
+    layers: tuple[tuple[DeviceEdges, ...], ...]  # per layer, blocks from the seeds inwards, and per relation
+    sources: tuple[Tensor, ...]  # per relation: [capacity] int64 node ids of the picks; scratch
+    totals: Tensor  # [slots, 2] int64, sizes in column 0: 16 bytes each, so that pointers to them are all alike
+
+    def total(self, slot: int) -> Tensor:
+        """A size [] int64."""
+        return self.totals[slot, 0]
+
+    @property
+    def faults(self) -> Tensor:
+        """The worst of what went wrong, [1] int64: codes of hoploom.ops.kernels.forms."""
+        return self.totals[FAULT, :1]
+
+
+def make_buffers(plan: Plan, room: Room, device: torch.device) -> OnDevice:
+    """Memory for batches of this room."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int64, device=device)
+
+    types, relations = range(len(room.nodes)), range(len(room.edges))
+    nodes = tuple(empty(size) for size in room.nodes)
+    trees = tuple(empty(room.nodes[index]) if plan.sampling.disjoint else None for index in types)
+    layers = []
+    for layer in range(plan.num_layers):
+        capacities = room.picks[layer] if plan.is_blocks else room.edges
+        indptrs = [empty(room.nodes[end] + 1) if plan.with_indptr else None for end in plan.schema.destinations]
+        layers.append(tuple(DeviceEdges(empty(2, capacities[i]), empty(capacities[i]), indptrs[i]) for i in relations))
+    sources = tuple(empty(size) for size in room.edges)
+    return OnDevice(room, nodes, trees, tuple(layers), sources, empty(plan.num_slots, 2))
+
+
+def make_maps(plan: Plan, device: torch.device) -> tuple[NodeMap, ...]:
+    """A node map per type: for one batch at a time."""
+    return tuple(NodeMap(node_type.num_nodes, device) for node_type in plan.schema.node_types)
+
+
+def sample_on_device(
+    plan: Plan, lists: Sequence[Lists], maps: Sequence[NodeMap], seeds: Seeds, key: Tensor, into: OnDevice
+) -> None:
+    """Fill `into` with the batch that sample_subgraph or sample_blocks makes of these seeds, which lie on the device.
+
+    `key` holds the bits of the batch's key, [] int64.
+    """
+    into.totals.zero_()
+    for of_relations in into.layers:
+        for edges in of_relations:
+            if edges.indptr is not None:
+                edges.indptr.fill_(END)
+    for index, node_map in enumerate(maps):
+        nodes, trees = into.nodes[index], into.trees[index]
+        node_map.begin(nodes.numel(), with_trees=trees is not None, nodes=nodes, trees=trees)
+        own = seeds.nodes[index]
+        if own is not None:
+            node_map.add_seeds(own, seeds.trees[index], into.total(plan.nodes[index][1]), into.faults)
+    for hop, asks in enumerate(plan.hops):
+        for ask in asks:
+            _expand(plan, (lists[ask.relation], maps), seeds, key, into, (hop, ask))
+
+
+def _expand(
+    plan: Plan,
+    graph: tuple[Lists, Sequence[NodeMap]],
+    seeds: Seeds,
+    key: Tensor,
+    into: OnDevice,
+    at: tuple[int, Ask],
+) -> None:
+    """One relation in one hop: pick, then name the sources."""
+    lists, maps = graph
+    hop, ask = at
+    sampling, relation = plan.sampling, ask.relation
+    source, destination = plan.schema.sources[relation], plan.schema.destinations[relation]
+    begin, end = (into.total(slot) for slot in plan.frontier(hop, destination))
+    span = Span(begin, end, into.room.rows[hop][destination])
+    frontier = Frontier(into.nodes[destination], span, into.trees[destination], seeds.times, seeds.first_tree)
+    edges = into.layers[hop if plan.is_blocks else 0][relation]
+    span = Span(into.total(ask.begin), into.total(ask.end), into.room.picks[hop][relation])
+    scratch = into.sources[relation][: edges.edges.numel()]
+    picks = Picks(scratch, edges.edges, edges.edge_index[1], span, edges.indptr)
+    fanout, weighted = sampling.fanouts[hop][relation], sampling.weighted and lists.weight is not None
+    last = sampling.temporal == "last"
+    rule = Rule(key, keys.stream(hop, relation), fanout, sampling.replace, last, sampling.labor, weighted)
+    sample(lists, frontier, rule, picks, into.faults)
+    if fanout != 0:
+        before, after = into.total(ask.before), into.total(ask.after)
+        maps[source].add(picks, frontier, edges.edge_index[0], before, after, into.faults)
+
+
+def sampled_of(
+    plan: Plan, filled: OnDevice, sizes: Sequence[int], first_tree: int, copy: Callable[[Tensor], Tensor]
+) -> Sampled:
+    """What was sampled, cut to size. `sizes` are the totals by slot; `copy` takes a slice out of the buffers."""
+    nodes = [copy(whole[: sizes[slots[-1]]]) for whole, slots in zip(filled.nodes, plan.nodes, strict=True)]
+    trees = None
+    if plan.sampling.disjoint:
+        kept = [
+            None if whole is None else copy(whole[: own.numel()])
+            for whole, own in zip(filled.trees, nodes, strict=True)
+        ]
+        trees = [own.sub_(first_tree) for own in kept if own is not None]
+    relations = range(len(plan.schema.relations))
+    if plan.is_blocks:
+        hops = reversed(range(plan.sampling.num_hops))
+        blocks = [_block(plan, filled, sizes, hop, copy) for hop in hops]
+        return Sampled(nodes, trees, [], [], None, None, blocks)
+    edge_index, edges = zip(
+        *(_cut(filled.layers[0][i], sizes[plan.picks[i][-1][1]], copy) for i in relations), strict=True
+    )
+    num_nodes = [[sizes[end] - sizes[begin] for begin, end in pairwise(slots)] for slots in plan.nodes]
+    num_edges = [[sizes[end] - sizes[begin] for begin, end in spans] for spans in plan.picks]
+    return Sampled(nodes, trees, list(edge_index), list(edges), num_nodes, num_edges)
+
+
+def _cut(edges: DeviceEdges, count: int, copy: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    return copy(edges.edge_index[:, :count]), copy(edges.edges[:count])
+
+
+def _block(plan: Plan, filled: OnDevice, sizes: Sequence[int], hop: int, copy: Callable[[Tensor], Tensor]) -> Block:
+    schema = plan.schema
+    layer = zip(schema.relations, filled.layers[hop], plan.picks, strict=True)
+    found = {relation.key: _cut(edges, sizes[slots[hop][1]], copy) for relation, edges, slots in layer}
+    return Block(
+        {key: edge_index for key, (edge_index, _) in found.items()},
+        {key: edges for key, (_, edges) in found.items()},
+        {t.name: sizes[slots[hop + 2]] for t, slots in zip(schema.node_types, plan.nodes, strict=True)},
+        {t.name: sizes[slots[hop + 1]] for t, slots in zip(schema.node_types, plan.nodes, strict=True)},
+    )
+
+
+def fault_of(sizes: Sequence[int]) -> IndexError | None:
+    """What the core raises for the same; None where all went well."""
+    messages = {
+        NODE_OUT_OF_RANGE: "a node that is asked for its edges is not in the graph",
+        LIST_DAMAGED: "indptr is damaged",
+        SOURCE_OUT_OF_RANGE: "a source id is out of range",
+    }
+    code = sizes[FAULT]
+    return IndexError(f"{messages[code]}; run hoploom check on the store") if code else None

@@ -1,0 +1,185 @@
+"""Whole batches made on the device where their store is placed: sampled, relabelled, gathered and assembled there.
+
+A step has two stages. To begin it enqueues the sampling and waits for nothing; to finish it reads the batch's sizes,
+the only wait, cuts the batch out of its buffers and gathers its rows. The step after it is begun first, so that the
+device has work while the host waits. Costs buffers for the most that a batch may hold, twice for every loop: a third
+step is begun once the first is cut out, however many threads there are.
+"""
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.batch import Sampled
+from hoploom.gpu.batches.capacity import is_covered
+from hoploom.gpu.batches.memory import Memory, Pool
+from hoploom.gpu.batches.stages import SampledHere, SampledThere, Sampling
+from hoploom.gpu.place.store import Placed
+from hoploom.load.assemble import Assembler, note_edges
+from hoploom.load.device import MadeThere, Sent
+from hoploom.load.loader import Delivery, Work
+from hoploom.load.maker import Drawn, Maker
+from hoploom.load.prefetch import UntilOneFails, Workers, at_once, result_of
+from hoploom.ops import InEdges
+from hoploom.ops.kernels.gather import Segments, gather
+from hoploom.schema import DTYPES, Owner, Relation
+from hoploom.store import Store, Wanted
+
+Begun = Any  # what a Sampling makes of the first stage
+BEGUN = 2  # steps that are begun and not cut out
+FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
+
+
+class DeviceLoading:
+    """Makes the batches of a loader whose store is placed."""
+
+    def __init__(self, maker: Maker, placed: Placed, deadline: float) -> None:
+        self.pool = Pool(placed.device, deadline)
+        sampler = maker.sampler
+        if placed.lists is None or sampler.sample_frontier is not None or not is_covered(sampler.sampling):
+            self._sampling: Sampling = SampledHere(maker, self.pool)
+        else:
+            self._sampling = SampledThere(maker, placed, self.pool)
+        self._has_buffers = isinstance(self._sampling, SampledThere)
+        self._maker, self._assembler = maker, _assembler(maker.assembler, placed, Memory(self.pool))
+
+    @property
+    def num_redone(self) -> int:
+        """How many batches had less room than they needed, and were made again with more."""
+        return self._sampling.num_redone
+
+    def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Sent, None, None]:
+        """The batches of these steps, in order. The next one is ready, the one after it begun, while one is used."""
+        self.pool.add_consumer()
+        with ExitStack() as running:
+            running.push(self.pool.leave)  # last, with all threads gone
+            submit: Callable[[Callable[[], Any]], Future[Any]] = at_once
+            if delivery.num_threads:
+                submit = running.enter_context(Workers[Any](delivery.num_threads)).submit
+            begin = UntilOneFails(partial(self._begin_step, work), steps)
+            waiting = iter(steps)
+            begun: deque[_Begun] = deque()
+            under_way: deque[Future[Sent]] = deque()
+            before: threading.Event | None = None
+            for step in steps:
+                while len(under_way) <= delivery.num_ahead:
+                    while len(begun) < BEGUN and (fresh := next(waiting, None)) is not None:
+                        begun.append(_Begun(fresh, submit(partial(_after, before, delivery, partial(begin, fresh)))))
+                    if not begun:
+                        break
+                    before = begun[0].is_cut if self._has_buffers else None
+                    under_way.append(submit(partial(self._finish_step, work, delivery, begun.popleft())))
+                yield result_of(under_way.popleft(), step, delivery.deadline, FASTER)
+
+    def make(self, indices: Tensor, first: int, key: int) -> MadeThere:
+        """The batch of these seeds, at once; on the consumer's thread."""
+        self.pool.add_consumer()
+        return self._finish(self._begin(indices, first, key))
+
+    def _begin_step(self, work: Work, step: int) -> Begun:
+        with work.naming(step):
+            return self._begin(*work.place(step))
+
+    def _finish_step(self, work: Work, delivery: Delivery, one: "_Begun") -> Sent:
+        memory = Memory(self.pool)
+        with work.naming(one.step):
+            try:
+                begun = result_of(one.result, one.step, delivery.deadline, FASTER)
+                drawn = self._sampling.finish(begun, memory)
+            finally:
+                one.is_cut.set()
+            made = self._assembled(drawn, memory)
+            memory.settle(delivery.num_ahead + 2)  # these, one that is being made, and the consumer's
+            return made
+
+    def _begin(self, indices: Tensor, first: int, key: int) -> Begun:
+        return self._sampling.begin(indices, first, key)
+
+    def _finish(self, begun: Begun) -> MadeThere:
+        memory = Memory(self.pool)
+        return self._assembled(self._sampling.finish(begun, memory), memory)
+
+    def _assembled(self, drawn: Drawn, memory: Memory) -> MadeThere:
+        note_edges(drawn.sampled, self._assembler.store.schema)
+        with self.pool.working(alone=False):  # transforms may take long
+            batch = self._maker.finish(drawn, replace(self._assembler, memory=memory))
+            return MadeThere(partial(self.pool.hand_over, self.pool.event(), batch, memory))
+
+
+class _Begun:
+    """A step that is begun, and a flag that goes up once its buffers are free again."""
+
+    def __init__(self, step: int, result: "Future[Begun]") -> None:
+        self.step, self.result = step, result
+        self.is_cut = threading.Event()
+
+
+def _after(before: threading.Event | None, delivery: Delivery, begin: Callable[[], Begun]) -> Begun:
+    """Begin once the flag is up. The thread that raises it has begun to already, so this cannot wait for ever."""
+    if before is not None:
+        before.wait(delivery.deadline)
+    return begin()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceAssembler(Assembler):
+    """Assembles on the device; what joins the batch is in its memory."""
+
+    placed: Placed
+    memory: Memory
+    faults: Tensor  # [1] int64; ids were checked as they were sampled
+    degree_rows: Segments | None = None  # every node's in-degree
+
+    def _gather(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
+        wanted = self._wanted(sampled)
+        return dict(zip(wanted, self._rows(list(wanted.values())), strict=True))
+
+    def _rows(self, wanted: Sequence[Wanted]) -> list[Tensor]:
+        outs = []
+        for owner, name, ids in wanted:
+            schema = self.store.schema
+            described = schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
+            field = described.fields[name]
+            outs.append(self.memory.empty((ids.numel(), *field.shape), DTYPES[field.dtype]))
+        return self.placed.gather(wanted, outs=outs, faults=self.faults)
+
+    def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
+        """Their rows are gathered first: kernels read no tables while they add."""
+        (rows,) = self._rows([wanted])
+        assert self.reduce is not None
+        return self.memory.copy(ops.aggregate(rows.to(torch.float32), edges, self.reduce))
+
+    def in_degrees(self, relation: Relation, nodes: Tensor) -> Tensor:
+        assert self.degree_rows is not None
+        out = self.memory.empty((nodes.numel(),), torch.int64)
+        return gather(self.degree_rows, nodes, out, faults=self.faults)
+
+
+def _assembler(host: Assembler, placed: Placed, memory: Memory) -> DeviceAssembler:
+    """The same for batches on the device."""
+    given = {**vars(host), "template": copy.copy(host.template).to(placed.device), "pinned": False}
+    faults = torch.zeros(1, dtype=torch.int64, device=placed.device)
+    degrees = _degree_rows(host.store, placed) if host.degrees else None
+    return DeviceAssembler(**given, placed=placed, memory=memory, faults=faults, degree_rows=degrees)
+
+
+def _degree_rows(store: Store, placed: Placed) -> Segments:
+    """All in-degrees, found once on the host; where the topology's own pointers are, on the device or beside it."""
+    (relation,) = store.schema.relations
+    (node_type,) = store.schema.node_types
+    degrees = store.in_degrees(relation.key, torch.arange(node_type.num_nodes))
+    if placed.lists is not None and placed.lists[0].indptr.device == placed.device:
+        degrees = degrees.to(placed.device)
+    elif placed.device.type == "cuda":
+        degrees = degrees.pin_memory()
+    return Segments.of([(0, degrees)], placed.device)

@@ -1,0 +1,155 @@
+"""The two stages of sampling for batches that are assembled on a device: there, or here and then moved."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hoploom.batch import Seeds
+from hoploom.gpu.batches.capacity import LARGE, MARGIN, Plan, Room, first_room, grown, make_plan, used
+from hoploom.gpu.batches.hops import OnDevice, fault_of, make_buffers, make_maps, sample_on_device, sampled_of
+from hoploom.gpu.batches.memory import Memory, Pool, Reading, Staged
+from hoploom.gpu.place.store import Placed
+from hoploom.load.maker import Drawn, Maker, Start
+from hoploom.ops.kernels.relabel import NodeMap
+
+
+class Sampling(Protocol):
+    """Samples a batch in two stages."""
+
+    num_redone: int
+
+    def begin(self, indices: Tensor, first: int, key: int) -> Any:
+        """Enqueue all that can be done without knowing a size; waits for nothing on the device."""
+
+    def finish(self, begun: Any, memory: Memory) -> Drawn:
+        """The sampled batch, in a batch's memory on the device."""
+
+
+class SampledHere:
+    """Samples on the host: modes that the device does not know, or a topology that is not placed."""
+
+    num_redone = 0
+
+    def __init__(self, maker: Maker, pool: Pool) -> None:
+        self._maker, self._pool = maker, pool
+
+    def begin(self, indices: Tensor, first: int, key: int) -> Staged:
+        """Sample."""
+        return self._pool.staged(self._maker.draw(indices, first, key))
+
+    def finish(self, begun: Staged, memory: Memory) -> Drawn:
+        """What was sampled goes over in one copy."""
+        with self._pool.working():
+            return begun.over(memory.copy(begun.block))  # type: ignore[no-any-return]
+
+
+class Buffers(NamedTuple):
+    """What one batch at a time is sampled in."""
+
+    into: OnDevice
+    maps: Sequence[NodeMap]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A batch whose sizes are on their way."""
+
+    start: Start
+    staged: Staged  # the key and the start
+    block: Tensor  # the same on the device
+    buffers: Buffers
+    reading: Reading
+
+
+class SampledThere:
+    """Samples on the device, with room that is learned: a batch that needs more is made again, and room is kept."""
+
+    def __init__(self, maker: Maker, placed: Placed, pool: Pool, large: int = LARGE) -> None:
+        self.num_redone = 0
+        self._maker, self._placed, self._pool = maker, placed, pool
+        self._plan: Plan | None = None
+        self._room: Room | None = None
+        self.large = large  # picks for which there is room from the first batch on
+        self._idle: deque[Buffers] = deque()
+        self._lock = threading.Lock()
+
+    def begin(self, indices: Tensor, first: int, key: int) -> Begun:
+        """Seeds and key go over in one copy; the kernels of all hops follow."""
+        start = self._maker.start(indices, first, key)
+        bits = torch.tensor(key - (1 << 64) if key >> 63 else key)
+        self._make_room(start.seeds)
+        staged = self._pool.staged((bits, start))
+        with self._pool.working():
+            block = staged.block.to(self._pool.device, non_blocking=True)
+            return self._run(start, (staged, block), self._borrow())
+
+    def _run(self, start: Start, given: tuple[Staged, Tensor], buffers: Buffers) -> Begun:
+        lists = self._placed.lists  # an error once it is closed
+        assert self._plan is not None
+        assert lists is not None
+        staged, block = given
+        key, there = staged.over(block)
+        sample_on_device(self._plan, lists, buffers.maps, there.seeds, key, buffers.into)
+        return Begun(start, staged, block, buffers, self._pool.reading(buffers.into.totals))
+
+    def finish(self, begun: Begun, memory: Memory) -> Drawn:
+        """Read the sizes, make the batch again if it did not fit, and cut it out."""
+        plan, start = self._plan, begun.start
+        assert plan is not None
+        while not begun.buffers.into.room.holds(
+            seen := used(plan, sizes := [size for size, _ in begun.reading.wait()])
+        ):
+            begun = self._again(begun, seen)
+        if (fault := fault_of(sizes)) is not None:
+            raise fault
+        with self._pool.working():
+            sampled = sampled_of(plan, begun.buffers.into, sizes, start.seeds.first_tree, memory.copy)
+            for trees in sampled.trees or ():
+                if start.num_trees:
+                    trees.remainder_(start.num_trees)
+            _, there = begun.staged.over(memory.copy(begun.block))
+        self._idle.append(begun.buffers)  # used again on the same stream, after it was cut
+        return Drawn(sampled, there.extras)
+
+    def _again(self, begun: Begun, seen: Room) -> Begun:
+        with self._lock:
+            assert self._room is not None
+            self._room = grown(self._room, seen)
+            self.num_redone += 1
+        with self._pool.working():
+            return self._run(begun.start, (begun.staged, begun.block), self._fitted(begun.buffers))
+
+    def _make_room(self, seeds: Seeds) -> None:
+        """The number of seeds is known beforehand."""
+        num_seeds = [0 if nodes is None else nodes.numel() for nodes in seeds.nodes]
+        with self._lock:
+            if self._plan is None:
+                types = [index for index, nodes in enumerate(seeds.nodes) if nodes is not None]
+                self._plan = make_plan(self._maker.assembler.store.schema, self._maker.sampler.sampling, types)
+            if self._room is None:
+                self._room = first_room(self._plan, num_seeds, self.large)
+            elif any(map(int.__gt__, num_seeds, self._room.rows[0])):
+                more = first_room(self._plan, [count + count // MARGIN for count in num_seeds], self.large)
+                self._room = self._room.joined(more, max)
+
+    def _borrow(self) -> Buffers:
+        assert self._plan is not None
+        assert self._room is not None
+        try:
+            return self._fitted(self._idle.pop())
+        except IndexError:
+            into = make_buffers(self._plan, self._room, self._pool.device)
+            return Buffers(into, make_maps(self._plan, self._pool.device))
+
+    def _fitted(self, buffers: Buffers) -> Buffers:
+        """The same buffers if they have the room of today, else larger ones."""
+        assert self._plan is not None
+        assert self._room is not None
+        if buffers.into.room == self._room:
+            return buffers
+        return buffers._replace(into=make_buffers(self._plan, self._room, self._pool.device))

@@ -1,0 +1,263 @@
+"""Memory of this host that all its processes share: written once, by whoever comes first, and mapped by the others.
+
+It is a file in /dev/shm, named after what it holds. A lock says who uses it: exclusive while it is written, shared
+while it is read. Locks die with their processes, so what a killed one leaves is written anew, or removed by the next
+one that places anything; the last one to close a file removes it. A mark, written last, tells a whole file from a half.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from hoploom.config import amounts
+from hoploom.errors import ConfigError, StoreError
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
+from hoploom.store.system_memory import memory_limit
+
+FOLDER = Path("/dev/shm")
+HEADER = mmap.PAGESIZE  # bytes before the values: the mark
+DEADLINE = 600.0  # seconds to wait for the process that writes
+PAUSE = 0.02  # seconds between two looks at a lock
+PORTABLE, MAPPED = 1, 2  # flags of cudaHostRegister
+STILL_READ: list[Any] = []  # what was closed while a device may have read it; it stays for good
+
+Fill = Callable[[Tensor], None]
+
+
+def name_of(*what: Any) -> str:
+    """A file's name: equal for equal contents, of this user alone."""
+    digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+    return f"{_prefix()}{digest[:40]}"
+
+
+class HostMemory:
+    """Bytes that every process of this host which opens the same name shares.
+
+    >>> with HostMemory(name_of("papers", "x"), size, fill) as memory:
+    ...     rows = memory.bytes.view(torch.float32)
+    """
+
+    def __init__(self, name: str, size: int, fill: Fill, *, seconds: float = DEADLINE) -> None:
+        self.path, self.size = FOLDER / name, size
+        self._unpin: finalize[[Tensor, torch.device], HostMemory] | None = None
+        descriptor = self._open(fill, time.monotonic() + seconds, seconds)
+        self._leave = finalize(self, _leave, self.path, descriptor)  # at the latest when the interpreter ends
+        self.bytes = _mapped(descriptor, size)
+
+    def register(self, device: torch.device) -> None:
+        """Pin it, and let kernels on a GPU read it."""
+        if device.type != "cuda" or self.size == 0:
+            return
+        with torch.cuda.device(device):
+            code = int(_runtime().cudaHostRegister(self.bytes.data_ptr(), self.size, PORTABLE | MAPPED))
+        if code:
+            _forget_refusal(device)
+            size = amounts.as_bytes(self.size)
+            raise ConfigError(
+                f"{size} of host memory cannot be pinned for {device} (CUDA error {code}); give this process more "
+                "memory, or place more on the device or less of the store"
+            )
+        self._unpin = finalize(self, _unregister, self.bytes, device)  # one that is never closed is unpinned too
+
+    def close(self, *, is_idle: bool = True) -> None:
+        """Leave it; the last one removes the file. Tensors keep their pages.
+
+        `is_idle=False`: kernels may still read it, and its pages stay, and stay pinned.
+        """
+        try:
+            if self._unpin is not None and is_idle:
+                self._unpin()  # once
+            elif self._unpin is not None:
+                STILL_READ.append(self._unpin.detach())
+        finally:
+            self.bytes = torch.empty(0, dtype=torch.uint8)
+            self._leave()  # once
+
+    def __enter__(self) -> "HostMemory":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, fill: Fill, until: float, seconds: float) -> int:
+        """A descriptor of the whole file, under a shared lock."""
+        while time.monotonic() < until:
+            descriptor = _open_own(self.path)
+            try:
+                if self._made(descriptor, fill):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            time.sleep(PAUSE)
+        raise StoreError(
+            f"{self.path} was being written by another process for {seconds:g} seconds; look whether that one still "
+            "makes headway, then try again"
+        )
+
+    def _made(self, descriptor: int, fill: Fill) -> bool:
+        """Whether the file is whole and locked now; if nobody else is at it, make it so."""
+        if not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(self.path, descriptor):
+            return False
+        if self._is_whole(descriptor):
+            return True
+        if not _lock(descriptor, fcntl.LOCK_EX) or not _is_at(self.path, descriptor):
+            return False
+        if not self._is_whole(descriptor):
+            self._write(descriptor, fill)
+        # From one lock to the other there is a moment without any, in which the file may be taken for unused.
+        return _lock(descriptor, fcntl.LOCK_SH) and _is_at(self.path, descriptor)
+
+    def _is_whole(self, descriptor: int) -> bool:
+        mark = self._mark()
+        return os.fstat(descriptor).st_size == HEADER + self.size and os.pread(descriptor, len(mark), 0) == mark
+
+    def _mark(self) -> bytes:
+        return f"hoploom 1 {self.size} whole".encode()
+
+    def _write(self, descriptor: int, fill: Fill) -> None:
+        os.ftruncate(descriptor, 0)
+        try:
+            check_room(self.size)
+            os.posix_fallocate(descriptor, 0, HEADER + self.size)  # else a full disk is a bus error, later
+            fill(_mapped(descriptor, self.size))
+            os.pwrite(descriptor, self._mark(), 0)
+        except BaseException as error:
+            self.path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise _no_room(self.size) from error
+            raise
+
+
+def _unregister(pages: Tensor, device: torch.device) -> None:
+    """Before its pages go: CUDA would take what is mapped there later for pinned."""
+    with torch.cuda.device(device):
+        is_idle = True
+        try:
+            is_idle = idle(device, CLOSE_DEADLINE)  # kernels may still read it
+        finally:
+            if is_idle and int(_runtime().cudaHostUnregister(pages.data_ptr())):  # which would wait for them itself
+                _forget_refusal(device)
+    if not is_idle:
+        STILL_READ.append(pages)
+        raise StoreError(f"{device} still reads host memory {CLOSE_DEADLINE:g} s after it was closed; {BUSY}")
+
+
+def _forget_refusal(device: torch.device) -> None:
+    """CUDA keeps the last error until somebody asks, and torch asks after the next kernel: it would be blamed."""
+    with suppress(RuntimeError):
+        torch.empty(1, device=device).fill_(1)
+
+
+def _leave(path: Path, descriptor: int) -> None:
+    _remove_if_unused(path, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # the map keeps a copy of the descriptor, and a lock is of both
+    os.close(descriptor)
+
+
+def check_room(size: int) -> None:
+    """Raise ConfigError unless so many bytes fit."""
+    if size and size + HEADER > _free():
+        raise _no_room(size)
+
+
+def missing(sizes: Mapping[str, int]) -> int:
+    """The bytes of those files, by name, that nobody has begun to write."""
+    return sum(size for name, size in sizes.items() if not (FOLDER / name).exists())
+
+
+def sweep(keep: Collection[str] = ()) -> None:
+    """Remove this user's files that no living process uses, but those about to be opened."""
+    for path in FOLDER.glob(f"{_prefix()}*"):
+        if path.name in keep:
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # gone since, or not ours
+            continue
+        try:
+            _remove_if_unused(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _prefix() -> str:
+    return f"hoploom-{os.getuid()}-"
+
+
+def _open_own(path: Path) -> int:
+    """The file, made if it is not there; nobody else's."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be opened: {error}; place nothing in host memory, or mend that") from error
+    found = os.fstat(descriptor)
+    if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise StoreError(f"{path} is not a file of this user; remove it")
+    return descriptor
+
+
+def _mapped(descriptor: int, size: int) -> Tensor:
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(descriptor, HEADER + size), dtype=torch.uint8, count=size, offset=HEADER)
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether a path still leads to an open file."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_if_unused(path: Path, descriptor: int) -> None:
+    if _lock(descriptor, fcntl.LOCK_EX) and _is_at(path, descriptor):
+        path.unlink(missing_ok=True)
+
+
+def _free() -> int:
+    """Bytes that fit, by the folder's size and by what this process may use."""
+    try:
+        found = os.statvfs(FOLDER)
+    except OSError as error:
+        raise ConfigError(f"host memory is shared in {FOLDER}, which is not there: {error}; mount a tmpfs") from error
+    return min(found.f_bavail * found.f_frsize, memory_limit())
+
+
+def _no_room(size: int) -> ConfigError:
+    needed, free = amounts.as_bytes(size), amounts.as_bytes(_free())
+    return ConfigError(
+        f"placing needs {needed} of host memory in {FOLDER}, where {free} are free; enlarge it (mount -o "
+        f"remount,size=... {FOLDER}, docker run --shm-size=...), or place more on the device"
+    )

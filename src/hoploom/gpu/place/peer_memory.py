@@ -1,0 +1,172 @@
+"""Memory that is spread over the ranks of one host: each holds a share on its device and reads the others' in place.
+
+Handles go over the ranks' own exchange, as JSON. On GPUs they are CUDA's for other processes (one rank per GPU, or
+several on one); kernels in the interpreter read files of shared memory instead, so real processes test the protocol.
+
+A share must outlive the last kernel, of any rank, that reads it. So all ranks close: each has waited for its own
+device, lets go of what the others hold, waits for them within their context's deadline, and only then frees its own.
+"""
+
+import base64
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import ConfigError, PeerError
+from hoploom.gpu.place import host_memory as hostmemory
+from hoploom.gpu.place.host_memory import Fill, HostMemory, name_of
+from hoploom.ops.deadline import BUSY, DEADLINE, idle
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Among(Protocol):
+    """The ranks that place together: what `hoploom.init` returns."""
+
+    rank: int
+    world_size: int
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, of one shape and dtype."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks, not for ever."""
+
+
+def tell(among: Among, words: Any) -> list[Any]:
+    """What every rank says, as JSON, in the order of ranks. All ranks call."""
+    own = json.dumps(words).encode()
+    sizes = [int(size) for size in among.gather(torch.tensor([len(own)]))]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    told = [entry.numpy().tobytes() for entry in among.gather(padded)]
+    return [json.loads(entry[:size]) for entry, size in zip(told, sizes, strict=True)]
+
+
+def neighbours(among: Among) -> tuple[int, ...]:
+    """The ranks that share memory with this one, itself among them, ascending. All ranks call."""
+    try:
+        place = [BOOT.read_text().strip(), os.stat(hostmemory.FOLDER).st_dev]
+    except OSError:  # no Linux, or no /dev/shm: alone
+        place = [secrets.token_hex(16), among.rank]
+    return tuple(rank for rank, other in enumerate(tell(among, place)) if other == place)
+
+
+class PeerMemory:
+    """One run of bytes per rank of this host. All ranks make it, and all close it.
+
+    `sizes` are those of all ranks in `ranks`; `fill` writes this rank's own.
+    """
+
+    def __init__(
+        self, among: Among, ranks: Sequence[int], sizes: Sequence[int], fill: Fill, device: torch.device
+    ) -> None:
+        self._among = among
+        own = list(ranks).index(among.rank)
+        share = _DeviceShare if device.type == "cuda" else _HostShare
+        self._own: _DeviceShare | _HostShare = share(sizes[own], fill, device)
+        try:
+            told = tell(among, {str(rank): self._own.export() for rank in ranks if rank != among.rank})
+            self.bytes = [  # per rank: [size] uint8
+                self._own.bytes if rank == among.rank else self._own.open(told[rank][str(among.rank)], size)
+                for rank, size in zip(ranks, sizes, strict=True)
+            ]
+        except BaseException:
+            self._own.close()
+            raise
+
+    def close(self, *, wait: bool = True, is_idle: bool = True) -> None:
+        """Free the own share, after all ranks have let go of it; `wait=False` does not wait for them.
+
+        `is_idle=False`: kernels of this rank may still read the shares, and all of them stay.
+        """
+        own = self._own
+        if own.closed:
+            return
+        if not is_idle:
+            own.closed = True
+            hostmemory.STILL_READ.append(self)
+            return
+        try:
+            self.bytes = []
+            own.leave_others()
+            if wait:
+                self._among.barrier()
+        finally:
+            own.close()
+
+
+class _HostShare:
+    """A share in a file of shared memory."""
+
+    def __init__(self, size: int, fill: Fill, device: torch.device) -> None:
+        self._memory = HostMemory(name_of("peer", secrets.token_hex(16)), size, fill)
+        self._others: list[HostMemory] = []
+        self.bytes = self._memory.bytes
+        self.closed = False
+
+    def export(self) -> Any:
+        return self._memory.path.name
+
+    def open(self, handle: Any, size: int) -> Tensor:
+        def fill(raw: Tensor) -> None:
+            raise PeerError("a rank of this host has left while its memory was being opened; see what it says itself")
+
+        self._others.append(HostMemory(str(handle), size, fill))
+        return self._others[-1].bytes
+
+    def leave_others(self) -> None:
+        for memory in self._others:
+            memory.close()
+
+    def close(self) -> None:
+        self.leave_others()
+        self.closed, self.bytes = True, self.bytes[:0]
+        self._memory.close()
+
+
+class _DeviceShare:
+    """A share in a GPU's memory."""
+
+    def __init__(self, size: int, fill: Fill, device: torch.device) -> None:
+        self._device = device
+        self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        fill(self.bytes)
+        if not idle(device, DEADLINE):  # so that no reader has to wait for an event of this process
+            raise PeerError(f"{device} has not filled its share of the rows within {DEADLINE:g} s; {BUSY}")
+        self.closed = False
+
+    def export(self) -> Any:
+        """A handle for one reader: torch counts readers by handles. Plain numbers, and bytes as text."""
+        if not self.bytes.numel():
+            return None
+        shared = self.bytes.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+        return [{"bytes": base64.b64encode(v).decode()} if isinstance(v, bytes) else v for v in shared]
+
+    def open(self, handle: Any, size: int) -> Tensor:
+        """Another rank's share, mapped for this rank's own GPU, whichever of the GPUs it lies on."""
+        if handle is None:
+            return self.bytes[:0]
+        words = [base64.b64decode(word["bytes"]) if isinstance(word, dict) else word for word in handle]
+        words[0], words[-1] = self._device.index, False  # the reader's own device; no event to wait for
+        try:
+            with torch.cuda.device(self._device):
+                storage = torch.UntypedStorage._new_shared_cuda(*words)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{self._device} cannot read the memory of another GPU of this host: {error}"[:300]
+                + "; GPUs must reach each other (nvidia-smi topo -p2p r); place features='20%' or 'host' instead"
+            ) from error
+        return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)[:size]
+
+    def leave_others(self) -> None:
+        pass  # a handle is closed with the last tensor over it
+
+    def close(self) -> None:
+        self.closed, self.bytes = True, self.bytes[:0].clone()

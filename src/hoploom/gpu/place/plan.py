@@ -1,0 +1,279 @@
+"""What of a store goes where, worked out and checked before anything is copied.
+
+What does not fit is refused with the numbers. "auto" leaves room for training: a quarter of the free device memory, and
+2 GiB at least.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from hoploom.config import amounts
+from hoploom.errors import ConfigError
+from hoploom.gpu.place import host_memory as hostmemory
+from hoploom.gpu.place.host_memory import name_of
+from hoploom.gpu.place.peer_memory import Among, neighbours, tell
+from hoploom.gpu.place.pieces import Block, Column, kept_dtype, topology_block
+from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Asked, Features
+from hoploom.ops import EdgeLists
+from hoploom.schema import Field, Owner, Schema
+from hoploom.store.part import Part
+from hoploom.store.system_memory import memory_limit
+
+if TYPE_CHECKING:
+    from hoploom.store.store import Store
+
+LEAST_ROOM = 2 << 30  # bytes of device memory that "auto" leaves to training,
+ROOM_SHARE = 4  # and a quarter of what is free
+ROUNDING = 1e-6  # of a row: 0.29 * 100 are 29
+Spans = list[tuple[int, int]]  # ranges of ids
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is copied to where."""
+
+    device: torch.device
+    identity: str  # of what is copied; in the names of the files that processes share
+    topology: Literal["device", "host"] | None
+    relations: tuple[Block, ...]  # empty: topology stays as it is
+    share: float  # of the rows of every part: so many go to the device
+    columns: tuple[Column, ...]  # empty: features stay as they are
+    peers: tuple[int, ...] = ()  # the ranks over which features are spread
+    rank: int = 0  # this one
+    chosen: str = ""  # why so much goes to the device, where that was measured
+
+    @property
+    def device_bytes(self) -> int:
+        """Of this rank's device."""
+        topology = sum(block.num_bytes for block in self.relations) if self.topology == DEVICE else 0
+        return topology + sum(column.block(self.hot(column)).num_bytes for column in self.columns)
+
+    def hot(self, column: Column) -> Spans:
+        """The ids whose rows go to this rank's device."""
+        if self.peers:
+            return [self.spread(column)[self.peers.index(self.rank)]]
+        counts = [int(self.share * count + ROUNDING) for count in column.counts]
+        return joined([(first, first + hot) for first, hot in zip(column.firsts, counts, strict=True)])
+
+    def rest(self, column: Column) -> Spans:
+        """The ids whose rows go to host memory."""
+        if self.peers:
+            return []
+        counts = [int(self.share * count + ROUNDING) for count in column.counts]
+        spans = zip(column.firsts, counts, column.counts, strict=True)
+        return joined([(first + hot, first + count) for first, hot, count in spans])
+
+    def spread(self, column: Column) -> Spans:
+        """The ids whose rows go to the device of each peer."""
+        count, total = len(self.peers), column.num_rows
+        return [(total * place // count, total * (place + 1) // count) for place in range(count)]
+
+    @cached_property
+    def files(self) -> dict[str, Block]:
+        """What goes to host memory, by the name of its file."""
+        found = {}
+        if self.topology == HOST:
+            found = {self.relation_file(index): block for index, block in enumerate(self.relations)}
+        for column in self.columns:
+            block = column.block(self.rest(column))
+            if block.num_bytes:
+                found[self.column_file(column)] = block
+        return found
+
+    def relation_file(self, index: int) -> str:
+        return name_of(self.identity, index, str(self.relations[index].columns))
+
+    def column_file(self, column: Column) -> str:
+        return name_of(self.identity, column.owner, column.name, str(column.kept), self.rest(column))
+
+
+def joined(spans: Spans) -> Spans:
+    """Without empty ranges, and with neighbours as one."""
+    out: Spans = []
+    for begin, end in spans:
+        if out and out[-1][1] == begin:
+            out[-1] = out[-1][0], end
+        elif end > begin:
+            out.append((begin, end))
+    return out
+
+
+def make_plan(store: "Store", asked: Asked, among: Among | None) -> Plan:
+    """What goes where; ConfigError where it cannot, or does not fit. All ranks call, where they are given."""
+    _check_among(among)
+    _check_reach(store, asked)
+    if asked.features == SPREAD and among is None:
+        raise ConfigError("features='spread' needs the ranks to spread over; give among=context, as hoploom.init made")
+    peers = () if among is None else neighbours(among)
+    relations = () if asked.topology is None else tuple(_relations(store))
+    columns = () if asked.features is None else tuple(_columns(store, asked.narrow))
+    room = _room(asked.device, among, peers)
+    spread = peers if asked.features == SPREAD else ()
+    left = min(room.free, max(LEAST_ROOM, room.free // ROOM_SHARE))
+    budget = room.free - left
+    topology = _where_topology(asked, relations, budget)
+    if topology == DEVICE:
+        budget -= sum(block.num_bytes for block in relations)
+    plan = Plan(
+        asked.device,
+        store.identity or secrets.token_hex(16),
+        topology,
+        relations,
+        0.0 if asked.features is None else _share(asked.features, columns, budget),
+        columns,
+        spread,
+        0 if among is None else among.rank,
+        _chosen(asked, room, left),
+    )
+    _check_fits(plan, room)
+    return plan
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that the device has free now; of the CPU what this process may use."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else memory_limit()
+
+
+def name_of_device(device: torch.device) -> str:
+    """What tells the devices of a host apart, whichever of them a process sees."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
+
+
+class Room(NamedTuple):
+    """The memory of a device that a rank may use."""
+
+    free: int  # bytes, of this rank
+    num_ranks: int  # that have as much of the same device
+
+    def __str__(self) -> str:
+        of_ranks = f" for each of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
+        return f"{amounts.as_bytes(self.free)} free{of_ranks}"
+
+
+def _room(device: torch.device, among: Among | None, peers: Sequence[int]) -> Room:
+    """The least of all ranks of this host: they choose alike, so that they share what they keep in host memory."""
+    if among is None:
+        return Room(free_memory(device), 1)
+    told = tell(among, [free_memory(device), name_of_device(device)])
+    counts = Counter(told[rank][1] for rank in peers)
+    return min(Room(told[rank][0] // counts[told[rank][1]], counts[told[rank][1]]) for rank in peers)
+
+
+# --- what there is to place ----------------------------------------------------------------------
+
+
+def _check_among(among: object) -> None:
+    """Raise ConfigError unless these are ranks that talk, or none are given."""
+    if among is not None and not all(hasattr(among, name) for name in ("rank", "world_size", "gather", "barrier")):
+        raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
+
+
+def _check_reach(store: "Store", asked: Asked) -> None:
+    """Raise ConfigError unless all that is to be placed lies in this process."""
+    if store.placed is not None and store.placed.held.closed:
+        raise ConfigError("this placed store is closed; give topology and features to place of the opened store again")
+    if store.placed is not None:
+        raise ConfigError("the store is placed already; give topology and features in one call, on the store opened")
+    here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
+    if asked.topology is not None and not _covers(store, store.topology):
+        raise ConfigError(f"the topology cannot be placed: some of it lies elsewhere; {here}")
+    if asked.features is None:
+        return
+    if not _covers(store, store.parts):
+        raise ConfigError(f"the features cannot be placed: some of them lie elsewhere; {here}")
+    for owner, name in fields_of(store.schema):
+        if not all((owner, name) in part.tables for part in store.parts):
+            raise ConfigError(
+                f"field {name!r} of {owner!r} cannot be placed: it lies in no table of this process; {here}"
+            )
+
+
+def _covers(store: "Store", parts: tuple[Part, ...]) -> bool:
+    held = [sum(part.num_nodes[index] for part in parts) for index in range(len(store.schema.node_types))]
+    return held == [node_type.num_nodes for node_type in store.schema.node_types]
+
+
+def fields_of(schema: Schema) -> dict[tuple[Owner, str], Field]:
+    """Every field of node types and relations."""
+    of_nodes: dict[tuple[Owner, str], Field] = {
+        (t.name, n): field for t in schema.node_types for n, field in t.fields.items()
+    }
+    return of_nodes | {(r.key, name): field for r in schema.relations for name, field in r.fields.items()}
+
+
+def _relations(store: "Store") -> list[Block]:
+    schema = store.schema
+    lists: list[list[EdgeLists]] = [[part.lists[i] for part in store.topology] for i in range(len(schema.relations))]
+    return [
+        topology_block(of_parts, schema.node_types[source].num_nodes)
+        for of_parts, source in zip(lists, schema.sources, strict=True)
+    ]
+
+
+def _columns(store: "Store", narrow: torch.dtype | None) -> list[Column]:
+    schema, columns = store.schema, []
+    for (owner, name), field in fields_of(schema).items():
+        if isinstance(owner, str):
+            counts = [part.num_nodes[schema.type_index[owner]] for part in store.parts]
+        else:
+            counts = [part.lists[schema.relation_index[owner]].num_edges for part in store.parts]
+        columns.append(Column(owner, name, field, kept_dtype(field, narrow), store.parts, tuple(counts)))
+    return columns
+
+
+# --- what goes where -----------------------------------------------------------------------------
+
+
+def _chosen(asked: Asked, room: Room, left: int) -> str:
+    if AUTO not in (asked.topology, asked.features):
+        return ""
+    return f"auto: {asked.device} had {room}, of which {amounts.as_bytes(left)} are left to training"
+
+
+def _where_topology(asked: Asked, relations: tuple[Block, ...], budget: int) -> Literal["device", "host"] | None:
+    if asked.topology == AUTO:
+        return "device" if sum(block.num_bytes for block in relations) <= budget else "host"
+    return asked.topology  # type: ignore[return-value]  # "auto" is dealt with
+
+
+def _share(wanted: Features, columns: tuple[Column, ...], budget: int) -> float:
+    """The share of the rows that goes to the device; "auto" in whole percent, so that ranks agree."""
+    total = sum(column.num_rows * column.row_bytes for column in columns)
+    if isinstance(wanted, float):
+        return wanted
+    if isinstance(wanted, int):
+        _check_holds_row(wanted, total, columns)
+        return min(1.0, wanted / max(1, total))
+    if wanted == AUTO:
+        whole = sum(column.block([(0, column.num_rows)]).num_bytes for column in columns)
+        return 1.0 if whole <= budget else max(0, 100 * budget // whole) / 100
+    return 0.0 if wanted == HOST else 1.0
+
+
+def _check_holds_row(wanted: int, total: int, columns: tuple[Column, ...]) -> None:
+    """Raise ConfigError for bytes, other than none, whose share of every part's rows is less than one row."""
+    most = max((count for column in columns for count in column.counts), default=0)
+    least = -(-total // max(1, most))
+    if 0 < wanted < least:
+        raise ConfigError(
+            f"features is {wanted} bytes, which hold no row of this store; give '{least}B' or more, a share such as "
+            "'20%', or 'host'"
+        )
+
+
+def _check_fits(plan: Plan, room: Room) -> None:
+    """Raise ConfigError unless there is room on the device and in host memory."""
+    needed = plan.device_bytes
+    if needed > room.free:
+        raise ConfigError(
+            f"placing this takes {amounts.as_bytes(needed)} of {plan.device}, which has {room}; "
+            "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
+        )
+    sizes = {name: block.num_bytes for name, block in plan.files.items()}
+    hostmemory.check_room(hostmemory.missing(sizes))

@@ -1,0 +1,151 @@
+"""What `place` is asked for: words, shares and sizes for topology and features, a dtype, and the device they mean."""
+
+import numbers
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from hoploom.config import amounts
+from hoploom.config.values import as_int, as_number
+from hoploom.errors import ConfigError
+
+DEVICE, HOST, AUTO, SPREAD = "device", "host", "auto", "spread"
+Topology = Literal["device", "host", "auto"]
+Features = Literal["device", "host", "auto", "spread"] | float | int  # a share of the rows as float, bytes as int
+NARROW = {"int8": torch.int8, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+TOPOLOGY_WAY_OUT = "give 'cuda', 'host', 'auto', or leave it out"
+FEATURES_WAY_OUT = "give 'cuda', 'host', 'auto', 'spread', a share such as '20%' or 0.2, or bytes such as '4GB'"
+NO_GPU = "there is no GPU here; leave the store as it is: loaders sample on the host and copy batches to their device"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A placement as it was asked for, read and checked."""
+
+    topology: Topology | None
+    features: Features | None
+    narrow: torch.dtype | None
+    device: torch.device
+
+
+def read(topology: object, features: object, dtype: object, device: object) -> Asked:
+    """What was asked for; ConfigError for what is no placement, or not on this machine."""
+    wanted_topology, wanted_features, narrow = read_topology(topology), read_features(features), read_dtype(dtype)
+    if wanted_topology is None and wanted_features is None:
+        raise ConfigError("neither topology nor features are given; give at least one, e.g. place(topology='cuda')")
+    if narrow is not None and wanted_features is None:
+        raise ConfigError(f"dtype is {dtype!r:.80}, but features are not placed; give features too, or drop dtype")
+    if device is not None and not _is_device(device):
+        raise ConfigError(f"device is {device!r:.80}; give 'cuda' or 'cuda:1', or leave it out")
+    named = {str(word) for word in (topology, features, device) if word is not None and _is_device(word)}
+    return Asked(wanted_topology, wanted_features, narrow, _device(named))
+
+
+def read_topology(value: object) -> Topology | None:
+    """Where topology goes."""
+    if value is None or (isinstance(value, str) and value in (HOST, AUTO)):
+        return value  # type: ignore[return-value]
+    if not _is_device(value):
+        raise ConfigError(f"topology is {value!r:.80}; {TOPOLOGY_WAY_OUT}")
+    return "device"
+
+
+def read_features(value: object) -> Features | None:
+    """Where features go, or how many of them to the device: a share as a float, bytes as an int."""
+    if value is None or (isinstance(value, str) and value in (HOST, AUTO, SPREAD)):
+        return value  # type: ignore[return-value]
+    if _is_device(value):
+        return "device"
+    return _amount(value)
+
+
+def read_dtype(value: object) -> torch.dtype | None:
+    """What float features are kept in."""
+    name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+    if name is None:
+        return None
+    if not isinstance(name, str) or name not in NARROW:
+        raise ConfigError(f"dtype is {value!r:.80}; give 'int8', 'float16' or 'bfloat16', or leave it out")
+    return NARROW[name]
+
+
+def _amount(value: Any) -> float | int:
+    if isinstance(value, str):
+        return _amount_of(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return _checked(as_number("features", value, FEATURES_WAY_OUT), value)
+    return as_int("features", value, 0, FEATURES_WAY_OUT)
+
+
+def _amount_of(text: str) -> float | int:
+    bare = text.strip()
+    if bare.endswith("%"):
+        try:
+            return _checked(float(bare[:-1]) / 100, text)
+        except ValueError as error:
+            raise ConfigError(f"features is {text!r:.80}; {FEATURES_WAY_OUT}") from error
+    if not bare[:1].isdigit():
+        raise ConfigError(f"features is {text!r:.80}; {FEATURES_WAY_OUT}")
+    if not bare[-1].isalpha():  # '0.5' may mean a share, or GB
+        raise ConfigError(f"features is {text!r:.80}; give '50%' for a share or '4GB' for bytes")
+    return amounts.parse_bytes("features", text)
+
+
+def _checked(share: float, given: object) -> float:
+    if not 0 <= share <= 1:
+        raise ConfigError(f"features is {given!r:.80}; {FEATURES_WAY_OUT}")
+    return share
+
+
+# --- the device ----------------------------------------------------------------------------------
+
+
+def _is_device(value: object) -> bool:
+    if not isinstance(value, str | torch.device):
+        return False
+    try:
+        return torch.device(value).type in ("cuda", "cpu")
+    except RuntimeError:
+        return False
+
+
+def _device(named: set[str]) -> torch.device:
+    """The one device that is meant, able to run kernels."""
+    interprets = kernels_are_interpreted()
+    default = "cpu" if interprets else "cuda"
+    numbered = {name for name in named if ":" in name}
+    types = {torch.device(name).type for name in named}
+    if len(types) > 1 and not interprets and not torch.cuda.is_available():
+        raise ConfigError(NO_GPU)  # neither of them would do
+    if len(numbered) > 1 or len(types) > 1:
+        raise ConfigError(f"the devices {sorted(named)} differ; a store is placed on one, name one of them")
+    return _numbered(torch.device(min(numbered or named or {default})), interprets)
+
+
+def _numbered(device: torch.device, interprets: bool) -> torch.device:
+    if device.type == "cpu":
+        if not interprets:
+            raise ConfigError("kernels do not run on the device 'cpu'; give 'cuda', or leave the store as it is")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(NO_GPU)
+    if interprets:
+        raise ConfigError("TRITON_INTERPRET is set, so kernels run on the CPU alone; unset it, or give 'cpu'")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise ConfigError(f"there is no {device}; this process sees {torch.cuda.device_count()} GPUs, give one of them")
+    return torch.device("cuda", index)
+
+
+def kernels_are_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter; ConfigError where there is no Triton."""
+    try:
+        from hoploom.ops.kernels import draws
+        from hoploom.ops.kernels.launch import interprets
+    except ImportError as error:
+        raise ConfigError(
+            f"placing needs Triton ({error}); pip install triton, or leave the store as it is, on the host"
+        ) from error
+    return interprets(draws.mix)

@@ -1,0 +1,1 @@
+"""Whole steps: sampling, gathering and learning are recorded once and replayed."""

@@ -1,0 +1,197 @@
+"""One batch of fixed size that is filled on the device again and again, and the step that learns from it.
+
+Filling and learning are two recordings: the next batch is filled while this one is learned from. Nothing in either asks
+the device anything; the sizes arrive in pinned memory, and the host looks at them before it starts the step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from hoploom.batch import Seeds
+from hoploom.gpu.batches.capacity import FAULT, Plan
+from hoploom.gpu.batches.hops import make_buffers, sample_on_device
+from hoploom.gpu.place.store import Placed
+from hoploom.gpu.whole_step.padded import PaddedEdges, padded_views
+from hoploom.gpu.whole_step.record import Lane, Mark, Recording
+from hoploom.gpu.whole_step.shapes import Capacity
+from hoploom.load.assemble import FEATURES, IN_DEGREE, Batch
+from hoploom.load.maker import NodeMaker
+from hoploom.nn import GNN, LayerView
+from hoploom.ops.kernels.relabel import NodeMap
+from hoploom.schema import RelationName
+from hoploom.store import Wanted
+from hoploom.train.tasks import NodeTask
+
+SIGN, WORD = 1 << 63, 1 << 64
+STAGED = 2  # entries before the seeds: the key, and one that keeps the seeds' address a multiple of 16
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What all batches of a run have in common."""
+
+    plan: Plan
+    capacity: Capacity
+    placed: Placed
+    maps: tuple[NodeMap, ...]  # for one batch at a time
+    model: GNN
+    maker: NodeMaker
+    batch_size: int
+    targets: Tensor  # of every seed of the loader
+    degrees: Tensor | None  # of every node
+    lane: Lane  # where batches are filled
+    timeout: float  # seconds, of every wait for the device
+
+    @property
+    def device(self) -> torch.device:
+        return self.placed.device
+
+    @property
+    def seed_type(self) -> int:
+        return self.plan.schema.type_index[self.maker.seeds.node_type]
+
+    def hold(self, mark: Mark, doing: str) -> None:
+        """Hold this thread until a mark is reached; TimeoutError with what was not done by then."""
+        if not mark.reached(self.timeout):
+            raise TimeoutError(doing)
+
+
+def targets_of(maker: NodeMaker, task: NodeTask) -> Tensor:
+    """What every seed of a loader should come to; an error names the first that has no label that can be learned."""
+    seeds, store = maker.seeds, maker.assembler.store
+    task.check(store, seeds.nodes[:0], seeds.node_type)
+    labels = store.features.gather([Wanted(seeds.node_type, task.label, seeds.nodes)])[0]
+    return task.read(labels, seeds.nodes)
+
+
+def degrees_of(maker: NodeMaker, device: torch.device) -> Tensor | None:
+    """The in-degrees of all nodes, where batches tell them."""
+    if not maker.assembler.degrees:
+        return None
+    (relation,), store = maker.assembler.store.schema.relations, maker.assembler.store
+    nodes = torch.arange(store.schema.node_type(relation.destination).num_nodes)
+    return store.in_degrees(relation.key, nodes).to(device)
+
+
+class Slot:
+    """A batch of fixed size, and when it was filled and learned from."""
+
+    def __init__(self, plot: Plot) -> None:
+        self._plot = plot
+        size = plot.batch_size
+        self.on = make_buffers(plot.plan, plot.capacity.room, plot.device)
+        for nodes in self.on.nodes:
+            nodes.zero_()  # rows that no batch has reached are looked up too
+        self._staged = torch.zeros(STAGED + 2 * size, dtype=torch.int64, device=plot.device)
+        self._sent = _pinned(self._staged)
+        self._sizes = _pinned(self.on.totals)
+        self.targets = plot.targets.new_empty((size, *plot.targets.shape[1:]))
+        self.rows = self._empty_rows()
+        self.loss = torch.zeros((), dtype=torch.float64, device=plot.device)
+        self._loss = _pinned(self.loss)
+        self.filled, self.learned = Mark(plot.device), Mark(plot.device)
+        self._fill = Recording(self._make, plot.lane)
+
+    def _empty_rows(self) -> dict[int, Tensor]:
+        """Features by type: zeros to begin with, and rows of earlier batches later on, so they are always finite.
+
+        They must be. A row beyond the batch has no say and its gradient is zero, but that is multiplied by the row.
+        """
+        plot, schema = self._plot, self._plot.plan.schema
+        rows = {}
+        for index, node_type in enumerate(schema.node_types):
+            if FEATURES in node_type.fields and node_type.name in plot.model.types[0]:
+                count = self.on.nodes[index].numel()
+                rows[index] = plot.placed.empty(node_type.name, FEATURES, count).zero_()
+        return rows
+
+    # --- filling ------------------------------------------------------------------------------
+
+    def fill(self, indices: Tensor, key: int) -> None:
+        """Start to make the batch of these seeds, once the one before is learned from."""
+        self._plot.placed.held.check()  # a replay would read memory that is gone
+        self._plot.hold(self.filled, "sampled")  # what was sent for the batch before may be overwritten now
+        lane, size = self._plot.lane, self._plot.batch_size
+        self._sent[0] = key - WORD if key >= SIGN else key
+        self._sent[STAGED : STAGED + size] = self._plot.maker.seeds.nodes[indices]
+        self._sent[STAGED + size :] = indices
+        lane.wait(self.learned)
+        self._fill()
+        lane.set(self.filled)
+
+    def fits(self) -> bool:
+        """Wait for the batch's sizes; whether it is whole."""
+        self._plot.hold(self.filled, "sampled")
+        sizes: list[int] = self._sizes[:, 0].tolist()
+        return sizes[FAULT] == 0 and self._plot.capacity.holds(self._plot.plan, sizes)
+
+    def _make(self) -> None:
+        plot, on, size = self._plot, self.on, self._plot.batch_size
+        self._staged.copy_(self._sent, non_blocking=True)
+        seeds: list[Tensor | None] = [None] * len(on.nodes)
+        seeds[plot.seed_type] = self._staged[STAGED : STAGED + size]
+        nowhere = (None,) * len(on.nodes)
+        assert plot.placed.lists is not None
+        sample_on_device(plot.plan, plot.placed.lists, plot.maps, Seeds(tuple(seeds), nowhere), self._staged[0], on)
+        torch.index_select(plot.targets, 0, self._staged[STAGED + size :], out=self.targets)
+        names = plot.plan.schema.node_types
+        plot.placed.gather(
+            [Wanted(names[index].name, FEATURES, on.nodes[index]) for index in self.rows],
+            [on.total(plot.plan.nodes[index][-1]) for index in self.rows],
+            outs=list(self.rows.values()),
+            faults=on.totals[FAULT, :1],
+        )
+        self._sizes.copy_(on.totals, non_blocking=True)
+
+    # --- learning -----------------------------------------------------------------------------
+
+    def batch(self) -> Batch:
+        """The batch as the models of hoploom.nn take it."""
+        plot, schema = self._plot, self._plot.plan.schema
+        out: Batch = Data() if schema.homogeneous else HeteroData()
+        out.views = self._views()
+        for index, node_type in enumerate(schema.node_types):
+            storage = out if schema.homogeneous else out[node_type.name]
+            if index in self.rows:
+                storage[FEATURES] = self.rows[index]
+            storage["n_id"] = self.on.nodes[index]
+            if index == plot.seed_type:
+                storage["batch_size"] = plot.batch_size
+        if plot.degrees is not None:
+            out[IN_DEGREE] = plot.degrees.index_select(0, self.on.nodes[0])
+        return out
+
+    def _views(self) -> list[LayerView]:
+        plot = self._plot
+        hops = [self._edges(hop) for hop in range(plot.plan.sampling.num_hops)]
+        names = [node_type.name for node_type in plot.plan.schema.node_types]
+        most_nodes = dict(zip(names, plot.capacity.nodes, strict=True))
+        return padded_views(hops, most_nodes, plot.model.num_layers, are_blocks=plot.plan.is_blocks)
+
+    def _edges(self, hop: int) -> dict[RelationName, PaddedEdges]:
+        plan = self._plot.plan
+        layer = self.on.layers[hop if plan.is_blocks else 0]
+        edges = {}
+        for index, (relation, own) in enumerate(zip(plan.schema.relations, layer, strict=True)):
+            assert own.indptr is not None
+            total, most = self.on.total(plan.picks[index][hop][1]), self._plot.capacity.edges[index][hop]
+            edges[relation.key] = PaddedEdges(own.edge_index[0], own.indptr, total, most)
+        return edges
+
+    def tell(self, loss_sum: Tensor) -> None:
+        """Send the sum of the losses to the host."""
+        self.loss.copy_(loss_sum)
+        self._loss.copy_(self.loss, non_blocking=True)
+
+    def told(self) -> float:
+        """What was sent, once the step is done."""
+        self._plot.hold(self.learned, "learned")
+        return float(self._loss)
+
+
+def _pinned(like: Tensor) -> Tensor:
+    """Memory of the host that the device copies to and from by itself."""
+    return torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)

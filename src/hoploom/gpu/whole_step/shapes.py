@@ -1,0 +1,109 @@
+"""How large the fixed buffers of a whole step are: what sampled batches took, a margin, and never more than there is.
+
+Batches of one loader differ little in size. One that does not fit is taken as a step of its own size.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from hoploom.batch import Sampled
+from hoploom.gpu.batches.capacity import Plan, Room, first_room, used
+from hoploom.load.loader import Walk
+from hoploom.load.maker import NodeMaker
+
+MARGIN = 0.1  # of what was seen
+PROBES = 8  # batches that are sampled
+ROUNDED = 64  # sizes are multiples of so many, as far as there is so much
+
+Running = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The most that a batch may have. A node's hop is the one that found it first; of blocks each is counted whole."""
+
+    nodes: Running  # per type: within 0, 1, ... hops
+    edges: Running  # per relation: up to the first, the second, ... hop; of blocks in each
+    room: Room
+
+    def holds(self, plan: Plan, sizes: Sequence[int]) -> bool:
+        """Whether a batch fits; `sizes` are the totals of its run."""
+        nodes = ((sizes[slot] for slot in slots[1:]) for slots in plan.nodes)
+        edges = ((sizes[end] for _, end in hops) for hops in plan.picks)
+        return (
+            self.room.holds(used(plan, sizes))
+            and all(_within(own, most) for own, most in zip(nodes, self.nodes, strict=True))
+            and all(_within(own, most) for own, most in zip(edges, self.edges, strict=True))
+        )
+
+    def __str__(self) -> str:
+        nodes, edges = sum(most[-1] for most in self.nodes), sum(self.room.edges)
+        return f"room for {nodes:,} nodes and {edges:,} edges"
+
+
+def _within(own: object, most: Sequence[int]) -> bool:
+    return all(size <= limit for size, limit in zip(own, most, strict=True))  # type: ignore[call-overload]
+
+
+def probe(maker: NodeMaker, walk: Walk, batch_size: int) -> list[Sampled]:
+    """Some batches of full size, spread over an epoch; without their features."""
+    full = [step for step in walk.steps if walk.place(step)[0].numel() == batch_size]
+    return [maker.draw(*walk.place(step)).sampled for step in full[:: max(1, len(full) // PROBES)][:PROBES]]
+
+
+def measure(plan: Plan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float = MARGIN) -> Capacity:
+    """Room for what these batches took, and a margin."""
+    worst = first_room(plan, num_seeds, sys.maxsize)
+    hops = range(plan.sampling.num_hops)
+    types, relations = range(len(plan.nodes)), range(len(plan.picks))
+
+    def roomy(size: int, most: int) -> int:
+        return min(-(-int(min(size * (1 + margin), most)) // ROUNDED) * ROUNDED, most)
+
+    seen = [_running(plan, batch) for batch in batches]
+    nodes = tuple(
+        (num_seeds[index], *(roomy(max(own[0][index][hop + 1] for own in seen), worst.nodes[index]) for hop in hops))
+        for index in types
+    )
+    edges = tuple(
+        tuple(roomy(max(own[1][index][hop] for own in seen), worst.edges[index]) for hop in hops) for index in relations
+    )
+    rows = tuple(
+        tuple(roomy(max(_of_hop(plan, own[0][index], hop) for own in seen), worst.rows[hop][index]) for index in types)
+        for hop in hops
+    )
+    picks = tuple(
+        tuple(
+            roomy(max(_of_hop(plan, own[1][index], hop) for own in seen), worst.picks[hop][index])
+            for index in relations
+        )
+        for hop in hops
+    )
+    room = Room(tuple(most[-1] for most in nodes), tuple(max(most) for most in edges), rows, picks)
+    return Capacity(nodes, edges, room)
+
+
+def _running(plan: Plan, batch: Sampled) -> tuple[Running, Running]:
+    """The sizes of one batch: nodes per type within each hop, edges per relation up to each hop, or in each block."""
+    if not plan.is_blocks:
+        assert batch.num_nodes is not None
+        assert batch.num_edges is not None
+        return tuple(tuple(accumulate(own)) for own in batch.num_nodes), tuple(
+            tuple(accumulate(own)) for own in batch.num_edges
+        )
+    inwards = batch.blocks[::-1]
+    names = [node_type.name for node_type in plan.schema.node_types]
+    keys = [relation.key for relation in plan.schema.relations]
+    nodes = tuple(
+        (inwards[0].num_destinations[name], *(block.num_sources[name] for block in inwards))  # type: ignore[index]
+        for name in names
+    )
+    edges = tuple(tuple(block.edge_index[key].shape[1] for block in inwards) for key in keys)  # type: ignore[index]
+    return nodes, edges
+
+
+def _of_hop(plan: Plan, running: Sequence[int], hop: int) -> int:
+    """What a hop expands or picks by itself."""
+    return running[hop] - (0 if plan.is_blocks or hop == 0 else running[hop - 1])

@@ -1,0 +1,345 @@
+"""Whole steps: sampling, gathering and learning are recorded once and replayed, two batches of fixed size in turn.
+
+A step costs the host a few calls, however many kernels it has. The price: memory and work for the room that batches
+leave, losses that are known two steps later, and a loss that is not finite is found after the steps in between. Every
+step equals the one that would have been taken without: the same picks, the loss up to rounding.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hoploom.dist.context import Context, unwrap
+from hoploom.dist.signals import StopRequests
+from hoploom.errors import ConfigError, TrainError
+from hoploom.gpu.whole_step.checks import LEAVE, Rates, check_learner
+from hoploom.gpu.whole_step.record import Lane, Recording
+from hoploom.load.assemble import Batch
+from hoploom.load.loader import Walk
+from hoploom.load.maker import NodeMaker
+from hoploom.nn import GNN
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.learner import HALF, Learner, Training
+from hoploom.train.step import Stepper, StepReport, Taken
+from hoploom.train.tasks import NodeTask
+
+if TYPE_CHECKING:
+    from hoploom.gpu.whole_step.replay import Plot, Slot
+
+SLOTS = 2  # one is filled while the other is learned from
+
+
+@dataclass
+class StepCounts:
+    """How the steps of a run were taken."""
+
+    replayed: int = 0
+    first: int = 0  # with batches of fixed size, before anything was recorded
+    overflowed: int = 0  # batches that did not fit, each taken at its own size
+    shorter: int = 0  # batches of fewer or more seeds, at an epoch's end, likewise
+
+    @property
+    def overflow(self) -> str:
+        """How many of all steps overflowed, in words; nothing where none has."""
+        num_steps = self.replayed + self.first + self.overflowed + self.shorter
+        return f"{self.overflowed:,} of {num_steps:,} steps overflowed" if self.overflowed else ""
+
+    @property
+    def overflow_often(self) -> bool:
+        """Whether more than a tenth of them did."""
+        return 9 * self.overflowed > self.replayed + self.first + self.shorter
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replayed:,} steps replayed, {self.first} before that, {self.overflowed:,} overflowed, "
+            f"{self.shorter:,} of another number of seeds"
+        )
+
+
+class WholeStep:
+    """The whole step of a learner, for a store that is placed: what `fit` uses with `Training(whole_steps=True)`.
+
+    Made once the learner stands where it begins: a recording keeps the parameters and the optimizer's state where they
+    are.
+
+    >>> with WholeStep(learner, Training(epochs=1), context) as whole:
+    ...     losses = [report.loss for report in whole.epoch()]
+    >>> print(whole.counts)
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        training: Training,
+        context: Context,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        check_learner(learner, training, context.device)
+        self.learner, self.counts = learner, StepCounts()
+        self._training, self._is_cuda = training, context.device.type == "cuda"
+        self.stepper = Stepper(learner, training, context, checkpoint)
+        self._main = Lane(context.device, beside=False)
+        self.plot = _plot(learner, context, training.margin)
+        self._rates = Rates(learner.optimizer)
+        self._slots = deque(self._slot() for _ in range(SLOTS))
+
+    def _slot(self) -> "_Pair":
+        from hoploom.gpu.whole_step.replay import Slot
+
+        slot = Slot(self.plot)
+        self._main.set(slot.learned)  # it is filled on another lane, not before it is made
+        return _Pair(slot, Recording(lambda: self._learn(slot), self._main))
+
+    def close(self) -> None:
+        """Wait for the device, and give back the batches and recordings with their memory."""
+        with ExitStack() as last_first:
+            last_first.callback(self._slots.clear)
+            last_first.callback(self._main.close)
+            last_first.callback(self.plot.lane.close)
+
+    def __enter__(self) -> "WholeStep":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with nullcontext() if error[0] is None else suppress(TrainError):  # the first error is the one to tell
+            self.close()
+
+    def epoch(self) -> Iterator[StepReport]:
+        """Take what is left of the loader's epoch; a step is reported once its loss is known, two steps later."""
+        requests = StopRequests()
+        with self.steps() as steps:
+            while not steps.is_empty:
+                yield from steps.take(requests).reports
+            yield from steps.rest()
+
+    def steps(self) -> "WholeSteps":
+        """What is left of the loader's epoch."""
+        return WholeSteps(self, self.learner.loader.walk())
+
+    def fill_next(self, indices: Tensor, key: int) -> "_Pair | None":
+        """Start to make a batch in the slot that waits longest; None where it has another number of seeds."""
+        if indices.numel() != self.plot.batch_size:
+            return None
+        if not self._slots:
+            raise ConfigError("this WholeStep is closed; make another one")
+        pair = self._slots[0]
+        self._slots.rotate(-1)
+        pair.slot.fill(indices, key)
+        return pair
+
+    def learn(self, pair: "_Pair") -> None:
+        """Start to learn from a batch that fits."""
+        if self._is_cuda:
+            self._rates.check()
+        self._rates.send()
+        self.stepper.reseed()
+        self.counts.replayed += pair.learn.is_warm
+        self.counts.first += not pair.learn.is_warm
+        self._main.wait(pair.slot.filled)
+        pair.learn()
+        self._main.set(pair.slot.learned)
+
+    def _learn(self, slot: "Slot") -> None:
+        """All that is recorded of a step. Gradients are left in place: the next recording or step begins without."""
+        learner, task, half = self.learner, self.learner.task, HALF.get(self._training.precision)
+        learner.optimizer.zero_grad(set_to_none=True)
+        # casts are not kept: those of a recording would be taken for values
+        cast = nullcontext() if half is None else torch.autocast(self.plot.device.type, half, cache_enabled=False)
+        with cast:
+            losses = task.losses(task.outputs(learner.model, slot.batch()), slot.targets)
+        (losses.sum() * (1 / losses.numel())).backward()  # type: ignore[no-untyped-call]
+        if self._training.clip_norm is not None:
+            parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
+            torch.nn.utils.clip_grad_norm_(parameters, self._training.clip_norm)
+        with self._rates.on_the_device():
+            learner.optimizer.step()
+        slot.tell(losses.detach().double().sum())
+
+    def __repr__(self) -> str:
+        return f"WholeStep({self.plot.capacity}, {self.plot.batch_size} seeds; {self.counts})"
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A batch of fixed size and the recording that learns from it."""
+
+    slot: "Slot"
+    learn: Recording
+
+
+def _plot(learner: Learner, context: Context, margin: float) -> "Plot":
+    """What all batches of a learner have in common; ConfigError where they cannot be made on its device."""
+    from hoploom.gpu.batches.capacity import make_plan
+    from hoploom.gpu.batches.hops import make_maps
+    from hoploom.gpu.whole_step.replay import Plot, degrees_of, targets_of
+    from hoploom.gpu.whole_step.shapes import measure, probe
+
+    device = context.device
+    maker, model = _maker_of(learner, device), unwrap(learner.model)
+    assert isinstance(model, GNN)
+    assert isinstance(learner.task, NodeTask)
+    schema, store, batch_size = maker.assembler.store.schema, maker.assembler.store, learner.loader.batch_size
+    assert store.placed is not None
+    seed_type = schema.type_index[maker.seeds.node_type]
+    plan = make_plan(schema, maker.sampler.sampling, [seed_type], with_indptr=True)
+    batches = probe(maker, learner.loader.rehearsal(), batch_size)
+    if not batches:
+        raise ConfigError(f"no step of an epoch has batch_size={batch_size} seeds; give fewer, or {LEAVE}")
+    num_seeds = [batch_size if index == seed_type else 0 for index in range(len(schema.node_types))]
+    return Plot(
+        plan,
+        measure(plan, batches, num_seeds, margin),
+        store.placed,
+        make_maps(plan, device),
+        model,
+        maker,
+        batch_size,
+        targets_of(maker, learner.task).to(device),
+        degrees_of(maker, device),
+        Lane(device, beside=True),
+        context.timeout,
+    )
+
+
+def _maker_of(learner: Learner, device: torch.device) -> NodeMaker:
+    maker = getattr(learner.loader, "maker", None)
+    if not isinstance(maker, NodeMaker):
+        raise ConfigError(f"whole steps are for a NeighborLoader, this is a {type(learner.loader).__name__}; {LEAVE}")
+    placed, sampling = maker.assembler.store.placed, maker.sampler.sampling
+    if placed is None or placed.lists is None or placed.device != device:
+        raise ConfigError(
+            f"the loader's graph does not lie on {device}; give it store.place(topology='auto', features='auto'), "
+            f"or {LEAVE}"
+        )
+    for node_type in maker.assembler.store.schema.node_types:
+        if "x" in node_type.fields and (node_type.name, "x") not in placed.fields:
+            raise ConfigError(f"x of {node_type.name!r} is not placed; give place(features='auto'), or {LEAVE}")
+    refused = {
+        "disjoint or temporal sampling": sampling.disjoint,
+        f"subgraph_type={sampling.subgraph!r}": sampling.subgraph != "directional",
+        "sample_frontier": maker.sampler.sample_frontier is not None,
+        "transform": maker.transform is not None,
+        "aggregate": maker.assembler.reduce is not None,
+    }
+    for name, given in refused.items():
+        if given:
+            raise ConfigError(f"whole steps do not go with {name}; leave it out of the loader, or {LEAVE}")
+    return maker
+
+
+# --- an epoch ------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Open:
+    """A step that was taken, and whose loss may not be known yet."""
+
+    report: StepReport
+    slot: "Slot | None"  # None: it is known
+
+
+class _OneBatch:
+    """A step with the batch that the loader would have yielded."""
+
+    def __init__(self, walk: Walk, step: int, expected: int) -> None:
+        self._walk, self._step = walk, step
+        self.expected = self.seeds = expected
+        self.waited = 0.0
+
+    def group(self) -> Iterator[tuple[Batch, bool]]:
+        began = time.perf_counter()
+        batch = self._walk.make(self._step)
+        self.waited = time.perf_counter() - began
+        yield batch, True
+
+
+class WholeSteps:
+    """An epoch's steps. The batch after the one that is learned from is made beside it."""
+
+    def __init__(self, whole: WholeStep, walk: Walk) -> None:
+        self._whole, self._walk = whole, walk
+        self._left = deque(walk.steps)
+        self._begun: tuple[int, _Pair | None] | None = None
+        self._open: deque[_Open] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        return self._begun is None and not self._left
+
+    def take(self, requests: StopRequests) -> Taken:
+        """Take the next step; the reports are of steps before it."""
+        began = time.perf_counter()
+        step, pair = self._begun or self._begin()
+        with self._in_time():
+            fits = pair is not None and pair.slot.fits()
+        waited = time.perf_counter() - began
+        known = self._known(None if pair is None else pair.slot)
+        if pair is not None and fits:
+            report = self._learn(pair, waited)
+        else:
+            report = self._own_size(step, requests, overflowed=pair is not None)
+        self._begun = None
+        self._walk.done(step)
+        if self._left:
+            self._begun = self._begin()
+        report = replace(report, seconds=time.perf_counter() - began)
+        self._open.append(_Open(report, pair.slot if pair is not None and fits else None))
+        return Taken(known, requests.asked)
+
+    def rest(self) -> list[StepReport]:
+        """Wait for all losses."""
+        return [self._close(self._open.popleft()) for _ in range(len(self._open))]
+
+    def _begin(self) -> tuple[int, _Pair | None]:
+        step = self._left.popleft()
+        indices, _, key = self._walk.place(step)
+        with self._in_time():
+            return step, self._whole.fill_next(indices, key)
+
+    def _in_time(self) -> AbstractContextManager[None]:
+        return self._whole.stepper.in_time(self._whole.learner.standing.steps + 1)
+
+    def _known(self, slot: "Slot | None") -> list[StepReport]:
+        """The reports up to the one whose loss lies in this slot, before it is written over."""
+        known: list[StepReport] = []
+        while slot is not None and any(step.slot is slot for step in self._open):
+            known.append(self._close(self._open.popleft()))
+        return known
+
+    def _close(self, step: _Open) -> StepReport:
+        if step.slot is None:
+            return step.report
+        with self._whole.stepper.in_time(step.report.step):
+            loss_sum, rows = step.slot.told(), step.report.rows
+        if not math.isfinite(loss_sum):
+            self._whole.stepper.refuse(loss_sum, step.report.step)
+        self._whole.stepper.count(loss_sum, rows)
+        return replace(step.report, loss=loss_sum / rows)
+
+    def _learn(self, pair: _Pair, waited: float) -> StepReport:
+        whole, standing = self._whole, self._whole.learner.standing
+        learning_rate, rows = whole.learner.learning_rate, whole.plot.batch_size
+        whole.learn(pair)
+        whole.stepper.schedule()
+        standing.steps += 1
+        return StepReport(standing.epoch, standing.steps, math.nan, rows, rows, learning_rate, 0.0, waited, False)
+
+    def _own_size(self, step: int, requests: StopRequests, *, overflowed: bool) -> StepReport:
+        whole = self._whole
+        whole.counts.overflowed += overflowed
+        whole.counts.shorter += not overflowed
+        group = _OneBatch(self._walk, step, whole.learner.loader.num_seeds(step))
+        return whole.stepper.take(group, requests)
+
+    def __enter__(self) -> "WholeSteps":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._left.clear()

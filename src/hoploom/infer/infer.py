@@ -1,0 +1,187 @@
+"""Layer-wise inference: every layer once over the whole graph, all ranks together, out of core.
+
+Rows between two layers lie in mapped files, so memory is bounded by a budget whatever the graph's size. The price is
+disk: the rows of two layers, and projected ones beside them. Computes on the CPU, wherever the model lies.
+"""
+
+import copy
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from hoploom.config.values import as_int
+from hoploom.dist import environment
+from hoploom.dist.context import DEADLINE, Context, unwrap
+from hoploom.dist.environment import Place
+from hoploom.errors import ConfigError, StoreError
+from hoploom.infer.layered import Plan, as_layered, plan_of
+from hoploom.infer.layerwise import LayerWise, Share
+from hoploom.infer.shared_folder import SharedFolder
+from hoploom.infer.slices import Costs, Slice, Slices
+from hoploom.load.assemble import FEATURES
+from hoploom.schema import ORIGINAL_ID, Schema, holds_text
+from hoploom.store import Store
+from hoploom.store.durable import sync_folder
+from hoploom.train.evaluate import evaluating
+from hoploom.train.progress import BAR_CELLS, REDRAW_SECONDS, Progress
+
+Column = Literal["embedding", "output", "prediction"]
+RESULT = "result"
+INTEGERS = frozenset(("uint8", "int8", "int16", "int32", "int64"))
+MEMORY = 256 << 20
+LEAST_MEMORY = 1 << 10
+PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows as they are, or weigh them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """What `infer` writes, and with which means.
+
+    Columns: "embedding" is what the last layer starts from (what the linear head starts from, where a model has one),
+    "output" the model's own output, "prediction" the number of the largest output.
+    """
+
+    columns: Sequence[Column] = ("embedding", "prediction")
+    node_types: Sequence[str] | None = None  # None: all that the model has outputs for
+    id_field: str = ORIGINAL_ID  # the node field to write as `id`; types without it are written by their store ids
+    memory: int = MEMORY  # bytes that a rank may use at once, besides the model
+    scratch: str | Path | None = None  # a folder for the rows between layers; None: beside `out`
+
+    def __post_init__(self) -> None:
+        known = get_args(Column)
+        columns = [self.columns] if isinstance(self.columns, str) else list(self.columns)
+        wrong = [name for name in columns if name not in known]
+        if wrong or isinstance(self.columns, str) or not columns or len(set(columns)) != len(columns):
+            raise ConfigError(f"columns is {self.columns!r}; give some of {list(known)} in a list, each once")
+        if isinstance(self.node_types, str):
+            raise ConfigError(f"node_types is {self.node_types!r}; give a list of names: [{self.node_types!r}]")
+        as_int("memory", self.memory, LEAST_MEMORY, f"give bytes, at least {LEAST_MEMORY}, e.g. 256 << 20")
+
+
+def infer(
+    model: nn.Module,
+    store: Store,
+    out: str | Path,
+    context: Context | None = None,
+    *,
+    inference: Inference | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write rows of all nodes as Parquet: `out/<node type>/part-<rank>.parquet`, with the columns asked for and `id`.
+
+    >>> infer(model, store, "papers.out", context, inference=Inference(columns=["output"]))
+
+    All ranks call, on files that all of them see. `progress(done, total)` is told how many rows this rank has computed;
+    by default, rank 0 draws a bar where there is a terminal.
+    """
+    inference, context = inference or Inference(), context or _alone()
+    target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch) / Path(out).name
+    _refuse_existing(target)
+    module = _on_cpu(unwrap(model))
+    layered = as_layered(module)
+    embeds_only = set(inference.columns) == {"embedding"}
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(module))
+        plan = plan_of(layered, store.schema, inference.node_types, embeds_only=embeds_only)
+        _check(plan, store.schema, inference)
+        context.sync_buffers(module)
+        folder = stack.enter_context(SharedFolder(target, context))
+        rows = folder if scratch is None else stack.enter_context(SharedFolder(scratch, context))
+        shown = _Bar(sys.stderr, shown=context.is_main)
+        stack.enter_context(shown)
+        share = _share(store, plan, inference, context)
+        work = LayerWise(layered, plan, Share(store, *share, context.rank, folder, rows.path, progress or shown))
+        stack.enter_context(work).write(folder.path / RESULT, inference.columns, inference.id_field)
+        with folder.together(f"naming {target}"):
+            if context.is_main:
+                _publish(folder.path / RESULT, target)
+    return target
+
+
+def _alone() -> Context:
+    place = environment.read()
+    if place.world_size > 1:
+        raise ConfigError(f"this is rank {place.rank} of {place.world_size}; give infer the context of hoploom.init()")
+    return Context(Place(), torch.device("cpu"), "gloo", DEADLINE)
+
+
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """The model itself if it is there already, else a copy: DDP does not bear being moved."""
+    if all(held.device.type == "cpu" for held in (*model.parameters(), *model.buffers())):
+        return model
+    return copy.deepcopy(model).cpu()
+
+
+def _refuse_existing(target: Path) -> None:
+    if os.path.lexists(target):
+        raise StoreError(f"{target} exists; give another path, or remove it first")
+
+
+def _check(plan: Plan, schema: Schema, inference: Inference) -> None:
+    """What cannot be written as asked, before anything is computed."""
+    for name, width in plan.outputs.items():
+        if "prediction" in inference.columns and width < 2:
+            raise ConfigError(
+                f"the model has {width} output for {name!r}, so no largest one to predict; write columns=['output']"
+            )
+    having = [name for name in plan.ends if inference.id_field in schema.node_type(name).fields]
+    if not having and inference.id_field != ORIGINAL_ID:
+        raise ConfigError(f"no node type has the id_field {inference.id_field!r}; leave it out for the store's own ids")
+    for name in having:
+        field = schema.node_type(name).fields[inference.id_field]
+        if not holds_text(field) and (field.dtype not in INTEGERS or field.shape):
+            found = f"{inference.id_field!r} of {name!r} is {field.dtype} {list(field.shape)}"
+            raise ConfigError(f"{found}; ids are one integer each, or UTF-8 in uint8 [bytes]")
+
+
+def _share(store: Store, plan: Plan, inference: Inference, context: Context) -> tuple[Slices, dict[str, list[Slice]]]:
+    """This rank's nodes of every type."""
+    relations = [key for key in store.schema.relation_index if any(key in layer.relations for layer in plan.layers)]
+    weighed = any(layer.projected for layer in plan.layers)
+    costs = Costs(inference.memory, _row_bytes(plan, store.schema), WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES)
+    cuts = Slices(store, relations, costs)
+    return cuts, {name: list(cuts.of(name, context.rank, context.world_size)) for name in plan.inputs}
+
+
+def _row_bytes(plan: Plan, schema: Schema) -> dict[str, int]:
+    """What a node of every type takes at most while it is worked on: its rows before, between and after a layer."""
+    found = {}
+    for name, width in plan.inputs.items():
+        fields = schema.node_type(name).fields
+        most = width + (fields[FEATURES].row_bytes if FEATURES in fields else 0)
+        for layer in plan.layers:
+            projected = {key: layer.projected.get(key, layer.widths[key[0]]) for key in layer.relations}
+            sent = sum(count for key, count in projected.items() if key[0] == name and key in layer.projected)
+            brought = sum(count for key, count in projected.items() if key[2] == name)
+            after = max(layer.computed.get(name, 0), plan.outputs.get(name, 0))
+            most = max(most, 2 * layer.widths.get(name, 0) + max(sent, brought + 3 * after))
+        found[name] = most * plan.dtype.itemsize
+    return found
+
+
+def _publish(folder: Path, target: Path) -> None:
+    """Give the folder its name, once all of it is on the disk."""
+    for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        sync_folder(inner)
+    _refuse_existing(target)  # rename would take the place of an empty directory
+    os.rename(folder, target)
+    sync_folder(target.absolute().parent)
+
+
+class _Bar(Progress):
+    """How far rank 0 is with its share."""
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._draws and (done == total or now - self._last_shown >= REDRAW_SECONDS):
+            self._last_shown = now
+            filled = BAR_CELLS * done // max(1, total)
+            self._show(f"[{'#' * filled}{'-' * (BAR_CELLS - filled)}]  {done:,} of {total:,} rows")

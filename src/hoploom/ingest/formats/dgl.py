@@ -1,0 +1,71 @@
+"""DGL's graphs as stores in memory: ids stay the user's own, features are not copied.
+
+Written to DGL's public interface; nothing here imports dgl, a graph that the user holds brings it along.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import ConfigError, DataError
+from hoploom.ingest.pyg import MASK_SUFFIX
+from hoploom.ingest.tensors import as_tensor, build_store
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner, RelationName
+from hoploom.store import Store
+
+RENAMED = {"feat": "x", "label": "y"}  # what DGL's datasets call features and labels -> what models here look for
+
+
+def from_dgl(graph: Any, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:
+    """A store over a DGL graph. `feat` and `label` become `x` and `y`; masks (`train_mask`) also become splits.
+
+    >>> store = from_dgl(dgl.data.CoraGraphDataset()[0])
+    >>> store.save("cora.store")
+    """
+    if not all(hasattr(graph, name) for name in ("ntypes", "canonical_etypes", "num_nodes", "edges")):
+        raise ConfigError(f"graph is a {type(graph).__name__}; give a dgl.DGLGraph")
+    if getattr(graph, "is_block", False):
+        raise ConfigError("graph is a block of a message-flow graph; give the graph it was sampled from")
+    homogeneous = len(graph.ntypes) == 1 and len(graph.canonical_etypes) == 1
+    nodes, edges, num_nodes = {}, {}, {}
+    for theirs in graph.ntypes:
+        name = HOMOGENEOUS_TYPE if homogeneous else theirs
+        nodes[name] = _fields(name, graph.nodes[theirs].data)
+        num_nodes[name] = int(graph.num_nodes(theirs))
+    for theirs in graph.canonical_etypes:
+        key: RelationName = HOMOGENEOUS_RELATION if homogeneous else tuple(theirs)
+        sources, destinations = graph.edges(form="uv", order="eid", etype=theirs)
+        edge_index = torch.stack([sources, destinations]).to(torch.int64)
+        edges[key] = {"edge_index": edge_index, **_fields(key, graph.edges[theirs].data)}
+    return build_store(
+        nodes,
+        edges,
+        num_nodes=num_nodes,
+        splits={name: _splits(fields) for name, fields in nodes.items()},
+        homogeneous=homogeneous,
+        weight_attr=weight_attr,
+        time_attr=time_attr,
+    )
+
+
+def _fields(owner: Owner, given: Mapping[str, Any]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, value in given.items():
+        rows = as_tensor(value)
+        if rows is None:
+            raise DataError(
+                f"{owner}.{name} is a {type(value).__name__}; Hoploom gathers tensors, convert or delete it"
+            )
+        ours = RENAMED.get(name, name) if isinstance(owner, str) else name
+        found[name if ours in given else ours] = rows
+    return found
+
+
+def _splits(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removesuffix(MASK_SUFFIX): mask
+        for name, mask in fields.items()
+        if name.endswith(MASK_SUFFIX) and mask.dtype == torch.bool and mask.dim() == 1
+    }

@@ -1,0 +1,186 @@
+"""Edges that come in any order, put into lists by destination and written: CSC, bucket by bucket.
+
+An edge waits as a record: its destination, its source, its time where lists are in time order, and its fields.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.errors import DataError
+from hoploom.ingest.stream.rows import Room, bucket_bounds, by_part
+from hoploom.ingest.stream.spool import MOST_BUCKETS, Bucket, Spool, as_bytes, from_bytes
+from hoploom.ingest.stream.streams import EdgeRows, EdgeStream
+from hoploom.ingest.tensors import check_ids
+from hoploom.ops import KEY_BYTES
+from hoploom.schema import DTYPES, Field, Relation
+from hoploom.store import format as layout
+from hoploom.store.disk import id_dtype
+from hoploom.store.write import StoreWriter
+
+INDPTR, WEIGHT, TIME = Field("int64"), Field("float32"), Field("int64")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A relation to write: its ends, its fields, and what its lists are prepared for."""
+
+    relation: Relation  # the number of edges is not known yet
+    num_sources: int
+    bounds: Sequence[int]  # of the destination type's parts
+    weight: str | None  # the field with the weights
+    time: str | None  # the field with the times
+    source_times: Tensor | None  # [num_sources] int64, where times belong to the source nodes
+    in_order: bool
+    deduplicate: bool
+
+    @property
+    def ids(self) -> Field:
+        return Field(id_dtype(self.num_sources))
+
+    @property
+    def is_timed(self) -> bool:
+        return self.time is not None or self.source_times is not None
+
+    @property
+    def width(self) -> int:
+        """Bytes of a record behind its key."""
+        fields = sum(field.row_bytes for field in self.relation.fields.values())
+        return self.ids.row_bytes + self.is_timed * TIME.row_bytes + fields
+
+
+def write_relations(
+    writer: StoreWriter, stream: EdgeStream, written: Sequence[Topology], room: Room
+) -> list[list[int]]:
+    """Write a stream's relation, and its reverse where there is one; returns the number of edges by part of each."""
+    share = Room(room.folder, room.bytes // len(written))
+    spools = [_spool(topology, share, f"edges-{number}") for number, topology in enumerate(written)]
+    try:
+        for rows in stream.rows():
+            for topology, spool, turned in zip(written, spools, _directions(stream, rows), strict=True):
+                spool.add(turned.destinations, _columns(topology, turned))
+        counts = []
+        for topology, spool in zip(written, spools, strict=True):
+            counts.append(_write_lists(writer, topology, spool))
+            spool.close()
+        return counts
+    finally:
+        for spool in spools:
+            spool.close()
+
+
+def _spool(topology: Topology, room: Room, name: str) -> Spool:
+    return room.spool(name, bucket_bounds(topology.bounds, MOST_BUCKETS), topology.width)
+
+
+def _directions(stream: EdgeStream, rows: EdgeRows) -> Iterator[EdgeRows]:
+    """The edges as the relation and its reverse have them."""
+    rule = stream.rule
+    if rule.drop_loops:
+        rows = _chosen(rows, rows.sources != rows.destinations)
+    if rule.undirected:
+        turned = _turned(_chosen(rows, rows.sources != rows.destinations))
+        fields = {name: torch.cat([values, turned.fields[name]]) for name, values in rows.fields.items()}
+        sources, destinations = (torch.cat(ends) for ends in zip(rows[:2], turned[:2], strict=True))
+        rows = EdgeRows(sources, destinations, fields)
+    yield rows
+    if rule.reverse is not None:
+        yield _turned(rows)
+
+
+def _chosen(rows: EdgeRows, mask: Tensor) -> EdgeRows:
+    if bool(mask.all()):
+        return rows
+    fields = {name: values[mask] for name, values in rows.fields.items()}
+    return EdgeRows(rows.sources[mask], rows.destinations[mask], fields)
+
+
+def _turned(rows: EdgeRows) -> EdgeRows:
+    return EdgeRows(rows.destinations, rows.sources, rows.fields)
+
+
+def _columns(topology: Topology, rows: EdgeRows) -> list[Tensor]:
+    """What a record holds behind its key, as bytes."""
+    sources = rows.sources
+    check_ids(f"sources of {topology.relation.key}", sources, topology.num_sources)
+    columns = [sources.to(DTYPES[topology.ids.dtype])]
+    if topology.source_times is not None:
+        columns.append(topology.source_times[sources])
+    elif topology.time is not None:
+        columns.append(rows.fields[topology.time].to(torch.int64))
+    for name, field in topology.relation.fields.items():
+        values = rows.fields[name]
+        if values.dtype != DTYPES[field.dtype] or tuple(values.shape) != (sources.numel(), *field.shape):
+            raise DataError(f"field {name!r} came as {values.dtype} {tuple(values.shape)}, not {field}")
+        columns.append(values)
+    return [as_bytes(column) for column in columns]
+
+
+# --- lists ----------------------------------------------------------------------------------
+
+
+def _write_lists(writer: StoreWriter, topology: Topology, spool: Spool) -> list[int]:
+    """Write the lists of all parts, one part after the other; returns the number of edges by part."""
+    num_edges = []
+    for part, buckets in by_part(topology.bounds, spool.buckets()):
+        indptr = layout.topology_file(part, topology.relation, "indptr")
+        writer.append(indptr, INDPTR, torch.zeros(1, dtype=torch.int64))
+        written = 0
+        for bucket in buckets:
+            written += _append_lists(writer, topology, bucket, part, written)
+        for name, field in _files(topology, part).items():
+            writer.finish(name, field)
+        num_edges.append(written)
+    return num_edges
+
+
+def _files(topology: Topology, part: int) -> Mapping[str, Field]:
+    relation = topology.relation
+    columns = {"indptr": INDPTR, "indices": topology.ids}
+    columns |= {"weight": WEIGHT} if topology.weight is not None else {}
+    columns |= {"time": TIME} if topology.is_timed else {}
+    files = {layout.topology_file(part, relation, column): field for column, field in columns.items()}
+    return files | {layout.edge_file(part, relation, name): field for name, field in relation.fields.items()}
+
+
+def _append_lists(writer: StoreWriter, topology: Topology, bucket: Bucket, part: int, first_edge: int) -> int:
+    """Write the lists of a bucket behind those of the part; returns the number of edges."""
+    relation, source_bytes = topology.relation, topology.ids.row_bytes
+    lists = ops.order_edges(
+        bucket.records,
+        bucket.num_keys,
+        source_bytes,
+        time_offset=KEY_BYTES + source_bytes if topology.is_timed else None,
+        canonical=not topology.in_order,
+        deduplicate=topology.deduplicate,
+    )
+    offset = KEY_BYTES
+
+    def column(field: Field) -> Tensor:
+        nonlocal offset
+        raw = ops.take(bucket.records, lists.order, offset, field.row_bytes)
+        offset += field.row_bytes
+        return from_bytes(raw, DTYPES[field.dtype], field.shape)
+
+    writer.append(layout.topology_file(part, relation, "indptr"), INDPTR, lists.indptr[1:] + first_edge)
+    writer.append(layout.topology_file(part, relation, "indices"), topology.ids, column(topology.ids))
+    if topology.is_timed:
+        writer.append(layout.topology_file(part, relation, "time"), TIME, column(TIME))
+    for name, field in relation.fields.items():
+        values = column(field)
+        writer.append(layout.edge_file(part, relation, name), field, values)
+        if name == topology.weight:
+            writer.append(layout.topology_file(part, relation, "weight"), WEIGHT, _weights(relation, values))
+    return lists.order.numel()
+
+
+def _weights(relation: Relation, values: Tensor) -> Tensor:
+    weights = values.view(values.shape[0]).to(torch.float32)
+    bad = ~(torch.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        found = float(weights[bad][0])
+        raise DataError(f"an edge of {relation.key} has weight {found}; give finite weights, none negative")
+    return weights

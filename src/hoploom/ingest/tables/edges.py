@@ -1,0 +1,128 @@
+"""A table of edges as a stream: one expression joins both ends with the ids of their nodes, and nothing is sorted.
+
+An end that is unknown shows as the rows come by, so no pass over the edges looks for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hoploom.errors import DataError
+from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream
+from hoploom.ingest.tables import diagnose
+from hoploom.ingest.tables.engine import Engine
+from hoploom.ingest.tables.ids import NULL, Numbering, id_column
+from hoploom.ingest.tables.idtypes import id_kind
+from hoploom.ingest.tables.nodes import checked_rows
+from hoploom.ingest.tables.plan import Planner, Role, arrays_of, row_bytes
+from hoploom.ingest.tables.recipe import EdgeTable, GraphRecipe
+from hoploom.ingest.tables.sources import Source
+from hoploom.ingest.tables.splits import int64_of
+from hoploom.ingest.tables.transforms import FieldColumns
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+ENDS = ("source", "destination")
+
+
+@dataclass
+class Tally:
+    """What was counted on the way."""
+
+    rows: dict[str, int] = field(default_factory=dict)  # read, by table
+    dropped: dict[str, int] = field(default_factory=dict)  # of them, edges with an unknown end
+
+
+@dataclass(frozen=True)
+class EdgeTables:
+    """A relation's table; `nodes` are the numberings of its source and destination types."""
+
+    engine: Engine
+    recipe: GraphRecipe
+    table: EdgeTable
+    source: Source
+    nodes: tuple[Numbering, Numbering]
+
+    def stream(self, tally: Tally, *, drop_dangling: bool) -> EdgeStream:
+        """The relation as bulk takes it; ConfigError or DataError where its columns do not fit."""
+        table, planner = self.table, Planner(self.engine, self.recipe, self.table, self.source)
+        roles = [Role("features", "edge_attr", self.source.features, table.dtype)] if self.source.features else []
+        roles += [Role("weight", "weight", [table.weight], "float32")] if table.weight else []
+        roles += [Role("time", "time", [table.time])] if table.time else []
+        roles += [Role(f"fields.{name}", name, [column]) for name, column in table.fields.items()]
+        fields = [planner.field(role) for role in roles]
+        rule = EdgeRule(
+            reverse=table.reverse,
+            undirected=table.undirected,
+            deduplicate=table.deduplicate,
+            drop_loops=table.self_loops == "drop",
+        )
+        tally.rows[self.source.owner] = tally.dropped[self.source.owner] = 0
+        rows = partial(self._rows, fields, tally, drop_dangling=drop_dangling)
+        return EdgeStream(table.relation, {one.name: one.field for one in fields}, rows, rule)
+
+    def _rows(self, fields: list[FieldColumns], tally: Tally, *, drop_dangling: bool) -> Iterator[EdgeRows]:
+        names = list(dict.fromkeys(column.name for one in fields for column in one.columns))
+        aliases = {name: f"c{index}" for index, name in enumerate(names)}
+        joined = self._joined(aliases).select(*ENDS, *aliases.values())
+        for batch in self.engine.stream(joined, row_bytes(fields)):
+            sources, destinations = (int64_of(batch.column(end)) for end in ENDS)
+            arrays = arrays_of(batch, aliases)
+            rows = {one.name: checked_rows(self.source, one, arrays, batch.num_rows) for one in fields}
+            edges = EdgeRows(sources, destinations, rows)
+            tally.rows[self.source.owner] += batch.num_rows
+            if _least(edges) < 0:
+                edges = self._known(edges, drop_dangling=drop_dangling)
+                tally.dropped[self.source.owner] += batch.num_rows - edges.sources.numel()
+            yield edges
+
+    def _joined(self, columns: dict[str, str]) -> "ir.Table":
+        """The edges with store ids as `source` and `destination`, the user's ids, and some columns by other names."""
+        rows = self.engine.read(self.source.paths)
+        given = {
+            f"{end}_given": id_column(rows, column, id_kind(self.source, self.table, column))
+            for end, column in zip(ENDS, self._columns, strict=True)
+        }
+        edges = rows.select(**given, **{alias: rows[name] for name, alias in columns.items()})
+        for end, numbering in zip(ENDS, self.nodes, strict=True):
+            edges = numbering.attach(edges, f"{end}_given", end)
+        return edges
+
+    @property
+    def _columns(self) -> tuple[str, str]:
+        return self.table.source, self.table.destination
+
+    def _known(self, edges: EdgeRows, *, drop_dangling: bool) -> EdgeRows:
+        """The edges whose ends are known; DataError for the others, if that is how the user wants it."""
+        if not drop_dangling or _least(edges) == NULL:
+            raise self._dangling()
+        known = (edges.sources >= 0) & (edges.destinations >= 0)
+        return EdgeRows(edges.sources[known], edges.destinations[known], _chosen(edges, known))
+
+    def _dangling(self) -> DataError:
+        """What is wrong with the ends of the edges."""
+        joined = self._joined({})
+        for end, column in zip(ENDS, self._columns, strict=True):
+            nulls = joined.filter(joined[f"{end}_given"].isnull())
+            error = diagnose.null_ends(self.engine, self.source, nulls, column)
+            if error is not None:
+                return error
+        for end, column, numbering in zip(ENDS, self._columns, self.nodes, strict=True):
+            unknown = joined.filter(joined[end] < 0).select(id=f"{end}_given")
+            error = diagnose.dangling(self.engine, self.source, unknown, (end, column, numbering.owner))
+            if error is not None:
+                return error
+        raise AssertionError("the edges were all known when asked again")
+
+
+def _least(edges: EdgeRows) -> int:
+    """The least store id at any end. NumPy's, as torch would wake a thread for every small chunk."""
+    return min((int(ends.numpy().min()) for ends in edges[:2] if ends.numel()), default=0)
+
+
+def _chosen(edges: EdgeRows, known: Tensor) -> dict[str, Tensor]:
+    return {name: rows[known] for name, rows in edges.fields.items()}

@@ -1,0 +1,188 @@
+"""From the user's ids to store ids: first id of the part + row number in the part; never a sort of all ids at once.
+
+Store ids follow from the ids alone, not from the order of rows or files: in a part, integers ascend, and texts
+ascend by (bucket, UTF-8 bytes), the bucket being the first hex digits of their MD5. Buckets only split the sorting.
+Integers without gaps need no map in one part: the store id is a difference.
+"""
+
+from dataclasses import dataclass
+from hashlib import md5
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hoploom.errors import DataError
+from hoploom.ingest.tables import diagnose
+from hoploom.ingest.tables.engine import Engine, rows_of
+from hoploom.ingest.tables.idtypes import TEXT, id_kind
+from hoploom.ingest.tables.recipe import NodeTable
+from hoploom.ingest.tables.sources import Source
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+BUCKETS = 256  # of integers; texts have 16 ** 3
+MODULUS, FACTOR = 2**31 - 1, 48271  # Lehmer's generator: no product passes 2^47, so engines agree
+MOST_PARTS = 2**16  # four hex digits
+UNKNOWN, NULL = -1, -2  # in place of a store id
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """How the ids of a node type become store ids."""
+
+    owner: str  # nodes.paper
+    bounds: tuple[int, ...]  # part p holds bounds[p] to bounds[p + 1] - 1
+    first: int = 0  # without a map: the store id is the id less this
+    pairs: "ir.Table | None" = None  # the map: id, node
+    width: int = 0  # bytes of the longest text; 0: ids are integers
+
+    @property
+    def num_nodes(self) -> int:
+        return self.bounds[-1]
+
+    def attach(self, table: "ir.Table", column: str, name: str) -> "ir.Table":
+        """The table with one more column: the store ids of its ids, UNKNOWN or NULL where there is none."""
+        import ibis
+
+        if self.pairs is None:
+            given = table[column]
+            known = given.between(self.first, self.first + self.num_nodes - 1)
+            found = ibis.cases((given.isnull(), NULL), (known, given - self.first), else_=UNKNOWN)
+            return table.mutate(**{name: found.cast("int64")})
+        pairs = self.pairs.select(**{f"{name}_id": self.pairs["id"], f"{name}_node": self.pairs["node"]})
+        joined = table.left_join(pairs, table[column] == pairs[f"{name}_id"])
+        missing = ibis.ifelse(joined[column].isnull(), NULL, UNKNOWN)
+        found = ibis.coalesce(joined[f"{name}_node"], missing).cast("int64")
+        return joined.select(*table.columns, **{name: found})
+
+
+def id_column(table: "ir.Table", column: str, kind: str) -> Any:
+    """A column of ids, of the same type in every table."""
+    return table[column].cast("string" if kind == TEXT else "int64")
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """Where a node type's ids stand."""
+
+    source: Source
+    name: str
+
+
+def number_nodes(engine: Engine, table: NodeTable, source: Source | None, parts: int, scratch: Path) -> Numbering:
+    """The numbering of a node type; DataError for nulls and duplicates."""
+    if source is None or table.id is None:
+        assert table.count is not None
+        if parts == 1:
+            return Numbering(table.owner, (0, table.count))
+        source, column = _counted(scratch / f"{file_name(table.owner)}.parquet", table.owner, table.count), "id"
+    else:
+        column = table.id
+    kind = id_kind(source, table, column)
+    rows = engine.read(source.paths)
+    number = _number_texts if kind == TEXT else _number_integers
+    numbering = number(engine, IdColumn(source, column), rows.select(id=id_column(rows, column, kind)), parts)
+    if parts > numbering.num_nodes:
+        most = f"{table.owner} has {numbering.num_nodes} nodes; give at most {numbering.num_nodes}"
+        raise DataError(f"parts is {parts}, but {most}")
+    return numbering
+
+
+def _number_integers(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) -> Numbering:
+    (found,) = rows_of(
+        engine, ids.aggregate(rows=ids.count(), given=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max())
+    )
+    rows, low, high = found["rows"], found["low"], found["high"]
+    if found["given"] < rows:
+        raise diagnose.null_ids(at.source, at.name, rows - found["given"])
+    if parts == 1 and high - low + 1 == rows:
+        (distinct,) = rows_of(engine, ids.aggregate(ids=ids["id"].nunique()))
+        if distinct["ids"] == rows:
+            return Numbering(at.source.owner, (0, rows), first=low)
+    import ibis
+
+    # Buckets may be rounded: they ascend with the ids, which is all that counts.
+    width = ibis.literal((high - low) // BUCKETS + 1, "float64")
+    bucket = ((ids["id"].cast("float64") - ibis.literal(float(low), "float64")) / width).floor().cast("int64")
+    residue = (ids["id"] % MODULUS + MODULUS) % MODULUS
+    return _mapped(engine, at, ids.mutate(part=residue * FACTOR % MODULUS % parts, bucket=bucket), parts)
+
+
+def _number_texts(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) -> Numbering:
+    import ibis
+
+    digits = ids["id"].hexdigest("md5")
+    part: Any = ibis.literal(0)
+    if parts > 1:  # digits of a number: `find` is what all engines have
+        values = [ibis.literal("0123456789abcdef").find(digits[place : place + 1]) for place in range(3, 7)]
+        part = sum(value * 16**power for power, value in enumerate(values)) % parts
+    return _mapped(engine, at, ids.mutate(part=part.cast("int64"), bucket=digits[0:3]), parts)
+
+
+def _mapped(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) -> Numbering:
+    """The numbering by a map: ids [id, part, bucket] are counted by bucket, then numbered inside each."""
+    import ibis
+
+    name = file_name(at.source.owner)
+    counted = engine.keep(ids.group_by("part", "bucket").aggregate(rows=ids.count()), f"{name}.buckets")
+    sizes = [0] * parts
+    nulls = counted["rows"].sum(where=counted["bucket"].isnull()).fill_null(0)
+    for row in rows_of(engine, counted.group_by("part").aggregate(rows=counted["rows"].sum(), nulls=nulls)):
+        if row["nulls"]:
+            raise diagnose.null_ids(at.source, at.name, int(row["nulls"]))
+        sizes[row["part"]] = int(row["rows"])
+    before = ibis.window(order_by=[counted["part"], counted["bucket"]], preceding=(None, 1))
+    begins = counted.select(
+        in_part=counted["part"],
+        in_bucket=counted["bucket"],
+        begin=counted["rows"].sum().over(before).fill_null(0).cast("int64"),
+    )
+    placed = ids.inner_join(begins, [ids["part"] == begins["in_part"], ids["bucket"] == begins["in_bucket"]])
+    placed = placed.select("id", "part", "bucket", "begin")
+    window = ibis.window(group_by=[placed["part"], placed["bucket"]], order_by=placed["id"])
+    pairs = engine.keep(
+        placed.select(
+            id=placed["id"],
+            node=ibis.row_number().over(window) + placed["begin"],
+            again=(placed["id"].lag().over(window) == placed["id"]).fill_null(False),
+        ),
+        f"{name}.ids",
+    )
+    (repeated,) = rows_of(engine, pairs.aggregate(rows=pairs["again"].cast("int64").sum()))
+    if repeated["rows"]:
+        raise diagnose.duplicate_ids(engine, at.source, at.name, pairs)
+    width = _width(engine, at, pairs) if pairs["id"].type().is_string() else 0
+    return Numbering(at.source.owner, (0, *accumulate(sizes)), pairs=pairs, width=width)
+
+
+def _width(engine: Engine, at: IdColumn, pairs: "ir.Table") -> int:
+    """The bytes of the longest text."""
+    from pyarrow import compute
+
+    width = 1
+    for batch in engine.stream(pairs.select("id"), 64):
+        ids = batch.column(0)
+        width = max(width, compute.max(compute.binary_length(ids)).as_py() or 0)
+        ends = compute.match_substring(ids, "\0")
+        if compute.any(ends).as_py():
+            raise diagnose.zero_bytes(at.source, at.name, ids.filter(ends)[0].as_py())
+    return width
+
+
+def _counted(path: Path, owner: str, count: int) -> Source:
+    """A table of the ids 0 to count - 1."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema, step = pa.schema([("id", pa.int64())]), 1 << 20
+    with parquet.ParquetWriter(path, schema) as writer:
+        for begin in range(0, count, step):
+            writer.write_table(pa.table({"id": np.arange(begin, min(begin + step, count))}))
+    return Source(owner, (str(path),), (str(path),), schema, count)
+
+
+def file_name(owner: str) -> str:
+    """A name of a file, whatever the name of the type."""
+    return owner.encode().hex() if len(owner) < 80 else md5(owner.encode()).hexdigest()

@@ -1,0 +1,130 @@
+"""graph.toml as frozen dataclasses: which tables hold the nodes and edges, and what becomes of their columns.
+
+Each key stands here once, with its rule and its help; the reader and the table in docs/tables.md are made from them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hoploom.config import rules
+from hoploom.config.keys import REQUIRED, Only, key, problem
+from hoploom.config.text import as_key
+from hoploom.errors import ConfigError
+from hoploom.ingest.tables import rules as own_rules
+from hoploom.schema import DTYPES, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
+
+CASTS = ("string", "bool", "int8", "int16", "int32", "int64", "uint8", "float32", "float64")
+WITH_FILES = Only("files")
+
+
+@dataclass(frozen=True)
+class ColumnRule:
+    """What is done to a column, in this order: fill, cast, then categories or standardise."""
+
+    fill: float | int | str | None = key(None, "what stands for nulls", own_rules.fill(), example=0)
+    cast: str | None = key(None, "to this type", rules.choice(*CASTS), example="float32")
+    categories: str | None = key(
+        None, "numbers for words: a column per word, or its number", rules.choice("one-hot", "codes"), example="one-hot"
+    )
+    standardise: bool = key(False, "less the mean, over the standard deviation", rules.flag())
+
+
+@dataclass(frozen=True)
+class NodeTable:
+    """The nodes of a type: a row each. Without `files`, `count` says how many there are, with the ids 0, 1, 2, …"""
+
+    name: str
+    files: tuple[str, ...] = key(
+        (), "paths, globs, folders, URLs: .parquet, .csv, .tsv, .arrow", own_rules.texts("a path in quotes, or a list")
+    )
+    count: int | None = key(
+        None, "nodes, where there is no table", rules.whole(1, 2**62), example=1000, only=Only("files", absent=True)
+    )
+    id: str | None = key(None, "the column with the ids", rules.text(), example="paper_id", only=WITH_FILES)
+    features: tuple[str, ...] = key(
+        (), "columns, side by side in field x; f_* is any that begins so", own_rules.texts("a column, or a list")
+    )
+    features_npy: tuple[str, ...] = key(
+        (), "or .npy files, with a row for every row of the table", own_rules.texts("a path in quotes, or a list")
+    )
+    dtype: str = key("float32", "of x", rules.choice(*DTYPES))
+    label: str | None = key(None, "the column of field y", rules.text(), example="venue")
+    num_classes: int | None = key(None, "labels are below", rules.whole(1), example=40, only=Only("label"))
+    time: str | None = key(None, "the column of field time", rules.text(), example="published")
+    split: str | Mapping[str, float] | None = key(
+        None, "a column that names each node's split, or the shares of splits drawn by id", own_rules.split()
+    )
+    fields: Mapping[str, str] = key({}, "further fields, and their columns", own_rules.named_columns())
+    columns: Mapping[str, ColumnRule] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> str:
+        """As messages and `where` call it: nodes.paper."""
+        return f"nodes.{as_key(self.name)}"
+
+
+@dataclass(frozen=True)
+class EdgeTable:
+    """The edges of a relation: a row each."""
+
+    relation: RelationName
+    files: tuple[str, ...] = key(
+        REQUIRED,
+        "paths, globs, folders, URLs: .parquet, .csv, .tsv, .arrow",
+        own_rules.texts("a path in quotes, or a list"),
+        example="edges.parquet",
+    )
+    source: str = key(REQUIRED, "the column with the ids of the sources", rules.text(), example="source")
+    destination: str = key(REQUIRED, "the column with the ids of the destinations", rules.text(), example="destination")
+    features: tuple[str, ...] = key(
+        (), "columns, side by side in field edge_attr", own_rules.texts("a column, or a list")
+    )
+    dtype: str = key("float32", "of edge_attr", rules.choice(*DTYPES))
+    weight: str | None = key(None, "the column of field weight", rules.text(), example="w")
+    time: str | None = key(None, "the column of field time", rules.text(), example="at")
+    fields: Mapping[str, str] = key({}, "further fields, and their columns", own_rules.named_columns())
+    reverse: str | None = key(
+        None, "also the reverse relation, by this name; true: rev_ and its name", own_rules.reverse()
+    )
+    undirected: bool = key(False, "every edge counts for both directions", rules.flag())
+    deduplicate: bool = key(False, "of edges with the same ends one is kept", rules.flag())
+    self_loops: str = key("keep", "edges from a node to itself", rules.choice("keep", "drop"))
+    columns: Mapping[str, ColumnRule] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> str:
+        """As messages and `where` call it: edges."author writes paper"."""
+        return f"edges.{as_key(' '.join(self.relation))}"
+
+
+@dataclass(frozen=True)
+class GraphSection:
+    """What holds for the whole graph."""
+
+    seed: int = key(0, "the splits that are drawn derive from it", rules.whole(0, rules.MOST_SEED))
+
+
+@dataclass(frozen=True)
+class GraphRecipe:
+    """Everything that a store built from tables follows from.
+
+    >>> recipe = read_graph("graph.toml")
+    >>> recipe.nodes["paper"].id
+    'paper_id'
+    """
+
+    nodes: Mapping[str, NodeTable]  # by name, in the order of the file
+    edges: Mapping[RelationName, EdgeTable]
+    seed: int = 0
+    folder: Path = Path()  # what relative paths are relative to
+    where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # nodes.paper.id -> graph.toml:3
+
+    @property
+    def homogeneous(self) -> bool:
+        """One type and one relation that carry no names of their own."""
+        return list(self.nodes) == [HOMOGENEOUS_TYPE] and list(self.edges) == [HOMOGENEOUS_RELATION]
+
+    def problem(self, name: str, message: str) -> ConfigError:
+        """An error about a key (nodes.paper.label) or a table (nodes.paper), to be raised: it begins with its line."""
+        return problem(self.where, name, message)

@@ -1,0 +1,311 @@
+"""From the values of columns to the rows of a field: fill, cast, then categories; lists are rows of numbers.
+
+All arithmetic on values happens here, not in an engine, so that every engine gives the same bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hoploom.ingest.tables.diagnose import UnfitError
+from hoploom.ingest.tables.recipe import ColumnRule
+from hoploom.schema import DTYPES, Field
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Values = np.ndarray[Any, np.dtype[Any]]
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+MOST_SQUARED = 1e145  # the squares of as many as a table has rows still add up
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and how its values become numbers."""
+
+    name: str
+    type: "pa.DataType"  # in the user's file, whatever an engine makes of it; of a list: of its elements
+    width: int | None  # of lists
+    rule: ColumnRule
+    words: "pa.Array | None" = None  # the categories, in order
+    null: float | int | None = None  # what stands for a null
+
+    @property
+    def result(self) -> "pa.DataType":
+        """The type of the values once they are cast."""
+        import pyarrow as pa
+
+        return self.type if self.rule.cast is None else pa.type_for_alias(self.rule.cast)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a row."""
+        if self.rule.categories == "one-hot":
+            assert self.words is not None
+            return (len(self.words),)
+        return () if self.width is None else (self.width,)
+
+    @property
+    def extent(self) -> int:
+        """How many numbers a row has."""
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True)
+class FieldColumns:
+    """A field, and the columns that make it."""
+
+    name: str
+    field: Field  # as it is stored
+    columns: tuple[Column, ...]
+    limit: int | None = None  # labels are below
+    weights: bool = False  # finite, none negative
+
+    @property
+    def standardised(self) -> tuple[int, ...]:
+        """Which numbers of a row are standardised once all rows are there."""
+        chosen = [column.rule.standardise for column in self.columns for _ in range(column.extent)]
+        return tuple(index for index, one in enumerate(chosen) if one)
+
+    @property
+    def arriving(self) -> Field:
+        """As its rows come: with all digits, if sums are taken of them."""
+        return Field("float64", self.field.shape) if self.standardised else self.field
+
+    def rows(self, given: "Mapping[str, pa.Array]", count: int) -> Tensor:
+        """The field's rows [count, ...]; UnfitColumnError names the column that cannot be used."""
+        out = torch.empty((count, *self.field.shape), dtype=DTYPES[self.arriving.dtype])
+        begin = 0
+        for column in self.columns:
+            target = out[:, begin : begin + column.extent] if len(self.columns) > 1 else out
+            try:
+                values = self.numbers(column, given[column.name])
+            except UnfitError as error:
+                raise UnfitColumnError(column, str(error)) from error
+            _fill(target, values)
+            begin += column.extent
+        return out
+
+    def numbers(self, column: Column, given: "pa.Array") -> Values:
+        """The numbers of a column, checked; UnfitError for the first reason they cannot be stored."""
+        values = numbers_of(column, given)
+        check_range(values, self.arriving.dtype)
+        if column.rule.standardise:
+            refuse(values, np.abs(values) > MOST_SQUARED, "too large to be standardised; correct it, or make it null")
+        if self.weights:
+            refuse(values, ~(np.isfinite(values) & (values >= 0)), "but weights are finite, and none is negative")
+        if self.limit is not None and values.size:
+            wrong = (values >= self.limit) | ((values < 0) & (values != column.null))
+            refuse(values, wrong, f"not in [0, {self.limit}); correct it, or num_classes")
+        return values
+
+
+def refuse(values: Values, wrong: Values, why: str) -> None:
+    """Raise UnfitError if a value is wrong."""
+    if wrong.any():
+        raise UnfitError(f"holds {values[wrong][0]}, {why}")
+
+
+class UnfitColumnError(Exception):
+    """A column has a value that cannot be used."""
+
+    def __init__(self, column: Column, reason: str) -> None:
+        super().__init__(reason)
+        self.column, self.reason = column, reason
+
+
+def _fill(target: Tensor, values: Values) -> None:
+    """Write numbers into a tensor [n, …], cast to its type."""
+    if target.dtype == torch.bfloat16:  # NumPy has none
+        target.copy_(torch.from_numpy(values.astype(np.float32)).view(target.shape))
+    else:
+        np.copyto(target.numpy(), values.reshape(tuple(target.shape)), casting="unsafe")
+
+
+def numbers_of(column: Column, given: "pa.Array") -> Values:
+    """The numbers of a column: [n] or [n, extent]."""
+    count = len(given)
+    if column.width is not None:
+        given = _elements(column, given)
+    given = prepared(column, given)
+    if column.words is not None:
+        return _categories(column, given)
+    given = _plain(given)
+    if column.null is not None and given.null_count:
+        given = _filled(given, column.null)
+    if given.null_count:
+        raise UnfitError("is null; give a value, or fill nulls with columns.<name>.fill")
+    values: Values = given.to_numpy(zero_copy_only=False)
+    return signed(values).reshape(count, *column.shape)
+
+
+def _filled(given: "pa.Array", null: float | int) -> "pa.Array":
+    """Labels, with what stands for a null."""
+    import pyarrow as pa
+
+    if isinstance(null, float) and not pa.types.is_floating(given.type):
+        given = given.cast(pa.float64(), safe=False)
+    elif isinstance(null, int):
+        try:
+            given = given.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise UnfitError("holds a number that does not fit int64; write labels from 0") from error
+    return given.fill_null(pa.scalar(null, given.type))
+
+
+def signed(values: Values) -> Values:
+    """The same numbers of a type that torch computes with."""
+    if values.dtype == np.bool_:
+        return values.view(np.uint8)
+    if values.dtype.kind != "u" or values.dtype.itemsize == 1:
+        return values
+    fits = values.dtype.itemsize < 8 or not values.size or values.max() < 2**63
+    return values.astype(np.int64 if fits else np.float64)
+
+
+def prepared(column: Column, given: "pa.Array") -> "pa.Array":
+    """The values with their type, without nulls if they are filled, and cast."""
+    given = _typed(given, column.type)
+    if column.rule.categories is not None:
+        given = _comparable(given)
+    if column.rule.fill is not None:
+        given = given.fill_null(fill_scalar(column.rule.fill, given.type))
+    if column.rule.cast is not None:
+        given = _cast(given, column.result)
+    return given if column.rule.categories is None else _comparable(given)
+
+
+# --- one step each --------------------------------------------------------------------------
+
+
+def _elements(column: Column, given: "pa.Array") -> "pa.Array":
+    """The elements of lists, all as long as `width`; a null list gives as many nulls."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    assert column.width is not None
+    if pa.types.is_fixed_size_list(given.type):
+        if given.null_count:
+            given = given.cast(pa.large_list(given.type.value_type))
+        elif given.type.list_size == column.width:
+            return given.flatten()
+    lengths = compute.list_value_length(given)
+    if compute.any(compute.not_equal(lengths, column.width)).as_py():
+        wrong = lengths.filter(compute.not_equal(lengths, column.width))[0].as_py()
+        raise UnfitError(f"has a list of {wrong} values, others have {column.width}; give lists of one length")
+    if not given.null_count:
+        return given.flatten()
+    rows = np.full((len(given), column.width), -1, np.int64)  # where each element stands
+    present = ~given.is_null().to_numpy(zero_copy_only=False)
+    rows[present] = np.arange(int(present.sum()) * column.width).reshape(-1, column.width)
+    return given.flatten().take(pa.array(rows.reshape(-1), mask=rows.reshape(-1) < 0))
+
+
+def _typed(given: "pa.Array", wanted: "pa.DataType") -> "pa.Array":
+    """As the user's file has them: an engine may have widened them."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(given.type):
+        given = given.dictionary_decode()
+    wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
+    if given.type == wanted:
+        return given
+    if given.null_count == len(given):
+        return pa.nulls(len(given), wanted)
+    if pa.types.is_timestamp(wanted):  # in UTC anyway; the zone is for display
+        given = given.cast(pa.timestamp(given.type.unit)) if pa.types.is_timestamp(given.type) else given
+        return given.cast(pa.timestamp(wanted.unit))
+    return given.cast(wanted, safe=False)
+
+
+def fill_scalar(fill: float | int | str, wanted: "pa.DataType") -> "pa.Scalar":
+    """The value that stands for nulls, as a value of the column; ValueError where it is none."""
+    import pyarrow as pa
+
+    try:
+        return pa.scalar(fill, wanted)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise ValueError(f"{fill!r} is no value of a column of {wanted}") from error
+
+
+def _cast(given: "pa.Array", wanted: "pa.DataType") -> "pa.Array":
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_integer(wanted) and pa.types.is_floating(given.type):  # there is no integer for "not a number"
+        given = compute.if_else(compute.is_nan(given), pa.scalar(None, given.type), given)
+    try:
+        made = given.cast(wanted, safe=not pa.types.is_floating(wanted))
+    except pa.ArrowException as error:
+        raise UnfitError(f"cannot be cast to {wanted}: {str(error).splitlines()[0]}") from error
+    if pa.types.is_float64(given.type) and pa.types.is_float32(wanted):
+        lost = compute.and_(compute.is_finite(given), compute.is_inf(made))
+        if compute.any(lost).as_py():
+            raise UnfitError(f"holds {given.filter(lost)[0]}, too large for float32; cast it to float64")
+    return made
+
+
+def _comparable(given: "pa.Array") -> "pa.Array":
+    """What is equal, alike: of fractions, one zero, and null for what is no number."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if not pa.types.is_floating(given.type):
+        return given
+    given = given.cast(pa.float32()) if pa.types.is_float16(given.type) else given
+    given = compute.if_else(compute.is_nan(given), pa.scalar(None, given.type), given)
+    return compute.add(given, pa.scalar(0, given.type))
+
+
+def _categories(column: Column, given: "pa.Array") -> Values:
+    from pyarrow import compute
+
+    assert column.words is not None
+    if given.null_count and column.null is None:
+        raise UnfitError("is null; give a value, or fill nulls with columns.<name>.fill")
+    found = compute.index_in(given, value_set=column.words)
+    unknown = compute.and_(found.is_null(), given.is_valid())
+    if compute.any(unknown).as_py():
+        raise UnfitError(f"holds {given.filter(unknown)[0]!s:.60}, which it did not before; is it being written?")
+    codes: Values = found.fill_null(-1 if column.null is None else column.null).to_numpy().astype(np.int64)
+    if column.rule.categories == "codes":
+        return codes.reshape(-1) if column.width is None else codes.reshape(-1, column.width)
+    rows = np.zeros((len(codes), len(column.words)), np.uint8)
+    rows[np.arange(len(codes)), codes] = 1
+    return rows
+
+
+def _plain(given: "pa.Array") -> "pa.Array":
+    """Numbers of what counts as a number: dates and times are microseconds since 1970."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(given.type):
+        return given.cast(pa.float64())
+    if pa.types.is_date(given.type) or pa.types.is_timestamp(given.type):
+        return given.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    return given.cast(pa.int8()) if pa.types.is_null(given.type) else given
+
+
+def check_range(values: Values, dtype: str) -> None:
+    """Raise UnfitError where a value would change: a fraction, or a number too large for the field."""
+    exact = dtype == "float64" or (dtype == "float32" and values.dtype != np.float64)
+    if exact or not values.size or str(values.dtype) == dtype:
+        return
+    if dtype in FLOATS:
+        with np.errstate(over="ignore"):
+            stored = torch.from_numpy(values.astype(np.float32)).to(DTYPES[dtype])
+        if not torch.equal(torch.isfinite(stored), torch.from_numpy(np.isfinite(values))):
+            large = values.reshape(-1)[np.nanargmax(np.where(np.isfinite(values), np.abs(values), 0))]
+            raise UnfitError(f"holds {large}, too large for {dtype}; choose a wider dtype")
+        return
+    least, most = (0, 1) if dtype == "bool" else (torch.iinfo(DTYPES[dtype]).min, torch.iinfo(DTYPES[dtype]).max)
+    whole = np.isfinite(values) & (np.floor(values) == values)
+    if not whole.all():
+        raise UnfitError(f"holds {values[~whole][0]}, which is no {dtype}; choose another dtype")
+    low, high = values.min(), values.max()
+    if int(low) < least or int(high) > most:
+        raise UnfitError(f"holds {low if int(low) < least else high}, which does not fit {dtype}; choose a wider dtype")

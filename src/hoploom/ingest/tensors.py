@@ -1,0 +1,338 @@
+"""A store over tensors in memory: ids stay the user's own, features are not copied."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.config.values import as_int
+from hoploom.errors import DataError, HoploomError
+from hoploom.ops import Csc, EdgeLists
+from hoploom.schema import (
+    DTYPE_NAMES,
+    EDGE_ID,
+    HOMOGENEOUS_RELATION,
+    HOMOGENEOUS_TYPE,
+    Field,
+    NodeType,
+    Owner,
+    Relation,
+    RelationName,
+    Schema,
+    check_schema,
+)
+from hoploom.store import Part, Store, Table, assemble
+
+Fields = Mapping[str, Tensor]
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+Times = tuple[Tensor | None, Tensor | None]  # of the edges [e] int64, or else of the sources [n] int64
+TOPOLOGY = ("edge_index", "indptr", "indices", EDGE_ID)  # what of a relation is no field
+
+
+def from_tensors(
+    nodes: Mapping[str, Any],
+    edges: Any,
+    *,
+    num_nodes: Any = None,
+    splits: Mapping[str, Any] | None = None,
+    weight_attr: str | None = None,
+    time_attr: str | None = None,
+) -> Store:
+    """A store over tensors. One graph type: plain mappings; several: mappings by type and relation.
+
+    >>> from_tensors({"x": x, "y": y}, edge_index, splits={"train": train_ids})
+    >>> from_tensors({"paper": {"x": x}}, {("paper", "cites", "paper"): {"edge_index": ei, "weight": w}})
+
+    Edges are `edge_index` [2, e] (source row first), or `indptr` and `indices` (in-edges by destination).
+    """
+    homogeneous = not (isinstance(edges, Mapping) and all(isinstance(key, tuple) for key in edges))
+    splits = {} if splits is None else splits
+    if homogeneous:
+        nodes, edges, splits = {HOMOGENEOUS_TYPE: nodes}, {HOMOGENEOUS_RELATION: edges}, {HOMOGENEOUS_TYPE: splits}
+        num_nodes = {} if num_nodes is None else {HOMOGENEOUS_TYPE: num_nodes}
+    return build_store(
+        {name: _mapping(f"fields of {name!r}", given) for name, given in _mapping("nodes", nodes).items()},
+        {key: _edge_fields(key, given) for key, given in edges.items()},
+        num_nodes=_mapping(f"num_nodes={num_nodes!r:.40}", {} if num_nodes is None else num_nodes),
+        splits={name: _mapping(f"splits of {name!r}", given) for name, given in _mapping("splits", splits).items()},
+        homogeneous=homogeneous,
+        weight_attr=weight_attr,
+        time_attr=time_attr,
+    )
+
+
+def build_store(
+    nodes: Mapping[str, Mapping[str, Any]],
+    edges: Mapping[RelationName, Mapping[str, Any]],
+    *,
+    num_nodes: Mapping[str, Any],
+    splits: Mapping[str, Mapping[str, Any]],
+    homogeneous: bool,
+    weight_attr: str | None,
+    time_attr: str | None,
+) -> Store:
+    """The one way from tensors to a store; checks everything a loop could trip over."""
+    _check_types(nodes, edges, {"num_nodes": num_nodes, "splits": splits})
+    nodes = {name: _read_fields(name, fields) for name, fields in nodes.items()}
+    counts = {name: _num_nodes(name, fields, num_nodes) for name, fields in nodes.items()}
+    split_ids = {
+        # Sorted: the order of a split must not depend on how a store is cut into parts.
+        (name, split): torch.sort(_read_split(f"split {split!r} of {name!r}", given, counts[name])).values
+        for name, by_name in splits.items()
+        for split, given in by_name.items()
+    }
+    tables: dict[tuple[Owner, str], Table] = {}
+    node_types = []
+    for name, fields in nodes.items():
+        described = {field: _describe(f"{name}.{field}", rows, counts[name]) for field, rows in fields.items()}
+        tables.update({(name, field): Table(rows.contiguous()) for field, rows in fields.items()})
+        sizes = {split: ids.numel() for (owner, split), ids in split_ids.items() if owner == name}
+        node_types.append(NodeType(name, counts[name], described, sizes))
+    relations, lists = [], []
+    for key, given in edges.items():
+        fields = _read_fields(key, given)
+        relation, edge_lists, edge_tables = _build_relation(key, fields, nodes, counts, weight_attr, time_attr)
+        relations.append(relation)
+        lists.append(edge_lists)
+        tables.update(edge_tables)
+    schema = Schema(tuple(node_types), tuple(relations), homogeneous, weight_attr, time_attr)
+    check_schema(schema)
+    sizes_by_type = tuple(t.num_nodes for t in node_types)
+    part = Part(schema, (0,) * len(node_types), sizes_by_type, tuple(lists), tables, split_ids)
+    return assemble(schema, [part])
+
+
+def _mapping(what: str, given: Any) -> dict[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise DataError(f"{what} is of type {type(given).__name__}; give a mapping")
+    return dict(given)
+
+
+def _edge_fields(key: RelationName, given: Any) -> dict[str, Any]:
+    if isinstance(given, Tensor):
+        return {"edge_index": given}
+    if not isinstance(given, Mapping):
+        raise DataError(f"edges of {key} are a {type(given).__name__}; give an edge_index tensor or a mapping")
+    return dict(given)
+
+
+def _check_types(nodes: Mapping[str, Any], edges: Mapping[Any, Any], by_type: Mapping[str, Mapping[str, Any]]) -> None:
+    """Every name of a node type that anything mentions is one of the graph's."""
+    for key in edges:
+        if not isinstance(key, tuple) or len(key) != 3 or not all(isinstance(name, str) for name in key):
+            raise DataError(f"relation {key!r} is not named by (source type, name, destination type); give all three")
+    named = [(f"relation {key}", end) for key in edges for end in (key[0], key[2])]
+    named += [(what, name) for what, given in by_type.items() for name in given]
+    for what, name in named:
+        if name not in nodes:
+            raise DataError(f"{what} names node type {name!r}; the node types are {list(nodes)}")
+
+
+def _read_fields(owner: Owner, fields: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: _read_tensor(f"{owner}.{name}", given) for name, given in fields.items()}
+
+
+def _read_tensor(what: str, given: Any) -> Tensor:
+    """The values of a tensor that can be read in place."""
+    if not isinstance(given, Tensor):
+        raise DataError(f"{what} is a {type(given).__name__}; give a tensor")
+    if given.layout != torch.strided:
+        raise DataError(f"{what} is sparse; give its values with to_dense(), or edges as edge_index")
+    if given.device.type != "cpu":
+        raise DataError(f"{what} lies on {given.device}; move it to the CPU, batches go to the device")
+    return given.detach()
+
+
+def _read_split(what: str, given: Any, num_nodes: int) -> Tensor:
+    return read_members(what, _read_tensor(what, given), num_nodes)
+
+
+def _num_nodes(name: str, fields: Fields, given: Mapping[str, Any]) -> int:
+    sizes = {field: rows.shape[0] if rows.dim() else 0 for field, rows in fields.items()}
+    count = given.get(name, next(iter(sizes.values()), None))
+    if count is None:
+        raise DataError(f"node type {name!r} has no fields to tell its size; give num_nodes")
+    count = as_int(f"num_nodes of {name!r}", count, 0, "give a count")
+    wrong = [field for field, size in sizes.items() if size != count]
+    if wrong:
+        raise DataError(f"{name}.{wrong[0]} has {sizes[wrong[0]]} rows for {count} nodes; give one row per node")
+    return count
+
+
+def _describe(what: str, rows: Tensor, count: int) -> Field:
+    if rows.dtype not in DTYPE_NAMES:
+        raise DataError(f"{what} has dtype {rows.dtype}; cast it to one of {sorted(DTYPE_NAMES.values())}")
+    if rows.dim() == 0 or rows.shape[0] != count:
+        raise DataError(f"{what} has shape {tuple(rows.shape)}; give {count} rows")
+    return Field(DTYPE_NAMES[rows.dtype], tuple(rows.shape[1:]))
+
+
+# --- ids ------------------------------------------------------------------------------------
+
+
+def read_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
+    """Ids [n] int64, each in [0, limit)."""
+    check_ids(what, ids, limit, error)
+    return ids.to(torch.int64).contiguous()
+
+
+def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = DataError) -> None:
+    """Raise unless these are integers [n], each in [0, limit)."""
+    if ids.dim() != 1 or (ids.dtype not in ID_DTYPES and ids.numel()):
+        raise error(f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
+    if not ids.numel():
+        return
+    least, most = (int(bound) for bound in ids.aminmax())
+    if least < 0 or most >= limit:
+        raise error(f"{what} holds id {least if least < 0 else most}, out of range [0, {limit})")
+
+
+def read_members(what: str, members: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
+    """Ids [n] int64 from ids, or from a mask over all of them."""
+    if members.dtype != torch.bool:
+        return read_ids(what, members, limit, error)
+    if members.shape != (limit,):
+        raise error(f"{what} is a mask of shape {tuple(members.shape)} for {limit} nodes; give one entry per node")
+    return torch.nonzero(members).view(-1)
+
+
+def read_permutation(what: str, ids: Tensor, count: int) -> Tensor:
+    """Ids [count] int64, every one of [0, count) once."""
+    ids = read_ids(what, ids, count)
+    if ids.numel() != count:
+        raise DataError(f"{what} has {ids.numel()} entries for {count} edges; give one per edge")
+    times = torch.bincount(ids, minlength=count)
+    if (times > 1).any():
+        raise DataError(f"{what} holds id {int(times.argmax())} twice; give every edge an id of its own")
+    return ids
+
+
+# --- edges ----------------------------------------------------------------------------------
+
+
+def _build_relation(
+    key: RelationName,
+    given: dict[str, Tensor],
+    nodes: Mapping[str, Fields],
+    counts: Mapping[str, int],
+    weight_attr: str | None,
+    time_attr: str | None,
+) -> tuple[Relation, EdgeLists, dict[tuple[Owner, str], Table]]:
+    if EDGE_ID in given and "indptr" not in given:
+        raise DataError(f"{key} has a field {EDGE_ID!r}, the name of the edges' own ids; rename it")
+    fields = {name: rows for name, rows in given.items() if name not in TOPOLOGY}
+    num_edges = _num_edges(key, given)
+    described = {name: _describe(f"{key}.{name}", rows, num_edges) for name, rows in fields.items()}
+    times = _times(key, fields, nodes, time_attr)
+    csc = _topology(key, given, (counts[key[0]], counts[key[2]]), times)
+    tables: dict[tuple[Owner, str], Table] = {
+        (key, name): Table(rows.contiguous(), by_edge_id=csc.permutation is not None) for name, rows in fields.items()
+    }
+    if csc.permutation is not None:
+        described[EDGE_ID] = Field("int64")
+        tables[key, EDGE_ID] = Table(csc.permutation)
+
+    def in_order(rows: Tensor) -> Tensor:
+        return rows if csc.permutation is None else rows[csc.permutation]
+
+    edge_time, source_time = times
+    lists = EdgeLists(
+        csc.indptr,
+        csc.indices,
+        weight=in_order(_weights(key, fields[weight_attr])) if weight_attr in fields else None,
+        edge_time=None if edge_time is None else in_order(edge_time),
+        source_time=source_time,
+    )
+    return Relation(*key, num_edges, described), lists, tables
+
+
+def _num_edges(key: RelationName, given: Fields) -> int:
+    """How many edges there are, in one of the two forms."""
+    if ("edge_index" in given) == ("indptr" in given):
+        raise DataError(f"relation {key} has {list(given)}; give either edge_index, or indptr and indices")
+    if "edge_index" not in given:
+        if "indices" not in given:
+            raise DataError(f"relation {key} has indptr, but no indices; give both")
+        return given["indices"].numel()
+    edge_index = given["edge_index"]
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in ID_DTYPES:
+        raise DataError(
+            f"edge_index of {key} has dtype {edge_index.dtype} and shape {tuple(edge_index.shape)}; give [2, e] int64"
+        )
+    return edge_index.shape[1]
+
+
+def _topology(key: RelationName, given: Fields, sizes: tuple[int, int], times: Times) -> Csc:
+    edge_time, source_time = times
+    if "indptr" in given:
+        csc = _checked_csc(key, given["indptr"], given["indices"], sizes, given.get(EDGE_ID))
+        return _in_time_order(csc, sizes, edge_time, source_time)
+    return ops.build_csc(given["edge_index"], *sizes, edge_time=edge_time, source_time=source_time)
+
+
+def _checked_csc(
+    key: RelationName, indptr: Tensor, indices: Tensor, sizes: tuple[int, int], edge_ids: Tensor | None
+) -> Csc:
+    if indptr.dtype not in ID_DTYPES or indptr.dim() != 1:
+        raise DataError(f"indptr of {key} has dtype {indptr.dtype} and shape {tuple(indptr.shape)}; give integers [n]")
+    indptr = indptr.to(torch.int64).contiguous()
+    if indptr.numel() != sizes[1] + 1:
+        raise DataError(f"indptr of {key} has {indptr.numel()} entries for {sizes[1]} nodes; give {sizes[1] + 1}")
+    check_ids(f"indices of {key}", indices, sizes[0])
+    if int(indptr[0]) != 0 or int(indptr[-1]) != indices.numel():
+        span = f"from {int(indptr[0])} to {int(indptr[-1])}, not 0 to {indices.numel()}"
+        raise DataError(f"indptr of {key} runs {span}; give where each node's indices begin, and their number last")
+    if (indptr[1:] < indptr[:-1]).any():
+        raise DataError(f"indptr of {key} decreases at node {int(torch.nonzero(indptr[1:] < indptr[:-1])[0])}; sort it")
+    dtype = torch.int32 if sizes[0] < 2**31 else torch.int64
+    ids = None if edge_ids is None else read_permutation(f"{EDGE_ID} of {key}", edge_ids, indices.numel())
+    return Csc(indptr, indices.to(dtype).contiguous(), ids)
+
+
+def _in_time_order(csc: Csc, sizes: tuple[int, int], edge_time: Tensor | None, source_time: Tensor | None) -> Csc:
+    """The same lists, each in time order."""
+    if edge_time is None and source_time is None:
+        return csc
+    ids = csc.permutation
+    edge_index = torch.stack([csc.indices.to(torch.int64), torch.repeat_interleave(csc.indptr.diff())])
+    times = edge_time if edge_time is None or ids is None else edge_time[ids]
+    ordered = ops.build_csc(edge_index, *sizes, edge_time=times, source_time=source_time)
+    if ids is None or ordered.permutation is None:
+        return ordered._replace(permutation=ids if ordered.permutation is None else ordered.permutation)
+    return ordered._replace(permutation=ids[ordered.permutation])
+
+
+def _times(key: RelationName, fields: Fields, nodes: Mapping[str, Fields], time_attr: str | None) -> Times:
+    if time_attr is None:
+        return None, None
+    edge_time, source_time = fields.get(time_attr), nodes[key[0]].get(time_attr)
+    for what, times in ((f"{key}.{time_attr}", edge_time), (f"{key[0]}.{time_attr}", source_time)):
+        if times is not None and (times.dtype not in ID_DTYPES or times.dim() != 1):
+            raise DataError(f"{what} has dtype {times.dtype} and shape {tuple(times.shape)}; give one integer each")
+    if edge_time is not None:
+        return edge_time.to(torch.int64).contiguous(), None
+    return None, None if source_time is None else source_time.to(torch.int64).contiguous()
+
+
+def _weights(key: RelationName, weight: Tensor) -> Tensor:
+    weight = weight.view(-1) if weight.dim() == 2 and weight.shape[1] == 1 else weight
+    if weight.dim() != 1 or weight.dtype == torch.bool:
+        raise DataError(
+            f"weights of {key} have dtype {weight.dtype} and shape {tuple(weight.shape)}; give one number each"
+        )
+    weight = weight.to(torch.float32)
+    bad = ~(torch.isfinite(weight) & (weight >= 0))
+    if bad.any():
+        edge = int(torch.nonzero(bad)[0])
+        raise DataError(f"weight of edge {edge} of {key} is {float(weight[edge])}; give finite weights, none negative")
+    return weight.contiguous()
+
+
+def as_tensor(value: Any) -> Tensor | None:
+    """The value as a tensor, None if it is no array."""
+    if isinstance(value, Tensor):
+        return value
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else None

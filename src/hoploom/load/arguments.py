@@ -1,0 +1,330 @@
+"""What users hand to a loader, brought to one form: a store with its template, seeds, and PyG's arguments."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.sampler import NumNeighbors
+
+from hoploom.config.values import as_int, as_number
+from hoploom.errors import ConfigError, StoreError
+from hoploom.ingest.pyg import read_pair, read_pyg
+from hoploom.ingest.tensors import ID_DTYPES, read_ids, read_members, read_permutation
+from hoploom.load.assemble import FEATURES, Batch
+from hoploom.load.loader import DEADLINE, Delivery
+from hoploom.ops import Frontier, Reduce
+from hoploom.sample.options import NumNeighbors as Fanouts
+from hoploom.sample.options import Sampling
+from hoploom.schema import DTYPES, EDGE_ID, HOMOGENEOUS_TYPE, Owner, RelationName, Schema
+from hoploom.store import Draw, Store, Wanted
+from hoploom.store.disk import open_store
+
+PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
+
+# torch's DataLoader arguments that mean something here, and those that cannot.
+LOADER_DEFAULTS: dict[str, Any] = {
+    "batch_size": 1,
+    "shuffle": False,
+    "drop_last": False,
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "timeout": 0,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "least_tail": 1,  # ours, as all below
+    "locality": False,
+    "look_ahead": None,
+}
+UNSUPPORTED = {
+    "sampler": "give the seeds as input_nodes and shuffle=True",
+    "batch_sampler": "give batch_size and shuffle",
+    "worker_init_fn": "workers are threads of this process",
+    "multiprocessing_context": "workers are threads of this process",
+    "generator": "give seed=",
+    "pin_memory_device": "give device=",
+}
+IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
+
+ASKED = 1 << 12  # nodes whose edges are asked for at a time
+ROWS = 1 << 22  # rows that are asked for at a time
+
+
+@dataclass(frozen=True)
+class Input:
+    """A graph in the one form that loaders work on."""
+
+    store: Store
+    template: Batch
+    field_order: Mapping[Owner, tuple[str, ...]] = field(default_factory=dict)
+
+
+def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | None) -> Input:
+    """A store from whatever PyG's loaders take, or from a store or its path."""
+    if isinstance(data, str | Path):
+        data = open_store(data)
+    if isinstance(data, Store):
+        return Input(data, empty_batch(data))
+    if isinstance(data, tuple | list):
+        if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
+            raise ConfigError(f"data is a {type(data).__name__}, but not a pair; give (feature_store, graph_store)")
+        if weight_attr is not None:
+            raise ConfigError("weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData")
+        pair = read_pair(data[0], data[1], time_attr=time_attr)
+        return Input(pair.store, pair.template, _pair_order(pair.store.schema))
+    graph = read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
+    return Input(graph.store, graph.template, _field_order(data))
+
+
+def empty_batch(store: Store) -> Batch:
+    """What a store's batches carry unchanged: nothing."""
+    return Data() if store.schema.homogeneous else HeteroData()
+
+
+def _field_order(data: Data | HeteroData) -> dict[Owner, tuple[str, ...]]:
+    if isinstance(data, Data):
+        return {HOMOGENEOUS_TYPE: tuple(data._store.keys())}
+    stores: list[tuple[Owner, Any]] = [*data.node_items(), *data.edge_items()]
+    return {owner: tuple(storage.keys()) for owner, storage in stores}
+
+
+def _pair_order(schema: Schema) -> dict[Owner, tuple[str, ...]]:
+    """The order of PyG's batches from a pair of stores."""
+    first = ("edge_index", "num_nodes") if schema.homogeneous else ("num_nodes",)
+    return {t.name: (*first, *t.fields) if t.fields else () for t in schema.node_types}
+
+
+def fanouts_of(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
+    """Fanouts as they are, or out of PyG's NumNeighbors."""
+    if not isinstance(num_neighbors, NumNeighbors):
+        return num_neighbors
+    values: Fanouts = num_neighbors.values
+    if not schema.homogeneous:
+        values = num_neighbors.get_values([relation.key for relation in schema.relations])
+    return values
+
+
+def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
+    """PyG's remaining arguments with their defaults; ConfigError for those we do not have."""
+    known = {name: value for name, value in kwargs.items() if name not in IGNORED}
+    for name, value in known.items():
+        if name in UNSUPPORTED:
+            if value is not None and not (isinstance(value, str) and value == ""):  # torch's defaults
+                raise ConfigError(f"{loader} does not support {name}=; {UNSUPPORTED[name]}")
+        elif name not in LOADER_DEFAULTS:
+            raise TypeError(f"{loader}() got an unexpected argument {name!r}")
+    merged = {name: known.get(name, default) for name, default in LOADER_DEFAULTS.items()}
+    merged["batch_size"] = as_int("batch_size", merged["batch_size"], 1, "give at least 1")
+    merged["num_workers"] = as_int("num_workers", merged["num_workers"], 0, "give a count of threads, 0 for none")
+    merged["timeout"] = as_number("timeout", merged["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
+    merged["least_tail"] = as_int("least_tail", merged["least_tail"], 1, "give a count of seeds, 1 for none to join")
+    if merged["look_ahead"] is not None:
+        merged["look_ahead"] = as_int("look_ahead", merged["look_ahead"], 1, "give a count of steps, 1 for none ahead")
+    if merged["prefetch_factor"] is not None:
+        merged["prefetch_factor"] = as_int("prefetch_factor", merged["prefetch_factor"], 1, "give at least 1")
+    return merged
+
+
+def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:
+    """Check what a loader adds to batches; returns how layer one's neighbours are aggregated."""
+    if degrees and len(schema.relations) != 1:
+        raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
+    if aggregate is None:
+        return None
+    if aggregate not in ("sum", "mean"):
+        raise ConfigError(f"aggregate is {aggregate!r:.80}; choose 'sum' or 'mean', or leave it out")
+    if sampling.subgraph != "directional":
+        raise ConfigError(f"aggregate does not go with subgraph_type={sampling.subgraph!r}; leave one of them out")
+    for relation in schema.relations:
+        field = schema.node_type(relation.source).fields.get(FEATURES)
+        if field is None or len(field.shape) != 1 or not DTYPES[field.dtype].is_floating_point:
+            raise ConfigError(f"aggregate needs rows of floats, x, on {relation.source!r}; leave it out")
+    return aggregate  # type: ignore[return-value]
+
+
+def delivery_of(arguments: Mapping[str, Any], least_threads: int = 0) -> Delivery:
+    """How many threads work how far ahead."""
+    threads, factor = max(arguments["num_workers"], least_threads), arguments["prefetch_factor"] or 2
+    return Delivery(threads, max(1, threads * factor), arguments["timeout"] or DEADLINE)
+
+
+# --- seeds ----------------------------------------------------------------------------------
+
+
+def read_tensor(what: str, values: Any) -> Tensor:
+    """A tensor on the CPU from a tensor, an array or a list."""
+    try:
+        return torch.as_tensor(values).cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ConfigError(f"{what} is {_shown(values)}; give numbers in a list, an array or a tensor") from error
+
+
+def _shown(values: Any) -> str:
+    return " ".join(repr(values).split())[:80]
+
+
+@dataclass(frozen=True)
+class NodeSeeds:
+    """The nodes a loader walks over."""
+
+    node_type: str
+    nodes: Tensor  # [n] int64
+    input_id: Tensor | None = None  # [n] int64; the positions where it is None
+    times: Tensor | None = None  # [n] int64
+
+
+def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
+    """The seeds' type and ids, and the input ids that a mask implies.
+
+    None: all nodes; a split's name; ids or a mask; for heterogeneous graphs also a type, or (type, any of these).
+    """
+    schema = store.schema
+    if schema.homogeneous:
+        node_type, given = schema.node_types[0].name, input_nodes
+    elif isinstance(input_nodes, str):
+        known = input_nodes in schema.type_index
+        node_type = input_nodes if known else store._type_with_split(input_nodes)
+        given = None if known else input_nodes
+    elif isinstance(input_nodes, tuple | list) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+        node_type, given = input_nodes
+        schema.node_type(node_type)
+    else:
+        raise ConfigError(f"input_nodes is {_shown(input_nodes)}; name the node type too: ('paper', ids)")
+    limit = schema.node_type(node_type).num_nodes
+    if given is None:
+        return node_type, torch.arange(limit), None
+    if isinstance(given, str):
+        return node_type, store.split(given, node_type), None
+    members = read_tensor("input_nodes", given)
+    ids = read_members("input_nodes", members, limit, ConfigError)
+    return node_type, ids, ids if members.dtype == torch.bool else None
+
+
+def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[RelationName, Tensor]:
+    """The links' relation and their ends [2, n]."""
+    schema = store.schema
+    if schema.homogeneous:
+        key, given = schema.relations[0].key, edge_label_index
+        if isinstance(given, tuple) and len(given) == 2 and given[0] is None:
+            given = given[1]  # PyG's way to say that there is but one relation
+    else:
+        key, given = _relation_and_links(schema, edge_label_index)
+    relation = schema.relation(key)
+    if given is None:
+        return key, all_edges(store, key)
+    links = read_tensor("edge_label_index", given)
+    if links.dim() != 2 or links.shape[0] != 2:
+        raise ConfigError(f"edge_label_index has shape {tuple(links.shape)}; give [2, n]")
+    ends = [("source", relation.source), ("destination", relation.destination)]
+    rows = [
+        read_ids(f"edge_label_index ({end} row)", row, schema.node_type(name).num_nodes, ConfigError)
+        for (end, name), row in zip(ends, links, strict=True)
+    ]
+    return key, torch.stack(rows)
+
+
+def _relation_and_links(schema: Schema, given: Any) -> tuple[RelationName, Any]:
+    if isinstance(given, tuple | list) and given and isinstance(given[0], str):
+        return canonical(schema, given), None
+    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):
+        return canonical(schema, given[0]), given[1]
+    raise ConfigError("edge_label_index needs the relation too: (('user', 'rates', 'item'), edge_label_index)")
+
+
+def canonical(schema: Schema, name: Sequence[str]) -> RelationName:
+    """A relation by its full name, or by its two ends where one relation joins them."""
+    if len(name) == 2:
+        found = [r.key for r in schema.relations if (r.source, r.destination) == tuple(name)]
+        if len(found) == 1:
+            return found[0]
+    key = tuple(name)
+    schema.relation(key)  # type: ignore[arg-type]
+    return key  # type: ignore[return-value]
+
+
+def all_edges(store: Store, key: RelationName) -> Tensor:
+    """Every edge of a relation [2, e], in the user's own order where he has one."""
+    index = store.schema.relation_index[key]
+    relation = store.schema.relations[index]
+    elsewhere = not all(shard.is_here for shard in store.shards)
+    in_reach = sum(part.lists[index].num_edges for part in store.topology) == relation.num_edges
+    asked = elsewhere and not in_reach
+    edges = torch.cat(list(_asked_edges(store, index) if asked else _mapped_edges(store, index)), dim=1)
+    if elsewhere and EDGE_ID in relation.fields:
+        order = list(all_rows(store, key, EDGE_ID, edges.shape[1]))
+    else:
+        order = [part.tables[key, EDGE_ID].rows for part in store.parts if (key, EDGE_ID) in part.tables]
+    if not order:
+        return edges
+    ordered = torch.empty_like(edges)
+    ordered[:, read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), edges.shape[1])] = edges
+    return ordered
+
+
+def all_rows(store: Store, owner: Owner, name: str, count: int) -> Iterator[Tensor]:
+    """All rows of a field wherever they lie, some at a time."""
+    for first in range(0, max(1, count), ROWS):
+        yield store.features.gather([Wanted(owner, name, torch.arange(first, min(first + ROWS, count)))])[0]
+
+
+def _mapped_edges(store: Store, index: int) -> Iterator[Tensor]:
+    """The edges of a relation [2, n], part by part."""
+    for part in store.topology:
+        lists = part.lists[index]
+        if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
+            key = store.schema.relations[index].key
+            raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
+        nodes = torch.arange(lists.first_node, lists.first_node + lists.indptr.numel() - 1)
+        yield torch.stack([lists.indices.to(torch.int64), torch.repeat_interleave(nodes, lists.indptr.diff())])
+
+
+def _asked_edges(store: Store, index: int) -> Iterator[Tensor]:
+    """The same, asked from whoever has them, for some nodes at a time."""
+    schema = store.schema
+    destination = schema.destinations[index]
+    draw = Draw(0, 0, [-1 if relation == index else 0 for relation in range(len(schema.relations))])
+    yield torch.empty(2, 0, dtype=torch.int64)
+    num_nodes = schema.node_types[destination].num_nodes
+    for first in range(0, num_nodes, ASKED):
+        nodes = torch.arange(first, min(first + ASKED, num_nodes))
+        frontiers: list[Frontier | None] = [None] * len(schema.node_types)
+        frontiers[destination] = Frontier(nodes)
+        picks = store.graph.sample(frontiers, draw)[index]
+        if picks is not None:
+            yield torch.stack([picks.sources, torch.repeat_interleave(nodes, picks.counts)])
+
+
+def as_times(what: str, times: Any, count: int) -> Tensor | None:
+    """One integer time per seed."""
+    if times is None:
+        return None
+    given = read_tensor(what, times)
+    if given.dtype not in ID_DTYPES or given.shape != (count,):
+        raise ConfigError(f"{what} has dtype {given.dtype} and shape {tuple(given.shape)}; give {count} integers")
+    return given.to(torch.int64).contiguous()
+
+
+def read_weight(name: str, given: Any, num_nodes: int) -> Tensor:
+    """One weight per node, to draw negatives by."""
+    weight = read_tensor(name, given)
+    if weight.shape != (num_nodes,):
+        raise ConfigError(f"{name} has shape {tuple(weight.shape)} for {num_nodes} nodes; give one number each")
+    bad = ~(torch.isfinite(weight) & (weight >= 0))
+    if bad.any():
+        raise ConfigError(f"{name} holds {float(weight[bad][0])}; give finite weights, none negative")
+    if not weight.any():
+        raise ConfigError(f"{name} is all zero; give some node a weight")
+    return weight
+
+
+def as_input_id(input_id: Any, count: int) -> Tensor | None:
+    """One number per seed, to be found again in the batch."""
+    if input_id is None:
+        return None
+    given = read_tensor("input_id", input_id)
+    if given.shape != (count,):
+        raise ConfigError(f"input_id has shape {tuple(given.shape)} for {count} seeds; give one each")
+    return given

@@ -1,0 +1,105 @@
+"""Which nodes the batches of a training run touch, found by sampling them: the loaders' own path without features.
+
+Costs what sampling costs. Counts are of batches, not of picks: a row is fetched once a batch, however often picked.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hoploom import keys
+from hoploom.config.values import as_int
+from hoploom.errors import ConfigError, StoreError
+from hoploom.load.arguments import read_input_nodes
+from hoploom.load.loader import DEADLINE
+from hoploom.load.maker import Sampler, Workspaces, one_type_seeds
+from hoploom.load.order import Order
+from hoploom.load.prefetch import in_order
+from hoploom.sample.options import NumNeighbors, make_sampling
+from hoploom.store import Store
+
+BATCH_SIZE = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presampling:
+    """How batches are sampled whose nodes are looked at: as a shuffled NeighborLoader of this seed makes them."""
+
+    batch_size: int = BATCH_SIZE
+    batches: range | None = None  # numbered on from epoch to epoch; None: those of the first epoch
+    seed: int = 0
+    num_threads: int = 2
+    options: Mapping[str, Any] = field(default_factory=dict)  # replace, labor, weight_attr
+
+
+AS_TRAINED = Presampling()
+
+
+def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling = AS_TRAINED) -> Iterator[list[Tensor]]:
+    """Per batch, and per node type, the nodes in it, each once: [n] int64.
+
+    `seeds` are what NeighborLoader takes as input_nodes: a split's name, ids, or (node type, either).
+    """
+    node_type, nodes = distinct_seeds(store, seeds)
+    sampler = Sampler(store.graph, make_sampling(store.schema, fanouts, **plan.options), Workspaces(store))
+    order = Order(nodes.numel(), plan.batch_size, shuffle=True, seed=plan.seed)
+    order.check()
+    threads = as_int("num_threads", plan.num_threads, 0, "give a count of threads, 0 for none")
+
+    def sampled(number: int) -> list[Tensor]:
+        epoch, step = divmod(number, order.num_steps)
+        ids = nodes[order.indices(epoch, *order.rank_span(step))]
+        batch = one_type_seeds(sampler, node_type, ids, None, 0)
+        return sampler.sample(batch, keys.batch_key(order.seed, epoch, step)).nodes
+
+    batches = range(order.num_steps) if plan.batches is None else plan.batches
+    with closing(in_order(sampled, batches, threads, max(1, threads), DEADLINE)) as made:
+        yield from made
+
+
+def count_visits(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling = AS_TRAINED) -> dict[str, Tensor]:
+    """In how many batches each node was: by node type [num_nodes] int64.
+
+    >>> counts = count_visits(store, [15, 10, 5], "train")
+    >>> hottest = counts["paper"].argsort(descending=True)[:1000]
+    """
+    counts = no_visits(store)
+    for nodes in visited(store, fanouts, seeds, plan):
+        add_visits(counts, nodes)
+    return counts
+
+
+def no_visits(store: Store) -> dict[str, Tensor]:
+    """Counts to begin with."""
+    return {t.name: torch.zeros(t.num_nodes, dtype=torch.int64) for t in store.schema.node_types}
+
+
+def add_visits(counts: Mapping[str, Tensor], nodes: list[Tensor]) -> None:
+    """Count one batch."""
+    for of_type, ids in zip(counts.values(), nodes, strict=True):
+        of_type[ids] += 1  # each node stands once in a batch
+
+
+def read_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
+    """The seeds' type, and their ids in ascending order, each once: [n] int64."""
+    node_type, nodes, _ = read_input_nodes(store, seeds)
+    nodes = nodes if bool((nodes.diff() > 0).all()) else torch.unique(nodes)
+    limit = store.schema.node_type(node_type).num_nodes
+    if nodes.numel() and not 0 <= int(nodes[0]) <= int(nodes[-1]) < limit:  # of ids given this is known already
+        wrong = int(nodes[0] if nodes[0] < 0 else nodes[-1])
+        raise StoreError(
+            f"a split of {node_type!r} holds {wrong}, out of range [0, {limit}); run hoploom check on the store"
+        )
+    return node_type, nodes
+
+
+def distinct_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
+    """The same, of which there must be some."""
+    node_type, nodes = read_seeds(store, seeds)
+    if nodes.numel() == 0:
+        raise ConfigError(f"there are no seeds in {seeds!r:.60}; give a split, or ids")
+    return node_type, nodes

@@ -1,0 +1,168 @@
+"""What `hoploom plan` is asked: a graph, its cluster, and the training; checked when it is made."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from hoploom.config.amounts import LIMIT, parse_dtype
+from hoploom.config.keys import nearest
+from hoploom.config.values import as_int, as_number
+from hoploom.errors import ConfigError
+from hoploom.scale.growth import Mode
+from hoploom.schema import Field
+
+DEFAULT_FEATURES = Field("float32", (128,))
+Topology = Literal["auto", "everywhere", "parts"]
+MOST_LAYERS = 32
+MAX_PARTS = 100_000  # a part's folder has five digits
+
+# Edges between hosts as a share of what assigning by hash cuts. Only hash's is arithmetic; stream and metis are what
+# graphs with communities allow, and `hoploom partition` reports your graph's own.
+CUT_METHODS = {"hash": 1.0, "range": 1.0, "stream": 0.5, "metis": 1 / 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A graph, the hosts that hold it, and how it is trained on.
+
+    >>> Question(nodes=10**10, edges=10**12, features=Field("float16", (256,)), hosts=64)
+    """
+
+    nodes: int
+    edges: int
+    features: Field | None = DEFAULT_FEATURES
+    largest_type: int | None = None  # nodes of the largest node type, which decides the width of ids; None: all
+    labels: bool = True  # y, int64
+    original_id_bytes: int = 8  # 8 for integers, W for strings of W bytes, 0 where they are the store's own
+    edge_features: Field | None = None
+    weights: bool = False
+    times: bool = False
+    train_share: float = 0.1  # of the nodes
+    hosts: int = 1
+    parts_per_host: int = 1
+    memory_per_host: int = 512 * 10**9
+    network: float | None = None  # bytes/s of a host; None: what one connection carries over loopback
+    topology: Topology = "auto"  # everywhere: every host maps the whole of it
+    edge_cut: float | str = "hash"  # share of the edges between hosts, or one of CUT_METHODS
+    local_seeds: bool = False  # a rank's seeds are nodes of its own host
+    fanouts: tuple[int, ...] = (15, 10, 5)
+    batch_size: int = 1024  # of one rank
+    mode: Mode = "blocks"
+    ranks_per_host: int = 1
+    workers: int = 2  # loader threads of a rank
+    hidden: int = 256
+    classes: int = 64
+    step_seconds: float | None = None  # of the model alone, where it was measured
+    cache: float = 0.0  # share of the other hosts' rows that a host keeps
+    hit_rate: float | None = None  # of that cache; None: from the skew
+    skew: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        _check_choices(self)
+        _check_fanouts(self)
+
+    @property
+    def mean_degree(self) -> float:
+        return self.edges / self.nodes
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def parts(self) -> int:
+        return self.hosts * self.parts_per_host
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one node's features."""
+        return 0 if self.features is None else self.features.row_bytes
+
+    @property
+    def cut(self) -> float:
+        """The share of the edges between hosts."""
+        if not isinstance(self.edge_cut, str):
+            return self.edge_cut if self.hosts > 1 else 0.0
+        return CUT_METHODS[self.edge_cut] * (self.hosts - 1) / self.hosts
+
+    @property
+    def num_seeds(self) -> int:
+        return max(1, round(self.nodes * self.train_share))
+
+
+def parse_cut(what: str, text: str) -> float | str:
+    """A share, or the name of a method."""
+    try:
+        return float(text)
+    except ValueError:
+        return _method(what, text)
+
+
+def _method(what: str, name: str) -> str:
+    if name not in CUT_METHODS:
+        close = nearest(name, list(CUT_METHODS))
+        hint = f"did you mean {close}?" if close else f"give a share from 0 to 1, or one of {', '.join(CUT_METHODS)}"
+        raise ConfigError(f"{what} is {name!r:.80}; {hint}")
+    return name
+
+
+COUNTS = (  # field, what it is called
+    ("nodes", "nodes"),
+    ("edges", "edges"),
+    ("hosts", "hosts"),
+    ("parts_per_host", "parts per host"),
+    ("memory_per_host", "memory per host"),
+    ("batch_size", "batch size"),
+    ("ranks_per_host", "ranks per host"),
+    ("workers", "workers"),
+    ("hidden", "hidden"),
+    ("classes", "classes"),
+)
+
+
+def _check_counts(question: Question) -> None:
+    for name, what in COUNTS:
+        value = as_int(what, getattr(question, name), 1, "give a whole number of at least 1")
+        if value > LIMIT:
+            raise ConfigError(f"{what} is {value}; give at most 1e18")
+    as_int("original id bytes", question.original_id_bytes, 0, "give 8 for integers, the longest string's length, or 0")
+    largest = question.largest_type
+    if largest is not None and not 1 <= largest <= question.nodes:
+        raise ConfigError(
+            f"largest type is {largest} of {question.nodes} nodes; give 1 to {question.nodes}, or nothing"
+        )
+    if question.hosts > question.nodes:
+        raise ConfigError(f"hosts is {question.hosts} for {question.nodes} nodes; give each host a node at least")
+    if question.parts > MAX_PARTS:
+        raise ConfigError(f"{question.parts} parts are more than a store takes; give at most {MAX_PARTS} in all")
+
+
+def _check_choices(question: Question) -> None:
+    for field in (question.features, question.edge_features):
+        if field is not None:
+            parse_dtype("features", field.dtype)
+            for extent in field.shape:
+                as_int("the width of features", extent, 1, "give at least 1")
+    if isinstance(question.edge_cut, str):
+        _method("edge cut", question.edge_cut)
+    shares = (("edge cut", question.edge_cut), ("cache", question.cache), ("train share", question.train_share))
+    for what, share in (*shares, ("hit rate", question.hit_rate)):
+        if isinstance(share, int | float) and not 0 <= share <= 1:  # NaN fails too
+            raise ConfigError(f"{what} is {share:g}; it is a share, give 0 to 1")
+    if not 0 <= question.skew < 1:
+        raise ConfigError(f"skew is {question.skew:g}; give 0 (all nodes alike) to below 1, 0.5 if unsure")
+    for what, rate in (("network", question.network), ("step seconds", question.step_seconds)):
+        if rate is not None and as_number(what, rate, "give a number above 0") == 0:
+            raise ConfigError(f"{what} is 0; give a number above 0")
+    for what, value, choices in (("topology", question.topology, Topology), ("mode", question.mode, Mode)):
+        if value not in get_args(choices):
+            raise ConfigError(f"{what} is {value!r}; choose one of {', '.join(get_args(choices))}")
+
+
+def _check_fanouts(question: Question) -> None:
+    if not question.fanouts:
+        raise ConfigError("fanouts are empty; give one per layer, e.g. 15,10,5")
+    if len(question.fanouts) > MOST_LAYERS:
+        raise ConfigError(f"fanouts are {len(question.fanouts)}; give one per layer, at most {MOST_LAYERS}")
+    for fanout in question.fanouts:
+        as_int("fanout", fanout, -1, "give a count, or -1 for all neighbours")

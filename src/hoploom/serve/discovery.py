@@ -1,0 +1,170 @@
+"""Peers introduce themselves: which store, which parts. One thread for each, until it has answered.
+
+Who starts while a replica is away does not wait for it: it joins when it is back. One that is lost is looked for in
+the same way, so no request has to wait for it, and what comes back under its address must be of the same store.
+"""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
+from hoploom.serve.client import LostError, Peer, whole
+from hoploom.serve.wire import PROTOCOL, Message
+from hoploom.store.disk import check_manifest
+from hoploom.store.format import Manifest, from_json
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class About:
+    """What a server says of itself."""
+
+    address: str
+    identity: str
+    manifest: Manifest
+    parts: tuple[int, ...]
+    answers: tuple[str, ...]
+
+
+MAKES = "batch"  # the answer of those that make whole batches
+LATECOMERS = 1.0  # seconds to wait for the rest once all parts are there
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to reach a peer that is away
+ENDING = 2.0  # seconds that the threads get at the end: an attempt to connect takes at most one
+TICK = 0.05  # seconds between two looks for what nobody announces
+
+
+class Meeting:
+    """Who has been met so far, and who of them is there now."""
+
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self._peers = peers
+        self._known: dict[Peer, About] = {}
+        self._away: set[Peer] = set()
+        self._error: HoploomError | None = None  # what waiting does not help against
+        self._changed, self._closed = threading.Condition(), threading.Event()
+        self._threads: list[threading.Thread] = []
+        for peer in peers:
+            self.lose(peer)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def known(self) -> dict[Peer, About]:
+        """All that have been met, also those that are away now."""
+        with self._changed:
+            return dict(self._known)
+
+    def present(self) -> dict[Peer, About]:
+        with self._changed:
+            return {peer: about for peer, about in self._known.items() if peer not in self._away}
+
+    def wait(self, missing: Callable[[Mapping[Peer, About]], str | None], seconds: float) -> About:
+        """Until nothing is missing; a moment longer for the rest. Raises what a peer was refused for."""
+        peers = self._peers
+
+        def all_met() -> bool:
+            return len(self._known) == len(peers)
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or all_met() or missing(self._known) is None, seconds)
+            self._changed.wait_for(lambda: self._error or all_met(), LATECOMERS)
+            if self._error:
+                raise self._error
+            reason = missing(self._known)
+            if reason is not None:
+                silent = "; ".join(peer.last_loss for peer in peers if peer not in self._known and peer.last_loss)
+                raise PeerError(f"{reason}{f' ({silent})' if silent else ''}")
+            return next(iter(self._known.values()))
+
+    def wait_for(self, find: Callable[[Mapping[Peer, About]], Found | None], deadline: float) -> Found | None:
+        """What `find` finds among those present, as soon as it does; None when the time is over, or all is."""
+        with self._changed:
+            while (found := None if self.closed else find(self.present())) is None and not self.closed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, TICK))
+            return found
+
+    def lose(self, peer: Peer) -> None:
+        """It is away: nobody asks it until it has introduced itself again."""
+        with self._changed:
+            if peer in self._away or self.closed:
+                return
+            self._away.add(peer)
+            thread = threading.Thread(target=self._meet, args=[peer], name=f"hoploom-{peer.address}", daemon=True)
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+            thread.start()
+
+    def _meet(self, peer: Peer) -> None:
+        pause = FIRST_PAUSE
+        while not self.closed:
+            try:
+                answer = peer.begin(Message({"ask": "info"})).read(whole)
+                if "error" in answer.header:
+                    raise LostError(f"{peer.address}: {answer.header.get('message')!r:.200}")
+                self._add(peer, about_of(answer, peer.address))
+                return
+            except HoploomError as error:
+                peer.last_loss = str(error)
+                with self._changed:
+                    self._error = self._error if isinstance(error, LostError) else error
+                    self._changed.notify_all()
+            self._closed.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _add(self, peer: Peer, about: About) -> None:
+        with self._changed:
+            first = next(iter(self._known.values()), about)
+            if about.identity != first.identity:
+                raise StoreError(
+                    f"{about.address} serves another store ({about.identity[:12]}) than {first.address} "
+                    f"({first.identity[:12]}); start them with copies of one store"
+                )
+            self._known[peer] = about
+            self._away.discard(peer)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Look for nobody any more, and let go who waits."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the threads, which end once their conversations are cancelled."""
+        deadline = time.monotonic() + ENDING
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def about_of(answer: Message, address: str) -> About:
+    """An answer to "info", checked: about the server in the header, the manifest as text in a tensor."""
+    header = answer.header
+    if header.get("protocol") != PROTOCOL:
+        raise ConfigError(
+            f"{address} speaks protocol {header.get('protocol')!r:.20} (Hoploom {header.get('hoploom')!r:.20}), this "
+            f"process {PROTOCOL}; install the same Hoploom on both"
+        )
+    try:
+        (text,) = answer.tensors
+        assert isinstance(text, Tensor)
+        manifest = from_json(json.loads(text.numpy().tobytes()))
+        check_manifest(Path(address), manifest)
+        identity, parts, answers = header["identity"], tuple(header["parts"]), tuple(header["answers"])
+        assert isinstance(identity, str)
+        assert all(type(part) is int and 0 <= part < len(manifest.parts) for part in parts)
+        assert all(isinstance(kind, str) for kind in answers)
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+        raise StoreError(f"what {address} says of its store cannot be read ({error}); see whether it is one") from error
+    return About(address, identity, manifest, parts, answers)

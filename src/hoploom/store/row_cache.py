@@ -1,0 +1,183 @@
+"""A cache of the rows that lie elsewhere and are asked for most, filled once and then only read.
+
+What is held is chosen by how often it was asked for (hoploom.load.presample counts by sampling), not by degree. Rows
+of nodes alone: an edge is rarely in two batches. A cache that never changes needs no lock and evicts nothing, but does
+not learn either.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hoploom.config import amounts
+from hoploom.config.values import as_int, as_number
+from hoploom.errors import ConfigError
+from hoploom.ops import IdMap
+from hoploom.schema import DTYPES, NodeType, Owner
+from hoploom.store.base import Wanted
+from hoploom.store.held import Cached, HeldRows, Tally
+from hoploom.store.sharded import Sharded
+from hoploom.store.store import Store
+
+FILLED_AT_ONCE = 64 << 20  # bytes that are asked for together
+BYTES_PER_ID = 24  # of the map from ids to rows, at most
+LEVELS = 1 << 20  # counts that are told apart
+WAY_OUT = "give a share of the remote rows such as 0.2 or '20%', or bytes such as '4GB'"
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """What a cache holds, and how often that was enough."""
+
+    num_rows: int
+    num_bytes: int
+    hits: int  # rows that were held
+    misses: int  # rows that were fetched
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of remote rows that were held; 0 before any was asked for."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    def __str__(self) -> str:
+        held = f"{amounts.as_count(self.num_rows)} rows held in {amounts.as_bytes(self.num_bytes)}"
+        return f"{held}; {amounts.as_share(self.hit_rate)} of {amounts.as_count(self.hits + self.misses)} found"
+
+
+def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Store:
+    """The store with the rows held that are asked for most, out of those that lie elsewhere.
+
+    `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` say how often each node
+    was asked for, by type. Batches stay the same. A store of which nothing lies elsewhere is returned as it is.
+
+    >>> counts = count_visits(store, [15, 10, 5], "train")
+    >>> store = cached(store, "20%", counts)
+    >>> print(report(store))
+    """
+    remote, features = _remote(store), store.features
+    budget, counts = _budget(size, remote), _checked(store, counts)
+    if not remote or not isinstance(features, Sharded):
+        return store
+    chosen = _choose(remote, budget, counts)
+    held: dict[Owner, HeldRows] = {name: _fill(features, name, ids) for name, ids in chosen.items()}
+    tally = Tally()
+    shards = tuple(shard if shard.is_here else Cached(shard, held, tally) for shard in features.shards)
+    return replace(store, features=Sharded(store.schema, shards, features.routes), shards=shards)
+
+
+def report(store: Store) -> CacheReport | None:
+    """What the cache of a store holds and how often that was enough; None where it has none."""
+    for shard in store.shards:
+        if isinstance(shard, Cached):
+            rows = shard.held.values()
+            num_bytes = sum(of_type.num_bytes for of_type in rows)
+            return CacheReport(sum(len(r.ids) for r in rows), num_bytes, shard.tally.hits, shard.tally.misses)
+    return None
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The nodes of a type that lie elsewhere."""
+
+    name: str
+    row_bytes: int  # of all fields, and of finding the row
+    spans: tuple[tuple[int, int], ...]  # first and end
+
+    @property
+    def num_rows(self) -> int:
+        return sum(end - first for first, end in self.spans)
+
+
+def _remote(store: Store) -> list[Remote]:
+    found = []
+    away = [held for held, shard in zip(store.ranges, store.shards, strict=False) if not shard.is_here]
+    for index, node_type in enumerate(store.schema.node_types):
+        spans = tuple((h.first_nodes[index], h.first_nodes[index] + h.num_nodes[index]) for h in away)
+        row_bytes = _row_bytes(node_type)
+        if row_bytes and spans:
+            found.append(Remote(node_type.name, row_bytes + BYTES_PER_ID, spans))
+    return found
+
+
+def _row_bytes(node_type: NodeType) -> int:
+    return sum(of_field.row_bytes for of_field in node_type.fields.values())
+
+
+def _budget(size: float | str, remote: list[Remote]) -> int:
+    """Bytes that may be held."""
+    read = read_size(size)
+    if isinstance(read, int):
+        return read
+    return int(read * sum(of_type.num_rows * of_type.row_bytes for of_type in remote) + 0.5)
+
+
+def read_size(size: float | str) -> float | int:
+    """A cache's size: a share as a float, bytes as an int; ConfigError for what is neither."""
+    share: float | None = None
+    if isinstance(size, str) and size.strip().endswith("%"):
+        share = amounts.parse_number("the cache's size", size.strip()[:-1]) / 100
+    elif isinstance(size, str):
+        return amounts.parse_bytes("the cache's size", size)
+    elif isinstance(size, float):
+        share = as_number("the cache's size", size, WAY_OUT)
+    if share is None:
+        return as_int("the cache's size", size, 0, WAY_OUT)
+    if not 0 <= share <= 1:
+        raise ConfigError(f"the cache's size is {size!r:.80}; {WAY_OUT}")
+    return share
+
+
+def _checked(store: Store, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    for name, of_type in counts.items():
+        num_nodes = store.schema.node_type(name).num_nodes
+        if of_type.shape != (num_nodes,) or of_type.dtype != torch.int64 or bool((of_type < 0).any()):
+            raise ConfigError(
+                f"the counts of {name!r} have dtype {of_type.dtype} and shape {tuple(of_type.shape)}; "
+                f"give {num_nodes} int64, none negative"
+            )
+    return counts
+
+
+def _choose(remote: list[Remote], budget: int, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Per node type the ids to hold, ascending: the highest counts first, and of equal ones the lowest ids."""
+    costs = torch.zeros(LEVELS, dtype=torch.int64)  # bytes, by count
+    for of_type in remote:
+        for _, levels in _levels(of_type, counts):
+            costs += torch.bincount(levels, minlength=LEVELS) * of_type.row_bytes
+    above = costs.sum() - costs.cumsum(0)  # bytes of all rows with higher counts
+    last = int((above <= budget).nonzero()[0])  # the lowest count of which some rows fit
+    left = budget - int(above[last])
+    chosen = {}
+    for of_type in remote:
+        pieces = []
+        for first, levels in _levels(of_type, counts):
+            partly = (levels == last).nonzero().view(-1)[: left // of_type.row_bytes]
+            left -= partly.numel() * of_type.row_bytes
+            whole = (levels > last).nonzero().view(-1)
+            pieces.append(torch.cat([whole, partly]).sort().values + first)
+        chosen[of_type.name] = torch.cat(pieces)
+    return {name: ids for name, ids in chosen.items() if ids.numel()}
+
+
+def _levels(of_type: Remote, counts: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """How often the nodes of each span were asked for; very high counts are taken as one."""
+    for first, end in of_type.spans:
+        of_span = counts[of_type.name][first:end] if of_type.name in counts else torch.zeros(end - first).long()
+        yield first, of_span.clamp(max=LEVELS - 1)
+
+
+def _fill(features: Sharded, name: str, ids: Tensor) -> HeldRows:
+    """Fetch rows, some at a time."""
+    of_type = features.schema.node_type(name)
+    fields = of_type.fields.items()
+    tables = {field: torch.empty((ids.numel(), *kind.shape), dtype=DTYPES[kind.dtype]) for field, kind in fields}
+    at_once = max(1, FILLED_AT_ONCE // _row_bytes(of_type))
+    for begin in range(0, ids.numel(), at_once):
+        some = ids[begin : begin + at_once]
+        wanted = [Wanted(name, field, some) for field in tables]
+        features.gather_at(wanted, [None] * len(wanted), [rows[begin : begin + at_once] for rows in tables.values()])
+    numbered = IdMap(ids.numel())
+    numbered.add(ids)
+    return HeldRows(numbered, tables)

@@ -1,5 +1,0 @@
-"""Layer-wise inference over the whole graph, out of core."""
-
-from hoploom.train.inference.infer import Inference, infer
-
-__all__ = ["Inference", "infer"]

@@ -1,0 +1,208 @@
+"""The pieces of a run as a recipe names them: model, loaders, optimizer, schedule. Each could be made by hand as well.
+
+Schedules are closed forms of the step, so that a resumed run follows the same curve; they take the number of steps
+from the recipe and know nothing of an early stop.
+"""
+
+import importlib
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from hoploom.dist.context import Context, unwrap
+from hoploom.errors import ConfigError, HoploomError
+from hoploom.load import LinkNeighborLoader, NeighborLoader
+from hoploom.load.loader import Loader
+from hoploom.nn import GNN, Shape
+from hoploom.schema import DTYPES, RelationName
+from hoploom.train.runs.problem import Goal, relation_of
+from hoploom.train.runs.run_file import LINKS, Recipe
+from hoploom.train.tasks import Mode
+
+Fanouts = list[int] | dict[RelationName, list[int]]
+LEAST_TAIL = 64  # seeds; fewer join the step before them, whatever the number of ranks, as long as it is not above
+
+# --- model ---------------------------------------------------------------------------------------
+
+
+def model_of(recipe: Recipe, goal: Goal) -> nn.Module:
+    """The model, with weights that follow from the recipe's seed."""
+    torch.manual_seed(recipe.seed)
+    if recipe.model.factory is not None:
+        return _from_factory(recipe, goal)
+    section = recipe.model
+    shape = Shape(
+        hidden=section.hidden,
+        num_layers=len(recipe.loader.fanouts),
+        out=goal.num_outputs,
+        dropout=section.dropout,
+        heads=section.heads,
+        norm=section.norm,
+        residual=section.residual,
+    )
+    try:
+        return GNN(section.name, goal.store.schema, shape, goal.out_types)
+    except ConfigError as error:
+        raise recipe.problem("model.name", f"model.name = {section.name!r} does not fit the store: {error}") from error
+
+
+def _from_factory(recipe: Recipe, goal: Goal) -> nn.Module:
+    """What the user's function makes of the store."""
+    address = str(recipe.model.factory)
+    make = _function_at(recipe, address)
+    try:
+        model = make(goal.store, goal.num_outputs, **recipe.model.options)
+    except HoploomError:
+        raise
+    except Exception as error:
+        message = f"{address}(store, {goal.num_outputs}, **{recipe.model.options}) failed: {_shown(error)}"
+        raise recipe.problem("model.factory", f"{message}; mend it") from error
+    if not isinstance(model, nn.Module):
+        message = f"{address} returned a {type(model).__name__}; return a torch.nn.Module"
+        raise recipe.problem("model.factory", message)
+    return model
+
+
+def _function_at(recipe: Recipe, address: str) -> Callable[..., Any]:
+    """The function at `module:function`. The module is looked for in `model.modules` first, then as Python does."""
+    module_name, _, function_name = address.partition(":")
+    folder = recipe.model.modules
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        message = f"{module_name} cannot be imported: {_shown(error)}; mend it, or name its folder in model.modules"
+        raise recipe.problem("model.factory", message) from error
+    found = getattr(module, function_name, None)
+    if not callable(found):
+        message = f"{module_name} ({module.__file__}) has no function {function_name!r}; write one"
+        raise recipe.problem("model.factory", message)
+    return found  # type: ignore[no-any-return]
+
+
+def _shown(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+# --- loaders -------------------------------------------------------------------------------------
+
+
+def train_loader(recipe: Recipe, goal: Goal, context: Context, model: nn.Module) -> Loader:
+    """This rank's share of the training seeds, shuffled."""
+    section = recipe.loader
+    placement: dict[str, Any] = {
+        "rank": context.rank,
+        "world_size": context.world_size,
+        "seed": recipe.seed,
+        "shuffle": True,
+        "batch_size": section.batch_size // context.world_size,
+        "least_tail": LEAST_TAIL,
+        "locality": recipe.cluster.locality,
+        "device": context.device,
+    }
+    return _loader(recipe, goal, model, "train", per_relation(recipe, goal), **placement)
+
+
+def eval_loader(recipe: Recipe, goal: Goal, context: Context, model: nn.Module, split: str) -> Loader:
+    """All seeds of a split, in order; `evaluate` shares its steps out."""
+    section = recipe.loader
+    fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(recipe, goal)
+    batch_size = section.eval_batch_size or section.batch_size
+    placement: dict[str, Any] = {"batch_size": batch_size, "device": context.device, "seed": recipe.seed}
+    return _loader(recipe, goal, model, split, fanouts, **placement)
+
+
+def _loader(recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **placement: Any) -> Loader:
+    section, task = recipe.loader, recipe.task
+    schema = goal.store.schema
+    options: dict[str, Any] = placement | {
+        "replace": section.replace,
+        "labor": section.labor,
+        "mode": section.mode,
+        "num_workers": section.threads,
+        "weight_attr": schema.weight if section.weighted else None,
+    }
+    module = unwrap(model)
+    if isinstance(module, GNN):  # layer one is aggregated where its rows lie
+        floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
+        is_whole = split == "train" and recipe.train.whole_steps  # then layer one is part of what is recorded
+        reduce = module.first_reduce if all(floats) and not is_whole else None
+        options |= {"aggregate": reduce, "degrees": _needs_degrees(recipe, goal, module)}
+    if task.kind == LINKS:
+        options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
+        return LinkNeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
+    if section.temporal is not None:
+        options |= {"temporal_strategy": section.temporal, "time_attr": schema.time}
+    return NeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
+
+
+def _needs_degrees(recipe: Recipe, goal: Goal, module: GNN) -> bool:
+    store = goal.store
+    if module.needs_degrees and store.elsewhere is None and len(store.topology) < len(store.ranges):
+        message = f'model.name = "{recipe.model.name}" needs in-degrees, and a process maps the edges of its parts only'
+        raise recipe.problem("cluster.topology", f'{message}; set cluster.topology = "local", or take another model')
+    return module.needs_degrees
+
+
+def per_relation(recipe: Recipe, goal: Goal) -> Fanouts:
+    """One list for all relations, or one for each where the recipe sets some apart."""
+    fanouts, others, schema = recipe.loader.fanouts, recipe.loader.relation_fanouts, goal.store.schema
+    if not others:
+        return list(fanouts)
+    apart = {relation_of(recipe, "loader.relation_fanouts", schema, name): counts for name, counts in others.items()}
+    return {relation.key: list(apart.get(relation.key, fanouts)) for relation in schema.relations}
+
+
+# --- optimizer and schedule ----------------------------------------------------------------------
+
+
+def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """The optimizer of all parameters that are learned."""
+    section = recipe.optimizer
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if section.name == "sgd":
+        return SGD(learned, section.lr, section.momentum, weight_decay=section.weight_decay)
+    if section.name == "adamw":
+        return AdamW(learned, section.lr, weight_decay=section.weight_decay)
+    return Adam(learned, section.lr, weight_decay=section.weight_decay)
+
+
+def scheduler_of(
+    recipe: Recipe, optimizer: Optimizer, num_batches: int, mode: Mode
+) -> LRScheduler | ReduceLROnPlateau | None:
+    """The schedule, for epochs of that many batches. A plateau is judged per epoch, all others go by the step."""
+    section = recipe.scheduler
+    if section.name == "none":
+        return None
+    if section.name == "plateau":
+        return ReduceLROnPlateau(optimizer, mode, section.factor, section.wait, min_lr=section.min_lr)
+    steps_per_epoch = math.ceil(num_batches / recipe.train.accumulate)
+    return LambdaLR(optimizer, _curve(recipe, steps_per_epoch))
+
+
+def _curve(recipe: Recipe, steps_per_epoch: int) -> Callable[[int], float]:
+    """What the learning rate is multiplied by at a step."""
+    section = recipe.scheduler
+    if section.name == "step":
+        cut_every = section.every * steps_per_epoch
+        return lambda step: float(section.factor ** (step // cut_every))
+    num_steps = recipe.train.epochs * steps_per_epoch
+    if recipe.train.max_steps is not None:
+        num_steps = min(num_steps, recipe.train.max_steps)
+    num_warm = int(section.warmup * num_steps) if section.name == "warmup-cosine" else 0
+    least = section.min_lr / recipe.optimizer.lr
+
+    def cosine(step: int) -> float:
+        if step < num_warm:
+            return (step + 1) / num_warm
+        progress = min(1.0, (step - num_warm) / max(1, num_steps - num_warm))
+        return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
+
+    return cosine

@@ -1,0 +1,121 @@
+"""The run.toml that `hoploom init` writes: every key with its default and a comment, filled in from a store."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hoploom.config.keys import default_of
+from hoploom.config.text import as_toml
+from hoploom.schema import NodeType, Schema
+from hoploom.store import Store
+from hoploom.store.disk import open_store
+from hoploom.train.runs.problem import largest_label
+from hoploom.train.runs.run_file import (
+    KEYS,
+    LINKS,
+    SECTIONS,
+    Recipe,
+    all_keys,
+    applies,
+    full_name,
+    keys_of,
+)
+
+HEADER = """\
+# What `hoploom train` does. Every key may be left out but `store`: a line shows its default, and a line behind
+# `# ` is not in force. Change one for a single run with --set, e.g. `--set optimizer.lr=0.01`.
+"""
+COLUMN, WIDTH = 32, 120  # where comments begin, and where they end
+WHOLE = ("int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+def template(known: Mapping[str, Any] | None = None, notes: Mapping[str, str] | None = None) -> str:
+    """A commented run.toml. `known` are values to fill in, by full name; `notes` take the place of a key's help.
+
+    >>> Path("run.toml").write_text(template({"store": "papers.store", "loader.fanouts": (10, 5)}))
+    """
+    known, notes = known or {}, notes or {}
+    defaults = {key: default_of(described) for key, described in all_keys()}
+    values = defaults | {"store": KEYS["store"].example} | dict(known)
+    lines = [HEADER]
+    for section, owner in ("", Recipe), *SECTIONS.items():
+        lines += [f"\n[{section}]  # {str(owner.__doc__).rstrip('.').lower()}"] if section else []
+        for name in keys_of(section):
+            key = full_name(section, name)
+            lines.append(_template_line(name, key, values, notes.get(key, KEYS[key].help)))
+    return "\n".join(lines) + "\n"
+
+
+def _template_line(name: str, key: str, values: Mapping[str, Any], help: str) -> str:
+    value = values[key]
+    in_force = applies(key, values) and value not in (None, {})
+    shown = KEYS[key].example if value in (None, {}) and KEYS[key].example is not None else value
+    line = f"{'' if in_force else '# '}{name} = {as_toml(shown)}"
+    words = KEYS[key].rule.words
+    choices = f": {', '.join(words)}" if words and not any(f"{word}:" in help for word in words) else ""
+    beside = f"{line:<{COLUMN}}  # {help}{choices}"
+    return beside if len(beside) <= WIDTH else f"# {help}{choices}:\n{line}"
+
+
+def template_for(store: Path, *, beside: Path) -> str:
+    """The template with what a store's manifest tells filled in, to be written into the folder `beside`."""
+    known, notes = _of_store(store, beside)
+    return template(known, notes)
+
+
+def _of_store(folder: Path, beside: Path) -> tuple[dict[str, object], dict[str, str]]:
+    """What a store says of its recipe: values, and notes that take the place of some keys' help."""
+    store = open_store(folder)
+    schema = store.schema
+    known: dict[str, object] = {"store": os.path.relpath(folder, beside)}
+    notes: dict[str, str] = {}
+    labelled = next((t for t in schema.node_types if t.splits), None)
+    label = None if labelled is None else _label_of(labelled)
+    if labelled is None or label is None:
+        known |= {"task.kind": LINKS, "task.relation": " ".join(schema.relations[0].key)}
+        notes["task.relation"] = f"one of: {_relations(schema)}"
+    else:
+        known |= {"task.kind": _kind_of(labelled, label), "task.label": label, **_splits_of(labelled)}
+        notes["task.label"] = f"a field with labels; the fields are {', '.join(labelled.fields)}"
+        if known["task.kind"] == "node-classification":
+            notes["task.num_classes"] = f"classes; counted where left out: {_num_classes(store, labelled, label)} here"
+        if not schema.homogeneous:
+            known["task.node_type"] = labelled.name
+    if not schema.homogeneous:
+        known["model.name"] = "rsage"
+        notes["loader.relation_fanouts"] = f"the relations are {_relations(schema)}"
+    return known, notes
+
+
+def _relations(schema: Schema) -> str:
+    return ", ".join(as_toml(" ".join(relation.key)) for relation in schema.relations)
+
+
+def _label_of(node_type: NodeType) -> str | None:
+    """`y`, else the first field of whole numbers."""
+    if "y" in node_type.fields:
+        return "y"
+    whole = [name for name, field in node_type.fields.items() if field.dtype in WHOLE and name != "x"]
+    return whole[0] if whole else None
+
+
+def _kind_of(node_type: NodeType, label: str) -> str:
+    field = node_type.fields[label]
+    if field.shape and field.shape != (1,):
+        return "multi-label"
+    return "node-classification" if field.dtype in WHOLE else "node-regression"
+
+
+def _num_classes(store: Store, node_type: NodeType, label: str) -> int:
+    splits = [store.split(name, node_type.name) for name in node_type.splits]
+    return int(largest_label(store, node_type.name, label, splits)) + 1
+
+
+def _splits_of(node_type: NodeType) -> dict[str, str]:
+    """train, val and test by these names or by alike ones; the first split trains where none is called so."""
+    names = list(node_type.splits)
+    found = {"train": "train" if "train" in names else names[0]}
+    found["val"] = next((name for name in ("val", "valid", "validation") if name in names), "")
+    found["test"] = "test" if "test" in names else ""
+    return {f"task.{split}": name for split, name in found.items()}

@@ -1,0 +1,158 @@
+"""`hoploom train` where the graph is elsewhere: what [cluster] says is done, and the result is that of one machine."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support.servers import addresses_of, serving
+
+import hoploom
+from hoploom import ConfigError
+from hoploom.ingest.synthetic import generate
+from hoploom.nn import GNN, Shape
+from hoploom.train import init
+from hoploom.train.runs.read_run_file import parse_recipe
+from hoploom.train.runs.run import Result, run, summary
+from hoploom.train.runs.run_file import Recipe
+
+RUN = """
+store = "graph.store"
+seed = 3
+
+[model]
+hidden = 16
+
+[loader]
+fanouts = [4, 3]
+batch_size = 256
+threads = 1
+
+[train]
+epochs = 2
+
+[output]
+tensorboard = false
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a graph of two parts."""
+    folder = tmp_path_factory.mktemp("runs")
+    generate(folder / "graph.store", num_nodes=2000, avg_degree=8, num_features=8, num_classes=4, num_parts=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(here: Path) -> Result:
+    """What one machine makes of it."""
+    return _run(_recipe(here, "alone"))
+
+
+def _recipe(here: Path, name: str, *overrides: str, text: str = RUN) -> Recipe:
+    return parse_recipe(text, [*overrides, f"output.folder={here / name}"], folder=here)
+
+
+def _run(recipe: Recipe) -> Result:
+    with init(device="cpu") as context:
+        return run(recipe, context, progress=False)
+
+
+def _numbers(result: Result) -> tuple[Any, ...]:
+    return result.outcome, result.test, result.num_parameters
+
+
+def test_without_a_store_servers_make_the_batches(here: Path, alone: Result) -> None:
+    text = RUN.replace('store = "graph.store"\n', "")
+    with serving(here / "graph.store", [[]]) as (server,):
+        recipe = _recipe(here, "apart", f"cluster.servers={server.address}", "model.name=sage", text=text)
+        assert _numbers(_run(recipe)) == _numbers(alone)
+        again = _run(_resumed(here / "apart"))  # from the recipe that the run left behind
+    assert again.outcome.epochs == 2
+
+
+def _resumed(folder: Path) -> Recipe:
+    return parse_recipe((folder / "run.toml").read_text(), [f"output.folder={folder / 'again'}"])
+
+
+def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(here: Path, alone: Result) -> None:
+    with serving(here / "graph.store", [[1]]) as (server,):
+        cluster = [f"cluster.servers={server.address}", "cluster.parts=[0]", "cluster.topology=parted"]
+        result = _run(_recipe(here, "worker", *cluster, "cluster.look_ahead=2"))
+        kept = _run(_recipe(here, "cached", *cluster, "cluster.cache=50%"))
+    assert _numbers(result) == _numbers(kept) == _numbers(alone)
+    assert (result.cache, alone.cache) == (None, None)
+    told = json.loads((here / "cached" / "result.json").read_text())["cache"]
+    assert kept.cache is not None
+    assert told["rows"] == kept.cache.num_rows == 500  # half of part 1
+    assert told["hit_rate"] == pytest.approx(told["hits"] / (told["hits"] + told["misses"]), abs=1e-6)
+    assert 0.5 < told["hit_rate"] < 1  # the rows most visited are found more often than others
+    assert re.search(r"\ncache: 500 rows held in .*; [0-9.]+ ?% of .* found\n", summary(kept))
+
+
+def test_a_model_that_needs_in_degrees_needs_all_edges_in_reach(here: Path) -> None:
+    gcn = ["model.name=gcn", "train.epochs=1"]
+    with serving(here / "graph.store", [[1]]) as (server,):
+        cluster = [*gcn, f"cluster.servers={server.address}", "cluster.parts=[0]"]
+        local = _run(_recipe(here, "gcn-local", *cluster, "cluster.topology=local"))
+        with pytest.raises(ConfigError, match=r'^--set cluster.topology=parted: model.name = "gcn" needs in-degrees'):
+            _run(_recipe(here, "gcn-parted", *cluster, "cluster.topology=parted"))
+    assert _numbers(local) == _numbers(_run(_recipe(here, "gcn-alone", *gcn)))
+
+
+def test_inference_reaches_what_lies_elsewhere(here: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    near = hoploom.open(here / "graph.store")
+    model = GNN("sage", near.schema, Shape(8, 2, 4))
+    with (
+        serving(here / "graph.store", [[0], [1]]) as servers,
+        hoploom.connect(addresses_of(servers), made="here") as without_graph,
+        hoploom.connect(addresses_of(servers), here / "graph.store", parts=[0], topology="parted") as beside,
+    ):
+        stores = {"near": near, "without-graph": without_graph, "beside": beside}
+        for name, store in stores.items():
+            hoploom.infer(model, store, tmp_path / name)
+    rows = [pq.read_table(tmp_path / name) for name in stores]
+    assert rows[0].num_rows == 2000
+    assert rows[1].equals(rows[0])
+    assert rows[2].equals(rows[0])
+
+
+def test_links_count_both_of_their_ends(here: Path) -> None:
+    ends = torch.arange(600).view(2, 300) * 3
+    (here / "links").mkdir()
+    np.save(here / "links" / "train.npy", ends.numpy())
+    links = ["task.kind=link-prediction", f"task.links={here / 'links'}", "train.epochs=1", "cluster.cache=64kB"]
+    with serving(here / "graph.store", [[0]]) as (server,):
+        cluster = [f"cluster.servers={server.address}", "cluster.parts=[1]"]
+        kept = _run(_recipe(here, "links-cached", *links, *cluster))
+    plain = _run(_recipe(here, "links-alone", *links))
+    assert _numbers(kept) == _numbers(plain)
+    assert kept.cache is not None
+    assert 0 < kept.cache.num_bytes <= 64_000
+
+
+def test_what_has_no_say_where_servers_make_the_batches_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(here / "graph.store", [[]]) as (server,):
+        monkeypatch.setenv("HOPLOOM_SERVERS", server.address)  # as hoploom launch does: the recipe names a store
+        for key, message in (
+            ("cache=20%", "cluster.cache has no say where servers make the batches; .* start them with --cache"),
+            ("locality=true", "cluster.locality has no say .*: no process holds a part; leave it out"),
+        ):
+            with pytest.raises(ConfigError, match=f"^--set cluster.{key}: {message}"):
+                _run(_recipe(here, "refused", f"cluster.{key}"))
+        with pytest.raises(ConfigError, match=r"task.links is missing, and edges can be held out only where a process"):
+            _run(_recipe(here, "refused", "task.kind=link-prediction"))
+
+
+def test_on_one_machine_the_section_changes_nothing(here: Path, alone: Result) -> None:
+    result = _run(_recipe(here, "single", "cluster.locality=true", "cluster.topology=parted"))
+    assert _numbers(result) == _numbers(alone)
+    told = json.loads((here / "single" / "result.json").read_text())
+    assert "cache" not in told
+    assert "cache" not in summary(result)

@@ -1,0 +1,219 @@
+"""Graph servers in other processes: the same batch wherever its parts are, and what a server says and refuses."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+import pytest
+import torch
+from support.batches import assert_same_batches
+from support.cases import MakeLoader, every_case, store_of
+from support.graphs import save_in_parts
+from support.servers import OneProcess, addresses_of, one_process, serving
+
+import hoploom
+from hoploom import ConfigError, PeerError, Store, StoreError
+from hoploom.serve import wire
+from hoploom.serve.peers import Peers
+from hoploom.serve.security import ClientSecurity
+from hoploom.serve.wire import Message
+from hoploom.store import Wanted
+
+pytestmark = pytest.mark.timeout(180)
+PARTS = [[0, 1], [2, 3], [1, 2]]  # of four; the last server holds replicas
+
+
+class Fleet:
+    """Stores in four parts and their servers, one fleet for each way a store was built, all in one other process."""
+
+    def __init__(self, folder: Path, process: OneProcess) -> None:
+        self._folder, self._process = folder, process
+        self._known: dict[str, tuple[Path, list[str]]] = {}
+
+    def of(self, heterogeneous: bool, attrs: dict[str, Any]) -> tuple[Path, list[str]]:
+        key = f"{heterogeneous}-{'-'.join(map(str, attrs.values()))}"
+        if key not in self._known:
+            path = self._folder / key
+            save_in_parts(store_of(heterogeneous, attrs), path, 4)
+            self._known[key] = path, self._process.serve(path, PARTS)
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with one_process() as process:
+        yield Fleet(tmp_path_factory.mktemp("fleet"), process)
+
+
+@every_case
+def test_parts_on_servers_change_nothing(
+    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], fleet: Fleet
+) -> None:
+    path, servers = fleet.of(heterogeneous, attrs)
+    local = list(make(hoploom.open(path)))
+    with hoploom.connect(servers, made="here") as nothing_here:
+        assert_same_batches(local, make(nothing_here, num_workers=2))
+    for topology, look_ahead in (("local", 3), ("parted", 1)):
+        with hoploom.connect(servers, path, parts=[0], topology=topology, look_ahead=look_ahead) as worker:  # type: ignore[arg-type]
+            assert_same_batches(local, make(worker, num_workers=2))
+
+
+def test_aggregated_rows_of_parts_on_servers_are_the_same(fleet: Fleet) -> None:
+    path, servers = fleet.of(False, {})
+
+    def make(store: Store) -> Any:
+        return hoploom.NeighborLoader(store, [3, 2], "train", batch_size=7, aggregate="mean")
+
+    with hoploom.connect(servers, path, parts=[2]) as worker:
+        assert_same_batches(make(hoploom.open(path)), make(worker))
+
+
+def test_fields_of_edges_that_lie_beside_the_topology_are_not_asked_for(fleet: Fleet) -> None:
+    path, servers = fleet.of(False, {})
+    local = hoploom.open(path)
+    key, count = local.schema.relations[0].key, local.schema.relations[0].num_edges
+    fields = [Wanted(key, name, torch.arange(count)) for name in local.schema.relations[0].fields]
+    assert fields
+    for topology, asked in (("local", 0), ("parted", 3)):
+        with hoploom.connect(servers, path, parts=[0], topology=topology) as worker:  # type: ignore[arg-type]
+            before = worker.traffic()["requests"]
+            for ours, theirs in zip(worker.features.gather(fields), local.features.gather(fields), strict=True):
+                assert torch.equal(ours, theirs)
+            assert worker.traffic()["requests"] - before == asked
+
+
+def test_two_parts_on_two_servers_change_nothing(tmp_path: Path) -> None:
+    store = save_in_parts(store_of(False, {}), tmp_path / "store", 2)
+    with serving(tmp_path / "store", [[0], [1]]) as servers:
+        for own in (0, 1):
+            with hoploom.connect(addresses_of(servers), tmp_path / "store", parts=[own], topology="parted") as worker:
+                loaders = [hoploom.NeighborLoader(s, [3, 2], "train", batch_size=7) for s in (store, worker)]
+                assert_same_batches(*loaders)
+                assert worker.split("train").tolist() == store.split("train").tolist()
+        assert servers[0].stop() == 0
+        assert "stopping: 0 requests under way, new ones are refused\nstopped" in servers[0].process.stdout.read()
+
+
+# --- what a server refuses -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def peers(fleet: Fleet) -> Iterator[Peers]:
+    _, servers = fleet.of(False, {})
+    with Peers(servers[:1], ClientSecurity(), timeout=10.0, own=[2, 3]) as peers:
+        yield peers
+
+
+IDS = torch.arange(3)
+SAMPLE = {
+    **{"ask": "sample", "part": 0, "frontiers": [[0, False, False]], "key": 1, "hop": 0, "fanouts": [2]},
+    **dict.fromkeys(("replace", "last", "labor", "weighted"), False),
+}
+
+
+def without(header: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in header.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("header", "tensors", "said"),
+    [
+        ({"ask": "everything"}, [], "asks for 'everything'"),
+        ({}, [], "ask of a request is None, not a name"),
+        ({"ask": "gather", "part": 3, "wanted": []}, [], "part 3; this server holds parts \\[0, 1\\]"),
+        ({"ask": "gather", "part": "0", "wanted": []}, [], "part '0'"),
+        ({"ask": "gather", "part": True, "wanted": []}, [], "part True"),
+        ({"ask": "gather", "part": 0}, [], "wanted of a request"),
+        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([15])], "id 15 of 'node'"),
+        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([-1])], "id -1 of 'node'"),
+        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([0.5])], "dtype torch.float32"),
+        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 1]]}, [IDS], "not a whole number from 0 to below 1"),
+        ({"ask": "gather", "part": 0, "wanted": [["node", "z", 0]]}, [IDS], "'z' of 'node'"),
+        ({"ask": "gather", "part": 0, "wanted": [["nobody", "x", 0]]}, [IDS], "unknown node type 'nobody'"),
+        ({"ask": "gather", "part": 0, "wanted": [[["a", "b"], "x", 0]]}, [IDS], "neither a node type nor a relation"),
+        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]] * 5000}, [IDS], "at most"),
+        ({"ask": "split", "part": 0, "type": "node", "split": "dev"}, [], "split 'dev'"),
+        (SAMPLE | {"fanouts": [1 << 40]}, [IDS], "fanout of a request"),
+        (SAMPLE | {"fanouts": [1 << 30], "replace": True}, [IDS], "would pick 3221225472 edges"),
+        (SAMPLE | {"fanouts": []}, [IDS], "one per relation is needed"),
+        (SAMPLE | {"frontiers": [[1, False, False]]}, [IDS], "not a whole number from 0 to below 1"),
+        (SAMPLE | {"frontiers": [[0, True, False]]}, [IDS], "which its tensors do not fit"),
+        (SAMPLE | {"frontiers": [[0, True, False]]}, [IDS, IDS[:2]], "for 3 nodes; int64, one each"),
+        (SAMPLE | {"frontiers": [0]}, [IDS], "which its tensors do not fit"),
+        (SAMPLE | {"key": -1}, [IDS], "key of a request is -1"),
+        (SAMPLE | {"hop": None}, [IDS], "hop of a request is None"),
+        (without(SAMPLE, "labor"), [IDS], "labor of a request is None"),
+        (SAMPLE, [torch.tensor([10**12])], "id 1000000000000 of 'node' is not in"),
+    ],
+)
+def test_a_bad_request_is_refused_and_the_next_one_answered(
+    header: dict[str, Any], tensors: list[torch.Tensor], said: str, peers: Peers
+) -> None:
+    with pytest.raises((ConfigError, StoreError), match=said):
+        peers.ask(Message(header, tensors), 0)
+    rows = peers.ask(Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [IDS]), 0).tensors[0]
+    assert rows.shape == (3, 5)
+
+
+def test_ten_to_the_twelve_ids_are_refused_before_anything_is_allocated(fleet: Fleet) -> None:
+    _, servers = fleet.of(False, {})
+    client = flight.FlightClient(f"grpc://{servers[0]}")
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(wire.COMMAND))
+    writer.begin(wire.SCHEMA)
+    header = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]], "tensors": [["int64", [10**12]]]}
+    writer.write_metadata(json.dumps(header).encode())
+    answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+    assert "1 tensors of 8000000000000 bytes; at most" in answer["message"]
+    with pytest.raises(flight.FlightServerError, match="malformed"):
+        reader.read_chunk()
+
+
+def test_another_version_is_refused_by_name(fleet: Fleet) -> None:
+    _, servers = fleet.of(False, {})
+    client = flight.FlightClient(f"grpc://{servers[0]}")
+    _, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"hoploom/99"))
+    with pytest.raises(flight.FlightServerError, match=r"speaks b'hoploom/99', this server hoploom/1 \(Hoploom"):
+        reader.read_chunk()
+
+
+def test_another_stores_parts_are_refused(fleet: Fleet, tmp_path: Path) -> None:
+    _, servers = fleet.of(False, {})
+    other = tmp_path / "other"
+    save_in_parts(store_of(False, {"weight_attr": "weight"}), other, 4)
+    with pytest.raises(StoreError, match="is another one than the servers'"):
+        hoploom.connect(servers, other, parts=[0])
+    with serving(other, [[0, 1]]) as strangers, pytest.raises(StoreError, match="serves another store"):
+        hoploom.connect([servers[1], strangers[0].address], made="here")
+
+
+def test_a_part_that_nobody_serves_is_named(fleet: Fleet) -> None:
+    path, servers = fleet.of(False, {})
+    with pytest.raises(PeerError, match="no server holds part 2"):
+        hoploom.connect(servers[:1], path, parts=[3])  # at once, for all of them have answered
+    with pytest.raises(PeerError, match="no server makes whole batches; start them with --peers"):
+        hoploom.connect(servers[:1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"servers": ""}, "servers are ''"),
+        ({"servers": ["host"]}, "the address is 'host'"),
+        ({"servers": "h:99999"}, "the address is 'h:99999'"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"topology": "global"}, "topology is 'global'"),
+        ({"made": "there"}, "made is 'there'"),
+        ({"made": "servers", "path": "x"}, "needs no store here"),
+        ({"token_file": "nowhere"}, "nowhere cannot be read"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        hoploom.connect(**{"servers": "127.0.0.1:1", **options})
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(PeerError, match=r"127\.0\.0\.1:9 does not listen"):
+        hoploom.connect("127.0.0.1:9", made="here", timeout=0.6)

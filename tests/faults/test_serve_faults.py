@@ -1,0 +1,211 @@
+"""Servers that die, hang or are cut off in the middle of an epoch: the same batches, or an error in time."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import fault_workers
+from support.batches import assert_same_batches
+from support.fleets import MODES, PARTS, connect, loader, save, wait_until, warm_up, within
+from support.graphs import random_graph
+from support.proxy import Proxy
+from support.servers import Server, addresses_of, restart_dead, serving, serving_together
+
+import hoploom
+from hoploom import PeerError, Store
+from hoploom.serve.client import LostError, Peer
+from hoploom.serve.peers import Peers
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # silence of a few seconds is an error here
+LONG = 40.0  # seconds for what must come to a good end, however busy the machine
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(path: Path) -> list[Any]:
+    return list(loader(hoploom.open(path)))
+
+
+@pytest.fixture(scope="module")
+def fleet(path: Path) -> Iterator[list[Server]]:
+    with serving_together(path, PARTS, "--timeout", "3", "--metrics", "127.0.0.1:0") as servers:
+        warm_up(servers)
+        yield servers
+
+
+@pytest.fixture
+def servers(fleet: list[Server]) -> Iterator[list[Server]]:
+    """The fleet, whole again."""
+    restart_dead(fleet)
+    yield fleet
+    for server in fleet:
+        server.resume()
+
+
+def _epoch(store: Store, disturb: Any, at: int = 5) -> list[Any]:
+    """The batches of an epoch that is disturbed once some of them are here."""
+    found = []
+    for batch in loader(store):
+        found.append(batch)
+        if len(found) == at:
+            disturb()
+    return found
+
+
+# --- hanging -------------------------------------------------------------------------------------
+
+
+@every_mode
+def test_a_stopped_server_is_left_for_its_replica(
+    mode: str, servers: list[Server], path: Path, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, note_lost = [], Peers._note_lost
+
+    def counted(peers: Peers, peer: Peer, error: LostError) -> None:
+        losses.append(peer.address)
+        note_lost(peers, peer, error)
+
+    monkeypatch.setattr(Peers, "_note_lost", counted)
+    with connect(mode, addresses_of(servers), path, timeout=6) as store:
+        with within(20):
+            assert_same_batches(undisturbed, _epoch(store, servers[1].pause))
+        losses.clear()
+        with within(20):
+            assert_same_batches(undisturbed, loader(store))
+        assert servers[1].address not in losses  # it was not asked again
+        servers[1].resume()
+        servers[2].pause()
+        with within(20):  # and it is asked when it is back
+            assert_same_batches(undisturbed, loader(store))
+
+
+@every_mode
+def test_a_stopped_server_without_a_replica_is_named_in_time(
+    mode: str, servers: list[Server], path: Path, undisturbed: list[Any]
+) -> None:
+    with connect(mode, addresses_of(servers), path, timeout=3) as store:
+        assert_same_batches(undisturbed, loader(store))
+        for server in servers[1:]:
+            server.pause()
+        with within(8), pytest.raises(PeerError, match=servers[1].address):
+            list(loader(store))
+        for server in servers[1:]:
+            server.resume()
+        assert_same_batches(undisturbed, loader(store))
+
+
+# --- cut off -------------------------------------------------------------------------------------
+
+
+@every_mode
+def test_a_line_that_is_cut_and_mended_changes_no_batch(
+    mode: str, servers: list[Server], path: Path, undisturbed: list[Any]
+) -> None:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(server.address)) for server in servers]
+        store = stack.enter_context(connect(mode, [proxy.address for proxy in proxies], path, timeout=LONG))
+
+        def cut() -> None:
+            for proxy in proxies:
+                proxy.cut()
+            mending.start()
+
+        def mend() -> None:  # once somebody has been refused: all threads may wait for that one part
+            wait_until(lambda: any("does not listen" in peer.last_loss for peer in store.peers._peers))  # type: ignore[union-attr]
+            for proxy in proxies:
+                proxy.mend()
+
+        mending = threading.Thread(target=mend)
+        assert_same_batches(undisturbed, _epoch(store, cut))
+        mending.join()
+
+
+# --- killed --------------------------------------------------------------------------------------
+
+
+def test_a_killed_server_with_a_replica_changes_no_batch(
+    servers: list[Server], path: Path, undisturbed: list[Any]
+) -> None:
+    with ExitStack() as stack:
+        stores = [stack.enter_context(connect(mode, addresses_of(servers), path, LONG)) for mode in MODES]
+        found: list[list[Any]] = [[], []]
+        for both in zip(*map(loader, stores), strict=True):
+            for batches, batch in zip(found, both, strict=True):
+                batches.append(batch)
+            if len(found[0]) == 5:
+                servers[1].kill()
+        for batches in found:
+            assert_same_batches(undisturbed, batches)
+
+
+def test_a_restarted_server_is_asked_again_in_the_same_epoch(
+    servers: list[Server], path: Path, undisturbed: list[Any]
+) -> None:
+    with ExitStack() as stack:
+        stores = [stack.enter_context(connect(mode, addresses_of(servers), path, LONG)) for mode in MODES]
+        servers[2].kill()  # the replica
+        found: list[list[Any]] = [[], []]
+        for both in zip(*map(loader, stores), strict=True):
+            for batches, batch in zip(found, both, strict=True):
+                batches.append(batch)
+            if len(found[0]) == 5:
+                servers[1].restart()
+        for batches in found:
+            assert_same_batches(undisturbed, batches)
+
+
+def test_killed_servers_without_a_replica_are_named_in_time(servers: list[Server], path: Path) -> None:
+    with ExitStack() as stack:
+        loops = []
+        for mode in MODES:
+            store = stack.enter_context(connect(mode, addresses_of(servers), path, timeout=3))
+            loops.append(iter(loader(store)))
+            next(loops[-1])
+        for server in servers[1:]:
+            server.kill()
+        for loop in loops:
+            with within(8), pytest.raises(PeerError, match=servers[1].address):
+                list(loop)
+
+
+def test_another_store_under_a_known_address_is_not_asked(path: Path, tmp_path: Path) -> None:
+    hoploom.from_pyg(random_graph(400, 3000, seed=2)).save(tmp_path / "other")
+    with serving(path, [[]]) as servers, hoploom.connect(addresses_of(servers), made="here", timeout=3) as store:
+        loop = loader(store)
+        list(loop)
+        servers[0].kill()
+        with (
+            serving(tmp_path / "other", [[]], listen=servers[0].address),
+            within(10),
+            pytest.raises(PeerError, match="serves another store"),
+        ):
+            list(loop)
+
+
+# --- every rank ----------------------------------------------------------------------------------
+
+
+def test_every_rank_ends_when_a_server_without_a_replica_is_lost(
+    servers: list[Server], path: Path, tmp_path: Path
+) -> None:
+    victims = ",".join(str(server.process.pid) for server in servers[1:])
+    given = [",".join(addresses_of(servers)), str(path), victims, str(tmp_path)]
+    with pytest.raises(PeerError, match=rf"^rank \d: no answer .* {servers[1].address} "):
+        hoploom.spawn(fault_workers.lose_a_server, 2, given, timeout=30)
+    ended = time.time()
+    assert ended - (tmp_path / "killed").stat().st_mtime < 30
+    for rank in range(2):
+        pid, batches = (tmp_path / f"{rank}").read_text().split()
+        assert int(batches) >= 3
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)

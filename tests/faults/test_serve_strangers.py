@@ -1,0 +1,318 @@
+"""Clients that misbehave: slow, killed, or no clients at all. The server goes on, in bounded memory, until told."""
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+import torch
+from support import TESTS
+from support.batches import assert_same, assert_same_batches
+from support.fleets import gauge, loader, wait_until, warm_up, within
+from support.graphs import random_graph
+from support.servers import Server, addresses_of, serving
+
+import hoploom
+from hoploom import PeerError, Store
+from hoploom.serve import wire
+from hoploom.serve.batch_client import RemoteBatches
+from hoploom.serve.batch_codec import unpacked
+from hoploom.serve.metrics import HELD, STREAMS, UNDER_WAY
+from hoploom.serve.wire import Message
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # a server is watched: its memory, and when it is idle
+
+NODES, WIDTH = 20_000, 1024  # of a batch of all rows, 80 MB, the buffers on the way hold but a part
+ROWS = NODES * WIDTH * 4  # bytes of all features
+MEMORY = 256_000_000
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("strangers") / "store"
+    data = random_graph(NODES, 60_000, seed=1)
+    data.x = torch.arange(NODES, dtype=torch.float32).view(-1, 1).repeat(1, WIDTH)
+    data.train_mask = torch.arange(NODES) < 200
+    hoploom.from_pyg(data).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(path: Path) -> Iterator[list[Server]]:
+    """Two servers of everything. The last tests stop them."""
+    with serving(path, [[], []], "--metrics", "127.0.0.1:0", "--memory", str(MEMORY)) as servers:
+        warm_up(servers)
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def server(pair: list[Server]) -> Server:
+    return pair[0]
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[Any]:
+    return list(loader(hoploom.open(path)))
+
+
+class Conversation:
+    """A stream as a client without manners has it."""
+
+    def __init__(self, server: Server, schema: pa.Schema = wire.SCHEMA) -> None:
+        self._client = flight.FlightClient(f"grpc://{server.address}")
+        options = flight.FlightCallOptions(timeout=60)
+        descriptor = flight.FlightDescriptor.for_command(wire.COMMAND)
+        self.writer, self.reader = self._client.do_exchange(descriptor, options)
+        self.writer.begin(schema)
+
+    def said(self) -> str:
+        """The server's refusal, or how it ended the conversation."""
+        try:
+            while (said := self.reader.read_chunk().app_metadata).equals(wire.BEAT):
+                pass  # the answer is still being made
+            return str(json.loads(said.to_pybytes()).get("message", "no refusal"))
+        except pa.ArrowException as error:
+            return str(error)
+
+    def close(self) -> None:
+        self.reader.cancel()
+        with suppress(pa.ArrowException):
+            self.writer.close()
+        self._client.close()
+
+
+GATHER = Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.arange(10 * NODES) % NODES])
+
+
+def _whole_batch(server: Server, size: int) -> Message:
+    """What a loader asks for a batch of the first nodes."""
+
+    class Recorder:
+        num_servers = 1
+        request = Message({})
+
+        def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
+            self.request = request
+            raise PeerError("recorded")
+
+    recorder = Recorder()
+    with hoploom.connect([server.address]) as store, suppress(PeerError):
+        next(iter(_large(replace(store, elsewhere=RemoteBatches(recorder, store.identity)), size)))
+    return recorder.request
+
+
+def _large(store: Store, size: int) -> hoploom.NeighborLoader:
+    return hoploom.NeighborLoader(store, [1], torch.arange(NODES), batch_size=size, num_workers=0)
+
+
+def _anonymous(server: Server) -> int:
+    """The bytes of a server's own memory; what it maps of the store is the kernel's."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _is_served(server: Server, expected: list[Any]) -> None:
+    with hoploom.connect([server.address], timeout=30) as store:
+        assert_same_batches(expected, loader(store))
+
+
+def _is_free(server: Server) -> bool:
+    return all(gauge(server, name) == 0 for name in (STREAMS, UNDER_WAY, HELD))
+
+
+# --- slow and killed clients ---------------------------------------------------------------------
+
+
+def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: list[Any]) -> None:
+    wait_until(lambda: _is_free(server))
+    before = _anonymous(server)
+    batch = _whole_batch(server, 18_000)  # with their neighbors nearly all rows
+    with ExitStack() as stack:
+        for request in (GATHER, GATHER, GATHER, batch, batch):  # ten times all rows each, or once
+            slow = stack.enter_context(closing(Conversation(server)))
+            wire.write(slow.writer, request)
+            assert slow.said() == "no refusal"
+        wait_until(lambda: gauge(server, UNDER_WAY) == 5)
+        assert ROWS < gauge(server, HELD) <= MEMORY
+        _is_served(server, expected)
+        assert _anonymous(server) - before < MEMORY + 80_000_000
+    wait_until(lambda: _is_free(server))
+
+
+def test_a_killed_client_leaves_nothing_on_the_server(server: Server) -> None:
+    words = [sys.executable, str(TESTS / "support" / "fault_workers.py"), server.address, str(10 * NODES)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "4\n"
+            assert gauge(server, STREAMS) >= 2
+            assert gauge(server, UNDER_WAY) >= 1
+        finally:
+            client.kill()
+    wait_until(lambda: _is_free(server))
+
+
+def test_a_client_that_leaves_without_a_word_ends_in_silence(server: Server) -> None:
+    script = "from fleets import *; b = iter(loader(hoploom.connect(sys.argv[1]))); next(b); hoploom.kept = b"
+    words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(TESTS)!r}); {script}", server.address]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    wait_until(lambda: _is_free(server))
+
+
+def test_clients_with_different_options_at_once_get_each_their_own(server: Server, path: Path) -> None:
+    options: list[dict[str, Any]] = [{"disjoint": True}, {"mode": "blocks", "seed": 9}, {"batch_size": 17}]
+    found: dict[int, list[Any]] = {}
+
+    def loop(index: int) -> None:
+        with hoploom.connect([server.address], made="here" if index == 2 else None) as store:
+            found[index] = list(loader(store, **options[index]))
+
+    threads = [threading.Thread(target=loop, args=[index]) for index in range(len(options))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for index, more in enumerate(options):
+        assert_same_batches(loader(hoploom.open(path), **more), found[index])
+
+
+# --- no clients at all ---------------------------------------------------------------------------
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+NOISE = random.Random(7).randbytes(100_000)
+
+
+def test_bytes_that_are_no_conversation_do_no_harm(server: Server, expected: list[Any]) -> None:
+    host, port = server.address.split(":")
+    greetings = [b"", NOISE, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", PREFACE[:9], PREFACE, PREFACE + NOISE]
+    greetings += [PREFACE + b"\x00\x00\x06\x04\x00\x00\x00\x00\x00" + b"\x00\x03", PREFACE + b"\xff\xff\xff" * 4]
+    with ExitStack() as stack:
+        for greeting in greetings * 5:
+            half_open = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            with suppress(OSError):  # it may hang up in the middle
+                half_open.sendall(greeting)
+        _is_served(server, expected)  # while they are open
+    _is_served(server, expected)
+
+
+@contextmanager
+def _told(server: Server, said: str, schema: pa.Schema = wire.SCHEMA) -> Iterator[Any]:
+    """A writer to a stream that is then refused, in these words."""
+    with closing(Conversation(server, schema)) as conversation:
+        yield conversation.writer
+        assert said in conversation.said()
+
+
+def _header(**more: Any) -> bytes:
+    return json.dumps({"ask": "gather", "tensors": [["int64", [3]]], **more}).encode()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (b'{"ask": "\xff"}', "a header that cannot be read: UnicodeDecodeError"),
+        (b"{", "a header that cannot be read: JSONDecodeError"),
+        (b"[" * 100_000, "a header that cannot be read: RecursionError"),
+        (b"[]", "a header that cannot be read"),
+        (b"null", "a header that cannot be read"),
+        (b"{}", "a header that cannot be read: KeyError: 'tensors'"),
+        (_header(tensors=None), "a header that cannot be read"),
+        (_header(tensors=[["object", [3]]]), "a header that cannot be read: KeyError: 'object'"),
+        (_header(tensors=[["int64", [-1]]]), "a header that cannot be read: ValueError: shape [-1]"),
+        (_header(tensors=[["int64", [1.5]]]), "a header that cannot be read: ValueError: shape [1.5]"),
+        (_header(tensors=[["int64", [1] * 9]]), "a header that cannot be read: ValueError: shape"),
+        (_header(tensors=[["int64", [1 << 47, 1 << 47]]]), "1 tensors of 1"),
+        (_header(tensors=[["int64", [0]]] * 5000), "5000 tensors of 0 bytes; at most 4096"),
+        (b" " * (1 << 20) + b"{}", "a header of 1048578 bytes; at most 1048576"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_headers_that_cannot_be_read_are_refused(metadata: bytes, said: str, server: Server) -> None:
+    with _told(server, f"a request is malformed: {said}") as writer:
+        writer.write_metadata(metadata)
+
+
+BYTE = pa.uint8()
+
+
+def _batch(*columns: list[int | None], kind: pa.DataType = BYTE) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(column, kind) for column in columns], names=[*"abcdefg"[: len(columns)]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (_batch([1] * 7), "a piece does not hold whole rows"),
+        (_batch([1] * 25), "more bytes came than the header says"),
+        (_batch([1] * 24, kind=pa.int8()), "a piece is not plain bytes"),
+        (_batch([1] * 24, [1] * 24), "a piece is not plain bytes"),
+        (_batch([1] * 23 + [None]), "a piece is not plain bytes"),
+    ],
+)
+def test_pieces_that_are_no_bytes_are_refused(
+    batch: pa.RecordBatch, said: str, server: Server, expected: list[Any]
+) -> None:
+    with _told(server, said, batch.schema) as writer:
+        writer.write_with_metadata(batch, _header())
+
+
+def test_a_conversation_without_a_word_is_refused_and_the_server_goes_on(server: Server, expected: list[Any]) -> None:
+    with _told(server, "a header of 0 bytes") as writer:
+        writer.write_batch(pa.record_batch([pa.array([1], pa.uint8())], schema=wire.SCHEMA))
+    wait_until(lambda: _is_free(server))
+    _is_served(server, expected)
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
+    pair: list[Server], path: Path, expected: list[Any]
+) -> None:
+    stopped = pair[1]
+    with hoploom.connect(addresses_of(pair), timeout=30) as store, closing(Conversation(stopped)) as slow:
+        assert_same_batches(expected, loader(store))
+        wire.write(slow.writer, _whole_batch(stopped, 18_000))
+        incoming = wire.Incoming(slow.reader, wire.MAX_ANSWER)
+        stopped.process.send_signal(signal.SIGTERM)
+        assert "stopping: 1 requests under way, new ones are refused" in _next_line(stopped)
+        assert_same_batches(expected, loader(store))  # by the other one
+        assert gauge(stopped, "hoploom_draining") == 1
+        (local,) = list(_large(hoploom.open(path), 18_000))[:1]
+        assert_same(local, unpacked(incoming.into(lambda shape, dtype: torch.empty(shape, dtype=dtype))))
+        assert _next_line(stopped) == "stopped\n"
+    assert stopped.process.wait(20) == 0
+    assert stopped.process.stderr.read() == ""  # type: ignore[union-attr]
+
+
+def test_a_second_request_to_stop_is_obeyed_at_once(server: Server) -> None:
+    with closing(Conversation(server)) as slow:
+        wire.write(slow.writer, GATHER)
+        slow.said()
+        server.process.send_signal(signal.SIGTERM)
+        assert "stopping: 1 requests" in _next_line(server)
+        os.kill(server.process.pid, signal.SIGTERM)
+        with within(5):
+            assert server.process.wait(20) == 128 + signal.SIGTERM
+    assert server.process.stderr.read() == ""  # type: ignore[union-attr]
+
+
+def _next_line(server: Server) -> str:
+    assert server.process.stdout is not None
+    return server.process.stdout.readline()

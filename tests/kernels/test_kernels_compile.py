@@ -1,0 +1,128 @@
+"""Kernels compile for real GPUs, ahead of time and without one; and what comes out is what results depend on.
+
+Triton's interpreter takes programs that its compiler refuses, and rounds as numpy does: only the compiler's own output
+shows that nothing was fused. Not shown here: that the machine code does on a GPU what the interpreter did.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import TESTS
+
+KERNELS = TESTS.parent / "src" / "hoploom" / "ops" / "kernels"
+WORKER = TESTS / "support" / "compile_workers.py"
+SHARED_MEMORY = {"sm_90": 227 << 10, "sm_80": 163 << 10, "gfx942": 64 << 10}  # bytes a program may take
+FLOATS_OF_PICKS = ("invert_sums", "keep_lowest")  # whose float64 must be the core's, bit for bit
+REDUCING = ("sums", "maxima", "dots", "softmax")  # modules: results are the same every time, backward ones too
+LITTLE = 16  # bytes of stack a thread may take: for a call, or a register or two
+READING_ROWS = ("copy_rows", "sum_short", "max_short", "dot_edges")
+JITTED = re.compile(r"^@(?:triton\.jit|kernel)\b.*\n(?:(?!def ).*\n)*def (\w+)\(", re.MULTILINE)
+DEADLINE = 1500.0
+
+Found = dict[str, Any]
+
+
+def run(cache: Path, *words: str, interpreted: bool = False) -> "subprocess.Popen[str]":
+    """A worker in a process of its own: Triton decides at its import whether it interprets."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache)} | ({"TRITON_INTERPRET": "1"} if interpreted else {})
+    return subprocess.Popen([sys.executable, WORKER, *words], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def compile_all(cache: Path, target: str, *file: str) -> list[Found]:
+    """What a target's compiler made of every launch; two processes take half each."""
+    shares = [run(cache, "compile", target, str(share), "2", *file) for share in range(2)]
+    said = [share.communicate(timeout=DEADLINE)[0] for share in shares]
+    assert [share.returncode for share in shares] == [0, 0]
+    return [found for text in said for found in json.loads(text)]
+
+
+@pytest.fixture(scope="module")
+def cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled kernels by source and version: what has not changed is not compiled again."""
+    kept = getattr(pytestconfig, "cache", None)  # None: pytest was told to keep nothing
+    return tmp_path_factory.mktemp("triton") if kept is None else Path(kept.mkdir("triton"))
+
+
+@pytest.fixture(scope="module")
+def compiled(cache: Path) -> list[Found]:
+    """Every kernel once, for an H100 or H200."""
+    found = compile_all(cache, "sm_90")
+    assert [one for one in found if "error" in one] == []
+    return found
+
+
+def named(found: Sequence[Found], names: Sequence[str]) -> list[Found]:
+    chosen = [one for one in found if one["kernel"].split(".")[-1] in names]
+    assert {one["kernel"].split(".")[-1] for one in chosen} == set(names)
+    return chosen
+
+
+def started() -> set[str]:
+    """The kernels among all functions in Triton's language: those that no other one calls."""
+    texts = {path.stem: path.read_text() for path in KERNELS.glob("*.py")}
+    whole = "\n".join(texts.values())
+    functions = [(module, name) for module, text in texts.items() for name in JITTED.findall(text)]
+    return {f"{module}.{name}" for module, name in functions if not re.search(rf"(?<!def )\b{name}\(", whole)}
+
+
+def test_every_kernel_compiles_for_a_gpu(compiled: list[Found]) -> None:
+    assert {one["kernel"] for one in compiled} >= started() != set()
+    assert all(one["shared"] <= SHARED_MEMORY["sm_90"] for one in compiled)
+
+
+def spilt(found: Sequence[Found]) -> list[Found]:
+    return [one for one in found if one.get("stack", 0) > LITTLE]
+
+
+def fused(found: Sequence[Found]) -> list[Found]:
+    """Where a product and a sum are rounded once; exp, of softmax, is made of such."""
+    return [one for one in found if one.get("fused") and not one["kernel"].startswith("softmax.")]
+
+
+def test_what_a_thread_holds_fits_into_registers(compiled: list[Found]) -> None:
+    assert spilt(compiled) == []
+
+
+def test_no_multiply_and_add_is_fused(compiled: list[Found]) -> None:
+    assert fused(compiled) == []
+    assert all(one["has_float64"] for one in named(compiled, FLOATS_OF_PICKS))
+
+
+def test_a_thread_reads_sixteen_bytes_of_a_row_at_once(compiled: list[Found]) -> None:
+    assert all(one["reads_16_bytes"] for one in named(compiled, READING_ROWS))
+
+
+def test_reducing_takes_no_atomics(compiled: list[Found]) -> None:
+    modules = {one["kernel"].split(".")[0] for one in compiled}
+    assert modules >= set(REDUCING)
+    assert [one for one in compiled if one["kernel"].split(".")[0] in REDUCING and one["atomics"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", SHARED_MEMORY)
+def test_every_launch_of_the_tests_compiles_for_every_gpu(target: str, launches: str, cache: Path) -> None:
+    found = compile_all(cache, target, launches)
+    assert {one["kernel"] for one in found} >= started()
+    assert [one for one in found if "error" in one] == []
+    assert all(one["shared"] <= SHARED_MEMORY[target] for one in found)
+    assert (spilt(found), fused(found)) == ([], [])
+
+
+@pytest.fixture(scope="module")
+def launches(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with every launch that the other tests of kernels make."""
+    file = tmp_path_factory.mktemp("launches") / "launches.jsonl"
+    tests = [str(path) for path in Path(__file__).parent.glob("test_kernels_*.py") if path.name != Path(__file__).name]
+    worker = run(cache, "record", str(file), *tests, interpreted=True)
+    said = worker.communicate(timeout=DEADLINE)[0]
+    assert worker.returncode == 0, said[-2000:]
+    return str(file)

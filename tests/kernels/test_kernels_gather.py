@@ -1,0 +1,239 @@
+"""Rows gathered by one kernel from several pieces of memory: those that torch indexes, converted as torch converts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.kernel_forms import fenced, ids, no_faults, number
+from torch import Tensor
+
+from hoploom.errors import ConfigError, DataError
+from hoploom.ops.kernels import gather as kernels
+from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
+from hoploom.ops.kernels.gather import Segments, columns_of, gather, quantise
+
+FLOATS = torch.float32, torch.float16, torch.bfloat16
+# Rounding that torch and the kernel could see differently: ties, subnormals, the ends of each type's range.
+HARD = [0.0, -0.0, 1 + 2**-8, 1 + 2**-9, 1 + 3 * 2**-9, 1 + 2**-11, 1 + 3 * 2**-11, 65504, 65519, 65520, 7e4, 3.4e38]
+HARD += [
+    2**-24,
+    2**-25,
+    3 * 2**-25,
+    6e-8,
+    1e-40,
+    2**-133,
+    3 * 2**-134,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    -1e-45,
+]
+
+
+def cut(rows: Tensor, bounds: Sequence[int], device: torch.device) -> list[tuple[int, Tensor]]:
+    """The rows in pieces that begin at these ids, each in memory of its own."""
+    ends = [*bounds[1:], len(rows)]
+    return [(begin, rows[begin:end].clone().to(device)) for begin, end in zip(bounds, ends, strict=True)]
+
+
+def untouched(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Bytes of 1, which no type takes for zero."""
+    return torch.ones(math.prod(shape) * dtype.itemsize, dtype=torch.uint8).view(dtype).view(*shape)
+
+
+def gathered(segments: Segments, wanted: Tensor, device: torch.device, size: int | None = None) -> tuple[Tensor, int]:
+    """What the kernel writes over what is `untouched`, and the fault."""
+    out, faults = untouched((len(wanted), *segments.shape), segments.out).to(device), no_faults(device)
+    on_device = None if size is None else number(size, device)
+    with fenced(kernels):
+        gather(segments, wanted.to(device), out, faults=faults, size=on_device)
+    return out.cpu(), int(faults)
+
+
+def bits(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(-1).view(torch.uint8)
+
+
+def random_rows(num_rows: int, *shape: int) -> Tensor:
+    return torch.randn(num_rows, *shape, generator=torch.Generator().manual_seed(num_rows))
+
+
+def random_ids(bound: int, size: int) -> Tensor:
+    return torch.randint(0, bound, (size,), generator=torch.Generator().manual_seed(size))
+
+
+COPIED = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *FLOATS, torch.float64]
+CONVERTED = [(kept, out) for kept in (*FLOATS, torch.int8) for out in FLOATS if kept != out]
+SHAPES = [(), (1,), (3,), (2, 5), (128,), (523,), (2049,)]  # of a row: 1 byte to 16 KB
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Pieces of a field, and ids of rows in them or not."""
+
+    lengths: list[int]
+    first: int
+    shape: tuple[int, ...]
+    ids: Tensor
+    size: int | None  # of ids: those beyond are not wanted
+    seed: int
+
+    def bytes(self, dtype: torch.dtype) -> Tensor:
+        """A row of any bits for each id."""
+        random = torch.Generator().manual_seed(self.seed)
+        most = 2 if dtype == torch.bool else 256
+        size = sum(self.lengths) * math.prod(self.shape) * dtype.itemsize
+        held = torch.randint(most, (size,), generator=random).to(torch.uint8)
+        return held.view(dtype).view(-1, *self.shape)
+
+
+@st.composite
+def wanted_rows(draw: st.DrawFn) -> Wanted:
+    lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=6))
+    first = draw(st.sampled_from([0, 3, 2**31 - 2, 2**40]))
+    end = first + sum(lengths)
+    near, far = st.integers(first - 1, end), st.sampled_from([-1, 2**62, -(2**63)])
+    chosen = draw(st.lists(st.one_of(near, near, near, far), min_size=1, max_size=20))
+    dtype = torch.int64
+    if all(-(2**31) <= id < 2**31 for id in chosen):
+        dtype = draw(st.sampled_from([torch.int32, torch.int64]))
+    size = draw(st.one_of(st.none(), st.integers(0, len(chosen) + 3)))
+    shape = draw(st.sampled_from(SHAPES))
+    return Wanted(lengths, first, shape, torch.tensor(chosen, dtype=dtype), size, draw(st.integers(0, 99)))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # the interpreter's, on the way to infinity
+@pytest.mark.parametrize(("kept", "out"), [*[(dtype, dtype) for dtype in COPIED], *CONVERTED])
+@settings(deadline=None, max_examples=6, derandomize=True)
+@example(Wanted([3, 0, 4], 0, (3,), torch.tensor([6, 0, 7, 3, -1, 2, 2, 1], dtype=torch.int32), 7, 1))
+@given(wanted=wanted_rows())
+def test_rows_are_those_that_torch_indexes_and_converts(
+    device: torch.device, kept: torch.dtype, out: torch.dtype, wanted: Wanted
+) -> None:
+    rows = wanted.bytes(kept).view(sum(wanted.lengths), *wanted.shape)
+    bounds = [sum(wanted.lengths[:at]) for at in range(len(wanted.lengths))]
+    pieces = [(wanted.first + begin, piece) for begin, piece in cut(rows, bounds, device)]
+    scales = torch.linspace(-2, 3, len(rows)) if (kept, out) in CONVERTED and kept == torch.int8 else None
+    scale_pieces = None if scales is None else [piece for _, piece in cut(scales, bounds, device)]
+    segments = Segments.of(pieces, device, out, scale_pieces)
+    found, fault = gathered(segments, wanted.ids, device, wanted.size)
+    places = wanted.ids.long()[: wanted.size] - wanted.first
+    has_row = (places >= 0) & (places < len(rows))
+    own = rows[places[has_row]]
+    if scales is not None:
+        own = own.float() * scales[places[has_row]].view(-1, *[1] * len(wanted.shape))
+    expected = untouched(found.shape, out)
+    expected[: len(places)][has_row] = own.to(out)
+    if kept != out:  # a NaN may be another one
+        assert torch.equal(found.isnan(), expected.isnan())
+        found, expected = found.nan_to_num(5), expected.nan_to_num(5)
+    assert torch.equal(bits(found), bits(expected))
+    assert fault == (0 if has_row.all() else SOURCE_OUT_OF_RANGE)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64])
+def test_a_copy_keeps_every_bit_of_what_is_not_a_number(device: torch.device, dtype: torch.dtype) -> None:
+    size = dtype.itemsize
+    rows = torch.full([8, 6], float("nan"), dtype=dtype).view(torch.uint8).reshape(8, 6, size)
+    rows[:, :, 0] = torch.arange(0x81, 0x81 + 48).view(8, 6)  # payloads
+    rows = rows.reshape(8, 6 * size).view(dtype)
+    assert rows.isnan().all()
+    out, _ = gathered(Segments.of(cut(rows, [0, 3], device), device), torch.arange(7, -1, -1), device)
+    assert torch.equal(bits(out), bits(rows.flip(0)))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # the interpreter's, on the way to infinity
+@pytest.mark.parametrize("kept", FLOATS)
+@pytest.mark.parametrize("out", FLOATS)
+def test_floats_convert_as_torch_converts(device: torch.device, kept: torch.dtype, out: torch.dtype) -> None:
+    rows = torch.cat([random_rows(40, 23), torch.tensor(HARD).expand(4, -1)]).to(kept)
+    wanted = torch.cat([random_ids(40, 20), torch.arange(40, 44)])
+    segments = Segments.of(cut(rows, [0, 11], device), device, out)
+    made, want = gathered(segments, wanted, device)[0], rows[wanted].to(out)
+    assert torch.equal(made.isnan(), want.isnan())
+    assert torch.equal(bits(made.nan_to_num(5)), bits(want.nan_to_num(5)))
+
+
+def test_thousands_of_pieces_are_searched(device: torch.device) -> None:
+    labels = torch.arange(3000, device=device)
+    segments = Segments.of([(at, labels[at : at + 1]) for at in range(3000)], device)
+    wanted = random_ids(3000, 500)
+    assert torch.equal(gathered(segments, wanted, device)[0], wanted)
+
+
+def test_no_rows_and_rows_of_nothing_are_gathered(device: torch.device) -> None:
+    nothing = Segments.of([(0, torch.empty(5, 0, device=device))], device)
+    assert gathered(nothing, torch.tensor([1, 2]), device)[0].shape == (2, 0)
+    none = Segments.of([(0, torch.empty(0, 3, device=device))], device)
+    assert gathered(none, torch.tensor([], dtype=torch.int64), device)[0].shape == (0, 3)
+    assert gathered(none, torch.tensor([0]), device)[1] == SOURCE_OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(("offset", "align"), [(0, 16), (1, 4), (2, 8), (3, 4)])
+def test_words_are_as_wide_as_all_addresses_allow(device: torch.device, offset: int, align: int) -> None:
+    memory = random_rows(1, 404)[0].to(device)
+    rows = memory[offset : offset + 400].view(4, 100)
+    segments = Segments.of([(0, rows)], device)
+    assert segments.align == align
+    assert torch.equal(gathered(segments, torch.tensor([3, 1]), device)[0], rows.cpu()[[3, 1]])
+    out = torch.zeros(401, device=device)[1:].view(4, 100)  # where rows go has a say too
+    gather(segments, ids([0, 1, 2, 3], device), out, faults=no_faults(device))
+    assert torch.equal(out, rows)
+
+
+def test_tiles_are_as_wide_as_rows_unless_that_wastes_more() -> None:
+    assert [columns_of(width) for width in (1, 3, 50, 64, 301, 512, 4096)] == [1, 4, 64, 64, 64, 512, 512]
+
+
+def test_types_that_do_not_convert_are_refused(device: torch.device) -> None:
+    rows, scales = torch.zeros(2, 3, dtype=torch.int8, device=device), [torch.ones(2, device=device)]
+    with pytest.raises(ConfigError, match=r"torch\.int8 cannot be gathered as torch\.float32"):
+        Segments.of([(0, rows)], device, torch.float32)
+    with pytest.raises(ConfigError, match=r"with scales cannot be gathered as torch\.int8"):
+        Segments.of([(0, rows)], device, scales=scales)
+    with pytest.raises(ConfigError, match="only int8 rows take them"):
+        Segments.of([(0, rows.float())], device, scales=scales)
+    with pytest.raises(ConfigError, match=r"torch\.float64 cannot be gathered"):
+        Segments.of([(0, rows.double())], device, torch.float32)
+
+
+def test_quantising_errs_by_half_a_step_at_most() -> None:
+    rows = random_rows(30, 4, 5) * torch.logspace(-30, 30, 30)[:, None, None]
+    small, scales = quantise(rows)
+    assert small.shape == rows.shape
+    assert torch.equal(scales, rows.abs().amax((1, 2)) / 127)
+    error = (small.double() * scales.double()[:, None, None] - rows).abs().amax((1, 2))
+    assert (error <= scales.double() * 0.50001).all()
+    assert (small.abs().amax((1, 2)) == 127).all()
+
+
+def test_quantising_takes_rows_of_zeros_of_nothing_and_of_single_values() -> None:
+    assert [part.tolist() for part in quantise(torch.zeros(2, 3))] == [[[0, 0, 0]] * 2, [0.0, 0.0]]
+    assert quantise(torch.zeros(2, 0))[1].tolist() == [0.0, 0.0]
+    assert quantise(torch.zeros(0, 3))[0].shape == (0, 3)
+    assert quantise(torch.tensor([127.0, -254.0, 1e-45]))[0].tolist() == [127, -127, 0]
+
+
+def test_quantising_refuses_what_is_not_finite() -> None:
+    rows = torch.zeros(5, 2)
+    rows[3, 1] = float("inf")
+    with pytest.raises(DataError, match="row 3 holds a value that is not finite"):
+        quantise(rows)
+
+
+@pytest.mark.gpu
+def test_hot_rows_on_the_device_and_the_rest_in_pinned_memory_are_one_gather() -> None:
+    device = torch.device("cuda")
+    rows, wanted = random_rows(1000, 100), random_ids(1000, 5000)
+    segments = Segments.of([(0, rows[:200].to(device)), (200, rows[200:].pin_memory())], device)
+    assert torch.equal(gathered(segments, wanted, device)[0], rows[wanted])
+
+
+@pytest.mark.gpu
+def test_host_memory_that_is_not_pinned_is_refused() -> None:
+    with pytest.raises(ConfigError, match="pin them"):
+        Segments.of([(0, torch.zeros(4, 4))], torch.device("cuda"))

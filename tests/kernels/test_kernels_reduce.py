@@ -1,0 +1,264 @@
+"""The kernels over lists of rows, on drawn lists: as the core reduces them, and as they are reduced by hand.
+
+Rows that no entry names, columns between rows and all that stands behind the lists are NaN or ids of nothing.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from support.kernel_forms import fenced
+from support.kernel_lists import Drawn, drawn_lists
+from torch import Tensor
+from triton.runtime import interpreter
+
+from hoploom.ops import InEdges
+from hoploom.ops import rows as core
+from hoploom.ops.kernels import aggregate as kernels
+from hoploom.ops.kernels import softmax as softmax_kernels
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+few = settings(max_examples=3, deadline=None, derandomize=True)
+
+
+@contextmanager
+def fenced_off(window: int) -> Iterator[None]:
+    """Windows of a length, fences around all that kernels read and write, and the last program first."""
+    builder = interpreter.interpreter_builder
+    run = builder.set_grid_idx
+
+    def last_first(x: int, y: int, z: int) -> None:
+        run(*(size - 1 - at for size, at in zip(builder.grid_dim, (x, y, z), strict=True)))
+
+    with pytest.MonkeyPatch.context() as patched, fenced(kernels, softmax_kernels):
+        patched.setattr(kernels, "WINDOW", window)
+        patched.setattr(builder, "set_grid_idx", last_first)
+        yield
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def assert_bits(found: Tensor, expected: Tensor) -> None:
+    """Equal, NaN too. The interpreter cuts bfloat16 off where devices round it: there the last bit may differ."""
+    assert found.dtype == expected.dtype
+    is_cut = found.dtype == torch.bfloat16 and not found.is_cuda
+    torch.testing.assert_close(found.cpu(), expected, atol=0, rtol=2**-7 if is_cut else 0, equal_nan=True)
+
+
+def assert_near(found: Tensor, exact: Tensor, roundings: Tensor | float, magnitude: Tensor) -> None:
+    """Off by so many roundings of what was added up, and by one of the result."""
+    held, finite = found.cpu().double(), exact.isfinite()
+    torch.testing.assert_close(held[~finite], exact[~finite], atol=0, rtol=0, equal_nan=True)
+    own = torch.finfo(found.dtype)
+    room = torch.finfo(wide(found.dtype)).eps * roundings * magnitude + own.eps * (exact.abs() + own.smallest_normal)
+    assert ((held - exact).abs() <= room)[finite].all()
+
+
+def summed(indptr: Tensor, terms: Tensor) -> Tensor:
+    """Each list's sum of terms [entries, columns]."""
+    out = terms.new_zeros(indptr.numel() - 1, terms.shape[1])
+    for row, own in enumerate(terms.split(indptr.diff().tolist())):
+        out[row] = own.sum(0)
+    return out
+
+
+def lists_on(device: torch.device, edges: InEdges) -> tuple[Tensor, Tensor]:
+    return edges.indptr.to(device), edges.sources.to(device)
+
+
+def on(device: torch.device, *tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.to(device) for tensor in tensors]
+
+
+# --- sums ---------------------------------------------------------------------------------------
+
+SUMS = [(entries, mean, torch.float32) for entries in ("rows", "places", "themselves") for mean in (False, True)]
+SUMS += [("rows", False, torch.bfloat16), ("places", True, torch.bfloat16)]
+SUMS += [("places", False, torch.float16), ("themselves", True, torch.float16)]
+SUMS += [("themselves", False, torch.float64), ("rows", True, torch.float64)]
+
+
+@pytest.mark.parametrize(("entries", "mean", "dtype"), SUMS)
+@settings(few, max_examples=2)
+@given(drawn=drawn_lists())
+def test_sums_are_the_cores_and_those_by_hand(
+    device: torch.device, entries: str, mean: bool, dtype: torch.dtype, drawn: Drawn
+) -> None:
+    indptr, picked, num_rows = drawn.edges.indptr, drawn.sources, drawn.edges.num_sources
+    every = torch.arange(len(picked))
+    rows, places = drawn.behind(drawn.edges.sources[: len(picked)]), None
+    if entries == "places":
+        places = drawn.behind(every.flip(0))
+    elif entries == "themselves":
+        rows, picked, num_rows = None, every, len(picked) + drawn.spare
+    x = drawn.rows(num_rows, picked, dtype, device)
+    weights = drawn.behind(drawn.values((len(picked), drawn.heads), wide(dtype), 1)) if drawn.heads else None
+    with fenced_off(drawn.window):
+        found = kernels.sum_rows(indptr.to(device), *on(device, rows, places), x, *on(device, weights), mean)
+    short = indptr.diff() <= drawn.window
+    expected = core.sum_rows(indptr, rows, places, x.cpu().to(wide(dtype)), weights, mean)
+    assert_bits(found[short.to(device)], expected[short].to(dtype))
+
+    terms = x.cpu().double()[picked]
+    if weights is not None:
+        stands = every if places is None else places[: len(picked)]
+        terms = terms * weights.double()[stands].repeat_interleave(drawn.share, 1)
+    counts = indptr.diff()[:, None]
+    over = counts.clamp(min=1) if mean else 1
+    assert_near(found, summed(indptr, terms) / over, counts + 3, summed(indptr, terms.abs()) / over)
+
+
+# --- maxima -------------------------------------------------------------------------------------
+
+
+def greatest(indptr: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Each list's greatest and which it was, the first of equals and the first NaN before all."""
+    shape = terms.shape[1], indptr.numel() - 1
+    columns = [
+        [_first_greatest(column[begin:end]) for begin, end in pairwise(indptr.tolist())]
+        for column in terms.t().tolist()
+    ]
+    best, winners = torch.tensor(columns, dtype=torch.float64).view(*shape, 2).unbind(2)
+    return best.t().to(terms.dtype), winners.t().to(torch.int32)
+
+
+def _first_greatest(values: list[float]) -> tuple[float, int]:
+    best, winner = 0.0, -1
+    for at, value in enumerate(values):
+        if winner < 0 or value > best or (math.isnan(value) and not math.isnan(best)):
+            best, winner = value, at
+    return best, winner
+
+
+@every_dtype
+@few
+@given(drawn=drawn_lists(windows=(8,)))
+def test_maxima_and_their_gradients_are_the_cores_and_those_by_hand(
+    device: torch.device, dtype: torch.dtype, drawn: Drawn
+) -> None:
+    edges = drawn.edges
+    x = drawn.rows(edges.num_sources, drawn.sources, dtype, device)
+    with fenced_off(drawn.window):
+        found, won = kernels.max_rows(*lists_on(device, edges), x)
+    expected, winners = core.max_rows(edges.indptr, edges.sources, x.cpu().to(wide(dtype)))
+    assert torch.equal(won.cpu(), winners)
+    assert_bits(found, expected.to(dtype))
+    by_hand, first = greatest(edges.indptr, x.cpu()[drawn.sources][:, :5])
+    assert_bits(found[:, :5], by_hand)
+    assert torch.equal(won[:, :5].cpu(), first)
+
+    lists = drawn.transposed()
+    grad = drawn.rows(edges.num_destinations, drawn.destinations, dtype, device, 1)
+    with fenced_off(drawn.window):
+        spread = kernels.max_rows_backward(*on(device, *lists, edges.indptr), grad, won)
+    short = lists[0].diff() <= drawn.window
+    backward = core.max_rows_backward(*lists, edges.indptr, grad.cpu().to(wide(dtype)), winners)
+    assert_bits(spread[short.to(device)], backward[short].to(dtype))
+    numbers = torch.arange(len(drawn.sources)) - edges.indptr[drawn.destinations]
+    has_won = winners[drawn.destinations] == numbers[:, None]
+    terms = torch.where(has_won, grad.cpu().double()[drawn.destinations], 0)[lists[2][: len(drawn.sources)]]
+    assert_near(spread, summed(lists[0], terms), lists[0].diff()[:, None] + 1, summed(lists[0], terms.abs()))
+
+
+def test_long_lists_begin_and_end_anywhere_in_a_window(device: torch.device) -> None:
+    indptr = torch.tensor([0, *[9] * 8, 17, 16, 0]).cumsum(0)
+    rows = torch.arange(int(indptr[-1])) * 5 % 7
+    x = torch.arange(7, dtype=torch.float32)[:, None]
+    lists = indptr.to(device), rows.to(device)
+    with fenced_off(window=8):
+        total = kernels.sum_rows(*lists, None, x.to(device), None, False)
+        maxima = kernels.max_rows(*lists, x.to(device))
+    assert torch.equal(total.cpu(), core.sum_rows(indptr, rows, None, x, None, False))
+    for found, expected in zip(maxima, core.max_rows(indptr, rows, x), strict=True):
+        assert torch.equal(found.cpu(), expected)
+
+
+# --- rows wider than a program reads --------------------------------------------------------------
+
+WIDE = InEdges(torch.tensor([0, 3, 3, 8]), torch.tensor([0, 4, 2, 1, 1, 3, 0, 2]), 5)
+
+in_half_precision = pytest.mark.parametrize("dtype", DTYPES[:2])
+
+
+def wide_rows(num_rows: int, dtype: torch.dtype) -> Tensor:
+    return torch.linspace(-3, 5, num_rows * 602).view(num_rows, 602).to(dtype)
+
+
+@in_half_precision
+@pytest.mark.parametrize("mean", [False, True])
+def test_sums_of_wide_rows_are_the_cores(device: torch.device, dtype: torch.dtype, mean: bool) -> None:
+    x = wide_rows(5, dtype)
+    with fenced_off(8):
+        found = kernels.sum_rows(*lists_on(device, WIDE), None, x.to(device), None, mean)
+    assert_bits(found, core.sum_rows(WIDE.indptr, WIDE.sources, None, x.to(wide(dtype)), None, mean).to(dtype))
+
+
+@in_half_precision
+def test_maxima_and_dot_products_of_wide_rows_are_the_cores(device: torch.device, dtype: torch.dtype) -> None:
+    x, y = wide_rows(5, dtype), wide_rows(3, dtype).flip(1)
+    with fenced_off(8):
+        found, won = kernels.max_rows(*lists_on(device, WIDE), x.to(device))
+        dots = kernels.dot_rows(InEdges(*lists_on(device, WIDE), 5), x.to(device), y.to(device), 2)
+    expected, winners = core.max_rows(WIDE.indptr, WIDE.sources, x.to(wide(dtype)))
+    assert_bits(found, expected.to(dtype))
+    assert torch.equal(won.cpu(), winners)
+    terms = (x.double()[WIDE.sources] * y.double()[WIDE.destinations]).view(8, 2, 301)
+    assert_near(dots, core.dot_rows(WIDE, x.to(wide(dtype)), y.to(wide(dtype)), 2).double(), 602, terms.abs().sum(2))
+
+
+# --- dot products and softmax ---------------------------------------------------------------------
+
+
+@every_dtype
+@few
+@given(drawn=drawn_lists())
+def test_dot_products_are_the_cores_and_those_by_hand(device: torch.device, dtype: torch.dtype, drawn: Drawn) -> None:
+    edges, heads = drawn.edges, max(1, drawn.heads)
+    x = drawn.rows(edges.num_sources, drawn.sources, dtype, device)
+    y = drawn.rows(edges.num_destinations, drawn.destinations, dtype, device, 1)
+    with fenced_off(drawn.window):
+        found = kernels.dot_rows(InEdges(*lists_on(device, edges), edges.num_sources), x, y, heads).cpu()
+    length = len(drawn.sources)
+    assert not found[length:].any()
+    terms = x.cpu().double()[drawn.sources] * y.cpu().double()[drawn.destinations]
+    terms = terms.view(length, heads, drawn.share)
+    expected = core.dot_rows(edges, x.cpu().to(wide(dtype)), y.cpu().to(wide(dtype)), heads)
+    for exact, roundings in ((terms.sum(2), drawn.share), (expected.double(), 2 * drawn.share)):
+        assert_near(found[:length], exact[:length], roundings, terms.abs().sum(2))
+
+
+@every_dtype
+@few
+@given(drawn=drawn_lists())
+def test_softmax_and_its_gradient_are_the_cores_and_those_by_hand(
+    device: torch.device, dtype: torch.dtype, drawn: Drawn
+) -> None:
+    indptr, shape = drawn.edges.indptr, (len(drawn.sources), max(1, drawn.heads))
+    scores, grad = (drawn.behind(drawn.values(shape, dtype, salt) * 10) for salt in (0, 1))
+    with fenced_off(drawn.window):
+        found = kernels.softmax_lists(indptr.to(device), scores.to(device), None)
+        backward = kernels.softmax_lists(indptr.to(device), found, grad.to(device)).cpu()
+    found = found.cpu()
+    assert not found[shape[0] :].any()
+    assert not backward[shape[0] :].any()
+    expected = core.softmax_lists(indptr, scores.to(wide(dtype)), None)
+    expected_backward = core.softmax_lists(indptr, found, grad.to(wide(dtype)))
+    for begin, end in pairwise(indptr.tolist()):
+        own = slice(begin, end)
+        exact = scores[own].double().softmax(0)
+        roundings = (end - begin) + 120  # scores are 60 apart: that many roundings of their difference
+        assert_near(found[own], exact, roundings, exact)
+        assert_near(found[own], expected[own].double(), 2 * roundings, exact)
+        weighed = found[own].double() * grad[own].double()
+        exact = weighed - found[own].double() * weighed.sum(0)
+        magnitude = weighed.abs() + found[own].double() * weighed.abs().sum(0)
+        assert_near(backward[own], exact, (end - begin) + 3, magnitude)
+        assert_near(backward[own], expected_backward[own].double(), 2 * (end - begin) + 6, magnitude)

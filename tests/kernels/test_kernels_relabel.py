@@ -1,0 +1,298 @@
+"""Local ids made on the device: those of the core's map and of the Python reference, whatever the map's kind."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import reference
+from support.kernel_forms import ids, no_faults, number, span_of
+from support.races import Way, backwards, shuffled, watched
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.keys import mix
+from hoploom.ops.kernels.claims import EMPTY_SLOT, PROBES
+from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE, Frontier, Picks
+from hoploom.ops.kernels.relabel import FIRST_TABLE, NodeMap
+
+FAR = 2**40  # nodes of a graph that no direct map holds
+
+
+class Hop(NamedTuple):
+    """Sources, and the place of each one's frontier node in `trees`."""
+
+    sources: Sequence[int]
+    destinations: Sequence[int] = ()
+    trees: Sequence[int] = ()
+
+
+class Made(NamedTuple):
+    """A batch as lists."""
+
+    size: int
+    nodes: list[int]
+    trees: list[int] | None
+    local: list[list[int]]
+    fault: int
+
+
+def make(
+    node_map: NodeMap, seeds: Sequence[int], hops: Sequence[Hop], capacity: int = 64, trees: Sequence[int] | None = None
+) -> Made:
+    """One batch: all hops in one array of picks, with programs for three picks more than there are."""
+    device = node_map.device
+    sources = [source for hop in hops for source in hop.sources]
+    places = [place for hop in hops for place in hop.destinations or [0] * len(hop.sources)]
+    spare = [FAR] * 5  # beyond a hop's end lies what is no node
+    array, local = ids([*sources, *spare], device), ids([-1] * (len(sources) + 5), device)
+    sizes = [number(-1, device) for _ in range(len(hops) + 1)]
+    node_map.begin(capacity, with_trees=trees is not None)
+    node_map.add_seeds(ids(seeds, device), None if trees is None else ids(trees, device), sizes[0])
+    begin, faults = 0, no_faults(device)
+    for hop, before, after in zip(hops, sizes[:-1], sizes[1:], strict=True):
+        end = begin + len(hop.sources)
+        span = span_of(begin, end, device, end - begin + 3)
+        picks = Picks(array, array, ids([*places, *spare], device), span)
+        frontier = Frontier(array, span, ids(hop.trees, device) if hop.trees else None)
+        node_map.add(picks, frontier, local, before, after, faults)
+        begin = end
+    assert local[len(sources) :].tolist() == [-1] * 5
+    size = int(sizes[-1])
+    split = [part.tolist() for part in local[: len(sources)].split([len(hop.sources) for hop in hops])]
+    batch_trees = None if node_map.trees is None else node_map.trees[:size].tolist()
+    return Made(size, node_map.nodes[:size].tolist(), batch_trees, split, int(faults))
+
+
+def wanted(seeds: Sequence[int], hops: Sequence[Hop], num_nodes: int) -> Made:
+    """The same batch by the core, which the reference must agree with."""
+    core = ops.NodeMap(num_nodes)
+    core.add_seeds(torch.tensor(seeds, dtype=torch.int64))
+    local = [
+        core.add(torch.tensor(hop.sources, dtype=torch.int64), torch.tensor([len(hop.sources)])).tolist()
+        for hop in hops
+    ]
+    nodes, flat = reference.relabel(seeds, [source for hop in hops for source in hop.sources])
+    assert flat == [place for hop in local for place in hop]
+    assert core.nodes().tolist() == nodes
+    return Made(len(nodes), nodes, None, local, 0)
+
+
+def is_empty(node_map: NodeMap, **how: bool) -> bool:
+    """Whether a new batch begins with no slot taken."""
+    node_map.begin(1, **how)
+    return bool((node_map._begun().slots == EMPTY_SLOT).all())
+
+
+def kinds(num_nodes: int, device: torch.device) -> list[NodeMap]:
+    return [NodeMap(num_nodes, device), NodeMap(num_nodes, device, budget=0)]
+
+
+batches = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 29), max_size=6),
+        st.lists(st.lists(st.integers(0, 29), max_size=40).map(Hop), max_size=3),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(batches)
+def test_both_kinds_of_map_equal_the_core_batch_after_batch(
+    device: torch.device, drawn: list[tuple[list[int], list[Hop]]]
+) -> None:
+    for node_map in kinds(30, device):
+        for seeds, hops in drawn:
+            assert make(node_map, seeds, hops) == wanted(seeds, hops, 30)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.data())
+def test_a_node_in_two_trees_is_two_nodes(device: torch.device, data: st.DataObject) -> None:
+    num_trees = data.draw(st.integers(1, 4))
+    seeds = data.draw(st.lists(st.integers(0, 9), min_size=num_trees, max_size=num_trees))
+    hops = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        trees = data.draw(st.lists(st.integers(0, num_trees - 1), min_size=1, max_size=5))
+        destinations = data.draw(st.lists(st.integers(0, len(trees) - 1), max_size=20))
+        sources = data.draw(st.lists(st.integers(0, 9), min_size=len(destinations), max_size=len(destinations)))
+        hops.append(Hop(sources, destinations, trees))
+    made = make(NodeMap(10, device), seeds, hops, trees=range(num_trees))
+    keys = [(hop.trees[at], source) for hop in hops for at, source in zip(hop.destinations, hop.sources, strict=True)]
+    nodes, local = reference.relabel(list(enumerate(seeds)), keys)
+    assert made.trees is not None
+    assert list(zip(made.trees, made.nodes, strict=True)) == nodes
+    assert [place for hop in made.local for place in hop] == local
+
+
+def test_one_node_in_hundreds_of_trees_is_as_many_nodes(device: torch.device) -> None:
+    hop = Hop([7] * 400, range(399, -1, -1), range(400))
+    made = make(NodeMap(10, device), [7, 7], [hop], 400, trees=[0, 399])
+    assert made.trees == [0, 399, *range(398, 0, -1)]
+    assert made.local == [[1, *range(2, 400), 0]]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="orders the interpreter's programs")
+@pytest.mark.parametrize("budget", [1 << 20, 0])
+@pytest.mark.parametrize("order", [range, backwards, shuffled])
+def test_the_order_that_programs_run_in_changes_nothing(
+    device: torch.device, budget: int, order: Callable[[int], Sequence[int]]
+) -> None:
+    sources = torch.randint(0, 700, (4000,), generator=torch.Generator().manual_seed(0)).tolist()
+    seeds, hops = [3, 3, 699], [Hop(sources[:3500]), Hop(sources[3500:])]
+    with watched(Way(order)):
+        made = make(NodeMap(700, device, budget), seeds, hops, 702)
+    assert made == wanted(seeds, hops, 700)
+
+
+def test_every_seed_has_a_place_and_is_found_at_its_first(device: torch.device) -> None:
+    for node_map in kinds(10, device):
+        made = make(node_map, [4, 7, 4, 4, 7], [Hop([7, 1, 4, 1])])
+        assert made == Made(6, [4, 7, 4, 4, 7, 1], None, [[1, 5, 0, 5]], 0)
+
+
+def test_ids_above_two_to_the_31_are_hashed(device: torch.device) -> None:
+    seeds = [FAR - 1, 2**31, 2**32 + 5, FAR - 1]
+    hops = [Hop([5, 2**32 + 5, 2**33 + 5, 2**31]), Hop([2**33 + 5, 0, FAR - 2, 5])]
+    assert make(NodeMap(FAR, device), seeds, hops) == wanted(seeds, hops, FAR)
+
+
+def test_one_map_serves_batches_with_and_without_trees(device: torch.device) -> None:
+    node_map, hop = NodeMap(10, device), [Hop([1, 2, 1], [0, 1, 1], [0, 1])]
+    for _ in range(2):
+        assert make(node_map, [1, 2], hop).nodes == [1, 2]
+        assert make(node_map, [1, 2], hop, trees=[0, 1]).nodes == [1, 2, 1]
+    assert is_empty(node_map)
+    assert is_empty(node_map, with_trees=True)
+
+
+@pytest.mark.parametrize("budget", [1 << 20, 0])
+@pytest.mark.parametrize(("capacity", "size"), [(1, 3), (2, 3), (4, 6), (7, 8)])
+def test_a_batch_too_large_stays_as_it_is_and_harms_no_later_one(
+    device: torch.device, budget: int, capacity: int, size: int
+) -> None:
+    node_map = NodeMap(20, device, budget)
+    seeds, hops = [0, 1, 2], [Hop([3, 4, 3, 5]), Hop([6, 7, 3, 0]), Hop([8, 9])]
+    for _ in range(2):
+        made = make(node_map, seeds, hops, capacity)
+        assert made.size == size  # of the first hop beyond it
+        assert made.nodes == list(range(capacity))  # the array is as long as it was
+        assert all(place < capacity for hop in made.local for place in hop)
+        assert is_empty(node_map)
+        assert make(node_map, seeds, hops, 10) == wanted(seeds, hops, 20)
+
+
+def test_a_hop_that_outgrows_the_capacity_gives_the_size_it_needs(device: torch.device) -> None:
+    for node_map in kinds(500, device):
+        assert make(node_map, [0], [Hop(range(450))], capacity=10).size == 450
+        assert is_empty(node_map)
+        assert make(node_map, [0], [Hop([1, 0])]) == Made(2, [0, 1], None, [[1, 0]], 0)
+
+
+def test_a_run_of_full_slots_too_long_to_probe_makes_the_batch_too_large(device: torch.device) -> None:
+    crowd = [node for node in range(40_000) if mix(mix(0, 0), node) % FIRST_TABLE < 10][: PROBES + 20]
+    assert len(crowd) == PROBES + 20
+    node_map = NodeMap(FAR, device)
+    assert make(node_map, [], [Hop(crowd)], capacity=FIRST_TABLE // 2).size == FIRST_TABLE // 2 + 1
+    assert is_empty(node_map)
+    assert make(node_map, [], [Hop(crowd)], capacity=FIRST_TABLE) == wanted([], [Hop(crowd)], FAR)
+
+
+def test_sources_that_are_no_nodes_are_a_fault_and_take_no_place(device: torch.device) -> None:
+    for node_map in kinds(10, device):
+        made = make(node_map, [4], [Hop([5, 10, -1, 4, FAR, 6])])
+        assert (made.nodes, made.fault) == ([4, 5, 6], SOURCE_OUT_OF_RANGE)
+        assert [made.local[0][at] for at in (0, 3, 5)] == [1, 0, 2]
+        assert is_empty(node_map)
+
+
+def test_a_seed_that_is_no_node_is_a_fault(device: torch.device) -> None:
+    for node_map in kinds(10, device):
+        node_map.begin(4)
+        faults = no_faults(device)
+        node_map.add_seeds(ids([3, 10, -1], device), None, number(-1, device), faults)
+        assert int(faults) == SOURCE_OUT_OF_RANGE
+        assert is_empty(node_map)
+
+
+def test_picks_beyond_their_arrays_are_left_alone(device: torch.device) -> None:
+    for node_map in kinds(10, device):
+        node_map.begin(8)
+        before, after, local = number(-1, device), number(-1, device), ids([-1] * 3, device)
+        node_map.add_seeds(ids([9], device), None, before)
+        array = ids([1, 2, 1], device)
+        picks = Picks(array, array, array, span_of(1, 9, device))
+        node_map.add(picks, Frontier(array, picks.span), local, before, after, no_faults(device))
+        assert (local.tolist(), int(after)) == ([-1, 1, 2], 3)
+
+
+def test_a_hop_without_picks_leaves_the_size(device: torch.device) -> None:
+    for node_map in kinds(10, device):
+        assert make(node_map, [1, 2], [Hop([]), Hop([3])]).nodes == [1, 2, 3]
+        assert make(node_map, [], [Hop([3, 3])]).nodes == [3]
+        assert make(node_map, [], []).size == 0
+        empty = ids([], device)
+        picks, after = Picks(empty, empty, empty, span_of(0, 0, device)), number(-1, device)
+        node_map.add(picks, Frontier(empty, picks.span), empty, number(6, device), after, no_faults(device))
+        assert int(after) == 6
+
+
+def test_a_map_of_no_nodes_takes_no_nodes(device: torch.device) -> None:
+    assert make(NodeMap(0, device), [], [Hop([0])]) == Made(0, [], None, [[0]], SOURCE_OUT_OF_RANGE)
+
+
+def test_a_batch_can_stand_in_arrays_given(device: torch.device) -> None:
+    node_map = NodeMap(10, device)
+    nodes, trees = ids([-1] * 4, device), ids([-1] * 4, device)
+    node_map.begin(4, with_trees=True, nodes=nodes, trees=trees)
+    node_map.add_seeds(ids([5, 5], device), ids([0, 1], device), number(0, device))
+    assert (nodes.tolist(), trees.tolist()) == ([5, 5, -1, -1], [0, 1, -1, -1])
+
+
+def test_what_failed_half_way_is_forgotten(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object, **__: object) -> Tensor:
+        raise MemoryError
+
+    for node_map in kinds(10, device):
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "cumsum", no_memory)
+            with pytest.raises(MemoryError):
+                make(node_map, [1], [Hop([2, 3])])
+        assert is_empty(node_map)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("budget", [1 << 30, 0])
+def test_a_replayed_batch_reads_its_arrays_anew_and_knows_no_earlier_one(budget: int) -> None:
+    device = torch.device("cuda")
+    node_map = NodeMap(1000, device, budget)
+    seeds, sources, local = (torch.zeros(size, dtype=torch.int64, device=device) for size in (4, 400, 400))
+    nodes, faults = torch.zeros(404, dtype=torch.int64, device=device), no_faults(device)
+    before, after = number(0, device), number(0, device)
+    picks = Picks(sources, sources, sources, span_of(0, 400, device))
+
+    def batch() -> None:
+        node_map.begin(404, nodes=nodes)
+        node_map.add_seeds(seeds, None, before)
+        node_map.add(picks, Frontier(nodes, picks.span), local, before, after, faults)
+
+    batch()  # compiles, and gives the map its room
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch()
+    for seed in range(5):
+        random = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(0, 1000, (404,), generator=random)
+        seeds.copy_(drawn[:4])
+        sources.copy_(drawn[4:])
+        graph.replay()
+        want = wanted(drawn[:4].tolist(), [Hop(drawn[4:].tolist())], 1000)
+        assert (nodes[: int(after)].tolist(), local.tolist()) == (want.nodes, want.local[0])
+        made = make(node_map, [1, 2], [Hop([3, 1])], capacity=10)  # a batch between replays
+        assert made == wanted([1, 2], [Hop([3, 1])], 1000)
+    with pytest.raises(AssertionError, match="keeps its room"):
+        node_map.begin(405)

@@ -1,0 +1,185 @@
+"""The kernels make the picks of the core and of the Python reference, bit for bit, over generated graphs."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import reference
+from support.kernel_forms import UNWRITTEN, frontier_of, lists_of, no_faults, picks_of, rule_of, written
+
+from hoploom import ops
+from hoploom.ops.kernels.sample import sample
+
+DEGREES = [0, 1, 2, 3, 4, 7, 15, 16, 40, 64, 65, 66]
+FIRST_IDS = [(1 << 31) - 8, (1 << 32) - 8, 1 << 45]  # around the edges of 31 and 32 bits
+WEIGHTS = [0.0, -1.0, 1.0, 1.0, 1e-30, 1e30, float("inf")]
+
+few = settings(max_examples=2, deadline=None, derandomize=True)
+words32 = st.integers(0, (1 << 32) - 1)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A small relation in plain lists, a frontier in it, and where both stand in larger arrays."""
+
+    indptr: list[int]
+    indices: torch.Tensor
+    nodes: list[int]
+    columns: reference.Columns = reference.NO_COLUMNS
+    trees: list[int] | None = None
+    times: list[int] | None = None  # by tree
+    first_tree: int = 0
+    begin: int = 0
+    spare: int = 0
+    weight: torch.Tensor | None = None
+
+    def frontier(self) -> reference.Frontier:
+        times = None
+        if self.times is not None and self.trees is not None:
+            times = [self.times[tree - self.first_tree] for tree in self.trees]
+        return reference.Frontier(self.nodes, self.trees, times)
+
+    def by_reference(self, rule: ops.Rule) -> reference.Picks:
+        frontier = self.frontier()
+        return reference.sample(self.indptr, self.indices.tolist(), frontier, reference.Rule(*rule), self.columns)
+
+    def by_core(self, rule: ops.Rule) -> reference.Picks:
+        columns = [self.weight, *(int64_or_none(times) for times in self.columns[1:])]
+        lists = ops.EdgeLists(torch.tensor(self.indptr), self.indices, 0, 0, *columns)
+        nodes, trees, times = (int64_or_none(column) for column in self.frontier())
+        assert nodes is not None
+        return reference.Picks(*(each.tolist() for each in ops.sample(lists, ops.Frontier(nodes, trees, times), rule)))
+
+    def by_kernels(self, rule: ops.Rule, device: torch.device) -> reference.Picks:
+        """The picks, after a look at all that is written beside them."""
+        times = [int64_or_none(column) for column in self.columns[1:]]
+        lists = lists_of(self.indptr, self.indices, device, self.weight, *times)
+        frontier = frontier_of(self.nodes, device, self.trees, self.times, self.first_tree, self.begin, self.spare)
+        num_places, faults = frontier.nodes.numel(), no_faults(device)
+        capacity = 9 + len(self.nodes) * max(abs(rule.fanout), *DEGREES)
+        picks = picks_of(capacity, device, num_places, begin=4)
+        sample(lists, frontier, rule_of(rule, device), picks, faults)
+        assert picks.indptr is not None
+        firsts = picks.indptr[self.begin : self.begin + len(self.nodes) + 1].tolist()
+        counts = [after - first for first, after in pairwise(firsts)]
+        sources, edges, destinations = written(picks)
+        assert (firsts[0], firsts[-1]) == (4, int(picks.span.end))
+        assert destinations == [self.begin + row for row, count in enumerate(counts) for _ in range(count)]
+        assert set(picks.sources[int(picks.span.end) :].tolist()) == {UNWRITTEN}
+        assert int(faults) == 0
+        return reference.Picks(counts, sources, edges)
+
+
+def int64_or_none(values: Sequence[int] | None) -> torch.Tensor | None:
+    return None if values is None else torch.tensor(values, dtype=torch.int64)
+
+
+def graph(seed: int, time: str | None = None, *, trees: bool = False, max_degree: int = 66) -> Graph:
+    """Empty lists, repeated edges and nodes, weights of all magnitudes, sources beyond 32 bits."""
+    rng = random.Random(seed)
+    degrees = [rng.choice([degree for degree in DEGREES if degree <= max_degree]) for _ in range(rng.randint(1, 8))]
+    indptr = [sum(degrees[:row]) for row in range(len(degrees) + 1)]
+    is_wide = time != "source" and rng.random() < 0.5
+    first_id = rng.choice(FIRST_IDS) if is_wide else 0
+    source_time = [rng.randint(-20, 20) for _ in range(30)]
+    lists = [[rng.randrange(30) for _ in range(degree)] for degree in degrees]
+    if time == "source":
+        lists = [sorted(sources, key=source_time.__getitem__) for sources in lists]
+    edge_time = [when for degree in degrees for when in sorted(rng.randint(-20, 20) for _ in range(degree))]
+    weight = torch.tensor([rng.choice([*WEIGHTS, rng.random()]) for _ in range(indptr[-1])], dtype=torch.float32)
+    nodes = [rng.randrange(len(degrees)) for _ in range(rng.randint(0, 6))]
+    first_tree = rng.choice([0, 1 << 40])
+    tree_ids = (
+        [first_tree + rng.randrange(5) for _ in nodes] if time else [rng.choice([0, 1, -1, 1 << 40]) for _ in nodes]
+    )
+    return Graph(
+        indptr,
+        torch.tensor(
+            [first_id + source for sources in lists for source in sources],
+            dtype=torch.int64 if is_wide else torch.int32,
+        ),
+        nodes,
+        reference.Columns(
+            weight.tolist(), edge_time if time == "edge" else None, source_time if time == "source" else None
+        ),
+        tree_ids if trees or time else None,
+        [rng.randint(-25, 25) for _ in range(5)] if time else None,
+        first_tree,
+        begin=rng.choice([0, 3]),
+        spare=rng.choice([0, 2, 10]),
+        weight=weight,
+    )
+
+
+def check(graph: Graph, device: torch.device, seed: int, fanout: int, **flags: bool) -> None:
+    """Key and stream are any; the core, the reference and the kernels agree."""
+    rng = random.Random(seed)
+    rule = ops.Rule(rng.getrandbits(64), rng.getrandbits(32), fanout, **flags)
+    picks = graph.by_kernels(rule, device)
+    assert picks == graph.by_core(rule)
+    assert picks == graph.by_reference(rule)
+
+
+@pytest.mark.parametrize("fanout", [-1, 0, 1, 3, 15, 64, 65])
+@pytest.mark.parametrize("replace", [False, True])
+@few
+@given(seed=words32)
+def test_uniform_picks_are_those_of_the_core(device: torch.device, replace: bool, fanout: int, seed: int) -> None:
+    check(graph(seed + fanout), device, seed, fanout, replace=replace)
+
+
+@pytest.mark.parametrize("fanout", [-1, 0, 1, 15, 64, 65])
+@few
+@given(seed=words32)
+def test_weighted_picks_are_those_of_the_core(device: torch.device, fanout: int, seed: int) -> None:
+    check(graph(seed + fanout), device, seed, fanout, weighted=True)
+
+
+@pytest.mark.parametrize("fanout", [-1, 0, 5, 70])
+@few
+@given(seed=words32)
+def test_weighted_picks_with_replacement_are_those_of_the_core(device: torch.device, fanout: int, seed: int) -> None:
+    check(graph(seed + fanout, max_degree=40), device, seed, fanout, weighted=True, replace=True)
+
+
+@pytest.mark.parametrize("fanout", [-1, 0, 1, 15, 65])
+@few
+@given(seed=words32)
+def test_labor_picks_are_those_of_the_core(device: torch.device, fanout: int, seed: int) -> None:
+    check(graph(seed + fanout), device, seed, fanout, labor=True)
+
+
+RULES: list[dict[str, bool]] = [
+    {},
+    {"replace": True},
+    {"last": True},
+    {"weighted": True},
+    {"weighted": True, "last": True},
+    {"labor": True},
+    {"labor": True, "last": True},
+    {"weighted": True, "labor": True, "replace": True},
+]
+rules = pytest.mark.parametrize("flags", RULES, ids="-".join)
+
+
+@pytest.mark.parametrize("time", ["edge", "source"])
+@rules
+@few
+@given(seed=words32)
+def test_nothing_later_than_a_trees_time_is_picked(
+    device: torch.device, flags: dict[str, bool], time: str, seed: int
+) -> None:
+    seed += RULES.index(flags)
+    check(graph(seed, time), device, seed, seed % 5 - 1, **flags)
+
+
+@rules
+@few
+@given(seed=words32)
+def test_each_tree_has_draws_of_its_own(device: torch.device, flags: dict[str, bool], seed: int) -> None:
+    check(graph(seed + RULES.index(flags), trees=True), device, seed, 3, **flags)

@@ -1,0 +1,329 @@
+"""Kernels that sample, where lists are long, ids large, room short or files damaged."""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support import reference
+from support.kernel_forms import (
+    UNWRITTEN,
+    frontier_of,
+    lists_of,
+    no_faults,
+    number,
+    picks_of,
+    rule_of,
+    span_of,
+    written,
+)
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.ops.kernels.forms import LIST_DAMAGED, NODE_OUT_OF_RANGE, SOURCE_OUT_OF_RANGE, Frontier, Lists, Rule
+from hoploom.ops.kernels.launch import launch
+from hoploom.ops.kernels.sample import sample
+from hoploom.ops.kernels.scored import exact_log
+
+KEY, STREAM = 0xFEDCBA9876543210, 2 << 16 | 5
+
+
+def rule(fanout: int, **flags: bool) -> ops.Rule:
+    return ops.Rule(KEY, STREAM, fanout, **flags)
+
+
+def check_star(degree: int, device: torch.device, picked: ops.Rule, time: int | None = None) -> None:
+    """A node of `degree` in-edges between two of none and one of two: as the core picks from them until `time`."""
+    indptr, nodes = [0, 0, degree, degree, degree + 2], [3, 1, 0, 2, 3]
+    indices = torch.arange(degree + 2) * 7 % 1000 + (1 << 33)
+    weight = (torch.arange(degree + 2) * 31 % 17).float() / 7
+    edge_time = None if time is None else torch.arange(degree + 2)
+    trees, times = (None, None) if time is None else ([0] * 5, [time])
+    lists = lists_of(indptr, indices, device, weight, edge_time)
+    picks, faults = picks_of(degree + 4 if picked.fanout < 0 else 5 * picked.fanout, device, 5), no_faults(device)
+    sample(lists, frontier_of(nodes, device, trees, times), rule_of(picked, device), picks, faults)
+    edge_lists = ops.EdgeLists(torch.tensor(indptr), indices, weight=weight, edge_time=edge_time)
+    columns = [None if time is None else torch.tensor(column) for column in (trees, [time] * 5)]
+    counts, sources, edges = ops.sample(edge_lists, ops.Frontier(torch.tensor(nodes), *columns), picked)
+    assert picks.indptr is not None
+    assert picks.indptr.tolist() == [0, *counts.cumsum(0).tolist()]
+    assert written(picks)[:2] == (sources.tolist(), edges.tolist())
+    assert int(faults) == 0
+
+
+@pytest.mark.parametrize("flags", [{}, {"replace": True}, {"weighted": True}, {"labor": True}], ids="-".join)
+def test_a_list_of_over_a_thousand_times_the_fanout(device: torch.device, flags: dict[str, bool]) -> None:
+    check_star(2003, device, rule(2, **flags))
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"replace": True}, {"last": True}, {"weighted": True}, {"labor": True}], ids="-".join
+)
+def test_over_a_thousand_times_the_fanout_is_early_enough(device: torch.device, flags: dict[str, bool]) -> None:
+    check_star(1400, device, rule(1, **flags), time=1001)
+
+
+def test_running_sums_over_a_list_of_over_a_thousand_times_the_fanout(device: torch.device) -> None:
+    check_star(1001, device, rule(1, weighted=True, replace=True))
+
+
+def test_a_long_list_is_given_whole(device: torch.device) -> None:
+    check_star(5000, device, rule(-1))
+    check_star(1200, device, rule(-1, weighted=True))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [3, 130])
+def test_a_population_above_65536_takes_wide_draws(device: torch.device, fanout: int, replace: bool) -> None:
+    check_star(70_000, device, rule(fanout, replace=replace))
+
+
+@pytest.mark.parametrize("spared", [1, 20])
+def test_almost_the_whole_list_by_a_large_fanout(device: torch.device, spared: int) -> None:
+    """Most draws of Floyd's algorithm are repeats, and of repeats."""
+    check_star(130 + spared, device, rule(130))
+
+
+@pytest.mark.parametrize("flags", [{"labor": True}, {"weighted": True}], ids="-".join)
+def test_of_equal_scores_the_first_win(device: torch.device, flags: dict[str, bool]) -> None:
+    """One source, or infinite weights; in two chunks of a list."""
+    weight = torch.full([1100], math.inf)
+    lists = lists_of([0, 1100], torch.full([1100], 4), device, weight)
+    picks = picks_of(1200, device)
+    sample(lists, frontier_of([0], device), rule_of(rule(600, **flags), device), picks, no_faults(device))
+    assert written(picks)[1] == list(range(600))
+    assert set(picks.edges[600:].tolist()) == {UNWRITTEN}
+
+
+def test_labor_gives_a_source_one_rank_in_every_tree_and_hop(device: torch.device) -> None:
+    sources = torch.tensor([9, 5, 1 << 40, 7, 1 << 31, 3])
+    lists = lists_of([0, 6, 12], torch.cat([sources, sources.flip(0)]), device)
+    found = []
+    for stream in (0, 1 << 16):
+        picks = picks_of(6, device)
+        labor = rule_of(ops.Rule(KEY, stream, 3, labor=True), device)
+        sample(lists, frontier_of([0, 1], device, trees=[stream, 1]), labor, picks, no_faults(device))
+        found += [set(picks.sources[:3].tolist()), set(picks.sources[3:].tolist())]
+    ranks = {source: reference.Draws(KEY, source, reference.LABOR_STREAM).wide(0) for source in sources.tolist()}
+    assert found == [set(sorted(ranks, key=ranks.__getitem__)[:3])] * 4
+
+
+@pytest.fixture
+def sparse_indptr(tmp_path: Path, device: torch.device) -> Tensor:
+    """Lists of 2^31 + 4 nodes, all empty but the last of 40 edges. A file of holes, or memory of the device."""
+    size = (1 << 31) + 5
+    if device.type == "cuda":
+        if torch.cuda.mem_get_info(device)[0] < 10 * size:
+            pytest.skip("needs 20 GB of device memory")
+        indptr = torch.zeros(size, dtype=torch.int64, device=device)
+    else:
+        indptr = torch.from_file(str(tmp_path / "indptr"), shared=True, size=size, dtype=torch.int64)
+    indptr[-1] = 40
+    return indptr
+
+
+def test_node_ids_above_two_to_the_31(device: torch.device, sparse_indptr: Tensor) -> None:
+    node, sources = (1 << 31) + 3, range(1 << 40, (1 << 40) + 40)
+    lists = Lists(sparse_indptr, torch.tensor(sources).to(device), device, torch.ones(40, device=device))
+    edges = reference.Edges(sources, [1.0] * 40)
+    both: list[dict[str, bool]] = [{}, {"replace": True}, {"weighted": True}, {"weighted": True, "replace": True}]
+    for flags in (*both, {"labor": True}):
+        for fanout in (5, 70):  # few and many
+            picks, faults = picks_of(70, device), no_faults(device)
+            picked = rule_of(rule(fanout, **flags), device)
+            sample(lists, frontier_of([node, node - 1], device), picked, picks, faults)
+            offsets = reference.pick(reference.Rule(KEY, STREAM, fanout, **flags), node, edges)
+            assert written(picks) == ([sources[offset] for offset in offsets], offsets, [0] * len(offsets))
+            assert int(faults) == 0
+
+
+def test_sources_above_two_to_the_31_have_times(device: torch.device, sparse_indptr: Tensor) -> None:
+    """The same array as times: 0 of all nodes, 40 of the last."""
+    last = (1 << 31) + 4
+    lists = lists_of([0, 3], torch.tensor([last - 1, 1 << 31, last]), device, source_time=sparse_indptr)
+    for time, sources in ((39, [last - 1, 1 << 31]), (40, [last - 1, 1 << 31, last]), (-1, [])):
+        picks, faults = picks_of(3, device), no_faults(device)
+        sample(lists, frontier_of([0], device, [0], [time]), rule_of(rule(-1), device), picks, faults)
+        assert (written(picks)[0], int(faults)) == (sources, 0)
+
+
+# --- sizes -----------------------------------------------------------------------------------------
+
+
+RULES = [
+    rule(-1),
+    rule(0),
+    rule(2),
+    rule(100),
+    rule(2, replace=True),
+    rule(2, weighted=True),
+    rule(2, weighted=True, replace=True),
+    rule(2, labor=True),
+]
+every_rule = pytest.mark.parametrize("picked", RULES, ids=lambda picked: " ".join(map(str, picked[2:])))
+
+
+def three_lists(device: torch.device) -> Lists:
+    return lists_of([0, 3, 7, 9], torch.arange(9, dtype=torch.int32), device, torch.ones(9))
+
+
+@pytest.mark.parametrize("picked", [*RULES, rule(2, last=True)], ids=lambda picked: " ".join(map(str, picked[2:])))
+@pytest.mark.parametrize("spare", [0, 3])
+def test_an_empty_frontier_has_no_picks(device: torch.device, picked: ops.Rule, spare: int) -> None:
+    for trees in (None, []):
+        picks, faults = picks_of(4, device, num_places=8, begin=3), no_faults(device)
+        lists = replace(three_lists(device), edge_time=None if trees is None else torch.arange(9, device=device))
+        frontier = frontier_of([], device, trees, trees, begin=2, spare=spare)
+        sample(lists, frontier, rule_of(picked, device), picks, faults)
+        assert picks.indptr is not None
+        assert (int(picks.span.end), picks.indptr.tolist()) == (3, [UNWRITTEN] * 2 + [3] + [UNWRITTEN] * 6)
+        assert picks.sources.tolist() == [UNWRITTEN] * 4
+        assert int(faults) == 0
+
+
+@every_rule
+def test_what_is_beyond_the_room_is_counted_but_not_written(device: torch.device, picked: ops.Rule) -> None:
+    all_picks, some = picks_of(700, device, begin=1), picks_of(4, device, 4, begin=1)
+    for picks in (all_picks, some):
+        frontier = frontier_of([0, 1, 2, 1], device)
+        sample(three_lists(device), frontier, rule_of(picked, device), picks, no_faults(device))
+    assert some.indptr is not None
+    assert int(some.span.end) == int(all_picks.span.end) == int(some.indptr[-1])
+    assert int(some.span.end) > 4 or picked.fanout == 0
+    for written_places, places in zip(
+        (some.sources, some.edges, some.destinations),
+        (all_picks.sources, all_picks.edges, all_picks.destinations),
+        strict=True,
+    ):
+        assert written_places.tolist() == places[:4].tolist()
+
+
+def test_there_may_be_no_room_at_all(device: torch.device) -> None:
+    for picked in RULES:
+        picks = picks_of(0, device)
+        sample(three_lists(device), frontier_of([1], device), rule_of(picked, device), picks, no_faults(device))
+        assert int(picks.span.end) == {-1: 4, 0: 0, 2: 2, 100: 4}[picked.fanout]
+
+
+def test_a_frontier_that_ends_beyond_its_room_ends_there(device: torch.device) -> None:
+    nodes = torch.tensor([2, 1, 0], device=device)
+    for begin, edges in ((1, [3, 4, 5, 6, 0, 1, 2]), (3, []), (50, [])):
+        picks, faults = picks_of(9, device, num_places=3), no_faults(device)
+        frontier = Frontier(nodes, span_of(begin, 90, device, most=40))
+        sample(three_lists(device), frontier, rule_of(rule(-1), device), picks, faults)
+        assert written(picks)[1] == edges
+        assert int(faults) == 0
+
+
+def test_rows_beyond_the_most_there_can_be_are_left_out(device: torch.device) -> None:
+    picks = picks_of(9, device)
+    frontier = Frontier(torch.tensor([2, 1, 0], device=device), span_of(0, 3, device, most=2))
+    sample(three_lists(device), frontier, rule_of(rule(-1), device), picks, no_faults(device))
+    assert written(picks)[1] == [7, 8, 3, 4, 5, 6]
+
+
+# --- faults ----------------------------------------------------------------------------------------
+
+
+@every_rule
+@pytest.mark.parametrize("node", [-1, 3, 1 << 40])
+def test_a_node_out_of_range_has_no_picks_and_is_reported(device: torch.device, picked: ops.Rule, node: int) -> None:
+    check_faulty([0, 3, 7, 9], [1, node, 2], picked, device, NODE_OUT_OF_RANGE)
+
+
+@every_rule
+@pytest.mark.parametrize("indptr", [[-1, 3, 7, 9], [4, 3, 7, 9], [0, 3, 7, 10]], ids=str)
+def test_a_damaged_list_has_no_picks_and_is_reported(
+    device: torch.device, picked: ops.Rule, indptr: Sequence[int]
+) -> None:
+    bad = 2 if indptr[3] > 9 else 0
+    check_faulty(indptr, [1, bad, 1], picked, device, LIST_DAMAGED)
+
+
+def check_faulty(
+    indptr: Sequence[int], nodes: Sequence[int], picked: ops.Rule, device: torch.device, code: int
+) -> None:
+    """The second node is faulty; the first and the third have the picks that they have alone."""
+    weight, indices = torch.ones(9), torch.arange(9)
+    faulty, sound = picks_of(700, device), picks_of(700, device)
+    for picks, of in ((faulty, nodes), (sound, [nodes[0], nodes[2]])):
+        faults = no_faults(device)
+        lists = lists_of(indptr, indices, device, weight)
+        sample(lists, frontier_of(of, device), rule_of(picked, device), picks, faults)
+        assert int(faults) == (code if picks is faulty else 0)
+    sources, edges, destinations = written(faulty)
+    assert (sources, edges) == written(sound)[:2]
+    assert [place // 2 for place in destinations] == written(sound)[2]
+
+
+def test_a_source_without_a_time_is_reported_and_the_worst_fault_kept(device: torch.device) -> None:
+    lists = lists_of([0, 2, 4], torch.tensor([0, 5, 0, 1]), device, source_time=torch.tensor([1, 2]))
+    faults = no_faults(device)
+    for nodes, edges, code in (([1], [2, 3], 0), ([1, 9], [2, 3], 1), ([0, 1], [2, 3], 3), ([9], [], 3)):
+        picks = picks_of(9, device)
+        frontier = frontier_of(nodes, device, trees=[0] * len(nodes), times=[9])
+        sample(lists, frontier, rule_of(rule(-1), device), picks, faults)
+        assert (written(picks)[1], int(faults)) == (edges, code)
+    assert int(faults) == SOURCE_OUT_OF_RANGE
+
+
+# --- arithmetic --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def log_of(x, out, size, BLOCK: tl.constexpr):  # noqa: N803
+    place = tl.arange(0, BLOCK)
+    tl.store(out + place, exact_log(tl.load(x + place, mask=place < size, other=0.5)), mask=place < size)
+
+
+def test_logarithms_equal_the_references_to_the_last_bit(device: torch.device) -> None:
+    root = math.sqrt(0.5)
+    values = [2.0**-53, 1 - 2.0**-53, 0.5, root, math.nextafter(root, 0), math.nextafter(root, 1), 1e-9]
+    values += [reference.Draws(KEY, node, 0).unit(0) for node in range(1000)]
+    x = torch.tensor(values, dtype=torch.float64, device=device)
+    logs = torch.empty_like(x)
+    launch(log_of, (1,), x, logs, len(values), device=device, BLOCK=1024)
+    assert [struct.pack("d", log) for log in logs.tolist()] == [
+        struct.pack("d", reference.exact_log(value)) for value in values
+    ]
+
+
+# --- a device ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@every_rule
+def test_the_host_waits_for_nothing(device: torch.device, picked: ops.Rule) -> None:
+    lists, frontier, picks = three_lists(device), frontier_of([0, 1, 2], device), picks_of(700, device, 3)
+    on_device, faults = rule_of(picked, device), no_faults(device)
+    sample(lists, frontier, on_device, picks, faults)  # compiles
+    torch.cuda.synchronize(device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sample(lists, frontier, on_device, picks, faults)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@every_rule
+def test_a_captured_hop_replays_with_another_key_and_frontier(device: torch.device, picked: ops.Rule) -> None:
+    lists, frontier, picks = three_lists(device), frontier_of([0, 1, 2], device), picks_of(700, device, 3)
+    key, faults = number(1, device), no_faults(device)
+    replayed = Rule(key, *picked[1:])
+    sample(lists, frontier, replayed, picks, faults)  # compiles
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sample(lists, frontier, replayed, picks, faults)
+    key.copy_(number(KEY, device))
+    frontier.nodes.copy_(torch.tensor([2, 0, 1]))
+    graph.replay()
+    expected = picks_of(700, device)
+    sample(lists, frontier_of([2, 0, 1], device), rule_of(picked, device), expected, faults)
+    assert written(picks) == written(expected)

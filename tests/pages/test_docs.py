@@ -1,0 +1,159 @@
+"""The documentation is true: its examples run and print what they say, its links lead somewhere."""
+
+import ast
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import ROOT
+
+import hoploom
+from hoploom import HoploomError, cli, errors
+from hoploom.config.keys import default_of, key_of, keys_in
+from hoploom.config.text import as_toml
+from hoploom.deploy.sections import SECTIONS, HostKeys, TopKeys
+from hoploom.serve.metrics import FAMILIES
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
+
+
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+WITH_LINKS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+RAISES = re.compile(r"# (\w+Error: .*(?:\n# .*)*)")
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+LANGUAGES = {"python", "bash", "text", "toml", "yaml"}
+FILE = re.compile(r"# ([\w-]+\.(?:toml|yml))\n")
+
+
+by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@by_name
+def test_every_example_runs_and_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    text = page.read_text()
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        language, code = block.groups()
+        assert language in LANGUAGES, f"a block of {page.name} is {language!r}"
+        if language == "python":
+            _run(code, text.count("\n", 0, block.start()) + 1, page, names)
+        elif language == "bash":
+            _run_commands(code)
+        elif named := FILE.match(code):  # a file that commands below it are about
+            Path(named[1]).write_text(code)
+
+
+def _run(code: str, lines_before: int, page: Path, names: dict[str, Any]) -> None:
+    """Statement by statement: a comment behind `print(...)` is what it prints, one below a statement what it raises."""
+    lines = code.splitlines()
+    for statement in ast.parse(code).body:
+        end = statement.end_lineno or 0
+        promised = RAISES.match("\n".join(lines[end:]))
+        prints = PRINTS.findall("\n".join(lines[statement.lineno - 1 : end]))
+        ast.increment_lineno(statement, lines_before)  # so that tracebacks name the page's own lines
+        compiled = compile(ast.Module([statement], []), str(page), "exec")
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            if promised is None:
+                exec(compiled, names)
+            else:
+                with pytest.raises(HoploomError) as raised:
+                    exec(compiled, names)
+                assert f"{raised.type.__name__}: {raised.value}" == " ".join(promised[1].split("\n# "))
+        assert out.getvalue().splitlines() == prints
+
+
+def _run_commands(code: str) -> None:
+    """The lines that call hoploom; what make does, other tests and the reader do."""
+    for line in code.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["hoploom"]:
+            with contextlib.redirect_stdout(io.StringIO()):
+                assert cli.main(words[1:]) == 0, line
+
+
+def test_the_examples_are_found() -> None:
+    assert all("```python" in page.read_text() for page in PAGES if page.name != "tour.md")
+    assert BLOCK.findall("```python\nx = 1\n```\n\n```text\ny\n```\n") == [("python", "x = 1\n"), ("text", "y\n")]
+    assert FILE.match("# two-hosts.toml\nhosts = 2\n")
+    assert PRINTS.findall("print(f(1))  # 2, 3\nx = 1  # no\n") == ["2, 3"]
+    assert len(re.findall(f"^{RAISES.pattern}", (DOCS / "errors.md").read_text(), re.MULTILINE)) > 10
+
+
+def test_the_readme_is_short_and_begins_with_two_commands() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 150
+    commands = [line.split("#")[0].strip() for line in BLOCK.findall(text)[0][1].splitlines()]
+    assert commands == ["make demo", "make test"]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test", *re.findall(r"`make ([\w-]+)`", text)} <= set(targets)
+
+
+@pytest.mark.parametrize("page", WITH_LINKS, ids=lambda page: page.name)
+def test_every_relative_link_leads_to_a_file(page: Path) -> None:
+    prose = BLOCK.sub("", page.read_text())
+    links = [link.split("#")[0] for link in LINK.findall(prose) if "://" not in link and not link.startswith("#")]
+    assert not [link for link in links if not (page.parent / link).exists()]
+    if page.parent == DOCS:  # the site has no other files
+        assert all((page.parent / link).resolve().is_relative_to(DOCS) for link in links)
+
+
+def test_every_page_is_on_the_site() -> None:
+    listed = re.findall(r"^  - .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def test_every_public_name_is_in_the_api_and_the_changelog() -> None:
+    api, changelog = (DOCS / "api.md").read_text(), (ROOT / "CHANGELOG.md").read_text()
+    assert not [name for name in hoploom.__all__ if not re.search(rf"`hoploom\.{name}\b", api)]
+    assert not [name for name in hoploom.__all__ if not re.search(rf"`{name}\b", changelog)]
+
+
+def test_the_page_of_clusters_has_every_key_of_their_files() -> None:
+    page = (DOCS / "cluster.md").read_text()
+    assert not [row for row in _rows_of_keys() if row not in page.splitlines()]
+
+
+def _rows_of_keys() -> list[str]:
+    """The rows of the page's table: key, default or an example, help."""
+    rows = []
+    for section, owner in {"": TopKeys, "hosts.NAME": HostKeys, **SECTIONS}.items():
+        for name, described in keys_in(owner).items():
+            key, default = key_of(described), default_of(described)
+            shown = f"e.g. `{as_toml(key.example)}`" if default in (None, {}) else f"`{as_toml(default)}`"
+            rows.append(f"| `{f'{section}.{name}'.lstrip('.')}` | {shown} | {key.help} |")
+    return rows
+
+
+def test_the_page_of_operations_has_every_metric_as_the_server_tells_it() -> None:
+    page = (DOCS / "operations.md").read_text()
+    for name, family in FAMILIES.items():
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        assert f"| `{name}` | {family.type} | {labels} | {family.text} |" in page.splitlines()
+
+
+def test_the_tree_of_errors_is_the_one_in_the_code() -> None:
+    tree = (errors.__doc__ or "").split("\n\n", 1)[1].strip()
+    assert tree in (DOCS / "errors.md").read_text()
+
+
+def test_the_tour_names_files_that_exist() -> None:
+    text = (DOCS / "tour.md").read_text()
+    named = set(re.findall(r"`(?:[\w/]+/)?(\w+\.(?:py|cpp|h))`", text))
+    present = {path.name for folder in ("src", "csrc", "tests") for path in (ROOT / folder).rglob("*.*")}
+    assert len(named) > 20
+    assert not named - present

@@ -1,0 +1,86 @@
+"""Servers that make batches in this process, behind the bytes that would go over the wire."""
+
+import json
+from collections import deque
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+
+from hoploom.serve import wire
+from hoploom.serve.batch_client import RemoteBatches
+from hoploom.serve.batch_service import Makers
+from hoploom.serve.wire import Message
+from hoploom.store import Store
+from support.shards import spread
+
+
+@dataclass
+class Chunk:
+    data: Any
+    app_metadata: Any
+
+
+class Line:
+    """Flight's writer at one end and its reader at the other; what is written is copied, as a wire does."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[Chunk] = deque()
+
+    def write_with_metadata(self, batch: pa.RecordBatch, metadata: bytes) -> None:
+        copied = pa.RecordBatch.from_arrays([pa.array(batch.column(0).to_numpy().copy())], schema=wire.SCHEMA)
+        self._chunks.append(Chunk(copied, pa.py_buffer(metadata) if metadata else None))
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        self.write_with_metadata(batch, b"")
+
+    def read_chunk(self) -> Chunk:
+        return self._chunks.popleft()
+
+
+def over_the_wire(message: Message) -> Message:
+    """What arrives of a message."""
+    line = Line()
+    wire.write(line, message)
+    return wire.read(line)
+
+
+@dataclass
+class Servers:
+    """Servers in this process, asked in turn."""
+
+    makers: list[Makers]
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    _turns: Any = field(default_factory=count)
+
+    @property
+    def num_servers(self) -> int:
+        return len(self.makers)
+
+    def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
+        self.requests.append(json.loads(json.dumps(request.header)))
+        answer = self.makers[next(self._turns) % len(self.makers)].answer(over_the_wire(request))
+        self.answers.append(str(answer.header.get("error", "ok")))
+        try:
+            return over_the_wire(answer)
+        finally:
+            sent(answer)
+
+
+def sent(answer: Message) -> None:
+    """What a server does once an answer is on its way."""
+    if answer.done is not None:
+        answer.done()
+
+
+def makers_of(store: Store, **options: Any) -> Makers:
+    given: dict[str, Any] = {"threads": 2, "memory": 1 << 28, **options}
+    return Makers(store, **given)
+
+
+def without_graph(store: Store, *makers: Makers) -> tuple[Store, Servers]:
+    """A trainer's store, whose parts all lie elsewhere, and the servers that make its batches."""
+    servers = Servers(list(makers) or [makers_of(store)])
+    return replace(spread(store, 2, ()), elsewhere=RemoteBatches(servers, store.identity)), servers

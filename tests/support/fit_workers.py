@@ -1,0 +1,322 @@
+"""What the tests of training share: a labelled graph, small models, and what spawned ranks run."""
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+
+import hoploom
+from hoploom import LinkNeighborLoader, NeighborLoader, Store
+from hoploom.dist.context import Context, init
+from hoploom.load.loader import Loader
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.evaluate import evaluate
+from hoploom.train.fit import Outcome, fit
+from hoploom.train.learner import Learner, Training
+from hoploom.train.state_json import encode
+from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
+
+NUM_NODES, NUM_TRAIN, NUM_CLASSES = 123, 53, 3  # 53 seeds in global batches of 16: the tail has 5
+QUIET = {"progress": False}
+
+
+def labelled() -> Data:
+    """A random graph whose classes follow from the features, with two splits."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(NUM_NODES, 6, generator=generator)
+    nodes = torch.arange(NUM_NODES)
+    return Data(
+        x=x,
+        edge_index=torch.randint(NUM_NODES, (2, 5 * NUM_NODES), generator=generator),
+        y=x[:, :NUM_CLASSES].argmax(dim=1),
+        labels=(x[:, :4] > 0).float(),
+        amount=x[:, 0] + x[:, 1],
+        train_mask=nodes < NUM_TRAIN,
+        val_mask=nodes >= NUM_TRAIN,
+    )
+
+
+def store() -> Store:
+    return hoploom.from_pyg(labelled())
+
+
+class Sage(nn.Module):
+    """Two of PyG's layers, over blocks or over a whole subgraph."""
+
+    def __init__(self, out: int = NUM_CLASSES, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.convs = nn.ModuleList([SAGEConv(6, 8), SAGEConv(8, out)])
+        self.dropout = dropout
+
+    def forward(self, batch: Any) -> Tensor:
+        x = batch.x
+        for depth, conv in enumerate(self.convs):
+            if depth:
+                x = nn.functional.dropout(x.relu(), self.dropout, self.training)
+            if "blocks" in batch:
+                block = batch.blocks[depth]
+                x = conv((x, x[: block.num_destinations]), block.edge_index)
+            else:
+                x = conv(x, batch.edge_index)
+        return x
+
+
+class ScoredSage(Sage):
+    """Scores links with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.bilinear = nn.Parameter(torch.eye(4) + 0.1)
+
+    def score(self, z: Tensor, edge_label_index: Tensor) -> Tensor:
+        source, destination = edge_label_index
+        return ((z[source] @ self.bilinear) * z[destination]).sum(dim=-1)
+
+
+def train_loader(batch: int = 16, context: Context | None = None, **options: Any) -> NeighborLoader:
+    """Blocks of a constant global batch, so that a step is the same for any number of ranks."""
+    rank, world_size = (0, 1) if context is None else (context.rank, context.world_size)
+    options = {"mode": "blocks", "shuffle": True, "input_nodes": "train", "seed": 5} | options
+    return NeighborLoader(store(), [4, 3], batch_size=batch // world_size, rank=rank, world_size=world_size, **options)
+
+
+def val_loader(**options: Any) -> NeighborLoader:
+    return NeighborLoader(store(), [4, 3], input_nodes="val", **{"batch_size": 16, "mode": "blocks"} | options)
+
+
+def link_loader(context: Context | None = None, **options: Any) -> LinkNeighborLoader:
+    rank, world_size = (0, 1) if context is None else (context.rank, context.world_size)
+    links = labelled().edge_index[:, :53]
+    options = {"neg_sampling": "binary", "mode": "blocks", "shuffle": True, "batch_size": 16} | options
+    return LinkNeighborLoader(store(), [4, 3], links, rank=rank, world_size=world_size, **options)
+
+
+def learner_of(
+    context: Context | None = None, *, dropout: float = 0.0, loader: Loader | None = None, learning_rate: float = 0.05
+) -> Learner:
+    """A learner with everything that has a state."""
+    model: nn.Module = Sage(dropout=dropout)
+    if context is not None:
+        model = context.wrap(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    return Learner(
+        model,
+        optimizer,
+        NodeClassification(NUM_CLASSES),
+        train_loader(context=context) if loader is None else loader,
+        torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8),
+    )
+
+
+def resumed(folder: Path, **options: Any) -> Learner:
+    """A learner where the last checkpoint of a run stands."""
+    learner = learner_of(**options)
+    assert Checkpoint(folder, alone()).restore("last", learner.parts()) == {}
+    return learner
+
+
+def given(*values: float) -> Any:
+    """A validation that returns one value after the other."""
+    accuracies = iter(values)
+    return lambda: {"accuracy": next(accuracies)}
+
+
+def parameters_of(learner: Learner) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in learner.model.parameters()]
+
+
+def assert_close(left: list[Tensor], right: list[Tensor], tolerance: float = 1e-6) -> None:
+    for ours, theirs in zip(left, right, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def assert_same_state(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    """The states of two runs' parts are equal to the last bit."""
+    (our_tree, ours), (their_tree, theirs) = (
+        encode({name: part.state_dict() for name, part in parts.items()}) for parts in (left, right)
+    )
+    assert our_tree == their_tree
+    for name, tensor in ours.items():
+        assert (tensor.dtype, tensor.equal(theirs[name])) == (theirs[name].dtype, True), name
+
+
+def run(
+    learner: Learner, epochs: int = 2, *, folder: Path | None = None, validate: Any = None, **options: Any
+) -> Outcome:
+    """Training in one process."""
+    context = alone()
+    checkpoint = None if folder is None else Checkpoint(folder, context)
+    training = Training(epochs, **QUIET | options)
+    return fit(learner, training, context, validate=validate, checkpoint=checkpoint)
+
+
+def assert_same_run(left: Learner, right: Learner) -> None:
+    assert_same_state(left.parts(), right.parts())
+
+
+def kill_at(model: nn.Module, call: int, *numbers: int) -> None:
+    """Send this process signals in the model's n-th forward pass."""
+    calls = iter(range(1, 1 << 30))
+
+    def hook(*arguments: object) -> None:
+        if next(calls) == call:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+
+    model.register_forward_pre_hook(hook)
+
+
+def spoil_at(model: nn.Module, call: int) -> None:
+    """Make the model's n-th output NaN."""
+    calls = iter(range(1, 1 << 30))
+    model.register_forward_hook(lambda module, given, found: found * float("nan") if next(calls) == call else None)
+
+
+# --- what one process finds, for several to be compared with ---------------------------------
+
+
+def gradients_of(context: Context, step: int) -> list[Tensor]:
+    """The gradients of one step: what SGD with rate 1 subtracts."""
+    model = context.wrap(Sage())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    loader = train_loader(context=context)
+    steps = len(loader)
+    assert loader.num_seeds(steps - 1) == NUM_TRAIN % 16
+    consumed = step * 16
+    loader.load_state_dict(loader.state_dict() | {"step": step, "consumed_seeds": consumed})
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=1.0), NodeClassification(NUM_CLASSES), loader)
+    fit(learner, Training(1, max_steps=1, **QUIET), context)
+    return [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
+
+
+def link_curve(context: Context) -> list[Tensor]:
+    """What two epochs of link prediction make of the parameters."""
+    model = context.wrap(ScoredSage())
+    loader = link_loader(context, batch_size=16 // context.world_size)
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), LinkPrediction(), loader)
+    fit(learner, Training(2, accumulate=2, **QUIET), context)
+    return parameters_of(learner)
+
+
+def curve(context: Context, accumulate: int = 1) -> tuple[list[float], list[Tensor]]:
+    """The loss of every epoch, and the last parameters."""
+    learner = learner_of(context)
+    outcome = fit(learner, Training(3, accumulate=accumulate, **QUIET), context)
+    return [epoch["train_loss"] for epoch in outcome.history], parameters_of(learner)
+
+
+def all_metrics(context: Context) -> dict[str, dict[str, float]]:
+    """What evaluate says, for every task and way to share out the seeds; some ranks have no step at batch size 200."""
+    share = {"batch_size": 16 // context.world_size, "rank": context.rank, "world_size": context.world_size}
+    loaders = {"16": val_loader(), "200": val_loader(batch_size=200), "ranks": val_loader(**share)}
+    tasks: dict[str, tuple[int, Any]] = {
+        "classes": (NUM_CLASSES, NodeClassification(NUM_CLASSES, confusion=True)),
+        "labels": (4, MultiLabel(4, label="labels")),
+        "amount": (1, NodeRegression(label="amount")),
+    }
+    found = {"links": evaluate(ScoredSage(), link_loader(shuffle=False), LinkPrediction(), context)}
+    for size, loader in loaders.items():
+        for name, (out, task) in tasks.items():
+            found[f"{name} {size}"] = evaluate(Sage(out), loader, task, context)
+    return found
+
+
+# --- what ranks run --------------------------------------------------------------------------
+
+
+def two_ranks(context: Context, folder: str) -> None:
+    """Everything that needs two ranks and ends well; what rank 0 finds is saved for the test to compare."""
+    found = {
+        "gradients": [gradients_of(context, step) for step in (0, 3)],
+        "links": link_curve(context),
+        "curve": curve(context),
+        "accumulated": curve(context, accumulate=2),
+        "metrics": all_metrics(context),
+    }
+    if context.is_main:
+        from hoploom.train import tensorfile
+
+        tensorfile.write(Path(folder) / "found", found)
+    resume_of_one_by_two(context, folder)
+    for check in (a_loss_that_is_not_finite_on_rank_1, a_signal_for_rank_1, a_full_disk_for_rank_0):
+        check(context, folder)
+
+
+def four_ranks(context: Context, folder: str) -> None:
+    """The curve and the metrics, where some ranks have no step to evaluate."""
+    from hoploom.train import tensorfile
+
+    found = {"curve": curve(context), "metrics": all_metrics(context)}
+    if context.is_main:
+        tensorfile.write(Path(folder) / "found", found)
+
+
+def resume_of_one_by_two(context: Context, folder: str) -> None:
+    """Continue what one process left in `one`; leave what one process is to continue in `two`."""
+    learner, checkpoint = learner_of(context), Checkpoint(Path(folder) / "one", context)
+    assert checkpoint.restore("last", learner.parts()) == {}
+    fit(learner, Training(2, **QUIET), context, checkpoint=Checkpoint(Path(folder) / "one-by-two", context))
+    learner = learner_of(context)
+    fit(learner, Training(2, max_steps=3, **QUIET), context, checkpoint=Checkpoint(Path(folder) / "two", context))
+
+
+def a_loss_that_is_not_finite_on_rank_1(context: Context, folder: str) -> None:
+    learner, checkpoint = learner_of(context), Checkpoint(Path(folder) / "nan", context)
+    fit(learner, Training(1, **QUIET), context, checkpoint=checkpoint)
+    if context.rank == 1:
+        spoil_at(learner.model, 2)
+    said = r"loss is nan at epoch 1 step 6 on rank 1; .*last good checkpoint is .*nan/last.safetensors"
+    with pytest.raises(hoploom.TrainError, match=said):
+        fit(learner, Training(2, **QUIET), context, checkpoint=checkpoint)
+
+
+def a_signal_for_rank_1(context: Context, folder: str) -> None:
+    learner, checkpoint = learner_of(context), Checkpoint(Path(folder) / "asked", context)
+    if context.rank == 1:
+        kill_at(learner.model, 3, signal.SIGTERM)
+    outcome = fit(learner, Training(2, **QUIET), context, checkpoint=checkpoint)
+    assert (outcome.stopped, outcome.steps) == ("asked", 3)
+    assert checkpoint.path("last").exists()
+
+    def validate() -> dict[str, float]:
+        if context.rank == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return {"accuracy": 0.5}
+
+    outcome = fit(learner, Training(2, **QUIET), context, validate=validate, checkpoint=checkpoint)
+    assert (outcome.stopped, outcome.epochs) == ("asked", 1)
+
+
+def a_full_disk_for_rank_0(context: Context, folder: str) -> None:
+    """Only rank 0 writes; all ranks learn that it could not."""
+    blocked = Path(folder) / "blocked"
+    if context.is_main:
+        blocked.write_text("a file where the folder should be")
+    context.barrier()
+    with pytest.raises(hoploom.StoreError, match=r"cannot write .*blocked/last.safetensors"):
+        fit(learner_of(context), Training(1, **QUIET), context, checkpoint=Checkpoint(blocked, context))
+
+
+def rank_1_is_killed(context: Context, folder: str) -> None:
+    """Rank 0 must not wait for ever; what it says is left in a file."""
+    learner = learner_of(context)
+    if context.rank == 1:
+        kill_at(learner.model, 3, signal.SIGKILL)
+    try:
+        fit(learner, Training(2, **QUIET), context)
+    except hoploom.PeerError as error:
+        (Path(folder) / "said").write_text(str(error))
+        raise
+
+
+def alone() -> Context:
+    """One process."""
+    return init(device="cpu")

@@ -1,0 +1,91 @@
+"""One call or a few of every kernel, through the functions that start them. What they compute does not matter here."""
+
+import torch
+
+from hoploom import ops
+from hoploom.ops import InEdges
+from hoploom.ops.kernels import aggregate
+from hoploom.ops.kernels.gather import Segments, gather
+from hoploom.ops.kernels.relabel import NodeMap
+from hoploom.ops.kernels.sample import sample
+from support.kernel_forms import frontier_of, lists_of, no_faults, picks_of, rule_of
+
+HERE = torch.device("cpu")
+
+
+def make_all() -> None:
+    """Every kernel at least once; the first call of each is the one that unit tests compile."""
+    make_samples()
+    make_maps()
+    make_gathers()
+    make_reductions()
+
+
+def make_samples() -> None:
+    """All rules, with and without trees, of both widths of ids."""
+    indptr, nodes = [0, 3, 6], [0, 1]
+    for dtype in (torch.int32, torch.int64):
+        columns = torch.zeros(6, dtype=dtype), HERE, torch.ones(6), torch.zeros(6, dtype=torch.int64)
+        lists = lists_of(indptr, *columns)
+        for rule in _rules():
+            for trees in ([0, 1], None):
+                times = None if trees is None else [5, 6]
+                frontier = frontier_of(nodes, HERE, trees, times)
+                sample(lists, frontier, rule_of(rule, HERE), picks_of(64, HERE, 2), no_faults(HERE))
+    by_node = lists_of(indptr, torch.zeros(6, dtype=torch.int32), HERE, source_time=torch.zeros(2, dtype=torch.int64))
+    timed = frontier_of(nodes, HERE, [0, 1], [5, 6])
+    sample(by_node, timed, rule_of(ops.Rule(7, 1 << 16, 15), HERE), picks_of(64, HERE, 2), no_faults(HERE))
+
+
+def _rules() -> list[ops.Rule]:
+    key, stream = 7, 1 << 16
+    return [
+        ops.Rule(key, stream, fanout, replace=replace, **more)
+        for more in ({"weighted": True}, {"labor": True}, {}, {"last": True})
+        for replace in (False, True)
+        for fanout in (15, 100, -1)
+        if not (replace and (fanout < 0 or "labor" in more))
+    ]
+
+
+def make_maps() -> None:
+    """The direct map, and the table with and without trees."""
+    for with_trees, budget in ((True, 1 << 20), (False, 1 << 20), (False, 0)):
+        node_map = NodeMap(100, HERE, budget)
+        for _ in range(2):  # the second batch forgets the first
+            node_map.begin(64, with_trees=with_trees)
+            trees = torch.arange(2) if with_trees else None
+            sizes = torch.zeros([3, 2], dtype=torch.int64)
+            node_map.add_seeds(torch.arange(2), trees, sizes[0, 0])
+            frontier = frontier_of([0, 1], HERE, [0, 1] if with_trees else None)
+            local = torch.zeros(64, dtype=torch.int64)
+            node_map.add(picks_of(64, HERE), frontier, local, sizes[0, 0], sizes[1, 0], no_faults(HERE))
+
+
+def make_gathers() -> None:
+    """Rows of 100 from two places: every pair of float types, int8 with scales, and bytes that are only copied."""
+    floats = (torch.float32, torch.float16, torch.bfloat16)
+    kinds = [(torch.int8, out) for out in floats] + [(kept, out) for kept in floats for out in floats]
+    for kept, out in [*kinds, (torch.int64, torch.int64), (torch.uint8, torch.uint8)]:
+        pieces = [(0, torch.zeros([4, 100], dtype=kept)), (4, torch.zeros([4, 100], dtype=kept))]
+        scales = [torch.ones(4), torch.ones(4)] if kept == torch.int8 else None
+        rows = torch.empty([8, 100], dtype=out)
+        gather(Segments.of(pieces, HERE, out, scales), torch.arange(8), rows, faults=no_faults(HERE))
+
+
+def make_reductions() -> None:
+    """Sums, means, maxima, softmax and dot products of 256 columns, in 4 heads; a list is longer than a window."""
+    num_edges = 5000
+    indptr, sources = torch.tensor([0, 4000, num_edges]), torch.zeros(num_edges, dtype=torch.int64)
+    edges = InEdges(indptr, sources, 3)
+    places = torch.arange(num_edges)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        x, scores = torch.zeros([3, 256], dtype=dtype), torch.zeros([num_edges, 4], dtype=dtype)
+        for weights in (scores.float(), None):
+            for mean in (True, False):
+                aggregate.sum_rows(indptr, sources, places, x, weights, mean)
+        _, winners = aggregate.max_rows(indptr, sources, x)
+        aggregate.max_rows_backward(indptr, sources, places, indptr, x, winners)
+        aggregate.dot_rows(edges, x, x, 4)
+        aggregate.softmax_lists(indptr, scores, None)
+        aggregate.softmax_lists(indptr, scores, scores)

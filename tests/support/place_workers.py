@@ -1,0 +1,189 @@
+"""What processes of the tests of placements run: ranks that share host memory or each other's, and a killed writer."""
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hoploom import ConfigError, Store
+from hoploom.dist.context import Context
+from hoploom.gpu.place import host_memory as hostmemory
+from hoploom.gpu.place.host_memory import HostMemory
+from hoploom.schema import Owner
+from hoploom.store import Wanted
+from support.stores import fields_of, rows_of
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder in shared memory, which alone can be pinned."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="hoploom-test-") as folder:
+        yield Path(folder)
+
+
+def together(context: Context, folder: str, path: str) -> None:
+    """What takes two ranks; to start them is what takes long."""
+    for scene in (share_host_memory, spread, spread_narrow, choose_alike, share_a_device):
+        context.barrier()
+        scene(context, folder, path)
+        context.barrier()
+        assert os.listdir(folder) == [], scene
+
+
+def placed_rows(store: Store, owner: Owner, field: str, ids: Tensor) -> Tensor:
+    """Rows that kernels gather, on the host."""
+    assert store.placed is not None
+    (rows,) = store.placed.gather([Wanted(owner, field, ids.to(store.placed.device))])
+    return rows.cpu()
+
+
+def assert_all_rows(store: Store) -> None:
+    for owner, field in fields_of(store.schema):
+        rows = rows_of(store, owner, field)
+        assert torch.equal(placed_rows(store, owner, field, torch.arange(rows.shape[0])), rows), (owner, field)
+
+
+def share_host_memory(context: Context, folder: str, path: str) -> None:
+    """Both ranks place the same store in host memory: one set of files, and no page of them is one rank's alone."""
+    hostmemory.FOLDER = Path(folder)
+    with context.open(path).place("host", "host", device=DEVICE, among=context) as store:
+        assert_all_rows(store)
+        context.barrier()
+        sizes = context.gather(torch.tensor([len(os.listdir(folder)), _mapped_of(folder, "Size")]))
+        assert sizes[0].tolist() == sizes[1].tolist()
+        assert sizes[0][0] == 1 + len(fields_of(store.schema))  # the relation's lists, and a file for every field
+        assert context.max(_mapped_of(folder, "Rss")) > 0
+        _read_all(store)
+        context.barrier()
+        assert _mapped_of(folder, "Private_Clean") + _mapped_of(folder, "Private_Dirty") <= _headers(folder)
+        context.barrier()
+
+
+def _read_all(store: Store) -> None:
+    assert store.placed is not None
+    assert store.placed.lists is not None
+    for lists in store.placed.lists:
+        assert int(lists.indptr[-1]) == lists.indices.numel()
+        assert int(lists.indices.min()) >= 0
+        assert int(lists.indptr.min()) == 0
+
+
+def _headers(folder: str) -> int:
+    """Pages with marks, and those that padding alone lies in: nobody reads them."""
+    return 2 * hostmemory.HEADER // 1024 * len(os.listdir(folder))
+
+
+def _mapped_of(folder: str, what: str) -> int:
+    """Kilobytes of this process's maps of files in a folder, as /proc/self/smaps counts them."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            inside = folder in line
+        elif inside and first == f"{what}:":
+            total += int(line.split()[1])
+    return total
+
+
+def spread(context: Context, folder: str, path: str) -> None:
+    """Each rank holds a half of the rows, and both gather all of them."""
+    hostmemory.FOLDER = Path(folder)
+    with context.open(path).place(DEVICE, "spread", among=context) as store:
+        assert store.placed is not None
+        assert_all_rows(store)
+        segments = store.placed.fields["node", "x"]
+        count = store.schema.node_type("node").num_nodes
+        assert segments.bounds.tolist() == [0, count // 2]
+        half = 2 * store.schema.node_type("node").fields["x"].row_bytes * count // 4
+        (x,) = (placement for placement in store.placed.report if placement.what == "x of node")
+        assert half <= x.device_bytes <= half + 512
+        assert x.where == f"{DEVICE} of 2 ranks"
+        if DEVICE == "cpu":
+            assert len(os.listdir(folder)) == 2
+
+
+def spread_narrow(context: Context, folder: str, path: str) -> None:
+    """int8 with scales, some of them in the other rank's memory."""
+    hostmemory.FOLDER = Path(folder)
+    with context.open(path).place(features="spread", dtype="int8", device=DEVICE, among=context) as store:
+        rows = rows_of(store, "node", "x")
+        error = (placed_rows(store, "node", "x", torch.arange(rows.shape[0])) - rows).abs()
+        assert bool((error <= rows.abs().amax(1, keepdim=True) / 254 * (1 + 1e-5)).all())
+
+
+def leave_early(context: Context, folder: str, path: str) -> None:
+    """Rank 1 fails; rank 0 wants to close what rank 1 may read."""
+    hostmemory.FOLDER = Path(folder)
+    with context.open(path).place(features="spread", device=DEVICE, among=context):
+        if context.rank == 1:
+            raise RuntimeError("rank 1 had enough")
+
+
+def choose_alike(context: Context, folder: str, path: str) -> None:
+    """ "auto" goes by the rank with the least free memory."""
+    from hoploom.gpu.place import plan as placeplan
+
+    hostmemory.FOLDER = Path(folder)
+    free = (2 << 30) + (8192 if context.rank == 1 else 1 << 30)
+    placeplan.free_memory = lambda device: free  # type: ignore[assignment]
+    name_of_device = placeplan.name_of_device
+    placeplan.name_of_device = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
+    with context.open(path).place(features="auto", device=DEVICE, among=context) as store:
+        assert store.placed is not None
+        shares = context.gather(torch.tensor([placement.share for placement in store.placed.report]))
+        assert shares[0].tolist() == shares[1].tolist()
+        assert 0 < shares[0].max() < 1
+        assert "of 2 ranks" not in str(store.placed)
+    placeplan.name_of_device = name_of_device
+
+
+def share_a_device(context: Context, folder: str, path: str) -> None:
+    """Both ranks are on one device: each takes a half of what is free there, and none takes more than that."""
+    from hoploom.gpu.place import plan as placeplan
+
+    hostmemory.FOLDER = Path(folder)
+    store = context.open(path)
+    with store.place(features=DEVICE, among=context) as alone:
+        assert alone.placed is not None
+        whole = sum(placement.device_bytes for placement in alone.placed.report)
+    for extra, share in ((whole // 2, 0.5), (whole, 1.0)):
+        free = 2 * ((2 << 30) + extra)
+        placeplan.free_memory = lambda device, free=free: free  # type: ignore[assignment,misc]
+        with store.place(features="auto", device=DEVICE, among=context) as placed:
+            assert placed.placed is not None
+            shares = [placement.share for placement in placed.placed.report]
+            assert shares == pytest.approx([share] * len(shares), abs=0.02)
+            last = str(placed.placed).splitlines()[-1]
+            assert last == (
+                f"auto: {placed.placed.device} had 2.15 GB free for each of 2 ranks, of which 2.15 GB are left to "
+                "training"
+            )
+    placeplan.free_memory = lambda device: 2 * whole - 2  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=" free for each of 2 ranks; give features='auto'"):
+        store.place(features=DEVICE, among=context)
+
+
+def die(folder: str, whole: str, half: str) -> None:
+    """All bytes of a file and half of another's are written, then the process is killed."""
+    hostmemory.FOLDER = Path(folder)
+    memory = HostMemory(whole, 1000, lambda raw: raw.fill_(5))
+    assert memory.bytes.tolist() == [5] * 1000
+
+    def fill(raw: Tensor) -> None:
+        raw[: raw.numel() // 2] = 1
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    HostMemory(half, 1000, fill)
+
+
+if __name__ == "__main__":
+    die(*sys.argv[1:])

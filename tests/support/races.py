@@ -1,0 +1,226 @@
+"""A watch on Triton's interpreter, which runs one program after the other and so shows no races.
+
+Every access of a launch is noted, and pairs are told that a GPU may make in either order. And programs can run in any
+order, take turns at every access, and load what was there when the launch began: results must not change.
+"""
+
+import ctypes
+import inspect
+import math
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from torch import Tensor
+from triton.runtime import interpreter
+
+from support.collisions import ATOMIC, LOAD, STORE, Access, Array, collisions, table_of, told
+
+
+class Conflict(NamedTuple):
+    kernel: str
+    argument: str
+    what: str
+
+
+class Way(NamedTuple):
+    """How the programs of a launch run."""
+
+    order: Callable[[int], Sequence[int]] = range
+    under_way: int = 1  # so many take turns, at random, at every access
+    is_stale: bool = False  # a plain load shows, at random, what was there when the launch began
+
+
+def backwards(size: int) -> list[int]:
+    return list(reversed(range(size)))
+
+
+def shuffled(size: int) -> list[int]:
+    return random.Random(size).sample(range(size), size)
+
+
+# --- running ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watched(way: Way | None = None) -> "Iterator[Watch]":
+    """All launches until the end, of any thread."""
+    watch = Watch(way or Way())
+    with pytest.MonkeyPatch.context() as patched:
+        watch.patch(patched)
+        yield watch
+
+
+class Watch:
+    """What launches did."""
+
+    def __init__(self, way: Way) -> None:
+        self.conflicts: dict[Conflict, str] = {}  # each with an example
+        self.kernels: set[str] = set()
+        self._way = way
+        self._turns = Turns(way.under_way)
+        self._builder: Any = interpreter.interpreter_builder
+        self._patch_language = interpreter._patch_lang
+        self._is_old = np.random.default_rng(0)
+
+    def patch(self, patched: pytest.MonkeyPatch) -> None:
+        builder = self._builder
+        load, store = builder.create_masked_load, builder.create_masked_store
+        change, swap = builder.create_atomic_rmw, builder.create_atomic_cas
+
+        def loads(pointers: Any, mask: Any, *more: Any) -> Any:
+            size = interpreter._get_np_dtype(pointers.get_element_ty()).itemsize
+            self._note(LOAD, pointers, mask.data, np.zeros(1, f"u{size}"))
+            return load(self._stale(pointers) if self._way.is_stale else pointers, mask, *more)
+
+        def stores(pointers: Any, values: Any, mask: Any, *more: Any) -> Any:
+            self._note(STORE, pointers, mask.data, values.data)
+            return store(pointers, values, mask, *more)
+
+        def changes(operation: Any, pointers: Any, values: Any, mask: Any, *more: Any) -> Any:
+            self._note(ATOMIC, pointers, mask.data, values.data)
+            return change(operation, pointers, values, mask, *more)
+
+        def swaps(pointers: Any, expected: Any, values: Any, *more: Any) -> Any:
+            self._note(ATOMIC, pointers, np.True_, values.data)
+            return swap(pointers, expected, values, *more)
+
+        def ends_stage() -> None:
+            self._stages[self._program] = next(self._stage)
+
+        hooks = {"masked_load": loads, "masked_store": stores, "atomic_rmw": changes, "atomic_cas": swaps}
+        for name, hook in {**hooks, "barrier": ends_stage}.items():
+            patched.setattr(builder, f"create_{name}", hook)
+        patched.setattr(interpreter, "_patch_lang", self._patch_once)
+        patched.setattr(interpreter.GridExecutor, "__call__", lambda *args, **named: self._launch(*args, **named))
+
+    def _launch(self, executor: Any, *args: Any, **named: Any) -> None:
+        kernel = executor.fn
+        given = inspect.getcallargs(
+            kernel, *args, **{name: named[name] for name in named if name in executor.arg_names}
+        )
+        label = f"{kernel.__module__.split('.')[-1]}.{kernel.__name__}"
+        self.kernels.add(label)
+        ranges = {name: _range_of(value) for name, value in given.items() if isinstance(value, Tensor)}
+        self._before = [(range_, _copy(range_)) for range_ in ranges.values()] if self._way.is_stale else []
+        self._accesses: list[Access] = []
+        self._stage, self._stages = count(), dict[int, int]()
+        self._modules = {kernel.__module__}
+        scope = self._patch_language(kernel)
+        try:
+            fixed = executor.constexprs
+            given = {name: arg if name in fixed else interpreter._implicit_cvt(arg) for name, arg in given.items()}
+            self._run(partial(kernel, **given), executor.grid)
+        finally:
+            scope.restore()
+        table = table_of(self._accesses)
+        for what, address in collisions(table):
+            argument = next((name for name, held in ranges.items() if address in held), "")
+            conflict = Conflict(label, argument, what)
+            if conflict not in self.conflicts:
+                self.conflicts[conflict] = told(table, address)
+
+    def _patch_once(self, function: Any) -> None:
+        """For a module once a launch; the interpreter does it at every call, for a fifth of its time."""
+        if function.__module__ not in self._modules:
+            self._modules.add(function.__module__)
+            self._patch_language(function)
+
+    def _run(self, kernel: Callable[[], None], grid: tuple[int, ...]) -> None:
+        self._builder.set_grid_dim(*grid, *[1] * (3 - len(grid)))
+
+        def run(program: int) -> None:
+            self._stages[program] = next(self._stage)
+            self._enter(program)
+            kernel()
+
+        self._turns.run([partial(run, program) for program in self._way.order(math.prod(grid))])
+
+    def _enter(self, program: int) -> None:
+        self._program = program
+        self._builder.set_grid_idx(*map(int, np.unravel_index(program, self._builder.grid_dim)))
+
+    def _note(self, kind: int, pointers: Any, mask: Any, values: Array) -> None:
+        program = self._program
+        if self._turns.next():
+            self._enter(program)
+        addresses, live, values = np.broadcast_arrays(pointers.data, mask.astype(bool), values)
+        self._accesses.append(Access(kind, program, self._stages[program], addresses[live], values[live]))
+
+    def _stale(self, pointers: Any) -> Any:
+        """Some of them lead to copies."""
+        addresses = pointers.data.copy()
+        for held, copied in self._before:
+            moved = (addresses >= held.start) & (addresses < held.stop) & (self._is_old.random(addresses.shape) < 0.5)
+            addresses[moved] += np.uint64((copied.ctypes.data - held.start) % 2**64)
+        return interpreter.TensorHandle(addresses, pointers.dtype)
+
+
+def _range_of(tensor: Tensor) -> range:
+    """Its addresses."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    return range(tensor.data_ptr(), tensor.data_ptr() + end)
+
+
+def _copy(held: range) -> Array:
+    return np.frombuffer(ctypes.string_at(held.start, len(held)), np.uint8) if held else np.zeros(1, np.uint8)
+
+
+class Turns:
+    """Jobs in threads of which one runs at a time; which one, chance decides at every turn."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._random = width, random.Random(width)
+        self._gates: dict[int, threading.Semaphore] = {}
+        self._here = threading.local()
+
+    def run(self, jobs: Sequence[Callable[[], None]]) -> None:
+        if self._width == 1:
+            for job in jobs:
+                job()
+            return
+        left, done, errors = deque(jobs), threading.Semaphore(0), list[BaseException]()
+        self._gates = {number: threading.Semaphore(0) for number in range(self._width)}
+
+        def work(number: int) -> None:
+            self._here.number = number
+            gate = self._gates[number]
+            gate.acquire()
+            try:
+                while left:
+                    left.popleft()()
+            except BaseException as error:  # raised again below
+                errors.append(error)
+                left.clear()
+            del self._gates[number]
+            (self._random.choice(list(self._gates.values())) if self._gates else done).release()
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in self._gates]
+        for thread in threads:
+            thread.start()
+        self._gates[0].release()
+        done.acquire()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def next(self) -> bool:
+        """Whether others ran before this one went on."""
+        if not self._gates:
+            return False
+        own, chosen = self._here.number, self._random.choice(list(self._gates))
+        if chosen == own:
+            return False
+        gate = self._gates[own]
+        self._gates[chosen].release()
+        gate.acquire()
+        return True

@@ -1,0 +1,79 @@
+"""Parts that pretend to be elsewhere, and remember what they were asked."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from torch import Tensor
+
+from hoploom.ops import Frontier, Picks
+from hoploom.schema import Owner
+from hoploom.store import Draw, Part, Sharded, Store, Wanted
+from hoploom.store.part import range_of
+from hoploom.store.sharded import routes_of
+from support.graphs import cut
+
+Answer = TypeVar("Answer")
+Asked = dict[tuple[Owner, str], list[int]]  # the ids asked for, by owner and field
+
+
+@dataclass
+class Elsewhere:
+    """A shard that answers as its part does; `log` is shared, so that the order of all calls can be seen."""
+
+    part: Part
+    number: int = 0
+    log: list[str] = field(default_factory=list)
+    gathers: list[Asked] = field(default_factory=list)
+    samples: int = 0
+    error: Exception | None = None  # what finishing raises
+
+    @property
+    def is_here(self) -> bool:
+        return False
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        assert any(frontier is not None for frontier in frontiers)
+        self.samples += 1
+        self.log.append(f"begin {self.number}")
+        return lambda: self._finished(self.part.begin_sample(frontiers, draw))
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        assert any(place.numel() for place in places)
+        pairs = zip(wanted, places, strict=True)
+        self.gathers.append({(w.owner, w.field): w.ids[place].tolist() for w, place in pairs if place.numel()})
+        self.log.append(f"begin {self.number}")
+        return lambda: self._finished(self.part.begin_gather(wanted, places, outs))
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        return self.part.split(node_type, name)
+
+    def _finished(self, answer: Callable[[], Answer]) -> Answer:
+        self.log.append(f"finish {self.number}")
+        if self.error is not None:
+            raise self.error
+        return answer()
+
+    def rows_of(self, owner: Owner, name: str) -> list[int]:
+        """All ids asked for of a field, in order."""
+        return [one for asked in self.gathers for one in asked.get((owner, name), [])]
+
+
+def spread(store: Store, num_parts: int, here: Collection[int], *, whole_topology: bool = False) -> Store:
+    """A store of one part as several, of which all but some pretend to be elsewhere."""
+    schema, parts = store.schema, cut(store, num_parts)
+    ranges = tuple(map(range_of, parts))
+    log: list[str] = []
+    shards = tuple(part if number in here else Elsewhere(part, number, log) for number, part in enumerate(parts))
+    features = Sharded(schema, shards, routes_of(schema, ranges))
+    graph = Sharded(schema, parts, features.routes) if whole_topology else features
+    own = tuple(part for number, part in enumerate(parts) if number in here)
+    topology = tuple(parts) if whole_topology else own
+    return Store(schema, graph, features, own, ranges=ranges, shards=shards, topology=topology)
+
+
+def elsewhere_of(store: Store) -> list[Elsewhere]:
+    """The parts of a store that pretend."""
+    return [shard for shard in store.shards if isinstance(shard, Elsewhere)]

@@ -1,0 +1,77 @@
+"""Small tables for tests of `hoploom build`, and what a store of them must hold by the slow, plain way."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from hoploom.ingest.tables.build import BuildOptions, Report, build
+from hoploom.ingest.tables.reader import parse_graph
+from hoploom.schema import ORIGINAL_ID, RelationName
+from hoploom.store import Store
+from hoploom.store.disk import open_store
+
+Edge = tuple[Any, Any]  # original ids: source, destination
+
+
+def write_table(path: Path, columns: Mapping[str, Any], *, files: int = 1, row_groups: int = 1000) -> None:
+    """Parquet: one file, or several named path-0, path-1, …"""
+    table = pa.table(dict(columns))
+    step = -(-table.num_rows // files)
+    for index in range(files):
+        name = path if files == 1 else path.with_name(f"{path.stem}-{index}{path.suffix}")
+        pq.write_table(table.slice(index * step, step), name, row_group_size=row_groups)
+
+
+def build_here(folder: Path, text: str, out: str = "out.store", **options: Any) -> tuple[Store, Report]:
+    """The store that a graph.toml of this text gives, and the report."""
+    report = build(parse_graph(text, folder=folder), folder / out, BuildOptions(**options))
+    return open_store(folder / out), report
+
+
+def original(store: Store, node_type: str = "node") -> list[Any]:
+    """The user's id of every node, by store id."""
+    index = store.schema.type_index[node_type]
+    if ORIGINAL_ID not in store.schema.node_types[index].fields:
+        return list(range(store.schema.node_types[index].num_nodes))
+    rows = field(store, node_type, ORIGINAL_ID)
+    if rows.dim() == 1:
+        return rows.tolist()
+    return [bytes(row).rstrip(b"\0").decode() for row in rows.tolist()]
+
+
+def field(store: Store, owner: str | RelationName, name: str) -> torch.Tensor:
+    """A field of all nodes or edges, in the order of the store."""
+    return torch.cat([part.tables[owner, name].rows for part in store.parts])
+
+
+def by_id(store: Store, name: str, node_type: str = "node") -> dict[Any, Any]:
+    """A field by original id."""
+    return dict(zip(original(store, node_type), field(store, node_type, name).tolist(), strict=True))
+
+
+def edges_of(store: Store, key: RelationName = ("node", "to", "node")) -> list[Edge]:
+    """All edges by original ids, in the order of the store."""
+    sources, destinations = original(store, key[0]), original(store, key[2])
+    index, found = store.schema.relation_index[key], list[Edge]()
+    for part in store.parts:
+        lists = part.lists[index]
+        first = part.first_nodes[store.schema.type_index[key[2]]]
+        for local, (begin, end) in enumerate(zip(lists.indptr[:-1].tolist(), lists.indptr[1:].tolist(), strict=True)):
+            begin, end = begin - int(lists.indptr[0]), end - int(lists.indptr[0])
+            found += [(sources[s], destinations[first + local]) for s in lists.indices[begin:end].tolist()]
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a store."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def shuffled(columns: Mapping[str, Sequence[Any]], seed: int) -> dict[str, list[Any]]:
+    """The same rows in another order."""
+    order = torch.randperm(len(next(iter(columns.values()))), generator=torch.Generator().manual_seed(seed)).tolist()
+    return {name: [values[row] for row in order] for name, values in columns.items()}

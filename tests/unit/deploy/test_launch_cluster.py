@@ -1,0 +1,324 @@
+"""Cluster files: what they mean, what they leave out, and each mistake in one line with its place and the way out."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.cluster_files import GLT
+
+from hoploom import ConfigError
+from hoploom.deploy.cluster_file import Cluster, Host
+from hoploom.deploy.programs import processes, script_words
+from hoploom.deploy.read_cluster_file import Overrides, read_cluster
+
+Write = Callable[..., Path]
+TWO_HOSTS = """
+store = "/stores/papers.store"
+processes = 4
+python = "/opt/venv/bin/python"
+folder = "/srv/papers"
+
+[hosts.gpu1]
+devices = [0, 1, 2, 3]
+
+[hosts.gpu2]
+ssh = "root@10.0.0.2"
+ssh_port = 2222
+environment = { NCCL_DEBUG = "INFO" }
+
+[environment]
+TEAM = "graphs"
+NCCL_DEBUG = "WARN"
+
+[security]
+token_file = "/etc/hoploom/token"
+"""
+TWO_HOSTS_YAML = """
+store: /stores/papers.store
+processes: 4
+python: /opt/venv/bin/python
+folder: /srv/papers
+hosts:
+  gpu1:
+    devices: [0, 1, 2, 3]
+  gpu2:
+    ssh: root@10.0.0.2
+    ssh_port: 2222
+    environment: { NCCL_DEBUG: INFO }
+environment:
+  TEAM: graphs
+  NCCL_DEBUG: WARN
+security:
+  token_file: /etc/hoploom/token
+"""
+APART = """
+mode = "server-client"
+store = "/stores/papers.store"
+hosts.data1 = { parts = [0, 1] }
+hosts.data2 = { parts = [1, 0] }
+hosts.gpu1 = { processes = 2 }
+security = { token_file = "/etc/hoploom/token" }
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a cluster file."""
+
+    def at(text: str, name: str = "cluster.toml") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return at
+
+
+def by_name(cluster: Cluster) -> dict[str, Host]:
+    return {host.name: host for host in cluster.hosts}
+
+
+# --- what it means -------------------------------------------------------------------------------
+
+
+def test_a_host_has_what_all_have_and_its_own(write: Write) -> None:
+    cluster = read_cluster(write(TWO_HOSTS))
+    assert cluster.executor == "ssh"
+    assert cluster.mode == "worker"
+    assert cluster.rendezvous == "gpu1:29500"
+    one, two = cluster.hosts
+    assert one == Host(
+        name="gpu1",
+        address="gpu1",
+        ssh="gpu1",
+        processes=4,
+        serves=True,
+        port=7700,
+        parts=(0,),
+        devices=(0, 1, 2, 3),
+        python="/opt/venv/bin/python",
+        folder="/srv/papers",
+        environment={"TEAM": "graphs", "NCCL_DEBUG": "WARN"},
+    )
+    assert (two.ssh, two.ssh_port, two.parts, two.devices) == ("root@10.0.0.2", 2222, (1,), None)
+    assert two.environment == {"TEAM": "graphs", "NCCL_DEBUG": "INFO"}
+
+
+def test_yaml_says_the_same_with_the_same_keys(write: Write) -> None:
+    from_toml, from_yaml = read_cluster(write(TWO_HOSTS)), read_cluster(write(TWO_HOSTS_YAML, "cluster.yaml"))
+    assert from_yaml.hosts == from_toml.hosts
+    assert from_yaml.security == from_toml.security
+
+
+def test_a_list_of_hosts_is_enough(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster = read_cluster(write('hosts = ["gpu1", "gpu2"]'))
+    assert (cluster.mode, cluster.executor) == ("none", "ssh")
+    assert [(host.processes, host.python, host.folder) for host in cluster.hosts] == [
+        (1, sys.executable, str(tmp_path))
+    ] * 2
+
+
+def test_loopback_alone_is_this_host_and_its_ports_are_any(write: Write, ring_folder: Path) -> None:
+    cluster = read_cluster(write(f'hosts = ["127.0.0.1", "localhost"]\nstore = "{ring_folder}"'))
+    assert cluster.executor == "local"
+    assert [host.port for host in cluster.hosts] == [0, 0]
+    assert cluster.rendezvous == "127.0.0.1:0"
+    assert [host.parts for host in cluster.hosts] == [(0,), (1,)]
+
+
+def test_one_server_takes_all_parts_and_three_share_two(write: Write, ring_folder: Path) -> None:
+    one = read_cluster(write(f'hosts = ["127.0.0.1"]\nstore = "{ring_folder}"'))
+    assert one.hosts[0].parts == (0, 1)
+    three = read_cluster(write(f'hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]\nstore = "{ring_folder}"'))
+    assert [host.parts for host in three.hosts] == [(0,), (1,), (0,)]
+
+
+def test_servers_apart_hold_parts_and_do_not_train(write: Write) -> None:
+    cluster = read_cluster(write(APART))
+    assert [host.name for host in cluster.servers] == ["data1", "data2"]
+    assert [host.name for host in cluster.trainers] == ["gpu1"]
+    assert by_name(cluster)["data2"].parts == (1, 0)
+
+
+def test_servers_of_one_address_count_their_ports_up(write: Write) -> None:
+    text = """
+        store = "/stores/papers.store"
+        mode = "server-client"
+        executor = "ssh"
+        hosts.a = { address = "10.0.0.1", serves = true }
+        hosts.b = { address = "10.0.0.1", serves = true, port = 7700 }
+        hosts.c = { address = "10.0.0.1", serves = true }
+        hosts.d = {}
+        security.insecure = true
+    """
+    assert [host.port for host in read_cluster(write(text)).servers] == [7701, 7700, 7702]
+
+
+def test_hosts_that_have_no_names_yet_are_counted(write: Write) -> None:
+    text = 'hosts = 3\nservers = 1\nmode = "server-client"\nstore = "/stores/a"\nsecurity.token_file = "/t"'
+    cluster = read_cluster(write(text))
+    assert cluster.executor == "slurm"
+    assert [(host.address, host.serves, host.processes) for host in cluster.hosts] == [
+        ("", True, 0),
+        ("", False, 1),
+        ("", False, 1),
+    ]
+
+
+def test_glts_file_is_accepted(write: Write) -> None:
+    cluster = read_cluster(write(GLT, "dist_train_sage_sup_config.yml"), Overrides(None, "0.0.0.0", 11234))
+    assert (cluster.executor, cluster.mode, cluster.rendezvous) == ("ssh", "none", "0.0.0.0:11234")
+    two = cluster.hosts[1]
+    assert (two.name, two.ssh, two.ssh_port, two.processes) == ("1.1.1.1", "root@1.1.1.1", 22, 4)
+    assert (two.devices, two.python, two.folder) == ((4, 5, 6, 7), "/path/to/python", "/path/to/GLT")
+
+
+def test_glts_ranks_order_the_hosts(write: Write) -> None:
+    cluster = read_cluster(write(GLT.replace("[0, 1]", "[1, 0]"), "glt.yml"))
+    assert [host.name for host in cluster.hosts] == ["1.1.1.1", "0.0.0.0"]
+
+
+def test_the_command_line_wins(write: Write) -> None:
+    cluster = read_cluster(write(f'executor = "slurm"\n{TWO_HOSTS}'), Overrides("ssh", "10.0.0.9", None))
+    assert (cluster.executor, cluster.rendezvous) == ("ssh", "10.0.0.9:29500")
+
+
+def test_slurm_finds_ports_that_are_not_given(write: Write) -> None:
+    cluster = read_cluster(write(TWO_HOSTS), Overrides("slurm"))
+    assert (cluster.rendezvous, [host.port for host in cluster.servers]) == ("gpu1:0", [0, 0])
+    asked = read_cluster(write(f"{TWO_HOSTS}\n[server]\nport = 7700"), Overrides("slurm", None, 29500))
+    assert (asked.rendezvous, [host.port for host in asked.servers]) == ("gpu1:29500", [7700, 7700])
+
+
+@pytest.mark.parametrize(
+    ("executor", "overrides", "message"),
+    [
+        (
+            "slurm",
+            (None, None),
+            "cluster.toml:1: rendezvous is gpu1:4000, but Slurm picks the hosts, and trainers meet",
+        ),
+        ("slurm", ("gpu1", None), "leave it out, --master-port gives the port"),
+        ("kubernetes", (None, None), "rendezvous is gpu1:4000, but Kubeflow says where trainers meet; leave it out"),
+        ("kubernetes", (None, 4000), "--master-port is 4000, but Kubeflow says where trainers meet; leave it out"),
+    ],
+)
+def test_where_trainers_meet_is_refused_where_somebody_else_says(
+    write: Write, executor: str, overrides: tuple[str | None, int | None], message: str
+) -> None:
+    given = "" if any(overrides) else 'rendezvous = "gpu1:4000"\n'
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_cluster(write(given + 'hosts = ["gpu1", "gpu2"]\n'), Overrides(executor, *overrides))
+
+
+def test_without_servers_trainers_are_told_what_secures_those_they_start(write: Write) -> None:
+    files = 'ca = "/c/ca"\ncert = "/c/cert"\nprivate_key = "/c/key"\ntoken_file = "/c/token"'
+    (process,) = processes(read_cluster(write(f'hosts = ["gpu1"]\n[security]\n{files}')), ["train", "run.toml"])
+    told = {name: value for name, value in process.environment.items() if name.startswith("HOPLOOM_")}
+    assert told == {
+        "HOPLOOM_TOKEN_FILE": "/c/token",
+        "HOPLOOM_CA": "/c/ca",
+        "HOPLOOM_CERT": "/c/cert",
+        "HOPLOOM_KEY": "/c/key",
+    }
+
+
+def test_servers_are_told_what_the_file_says_of_them(write: Write) -> None:
+    section = "threads = 8\nmemory = '2GiB'\ncache = '20%'\nfanouts = [10, -1]\nseeds = 'paper:train'"
+    first, *_ = processes(read_cluster(write(f"{TWO_HOSTS}\n[server]\n{section}")), ["train", "run.toml"])
+    asked = " --threads 8 --memory 2GiB --cache 20% --fanouts 10,-1 --seeds paper:train"
+    assert " ".join(first.words).endswith(asked)
+
+
+# --- which processes -----------------------------------------------------------------------------
+
+
+def test_worker_mode_has_a_server_beside_the_trainers_of_each_host(write: Write) -> None:
+    planned = processes(read_cluster(write(TWO_HOSTS)), ["train", "run.toml"])
+    assert [process.label for process in planned] == ["gpu1/server", "gpu2/server", "gpu1/trainers", "gpu2/trainers"]
+    serve = " ".join(planned[1].words)
+    assert serve == (
+        "/opt/venv/bin/python -m hoploom serve /stores/papers.store --part 1 --listen gpu2:7700 --peers gpu1:7700 "
+        "--token-file /etc/hoploom/token"
+    )
+    train = " ".join(planned[3].words)
+    assert train.startswith(
+        "/opt/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank 1 --nproc-per-node 4 "
+    )
+    assert "--master-addr gpu1 --master-port 29500 --max-restarts 0 " in train
+    assert train.endswith(" -m hoploom train run.toml")
+    told = planned[2].environment
+    assert told["HOPLOOM_SERVERS"] == "gpu1:7700,gpu2:7700"
+    assert (told["HOPLOOM_STORE"], told["HOPLOOM_PARTS"]) == ("/stores/papers.store", "0")
+    assert told["HOPLOOM_TOKEN_FILE"] == "/etc/hoploom/token"
+    assert told["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert "CUDA_VISIBLE_DEVICES" not in planned[3].environment
+
+
+def test_torchrun_restarts_the_trainers_of_one_host(write: Write) -> None:
+    words = processes(read_cluster(write('max_restarts = 2\nhosts = ["gpu1"]')), ["train", "run.toml"])[0].words
+    assert "--max-restarts 2 " in " ".join(words)
+
+
+def test_server_client_mode_leaves_the_graph_to_the_servers(write: Write) -> None:
+    planned = processes(read_cluster(write(APART)), ["script.py", "--epochs", "3"])
+    assert [process.label for process in planned] == ["data1/server", "data2/server", "gpu1/trainers"]
+    told = planned[2].environment
+    assert told["HOPLOOM_SERVERS"] == "data1:7700,data2:7700"
+    assert "HOPLOOM_STORE" not in told
+    assert "HOPLOOM_PARTS" not in told
+    assert planned[2].words[-3:] == ("script.py", "--epochs", "3")
+
+
+def test_mutual_tls_gives_trainers_a_certificate_too(write: Write) -> None:
+    files = 'ca = "/c/ca"\ncert = "/c/cert"\nprivate_key = "/c/key"'
+    text = TWO_HOSTS.replace('token_file = "/etc/hoploom/token"', files)
+    plain = processes(read_cluster(write(text)), ["train", "run.toml"])
+    assert " --cert /c/cert --key /c/key --ca /c/ca" in " ".join(plain[0].words)
+    assert plain[2].environment["HOPLOOM_CA"] == "/c/ca"
+    assert "HOPLOOM_KEY" not in plain[2].environment
+    mutual = processes(read_cluster(write(f"{text}\nmutual = true")), ["train", "run.toml"])
+    assert "--client-ca /c/ca" in " ".join(mutual[0].words)
+    assert (mutual[2].environment["HOPLOOM_CERT"], mutual[2].environment["HOPLOOM_KEY"]) == ("/c/cert", "/c/key")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train run.toml", "-m hoploom train run.toml"),
+        ("hoploom train run.toml --resume", "-m hoploom train run.toml --resume"),
+        ("python -m hoploom train run.toml", "-m hoploom train run.toml"),
+        ("/opt/venv/bin/hoploom train run.toml", "-m hoploom train run.toml"),
+        ("script.py --epochs 3", "script.py --epochs 3"),
+        ("python3.11 script.py", "script.py"),
+        ("/usr/bin/python -u script.py", "script.py"),
+        ("torchrun script.py", "script.py"),
+        ("python3 examples/script.py", "examples/script.py"),
+        ("-m package.training --x", "-m package.training --x"),
+    ],
+)
+def test_a_command_is_a_recipe_a_script_or_a_module(command: str, words: str) -> None:
+    assert " ".join(script_words(command.split())) == words
+
+
+@pytest.mark.parametrize("command", ["", "trian run.toml", "serve x", "-m", "python", "-m hoploom"])
+def test_a_command_that_trains_nothing_is_refused(command: str) -> None:
+    with pytest.raises(ConfigError, match=r"such as train run\.toml, or your own script\.py"):
+        script_words(command.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "torchrun --nproc-per-node 2 t.py",
+            "torchrun's option '--nproc-per-node'; leave it out, the cluster file says",
+        ),
+        ("python -O t.py", "python's option '-O'; leave it out, the cluster file says python and environment"),
+    ],
+)
+def test_an_option_that_the_cluster_file_stands_for_is_refused(command: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        script_words(command.split())

@@ -1,0 +1,163 @@
+"""Spawned ranks: the first error is the one shown, and nothing is left running, however it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import TESTS
+from support import train_workers
+from test_context import check_two_ranks
+
+from hoploom import ConfigError, PeerError, StoreError, TrainError
+from hoploom.dist import spawn
+from hoploom.train import Context
+
+
+SPAWN = sys.modules["hoploom.dist.spawn"]
+
+
+def told_of(kind: type[BaseException], message: str) -> dict[str, str]:
+    return {"module": kind.__module__, "type": kind.__qualname__, "message": message, "text": "Traceback ..."}
+
+
+class OurOwnError(Exception):
+    pass
+
+
+def test_spawned_ranks_do_together_what_one_process_does(tmp_path: Path) -> None:
+    spawn(train_workers.tell_all, 2, [str(tmp_path)])
+    check_two_ranks(tmp_path)
+    for rank in range(2):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert told["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+@pytest.mark.alone  # thirty seconds, in which processes start
+def test_the_first_error_is_raised_with_its_rank_and_traceback(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(KeyError, match="rank 1: 'the missing column'") as raised:
+        spawn(train_workers.raise_in_rank_one, 2, [str(tmp_path)])
+    assert time.monotonic() - begun < 30
+    assert "in raise_in_rank_one" in raised.value.__notes__[0]
+    text = (tmp_path / "told").read_text()
+    assert text.startswith("rank 0 of 2 was waiting at a barrier, and rank 1 ended with KeyError: 'the missing column'")
+
+
+@pytest.mark.alone  # thirty seconds, in which processes start
+def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
+        spawn(train_workers.kill_rank_one, 2, [str(tmp_path)])
+    assert time.monotonic() - begun < 30
+    text = (tmp_path / "told").read_text()
+    assert text.startswith("rank 0 of 2 was averaging gradients, and no sign of life came from rank 1 (")
+    assert "start again from the last checkpoint" in text
+
+
+@pytest.mark.alone  # ranks have two seconds for each other
+def test_a_rank_that_hangs_is_named_after_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SPAWN, "AFTER_FAILURE", 1.0)
+    monkeypatch.setattr(SPAWN, "AFTER_TERMINATE", 0.5)
+    begun = time.monotonic()
+    with pytest.raises(PeerError, match=r"no sign of life came from rank 1 .*a timeout above 2 seconds"):
+        spawn(train_workers.stop_rank_one, 2, [str(tmp_path)], timeout=2)
+    assert time.monotonic() - begun < 40
+
+
+def test_a_rank_that_takes_fewer_steps_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="and rank 1 has finished, after fewer steps or calls than this rank"):
+        spawn(train_workers.leave_early, 2, [str(tmp_path)])
+
+
+def test_a_rank_that_exits_gives_its_code() -> None:
+    with pytest.raises(TrainError, match="rank 0 ended with exit code 3"):
+        spawn(train_workers.exit_with, 1, [3])
+
+
+def test_an_error_keeps_its_type_where_a_message_makes_it() -> None:
+    rebuild: Callable[[int, dict[str, str]], Exception] = SPAWN._rebuild
+    for kind in (ValueError, StoreError, ConfigError, FileNotFoundError, MemoryError):
+        error = rebuild(2, told_of(kind, "no"))
+        assert type(error) is kind
+        assert str(error) == "rank 2: no"
+        assert error.__notes__ == ["On rank 2:\nTraceback ..."]
+    for kind in (OurOwnError, UnicodeDecodeError):
+        error = rebuild(2, told_of(kind, "no"))
+        assert type(error) is TrainError
+        assert str(error) == f"rank 2 ended with {kind.__name__}: no"
+    assert str(rebuild(0, told_of(PeerError, "rank 0 of 2 was busy"))) == "rank 0 of 2 was busy"
+    assert str(rebuild(0, told_of(KeyboardInterrupt, ""))) == "rank 0 was interrupted by SIGINT"
+
+
+def test_what_cannot_be_spawned_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local(context: Context) -> None: ...
+
+    for arguments, message in [
+        ((lambda context: None, 2), "fn is .*<lambda>, which other processes cannot import; define it at the top"),
+        ((local, 2), "cannot import; define it at the top of a module"),
+        (("train", 2), "fn is 'train'; give a function"),
+        ((train_workers.exit_with, 0), "nprocs is 0"),
+        ((train_workers.exit_with, 2.5), "nprocs is 2.5"),
+        ((train_workers.exit_with, 1, [threading.Lock()]), "cannot be sent to another process: .*open and make"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            spawn(*arguments)
+    for name, text in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "9"}.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match="spawn was called in rank 1 of 2 that torchrun started"):
+        spawn(train_workers.exit_with, 2, [3])
+
+
+SCRIPT = """
+import gc, sys
+gc.disable()
+import hoploom.train
+from support import train_workers
+gc.freeze()
+gc.enable()
+
+def train(context, folder):
+    train_workers.wait_to_be_ended(context, folder)
+
+if __name__ == "__main__":
+    hoploom.dist.spawn(train, 2, sys.argv[1:])
+"""
+
+
+def until(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_no_rank_outlives_its_parent(kind: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    line = [sys.executable, str(tmp_path / "train.py"), str(tmp_path)]
+    with subprocess.Popen(
+        line, env=os.environ | {"PYTHONPATH": str(TESTS)}, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+        pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+        assert all(is_running(pid) for pid in pids)
+        parent.send_signal(kind)
+        _, err = parent.communicate(timeout=30)
+    until(lambda: not any(is_running(pid) for pid in pids), seconds=10)
+    assert parent.returncode == -kind
+    assert len(list(tmp_path.glob("clean-*"))) == (2 if kind == signal.SIGINT else 0)
+    assert kind != signal.SIGINT or err.count("Traceback") == 1

@@ -1,0 +1,339 @@
+"""A placed store's loader makes the host's batches, on the device, with one word to the host for each."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from support.batches import assert_same, assert_same_batches, contents, same_value
+from support.cases import CASES, MakeLoader, store_of
+from support.device_loaders import loading, nodes, placed
+from support.graphs import cut, random_graph, ring
+from support.shards import spread
+from support.waiting import NoWaiting
+from torch import Tensor
+from torch_geometric.data import Data
+
+import hoploom
+from hoploom import BatchError, ConfigError
+from hoploom.gpu.batches.loading import DeviceLoading
+from hoploom.gpu.batches.memory import Memory, Pool, Reading, changed
+from hoploom.gpu.batches.stages import SampledHere, SampledThere
+from hoploom.load.device import is_there
+from hoploom.load.loader import Loader
+from hoploom.load.prefetch import Workers
+from hoploom.store import Store, assemble
+
+SLOW = {  # in the interpreter, or much like another one
+    *("weighted", "labor", "weighted with replacement", "node times, last", "a split", "links", "links, strict"),
+    *("links, triplet", "heterogeneous disjoint", "heterogeneous a split", "heterogeneous links, disjoint"),
+}
+MATRIX = [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow if case.id in SLOW else ()) for case in CASES]
+
+
+def on_host(batch: Any) -> Any:
+    """The batch moved to the CPU; PyG passes over blocks."""
+    moved = batch.to("cpu")
+    if "blocks" in moved:
+        moved.blocks = [block.to("cpu") for block in moved.blocks]
+    return moved
+
+
+def ends(loader: Loader) -> Iterator[Any]:
+    """The first batch and the last."""
+    return loader.steps(range(0, len(loader), max(1, len(loader) - 1)))
+
+
+@pytest.fixture(scope="module")
+def graph() -> Store:
+    return hoploom.from_pyg(random_graph(30, 120, seed=1))
+
+
+@pytest.mark.parametrize(("heterogeneous", "make", "attrs"), MATRIX)
+def test_the_device_makes_the_hosts_batches(
+    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], device: torch.device
+) -> None:
+    store = store_of(heterogeneous, attrs)
+    there = make(placed(store, device))
+    found = list(ends(there))
+    assert all(tensor.device.type == device.type for batch in found for tensor in _tensors(batch))
+    assert_same_batches(ends(make(store)), map(on_host, found))
+    assert loading(there).num_redone == 0
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    changed(contents(batch), lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_threads_change_nothing_on_the_device(graph: Store, num_workers: int, device: torch.device) -> None:
+    there = nodes(placed(graph, device), num_workers=num_workers)
+    assert_same_batches(nodes(graph), map(on_host, there))
+
+
+def test_parts_change_nothing_on_the_device(graph: Store, device: torch.device) -> None:
+    parts = assemble(graph.schema, cut(graph, 3))
+    assert_same_batches(ends(nodes(graph)), map(on_host, ends(nodes(placed(parts, device)))))
+
+
+def test_a_restored_loader_continues_on_the_device(graph: Store, device: torch.device) -> None:
+    store = placed(graph, device)
+    loader = nodes(store)
+    for _, _ in zip(range(2), loader, strict=False):
+        state = loader.state_dict()
+    fresh = nodes(store, num_workers=1)
+    fresh.load_state_dict(state)
+    assert_same_batches(list(nodes(graph))[2:], map(on_host, fresh))
+
+
+def test_epochs_and_single_batches_are_the_hosts(graph: Store, device: torch.device) -> None:
+    host, there = nodes(graph), nodes(placed(graph, device))
+    for loader in (host, there):
+        loader.set_epoch(3)
+    assert_same(host([4, 1, 1]), on_host(there([4, 1, 1])))
+    assert_same(next(iter(host)), on_host(next(iter(there))))
+
+
+@pytest.mark.parametrize("mode", ["subgraph", "blocks"])
+@pytest.mark.parametrize("topology", [True, False], ids=["topology", "no topology"])
+def test_what_is_added_to_a_batch_is_the_hosts(mode: str, topology: bool, graph: Store, device: torch.device) -> None:
+    there = graph.place(topology=str(device) if topology else None, features=str(device))
+    options = {"mode": mode, "aggregate": "mean", "degrees": True}
+    assert_same_batches(ends(nodes(graph, **options)), map(on_host, ends(nodes(there, **options))))
+
+
+def test_features_alone_or_topology_alone_may_be_placed(graph: Store, device: torch.device) -> None:
+    host = list(ends(nodes(graph)))
+    name = str(device)
+    for store, kind in ((graph.place(features=name), SampledHere), (graph.place(topology=name), SampledThere)):
+        loader = nodes(store)
+        assert isinstance(loading(loader)._sampling, kind)
+        assert_same_batches(host, map(on_host, ends(loader)))
+
+
+def test_a_frontier_hook_is_asked_on_the_host(graph: Store, device: torch.device) -> None:
+    def sample_frontier(layer: int, given: Any, seeds: Any) -> Any:
+        return given.sample_neighbors(seeds, fanout=2)
+
+    options = {"mode": "blocks", "sample_frontier": sample_frontier}
+    there = nodes(placed(graph, device), **options)
+    assert_same_batches(ends(nodes(graph, **options)), map(on_host, ends(there)))
+
+
+def test_rows_of_other_processes_come_without_look_ahead(device: torch.device) -> None:
+    whole = hoploom.from_pyg(ring(40))
+    store = spread(whole, 4, here=[0], whole_topology=True).place(topology=str(device))
+    assert_same_batches(ends(nodes(whole)), map(on_host, ends(nodes(store))))
+    with pytest.raises(ConfigError, match="look_ahead is set, but batches are made on the device; leave it out"):
+        nodes(store, look_ahead=3)
+
+
+def test_batches_go_to_the_host_where_that_is_asked_for() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda:1")
+    assert is_there(None, cuda)
+    assert is_there(cuda, cuda)
+    assert is_there(cpu, cpu)
+    assert not is_there(cpu, cuda)
+    assert not is_there(torch.device("cuda:0"), cuda)
+
+
+# --- room and reads --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_too_little_room_is_learned_and_changes_nothing(graph: Store, num_workers: int, device: torch.device) -> None:
+    there = nodes(placed(graph, device), num_workers=num_workers)
+    sampling = loading(there)._sampling
+    assert isinstance(sampling, SampledThere)
+    sampling.large = 3
+    assert_same_batches(nodes(graph), map(on_host, there))
+    redone = loading(there).num_redone
+    assert redone > 0
+    there.set_epoch(0)
+    assert len(list(there)) == len(there)
+    assert loading(there).num_redone == redone  # what was learned is kept
+
+
+def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its sizes are read nothing waits for the device, and they are read in one go."""
+    reads: list[int] = []
+    wait = Reading.wait
+
+    def counted(reading: Reading) -> list[Any]:
+        reads.append(reading.host.numel())
+        return wait(reading)
+
+    monkeypatch.setattr(Reading, "wait", counted)
+    loader = nodes(placed(graph, device))
+    there = loading(loader)
+    begun = []
+    for step in range(3):
+        place = torch.arange(7 * step, 7 * step + 7), 0, step
+        with NoWaiting():  # type: ignore[no-untyped-call]
+            begun.append(there._begin(*place))
+    assert reads == []
+    for one in begun:
+        there._finish(one)
+    assert len(reads) == 3
+
+
+def test_staged_values_come_out_as_they_went_in(device: torch.device) -> None:
+    pool = Pool(device)
+    value = {
+        "flags": torch.tensor([True, False, True]),
+        "half": torch.tensor([[1.5, 2.5]], dtype=torch.bfloat16),
+        "none": torch.empty(0, 3),
+        "columns": [torch.arange(6).view(2, 3).t(), 7, None, torch.tensor(9)],
+    }
+    staged = pool.staged(value)
+    there = staged.over(Memory(pool).copy(staged.block))
+    assert same_value(changed(there, Tensor.cpu), value)
+
+
+def test_memory_that_others_have_cached_is_given_back_before_there_is_too_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Within a private pool torch does not do so."""
+    pool, left, within, said = Pool(torch.device("cpu")), [1], [False], list[str]()
+    empty = torch.empty
+
+    @contextmanager
+    def use_mem_pool(*given: Any) -> Iterator[None]:
+        within[0] = True
+        try:
+            yield
+        finally:
+            within[0] = False
+
+    def short(*given: Any, **options: Any) -> Tensor:
+        assert within[0]
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(*given, **options)
+
+    monkeypatch.setattr(torch, "empty", short)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use_mem_pool)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append(f"within: {within[0]}"))
+    pool.is_cuda, pool._stream, pool._blocks = True, Mock(), Mock()
+    assert [block.numel() for block in pool.blocks([3, 5], Mock())] == [3, 5]
+    assert said == ["within: False"]
+    left[0] = 2
+    with pytest.raises(torch.OutOfMemoryError):
+        pool.blocks([3, 5], Mock())
+    assert len(said) == 2
+
+
+# --- what goes wrong -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_transform_runs_on_the_device_and_its_errors_name_the_step(
+    graph: Store, num_workers: int, device: torch.device
+) -> None:
+    seen = []
+
+    def transform(batch: Data) -> Any:
+        if 14 in batch.input_id.tolist():
+            raise ValueError("fourteen")
+        seen.append(batch.x.device.type)
+        return {"sum": batch.x.sum(), "ids": batch.n_id}
+
+    loader = nodes(placed(graph, device), transform=transform, shuffle=False, num_workers=num_workers)
+    made = iter(loader)
+    first = next(made)
+    assert set(first["ids"].tolist()) >= set(range(7))
+    next(made)
+    with pytest.raises(BatchError, match=r"step 2 of epoch 0 on rank 0 failed: ValueError: fourteen"):
+        next(made)
+    assert set(seen) == {device.type}
+    assert not _threads()
+
+
+def _threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("hoploom")]
+
+
+def test_a_loop_that_is_left_leaves_nothing_behind(graph: Store, device: torch.device) -> None:
+    loader = nodes(placed(graph, device), num_workers=2)
+    made = iter(loader)
+    next(made)
+    assert _threads()
+    made.close()  # type: ignore[attr-defined]
+    assert not _threads()
+    assert_same_batches(nodes(graph, shuffle=False), map(on_host, nodes(placed(graph, device), shuffle=False)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_is_left_waits_for_what_the_device_still_writes(
+    graph: Store, num_workers: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Memory that is given back may be unmapped; no thread may add to it after that."""
+    drained: list[list[str]] = []
+    drain = Pool.drain
+
+    def seen(self: Pool) -> None:
+        drained.append(_threads())
+        drain(self)
+
+    monkeypatch.setattr(Pool, "drain", seen)
+    made = iter(nodes(placed(graph, device), num_workers=num_workers))
+    next(made)
+    assert drained == []
+    del made
+    assert drained == [[]]
+
+
+def test_a_step_that_a_busy_device_holds_up_may_be_the_devices_fault(
+    graph: Store, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    finish, go_on = DeviceLoading._finish_step, threading.Event()
+
+    def late(there: DeviceLoading, *given: Any) -> Any:
+        assert go_on.wait(60)
+        return finish(there, *given)
+
+    monkeypatch.setattr(DeviceLoading, "_finish_step", late)
+    made = iter(nodes(placed(graph, device), num_workers=1, timeout=0.02))
+    close = Workers.close
+
+    def let_go(workers: Workers[Any]) -> None:
+        go_on.set()
+        close(workers)
+
+    monkeypatch.setattr(Workers, "close", let_go)
+    said = "step 0 was not made within 0.02 s; make the transform faster, see what else keeps the device busy "
+    with pytest.raises(BatchError, match=said + r"\(nvidia-smi\), or raise timeout"):
+        next(made)
+
+
+def test_a_damaged_list_names_the_step(device: torch.device) -> None:
+    store = placed(hoploom.from_pyg(ring(12)), device)
+    assert store.placed is not None
+    assert store.placed.lists is not None
+    store.placed.lists[0].indptr[6] = 2**40
+    with pytest.raises(BatchError, match=r"step 0 .* indptr is damaged; run hoploom check"):
+        list(nodes(store, shuffle=False))
+
+
+# --- on a GPU --------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_the_consumer_never_reads_a_batch_before_or_after_its_time(device: torch.device) -> None:
+    """Nodes and rows say the same, however late the consumer's stream is."""
+    store = placed(hoploom.from_pyg(ring(50_000)), device)
+    loader = nodes(store, num_neighbors=[2, 2, 2], batch_size=2048, num_workers=2)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for _ in range(20):
+        for batch in loader:
+            torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+            wrong += (batch.x[:, 0].long() != batch.n_id).sum()
+            wrong += (batch.y != batch.n_id).sum()
+    assert int(wrong) == 0

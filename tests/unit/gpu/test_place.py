@@ -1,0 +1,331 @@
+"""A placed store: wherever rows and lists lie, they are those of the store on the host, and the report says where."""
+
+import os
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import place_workers
+from support.graphs import cut, library, num_rows, random_graph, ring
+from support.stores import Graph, bits, every_graph, fields_of, picks_of
+from torch import Tensor
+
+import hoploom
+from hoploom import Store
+from hoploom.gpu.place import host_memory as hostmemory
+from hoploom.gpu.place import plan as placeplan
+from hoploom.schema import EDGE_ID, Owner
+from hoploom.store import Draw, Wanted, assemble
+from hoploom.train.runs.link_splits import Shares, hold_out
+
+ON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FEATURES = {"device": ON_DEVICE, "host": "host", "share": "30%", "number": 0.5, "bytes": 700, "auto": "auto"}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Host memory of this test alone."""
+    with place_workers.own_folder() as folder:
+        monkeypatch.setattr(hostmemory, "FOLDER", folder)
+        yield
+        assert os.listdir(folder) == []
+
+
+def in_parts(store: Store, num_parts: int) -> Store:
+    return store if num_parts == 1 else assemble(store.schema, cut(store, num_parts))
+
+
+def placed_rows(store: Store, owner: Owner, field: str, ids: Tensor) -> Tensor:
+    assert store.placed is not None
+    (rows,) = store.placed.gather([Wanted(owner, field, ids.to(store.placed.device))])
+    assert rows.device == store.placed.device
+    return rows.cpu()
+
+
+def assert_same_rows(store: Store) -> None:
+    """Every field, in a mixed order, with repeats."""
+    for owner, field in fields_of(store.schema):
+        count = num_rows(store.schema, owner)
+        ids = torch.randint(count, (2 * count,)) if count else torch.empty(0, dtype=torch.int64)
+        (rows,) = store.features.gather([Wanted(owner, field, ids)])
+        placed = placed_rows(store, owner, field, ids)
+        assert (placed.dtype, placed.shape) == (rows.dtype, rows.shape)
+        assert torch.equal(bits(placed), bits(rows)), (owner, field)
+
+
+# --- rows and lists ------------------------------------------------------------------------------
+
+
+@every_graph
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_rows_in_two_places_are_those_of_the_host(graph: Graph, num_parts: int) -> None:
+    store = in_parts(hoploom.from_pyg(graph.make(), **graph.options), num_parts)
+    with store.place(features="30%", device=ON_DEVICE) as placed:
+        assert_same_rows(placed)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: int) -> None:
+    store = in_parts(hoploom.from_pyg(random_graph(30, 200, 1), weight_attr="weight"), num_parts)
+    with store.place(features=features, device=ON_DEVICE) as placed:
+        assert_same_rows(placed)
+
+
+@every_graph
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("topology", [ON_DEVICE, "host"])
+def test_lists_hold_all_edges_of_all_parts(graph: Graph, num_parts: int, topology: str) -> None:
+    store = in_parts(hoploom.from_pyg(graph.make(), **graph.options), num_parts)
+    every = Draw(1, 0, [-1] * len(store.schema.relations))
+    with store.place(topology, device=ON_DEVICE) as placed:
+        assert placed.placed is not None
+        assert placed.placed.lists is not None
+        for index, (lists, (counts, sources, _)) in enumerate(
+            zip(placed.placed.lists, picks_of(store, every), strict=True)
+        ):
+            assert lists.device == placed.placed.device
+            assert lists.indptr.tolist() == [0, *counts.cumsum(0).tolist()]
+            assert lists.indices.dtype == torch.int32
+            assert lists.indices.tolist() == sources.tolist()
+            parts = [part.lists[index] for part in store.parts]
+            for name in ("weight", "edge_time"):
+                columns = [getattr(part, name) for part in parts]
+                column = getattr(lists, name)
+                assert (column is None) == (columns[0] is None)
+                assert column is None or torch.equal(column.cpu(), torch.cat(columns))
+            times = parts[0].source_time
+            assert (lists.source_time is None) == (times is None)
+            assert times is None or (lists.source_time is not None and torch.equal(lists.source_time.cpu(), times))
+
+
+def test_topology_alone_leaves_rows_on_the_host_and_still_gives_them(ring_store: Store) -> None:
+    with ring_store.place(ON_DEVICE) as store:
+        assert_same_rows(store)
+
+
+def test_edge_ids_are_the_users_own(ring_store: Store) -> None:
+    """Position p of the ring is edge p // 2 + p % 2 * 12."""
+    with ring_store.place(features="50%", device=ON_DEVICE) as store:
+        positions = torch.tensor([0, 1, 2, 23, 22])
+        key = ring_store.schema.relations[0].key
+        assert placed_rows(store, key, EDGE_ID, positions).tolist() == [0, 12, 1, 23, 11]
+        assert placed_rows(store, key, "edge_attr", positions).view(-1).tolist() == [0, 12, 1, 23, 11]
+
+
+def test_edges_held_out_are_not_placed() -> None:
+    store = hoploom.from_pyg(random_graph(40, 300, 3), weight_attr="weight")
+    left = hold_out(store, store.schema.relations[0].key, None, Shares(1, 0.2, 0.2)).store
+    assert left.schema.relations[0].num_edges < 300
+    with left.place(ON_DEVICE, "40%") as placed:
+        assert_same_rows(placed)
+
+
+def test_types_without_nodes_or_edges_are_placed() -> None:
+    store = hoploom.from_tensors(
+        {"a": {"x": torch.ones(3, 2)}, "b": {"x": torch.ones(0, 2)}},
+        {("a", "to", "b"): {"edge_index": torch.empty(2, 0, dtype=torch.int64)}},
+    )
+    for features in FEATURES.values():
+        with store.place("host", features, device=ON_DEVICE) as placed:
+            assert_same_rows(placed)
+        with store.place(features=features, dtype="int8", device=ON_DEVICE) as placed:
+            assert torch.equal(placed_rows(placed, "a", "x", torch.arange(3)), torch.ones(3, 2))
+            assert placed_rows(placed, "b", "x", torch.arange(0)).shape == (0, 2)
+
+
+def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
+    with ring_store.place(features=ON_DEVICE) as store:
+        assert store.placed is not None
+        device = store.placed.device
+        ids, out = torch.tensor([3, 4, 99], device=device), torch.full((3, 4), 7.0, device=device)
+        faults = torch.zeros(1, dtype=torch.int64, device=device)
+        size = torch.tensor(2, device=device)
+        (rows,) = store.placed.gather([Wanted("node", "x", ids)], [size], outs=[out], faults=faults)
+        assert rows is out
+        assert rows[:, 0].tolist() == [3, 4, 7]
+        assert faults.item() == 0
+
+
+@pytest.mark.parametrize("wrong", [12, -1])
+def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Store, wrong: int) -> None:
+    ids = torch.tensor([0, wrong, 99])
+    with pytest.raises(IndexError) as of_host:
+        ring_store.features.gather([Wanted("node", "x", ids)])
+    with ring_store.place(features="50%", device=ON_DEVICE) as store:
+        with pytest.raises(IndexError, match=re.escape(f"{of_host.value} of 'x' of 'node'; give ids in it")):
+            placed_rows(store, "node", "x", ids)
+        assert store.placed is not None
+        device = store.placed.device
+        wanted = [Wanted("node", "y", torch.tensor([3], device=device)), Wanted("node", "x", ids.to(device))]
+        with pytest.raises(IndexError, match=re.escape(f"id {wrong} is out of range [0, 12) of 'x'")):
+            store.placed.gather(wanted)
+        with pytest.raises(IndexError, match="id 99 is out of range"):
+            store.placed.gather([Wanted("node", "x", ids[2:].to(device))], [torch.tensor(1, device=device)])
+        store.placed.gather(wanted, [None, torch.tensor(1, device=device)])  # the others do not count
+
+
+# --- narrower ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16, "int8"])
+def test_narrow_rows_are_within_what_rounding_takes(num_parts: int, dtype: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(50, 6, generator=generator) * torch.logspace(-6, 2, 50).view(-1, 1)
+    edges = torch.randint(50, (2, 200))
+    whole = hoploom.from_tensors({"x": x, "y": x[:, 0].clone(), "z": x.double()}, edges)
+    store = in_parts(whole, num_parts)
+    with store.place(features="50%", dtype=dtype, device=ON_DEVICE) as placed:
+        rows = placed_rows(placed, "node", "x", torch.arange(50))
+        assert rows.dtype == torch.float32
+        half_step = {"float16": (x.abs() * 2**-11).clamp(min=2**-25), "int8": x.abs().amax(1, keepdim=True) / 254}
+        bound = half_step.get(dtype, x.abs() * 2**-8) * (1 + 1e-5)
+        error = (rows - x).abs()
+        assert bool((error <= bound).all())
+        assert bool((error > 0).any())
+        for exact in ("y", "z"):
+            (own,) = store.features.gather([Wanted("node", exact, torch.arange(50))])
+            assert torch.equal(placed_rows(placed, "node", exact, torch.arange(50)), own)
+
+
+def test_int8_takes_a_quarter_and_a_scale_per_row() -> None:
+    store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 10)))
+    with store.place(features=ON_DEVICE, dtype="int8") as placed:
+        assert placed.placed is not None
+        (x, _) = (placement for placement in placed.placed.report)
+        assert x.kept == "float32 as int8"
+        assert 1000 * (64 + 4) <= x.device_bytes < 1000 * (64 + 4) + 512
+
+
+# --- how much goes where -------------------------------------------------------------------------
+
+
+def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
+    """Parts of 4 nodes: a quarter is one row of each, and two runs of rows come of every part."""
+    with in_parts(ring_store, 3).place(features="25%", device=ON_DEVICE) as store:
+        assert store.placed is not None
+        segments = store.placed.fields["node", "x"]
+        assert segments.bounds.tolist() == [0, 1, 4, 5, 8, 9]
+        addresses = segments.bases.tolist()
+        assert [after - before for before, after in pairwise(addresses[::2])] == [16, 16]
+        assert [after - before for before, after in pairwise(addresses[1::2])] == [48, 48]
+        assert {p.what: p.share for p in store.placed.report}["x of node"] == 0.25
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.just(0) | st.integers(200, 3000), st.integers(1, 4))
+def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: int) -> None:
+    """No bytes at all are none; 200 hold a row."""
+    store = in_parts(hoploom.from_pyg(library()), num_parts)
+    plan = placeplan.make_plan(store, placeplan.Asked(None, budget, None, torch.device("cpu")), None)
+    taken = sum(
+        end - begin for column in plan.columns for begin, end in plan.hot(column) for _ in range(column.row_bytes)
+    )
+    total = sum(column.num_rows * column.row_bytes for column in plan.columns)
+    most = sum(column.row_bytes for column in plan.columns) * num_parts  # a row of every part is left out
+    assert min(budget, total) - most <= taken <= budget
+    for column in plan.columns:
+        spans = sorted(plan.hot(column) + plan.rest(column))
+        assert [i for begin, end in spans for i in range(begin, end)] == list(range(column.num_rows))
+
+
+@pytest.mark.parametrize(
+    ("free", "where", "share"),
+    [
+        (100 << 30, "device", 1.0),
+        # A quarter stays free: of the 2 ** 30 left, 0.25 GiB are topology and 0.75 GiB are for 1 GiB of rows.
+        (3 << 30, "device", 0.75),
+        ((2 << 30) + (10 << 20), "host", 0.0),
+    ],
+)
+def test_auto_takes_topology_first_and_leaves_room(
+    monkeypatch: pytest.MonkeyPatch, free: int, where: str, share: float
+) -> None:
+    def block(size: int) -> placeplan.Block:
+        return placeplan.Block((((size,), torch.uint8),), lambda tensors: None)
+
+    monkeypatch.setattr(placeplan, "free_memory", lambda device: free)
+    monkeypatch.setattr(placeplan, "_relations", lambda store: [block(256 << 20)])
+    field = hoploom.schema.Field("uint8", (1 << 20,))
+    column = placeplan.Column("node", "x", field, torch.uint8, (), (1 << 10,))
+    monkeypatch.setattr(placeplan, "_columns", lambda store, narrow: [column])
+    store = hoploom.from_pyg(ring(12))
+    plan = placeplan.make_plan(store, placeplan.Asked("auto", "auto", None, torch.device("cpu")), None)
+    assert (plan.topology, plan.share) == (where, share)
+    assert plan.device_bytes <= free - max(2 << 30, free // 4)
+
+
+@pytest.mark.parametrize(("topology", "features"), [("auto", "20%"), (ON_DEVICE, "auto")])
+def test_auto_says_what_it_went_by(
+    monkeypatch: pytest.MonkeyPatch, ring_store: Store, topology: str, features: str
+) -> None:
+    monkeypatch.setattr(placeplan, "free_memory", lambda device: 120 * 10**9)
+    with ring_store.place(topology, features, device=ON_DEVICE) as store:
+        assert store.placed is not None
+        last = str(store.placed).splitlines()[-1]
+        assert last == f"auto: {store.placed.device} had 120 GB free, of which 30.0 GB are left to training"
+    with ring_store.place(ON_DEVICE, "20%") as store:
+        assert "auto" not in str(store.placed)
+    monkeypatch.setattr(placeplan, "free_memory", lambda device: 10**9)  # less than what training is left at least
+    with ring_store.place(topology, features, device=ON_DEVICE) as store:
+        assert "had 1.00 GB free, of which 1.00 GB are left" in str(store.placed)
+
+
+@pytest.mark.parametrize(
+    ("told", "room"),
+    [
+        ([(10, "a"), (12, "b"), (11, "c")], (10, 1)),
+        ([(10, "a"), (11, "a"), (4, "b")], (4, 1)),
+        ([(10, "a"), (11, "a"), (6, "b")], (5, 2)),
+        ([(10, "a"), (10, "a"), (10, "a")], (3, 3)),
+        ([(10, "a"), (10, "a"), (10, "a"), (1, "a")], (3, 3)),  # the last one's device is in another host
+    ],
+)
+def test_ranks_that_share_a_device_share_what_is_free_there(
+    told: list[tuple[int, str]], room: tuple[int, int], monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(placeplan, "free_memory", lambda device: 10)
+    monkeypatch.setattr(placeplan, "tell", lambda among, words: said.append(words) or told)
+    among: Any = object()
+    assert placeplan._room(device, among, [0, 1, 2]) == room
+    assert said == [[10, placeplan.name_of_device(device)]]
+    assert placeplan._room(device, None, ()) == (10, 1)
+
+
+def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:
+    shares = {}
+    for features in (0.5, np.float32(0.5), np.float64(0.5), "50%", " 50 %", np.int64(400), 400, "400B"):
+        with ring_store.place(features=features, device=ON_DEVICE) as store:  # type: ignore[arg-type]
+            assert store.placed is not None
+            shares[repr(features)] = store.placed.report[0].share
+    assert list(shares.values()) == [0.5] * 5 + [shares["400"]] * 3
+
+
+def test_the_short_form_is_short() -> None:
+    store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 5000)))
+    with store.place(ON_DEVICE, "20%") as placed:
+        assert placed.placed is not None
+        # As in the next test, and 8 bytes for every edge's own id: 28,416 + 51,200 + 8,192 and 204,800 + 32,000.
+        assert repr(placed.placed) == f"Placed({placed.placed.device}: 87.8 kB, host: 237 kB)"
+
+
+def test_the_report_says_what_lies_where() -> None:
+    store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 5000)))
+    with store.place(ON_DEVICE, "20%") as placed:
+        device = str(placed.placed.device) if placed.placed is not None else ""
+        lines = [line.split("  ") for line in str(placed.placed).splitlines()]
+        cells = [[cell.strip() for cell in line if cell] for line in lines]
+        assert cells[0] == [f"placed on {device}"]
+        assert cells[1] == ["what", "dtype", "where", "rows on device", "device bytes", "host bytes"]
+        # Tensors begin at multiples of 256 bytes: 8,008 of indptr take 8,192, and 20,000 of indices take 20,224.
+        assert cells[2] == ["topology of node to node", "int32", device, "100 %", "28.4 kB", "0 B"]
+        assert cells[3] == ["x of node", "float32", f"{device} and host", "20.0 %", "51.2 kB", "205 kB"]
+        assert cells[-1][0] == "all"

@@ -1,0 +1,133 @@
+"""Placements on a real GPU: memory is measured, host memory pinned and read by kernels, a peer's read in place."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from support import place_workers
+from support.graphs import random_graph, save_in_parts
+
+import hoploom
+from hoploom import ConfigError
+from hoploom.gpu.place import host_memory as hostmemory
+from hoploom.gpu.place import plan as placeplan
+from hoploom.gpu.place.host_memory import HostMemory
+from hoploom.ops import Picks
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_sync")]
+
+
+def test_auto_goes_by_what_is_free() -> None:
+    """Of a device with room for everything, everything is taken; with little left, the host keeps it."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert 0 < placeplan.free_memory(device) <= torch.cuda.mem_get_info(device)[1]
+    store = hoploom.from_tensors({"x": torch.randn(10_000, 64)}, torch.randint(10_000, (2, 50_000)))
+    with store.place("auto", "auto") as placed:
+        assert placed.placed is not None
+        assert {placement.where for placement in placed.placed.report} == {str(device)}
+        place_workers.assert_all_rows(placed)
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    taken = torch.empty(free - (1 << 30), dtype=torch.uint8, device=device)  # 1 GiB is left, 2 stay free
+    try:
+        with store.place("auto", "auto") as placed:
+            assert placed.placed is not None
+            assert {placement.where for placement in placed.placed.report} == {"host"}
+            place_workers.assert_all_rows(placed)
+    finally:
+        del taken
+        torch.cuda.empty_cache()
+
+
+def test_kernels_sample_from_pinned_host_memory() -> None:
+    from hoploom.ops.kernels.forms import Frontier, Rule, Span
+    from hoploom.ops.kernels.forms import Picks as Room
+    from hoploom.ops.kernels.sample import sample
+
+    store = hoploom.from_pyg(random_graph(100, 900, 1))
+    with store.place("host", "host") as placed:
+        assert placed.placed is not None
+        assert placed.placed.lists is not None
+        (lists,) = placed.placed.lists
+        assert lists.indices.device.type == "cpu"
+        assert lists.indices.is_pinned()
+        device = placed.placed.device
+        nodes = torch.arange(100, device=device)
+        nought, end, key = (torch.tensor(value, device=device) for value in (0, 100, 5))
+        room = Room(
+            *(torch.empty(900, dtype=torch.int64, device=device) for _ in range(3)), Span(nought, nought.clone(), 900)
+        )
+        faults = torch.zeros(1, dtype=torch.int64, device=device)
+        sample(lists, Frontier(nodes, Span(nought, end, 100)), Rule(key, 0, -1), room, faults)
+        picks = _all_of(store)
+        assert room.span.end.item() == 900
+        assert faults.item() == 0
+        assert torch.equal(room.sources.cpu(), picks.sources)
+        place_workers.assert_all_rows(placed)
+
+
+def _all_of(store: hoploom.Store) -> Picks:
+    from hoploom.ops import Frontier
+    from hoploom.store import Draw
+
+    (picks,) = store.graph.sample([Frontier(torch.arange(100))], Draw(5, 0, [-1]))
+    assert picks is not None
+    return picks
+
+
+def test_memory_is_unpinned_when_the_store_is_closed() -> None:
+    store = hoploom.from_pyg(random_graph(100, 900, 1))
+    for _ in range(3):  # the same pages cannot be registered twice
+        placed = store.place("host")
+        assert placed.placed is not None
+        assert placed.placed.lists is not None
+        (lists,) = placed.placed.lists
+        placed.close()
+        assert not lists.indices.is_pinned()
+
+
+def test_memory_is_unpinned_when_the_store_is_dropped() -> None:
+    store = hoploom.from_pyg(random_graph(100, 900, 1))
+    device = torch.device("cuda", torch.cuda.current_device())
+    for _ in range(3):  # what is mapped there next is registered anew
+        placed = store.place("host", "host")
+        place_workers.assert_all_rows(placed)
+        del placed
+        gc.collect()
+    assert int(torch.ones(10, device=device).sum()) == 10
+
+
+def test_a_refusal_to_pin_does_not_fail_the_next_kernel() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    with place_workers.own_folder() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hostmemory, "FOLDER", folder)
+        with HostMemory("a", 1 << 20, lambda raw: raw.fill_(7)) as memory:
+            memory.register(device)
+            with pytest.raises(ConfigError, match=r"cannot be pinned for cuda:\d \(CUDA error 712\)"):
+                memory.register(device)
+            assert int(torch.ones(10, device=device).sum()) == 10
+            assert memory.bytes.is_pinned()
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    store = hoploom.from_tensors({"x": torch.randn(1 << 20, 64)}, torch.randint(10, (2, 10)))  # 268 MB
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.empty_cache()
+    taken = torch.empty(torch.cuda.mem_get_info(device)[0] - (128 << 20), dtype=torch.uint8, device=device)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"placing this takes 268 MB of cuda:\d, which has .*B free; give features="
+        ):
+            store.place(features="cuda")
+    finally:
+        del taken
+        torch.cuda.empty_cache()
+
+
+def test_two_ranks_on_one_gpu_read_each_others_memory(tmp_path: Path) -> None:
+    """Over Gloo: NCCL takes one rank per GPU."""
+    save_in_parts(hoploom.from_pyg(random_graph(90, 400, 1), weight_attr="weight"), tmp_path / "store", 3)
+    with place_workers.own_folder() as folder:
+        places = [str(folder), str(tmp_path / "store")]
+        hoploom.spawn(place_workers.together, 2, places, device="cuda:0", backend="gloo", timeout=120)

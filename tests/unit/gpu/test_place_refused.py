@@ -1,0 +1,199 @@
+"""What cannot be placed is refused before anything is copied, with the way out."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.graphs import cut, ring, save_in_parts
+from support.refusals import assert_refused
+
+import hoploom
+from hoploom import ConfigError, Store
+from hoploom.gpu.place import host_memory as hostmemory
+from hoploom.gpu.place import plan as placeplan
+from hoploom.gpu.place import request as placement
+from hoploom.store import Wanted, assemble
+
+ON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": ({}, "neither topology nor features are given"),
+    "no place": ({"topology": "gpu"}, "topology is 'gpu'; give 'cuda', 'host', 'auto'"),
+    "a share of topology": ({"topology": "20%"}, "topology is '20%'"),
+    "spread topology": ({"topology": "spread"}, "topology is 'spread'"),
+    "a number": ({"topology": 3}, "topology is 3"),
+    "another place": ({"features": "disk"}, "features is 'disk'; give 'cuda', 'host'"),
+    "too much": ({"features": "120%"}, "features is '120%'; give 'cuda', 'host', 'auto', 'spread', a share such as"),
+    "less than nothing": ({"features": -0.5}, "features is -0.5; give"),
+    "negative bytes": ({"features": -5}, "features is -5; give"),
+    "truth": ({"features": True}, "features is True; give"),
+    "odd bytes": ({"features": "4 gigs"}, "features is '4 gigs'; give a size such as 512GB"),
+    "odd share": ({"features": "x%"}, "features is 'x%'; give 'cuda', 'host', 'auto', 'spread', a share such as"),
+    "no share": ({"features": "%"}, "features is '%'; give 'cuda', 'host'"),
+    "no number": ({"features": "nan%"}, "features is 'nan%'; give 'cuda', 'host'"),
+    "a share or bytes": ({"features": "0.5"}, "features is '0.5'; give '50%' for a share or '4GB' for bytes"),
+    "without a unit": ({"features": "4e9"}, "features is '4e9'; give '50%' for a share or '4GB' for bytes"),
+    "a great number": ({"features": np.float32(1.5)}, "features is np.float32(1.5); give"),
+    "a space": ({"topology": " host"}, "topology is ' host'; give 'cuda', 'host'"),
+    "a space before": ({"features": " host"}, "features is ' host'; give 'cuda', 'host'"),
+    "arrays": ({"topology": np.zeros(2)}, "topology is array([0., 0.]); give"),
+    "a word for ranks": (
+        {"features": "host", "device": ON_DEVICE, "among": "x"},
+        "among is 'x'; give the context that hoploom.init made, or leave it out",
+    ),
+    "a number for ranks": ({"topology": "host", "device": ON_DEVICE, "among": 3}, "among is 3; give the context"),
+    "dtype": ({"features": "host", "dtype": "int4"}, "dtype is 'int4'; give 'int8', 'float16' or 'bfloat16'"),
+    "wide": ({"features": "host", "dtype": torch.float64}, "dtype is torch.float64; give"),
+    "dtype alone": ({"topology": "host", "dtype": "int8"}, "dtype is 'int8', but features are not placed; give"),
+    "device": ({"topology": "host", "device": "tpu"}, "device is 'tpu'; give 'cuda'"),
+    "two devices": ({"topology": "cuda:0", "features": "cuda:1"}, "differ; a store is placed on one, name one"),
+    "two kinds": ({"topology": "cuda", "device": "cpu"}, "the devices ['cpu', 'cuda'] differ; a store is placed"),
+    "nobody to spread over": (
+        {"features": "spread", "device": ON_DEVICE},
+        "features='spread' needs the ranks to spread over; give among=context",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_refused(ring_store: Store, given: dict[str, Any], said: str) -> None:
+    assert_refused(lambda: ring_store.place(**given), said)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_store_stays_as_it_is(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_refused(lambda: ring_store.place("cuda"), "there is no GPU here; leave the store as it is")
+    monkeypatch.setattr(placement, "kernels_are_interpreted", lambda: False)
+    assert_refused(lambda: ring_store.place("host"), "there is no GPU here; leave the store as it is")
+    assert_refused(lambda: ring_store.place("cpu"), "kernels do not run on the device 'cpu'; give 'cuda'")
+    assert_refused(lambda: ring_store.place("cuda", device="cpu"), "there is no GPU here; leave the store as it is")
+
+
+def test_without_triton_it_says_what_to_install(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hoploom.ops.kernels.launch", None)
+    assert_refused(lambda: ring_store.place("host"), "placing needs Triton", "pip install triton, or leave the store")
+
+
+def test_too_little_device_memory_is_said_with_the_numbers(
+    ring_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = hoploom.from_tensors({"x": torch.ones(1000, 64)}, torch.empty(2, 0, dtype=torch.int64))
+    monkeypatch.setattr(hostmemory, "FOLDER", tmp_path)
+    monkeypatch.setattr(placeplan, "free_memory", lambda device: 100_000)
+    said = "placing this takes 256 kB of", "which has 100 kB free; give features='auto'"
+    assert_refused(lambda: store.place(features=ON_DEVICE), *said)
+    assert_refused(lambda: store.place("host", ON_DEVICE), *said)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_bytes_that_hold_no_row_are_refused(num_parts: int) -> None:
+    """10 rows of 16 bytes: one row is 16, and a share that is one row of each of two parts is 32."""
+    whole = hoploom.from_tensors({"x": torch.ones(10, 4)}, torch.empty(2, 0, dtype=torch.int64))
+    store = whole if num_parts == 1 else assemble(whole.schema, cut(whole, num_parts))
+    least = 16 * num_parts
+    for few in (1, least - 1):
+        said = f"features is {few} bytes, which hold no row of this store; give '{least}B' or more"
+        assert_refused(lambda few=few: store.place(features=few, device=ON_DEVICE), said)  # type: ignore[misc]
+    for enough, rows in ((0, 0), (least, num_parts)):
+        with store.place(features=enough, device=ON_DEVICE) as placed:
+            assert placed.placed is not None
+            assert placed.placed.report[0].share == rows / 10
+
+
+def test_some_of_the_parts_are_not_enough(tmp_path: Path) -> None:
+    save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 3)
+    some = hoploom.open(tmp_path / "ring", parts=[0])
+    way_out = "open all parts of the store on this host, or leave it as it is"
+    assert_refused(lambda: some.place("host", device=ON_DEVICE), "the topology cannot be placed", way_out)
+    assert_refused(lambda: some.place(features="host", device=ON_DEVICE), "the features cannot be placed", way_out)
+
+
+def test_all_topology_beside_some_features_can_be_placed(tmp_path: Path) -> None:
+    save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 3)
+    some = hoploom.open(tmp_path / "ring", parts=[0], topology="all")
+    with some.place(ON_DEVICE) as store:
+        assert store.placed is not None
+        assert store.placed.lists is not None
+        assert store.placed.lists[0].indptr.tolist() == list(range(0, 25, 2))
+    assert_refused(lambda: some.place(ON_DEVICE, "host"), "the features cannot be placed: some of them lie elsewhere")
+
+
+def test_a_store_is_placed_once(ring_store: Store) -> None:
+    with ring_store.place(ON_DEVICE) as store:
+        assert_refused(lambda: store.place(features="host"), "placed already; give topology and features in one call")
+
+
+def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
+    with ring_store.place(ON_DEVICE, "host") as store:
+        placed = store.placed
+    assert placed is not None
+    store.close()
+    for use in (lambda: placed.lists, lambda: placed.gather([Wanted("node", "x", torch.tensor([0]))])):
+        with pytest.raises(ConfigError, match="the placed store is closed; place the opened store again"):
+            use()
+    assert_refused(lambda: store.place("host"), "this placed store is closed; give topology and features to place of")
+    with ring_store.place(ON_DEVICE) as again:
+        assert again.placed is not None
+        assert again.placed.lists is not None
+
+
+def test_values_that_a_narrow_dtype_cannot_hold_are_refused() -> None:
+    edges = torch.empty(2, 0, dtype=torch.int64)
+    large = hoploom.from_tensors({"x": torch.full((10, 8), 1e6)}, edges)
+    said = "'x' of 'node' has values beyond 65504, which float16 cannot hold", "give dtype='bfloat16' or 'int8'"
+    assert_refused(lambda: large.place(features=ON_DEVICE, dtype="float16"), *said)
+    odd = hoploom.from_tensors({"x": torch.full((10, 8), torch.nan)}, edges)
+    said = "'x' of 'node' has values that are not finite, which int8 cannot hold", "give dtype='bfloat16'"
+    assert_refused(lambda: odd.place(features=ON_DEVICE, dtype="int8"), *said)
+    with odd.place(features=ON_DEVICE, dtype="bfloat16") as store:
+        assert store.placed is not None
+        (rows,) = store.placed.gather([Wanted("node", "x", torch.tensor([1], device=store.placed.device))])
+        assert bool(rows.isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "way_out"),
+    [
+        ([torch.finfo(torch.float32).max, 1.0], "bfloat16", "; give dtype='int8', or leave dtype out"),
+        ([torch.finfo(torch.float32).max, torch.inf], "bfloat16", "; leave dtype out"),
+        ([1e6, torch.inf], "float16", "; give dtype='bfloat16', or leave dtype out"),
+        ([torch.finfo(torch.float32).max, 1.0], "float16", "; give dtype='int8', or leave dtype out"),
+        ([torch.finfo(torch.float32).max, torch.nan], "int8", "; leave dtype out"),
+    ],
+)
+def test_what_is_advised_holds_the_values(values: list[float], dtype: str, way_out: str) -> None:
+    row = torch.tensor(values).repeat(4)
+    store = hoploom.from_tensors({"x": row.expand(10, 8)}, torch.empty(2, 0, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=f"which {dtype} cannot hold{way_out}$"):
+        store.place(features=ON_DEVICE, dtype=dtype)
+    for other in {"int8", "bfloat16"} - {dtype}:
+        if other in way_out:
+            store.place(features=ON_DEVICE, dtype=other).close()
+
+
+@pytest.mark.parametrize("features", [None, "50%"])
+@pytest.mark.parametrize(
+    "ids", [torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([1], dtype=torch.int32)], ids=str
+)
+def test_ids_are_int64(ring_store: Store, ids: torch.Tensor, features: str | None) -> None:
+    with ring_store.place(ON_DEVICE, features) as store:
+        placed = store.placed
+        assert placed is not None
+        wanted = [Wanted("node", "x", ids.to(placed.device))]
+        assert_refused(lambda: placed.gather(wanted), f"the ids of 'x' are {str(ids.dtype)[6:]} of shape", "give int64")
+
+
+def test_a_field_that_is_not_there_is_named(ring_store: Store) -> None:
+    with ring_store.place(ON_DEVICE) as store:
+        placed = store.placed
+        assert placed is not None
+        assert_refused(
+            lambda: placed.empty("node", "z", 3),
+            "'node' has no field 'z'; it has ['test_mask', 'train_mask', ",
+            also=ConfigError,
+        )

@@ -1,0 +1,301 @@
+"""Whole steps equal the steps that are taken at their own size: losses, parameters, positions."""
+
+import gc
+import json
+import math
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.whole_steps import (
+    BATCH,
+    NUM_TRAIN,
+    eager,
+    homogeneous_learner,
+    labelled,
+    library_learner,
+    parameters_of,
+    taken,
+)
+
+import hoploom
+from hoploom.dist.context import init
+from hoploom.gpu.whole_step import shapes as capacity
+from hoploom.gpu.whole_step.whole_step import StepCounts, WholeStep
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.fit import Outcome, fit
+from hoploom.train.journal import Journal
+from hoploom.train.learner import Learner, Training
+from hoploom.train.runs.check_run_file import check_whole_steps
+from hoploom.train.runs.read_run_file import parse_recipe
+from hoploom.train.runs.run import run, summary
+
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+STEPS = -(-NUM_TRAIN // BATCH)
+FULL = NUM_TRAIN // BATCH
+
+
+def assert_same(
+    make: Callable[..., Learner], device: torch.device, tolerance: float = 1e-5, **options: Any
+) -> StepCounts:
+    """Both ways give the same losses and parameters; how the whole steps were taken."""
+    own, whole = make(device, on_host=True), make(device)
+    margin = options.pop("margin", capacity.MARGIN)
+    expected = eager(own, device, **options)
+    losses, step = taken(whole, device, margin=margin, **options)
+    assert losses == pytest.approx(expected, rel=tolerance, abs=tolerance)
+    assert_close(whole, own, 10 * tolerance)
+    assert whole.loader.state_dict() == own.loader.state_dict()
+    assert whole.standing == own.standing
+    return step.counts
+
+
+def assert_close(left: Learner, right: Learner, tolerance: float) -> None:
+    for ours, theirs in zip(parameters_of(left), parameters_of(right), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+# --- the same steps ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("sage", "blocks"), ("gat", "subgraph"), ("gcn", "subgraph")])
+def test_a_whole_step_is_the_step_at_its_own_size(kind: str, mode: str, device: torch.device) -> None:
+    counts = assert_same(lambda *a, **o: homogeneous_learner(*a, kind=kind, mode=mode, **o), device)
+    assert counts == StepCounts(replayed=2 * FULL - 4, first=4, overflowed=0, shorter=2)
+
+
+def test_degrees_in_the_whole_graph_are_told(device: torch.device) -> None:
+    assert_same(lambda *a, **o: homogeneous_learner(*a, kind="gcn", mode="blocks", degrees=True, **o), device, epochs=1)
+
+
+def test_types_and_learned_rows_are_no_exception(device: torch.device) -> None:
+    counts = assert_same(library_learner, device, epochs=1)
+    assert (counts.first, counts.overflowed, counts.shorter) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("options", [{"clip_norm": 0.05}, {"precision": "bf16"}], ids=["clipped", "bf16"])
+def test_clipping_and_half_precision_are_recorded_too(options: dict[str, Any], device: torch.device) -> None:
+    tolerance = 1e-5 if "clip_norm" in options else 2e-2
+    assert_same(homogeneous_learner, device, tolerance, epochs=1, **options)
+
+
+def test_clipping_clips(device: torch.device) -> None:
+    plain, clipped = homogeneous_learner(device), homogeneous_learner(device)
+    for learner, clip_norm in ((plain, None), (clipped, 0.01)):
+        learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=1.0)
+        learner.loader.load_state_dict(learner.loader.state_dict() | {"step": 2, "consumed_seeds": 2 * BATCH})
+        before = parameters_of(learner)
+        taken(learner, device, 1, clip_norm=clip_norm)
+        moved = torch.cat([(old - new).reshape(-1) for old, new in zip(before, parameters_of(learner), strict=True)])
+        assert (float(moved.norm()) <= 2 * 0.011) == (clip_norm is not None)
+
+
+def test_a_batch_that_does_not_fit_is_taken_at_its_own_size(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "ROUNDED", 1)
+    monkeypatch.setattr(capacity, "PROBES", 1)
+    counts = assert_same(homogeneous_learner, device, margin=0.0)
+    assert counts.overflowed > 0
+    assert counts.replayed + counts.first + counts.overflowed == 2 * FULL
+
+
+def test_a_schedule_s_rates_are_seen(device: torch.device) -> None:
+    """The optimizer is one that takes its rate from the device, also on the CPU."""
+
+    def make(*arguments: Any, **options: Any) -> Learner:
+        learner = homogeneous_learner(*arguments, **options)
+        learner.optimizer = torch.optim.Adam(
+            learner.model.parameters(), lr=0.02, fused=True, capturable=device.type == "cuda"
+        )
+        learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1 / (1 + step))
+        return learner
+
+    assert_same(make, device)
+
+
+# --- in fit --------------------------------------------------------------------------------------
+
+
+def fitted(learner: Learner, device: torch.device, folder: Path | None = None, **options: Any) -> Outcome:
+    context = init(device=device)
+    checkpoint = None if folder is None else Checkpoint(folder, context)
+    training = Training(2, progress=False, **options)
+    if folder is None:
+        return fit(learner, training, context)
+    with Journal(folder, context, tensorboard=False) as journal:
+        return fit(learner, training, context, checkpoint=checkpoint, journal=journal)
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_a_run_goes_on_in_the_middle_of_an_epoch_either_way(step: int, device: torch.device, tmp_path: Path) -> None:
+    whole = homogeneous_learner(device, on_host=True)
+    expected = fitted(whole, device)
+    begun = fitted(homogeneous_learner(device), device, tmp_path, whole_steps=True, max_steps=step)
+    assert (begun.steps, begun.stopped) == (step, "done")
+    learner = homogeneous_learner(device, on_host=step == 5)
+    Checkpoint(tmp_path, init(device=device)).restore("last", learner.parts())
+    outcome = fitted(learner, device, tmp_path, whole_steps=step != 5)
+    assert (outcome.steps, outcome.stopped) == (2 * STEPS, "done")
+    for ours, theirs in zip(outcome.history, expected.history, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    assert_close(learner, whole, 1e-4)
+    lines = [json.loads(line) for line in (tmp_path / "steps-rank0.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 2 * STEPS + 1))
+    assert all(math.isfinite(line["loss"]) for line in lines)
+
+
+def test_the_outcome_says_how_steps_were_taken(device: torch.device) -> None:
+    outcome = fitted(homogeneous_learner(device), device, whole_steps=True)
+    assert outcome.whole_steps == StepCounts(replayed=2 * FULL - 4, first=4, overflowed=0, shorter=2)
+    assert str(outcome.whole_steps).startswith(f"{2 * FULL - 4} steps replayed, 4 before that")
+
+
+@pytest.mark.parametrize("tight", [True, False])
+def test_a_run_whose_batches_often_overflow_says_so_once(
+    tight: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(capacity, "ROUNDED", 1)
+    monkeypatch.setattr(capacity, "PROBES", 1)
+    training = Training(2, whole_steps=True, margin=0.0 if tight else 10.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = fit(homogeneous_learner(device), training, init(device=device))
+    assert outcome.whole_steps is not None
+    said = [warning for warning in caught if "overflowed" in str(warning.message)]
+    count, shown = outcome.whole_steps.overflowed, capsys.readouterr().err
+    assert (count > 0) == tight
+    assert ("steps overflowed" in shown) == tight
+    if tight:
+        assert f"  {count} of {2 * STEPS} steps overflowed\n" in shown  # after the last epoch
+        (warning,) = said
+        assert warning.filename == __file__
+        assert str(warning.message) == (
+            f"{count} of {2 * STEPS} steps overflowed: their batches did not fit, so they were made twice and nothing "
+            "of them was replayed; give Training a larger margin, e.g. margin=0.5"
+        )
+    else:
+        assert said == []
+
+
+def test_few_overflows_are_no_reason_to_warn() -> None:
+    assert not StepCounts(replayed=80, first=4, overflowed=10, shorter=6).overflow_often
+    assert StepCounts(replayed=79, first=4, overflowed=11, shorter=6).overflow_often
+    assert not StepCounts().overflow_often
+
+
+def test_a_loss_that_is_not_finite_is_found_and_nothing_is_saved(device: torch.device, tmp_path: Path) -> None:
+    learner = homogeneous_learner(device)
+    calls = iter(range(1, 100))
+    learner.model.register_forward_hook(lambda module, given, out: out * math.nan if next(calls) == 2 else None)
+    with pytest.raises(hoploom.TrainError, match=r"the loss is nan at epoch 0 step 2 on rank 0; .*no checkpoint"):
+        fitted(learner, device, tmp_path, whole_steps=True, checkpoint_every=3)
+    assert not (tmp_path / "last.safetensors").exists()
+
+
+class Watched(WholeStep):
+    """Says what is left of it and of all that holds memory."""
+
+    left: list[weakref.ref[Any]]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        recordings = [recording for pair in self._slots for recording in (pair.learn, pair.slot._fill)]
+        slots = [pair.slot for pair in self._slots]
+        buffers = [slot.on.nodes[0] for slot in slots]
+        self.left.extend(map(weakref.ref, (self, self.plot, *self.plot.maps, *slots, *recordings, *buffers)))
+
+
+@pytest.mark.parametrize("ending", ["done", "asked to stop within an epoch", "an error"])
+def test_nothing_of_whole_steps_outlives_fit(
+    ending: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a collection: graphs and their memory are given back at once."""
+    monkeypatch.setattr(Watched, "left", [], raising=False)
+    monkeypatch.setattr(sys.modules[fit.__module__], "WholeStep", Watched)
+    learner = homogeneous_learner(device)
+    if ending == "an error":
+        calls = iter(range(1, 100))
+        learner.model.register_forward_hook(lambda module, given, out: out * math.nan if next(calls) == 2 else None)
+    gc.collect()
+    gc.disable()
+    try:
+        if ending == "an error":
+            with pytest.raises(hoploom.TrainError):
+                fitted(learner, device, whole_steps=True)
+        else:
+            fitted(learner, device, whole_steps=True, max_steps=None if ending == "done" else 2)
+        found = [type(one()).__name__ for one in Watched.left if one() is not None]
+    finally:
+        gc.enable()
+    assert len(Watched.left) >= 11
+    assert found == []
+
+
+def test_a_closed_whole_step_takes_no_more(device: torch.device) -> None:
+    with WholeStep(homogeneous_learner(device), Training(1), init(device=device)) as whole:
+        next(whole.epoch())
+    with pytest.raises(hoploom.ConfigError, match="this WholeStep is closed; make another one"):
+        next(whole.epoch())
+
+
+# --- in a run ------------------------------------------------------------------------------------
+
+RECIPE = """
+store = "graph.store"
+seed = 5
+[model]
+hidden = 8
+[loader]
+fanouts = [3, 2]
+batch_size = 4
+threads = 0
+[scheduler]
+name = "cosine"
+[train]
+epochs = 2
+[placement]
+topology = "host"
+features = "host"
+[output]
+tensorboard = false
+"""
+
+
+def test_hoploom_train_takes_whole_steps(device: torch.device, tmp_path: Path) -> None:
+    hoploom.from_pyg(labelled()).save(tmp_path / "graph.store")
+    results = {}
+    for name in ("false", "true"):
+        overrides = [f"train.whole_steps={name}", f"output.folder={tmp_path / name}", "task.val=", "task.test="]
+        recipe = parse_recipe(RECIPE, overrides, folder=tmp_path)
+        results[name] = run(recipe, init(device=device), progress=False)
+    for ours, theirs in zip(results["true"].outcome.history, results["false"].outcome.history, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    written = json.loads((tmp_path / "true" / "result.json").read_text())
+    assert written["whole_steps"] == {"replayed": 0, "first": 4, "overflowed": 0, "shorter": 2}
+    assert "whole steps: 0 steps replayed, 4 before that" in summary(results["true"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.accumulate=2", "do not go with train.accumulate"),
+        ('model.factory="a:b"', "are for the built-in models"),
+        ("task.kind=link-prediction", "are for tasks on nodes"),
+        ("train.precision=fp16", 'take "bf16"'),
+        ("loader.temporal=last", "do not go with loader.temporal"),
+    ],
+)
+def test_a_recipe_that_whole_steps_do_not_fit_is_refused(override: str, said: str, tmp_path: Path) -> None:
+    recipe = parse_recipe(RECIPE, ["train.whole_steps=true", override], folder=tmp_path)
+    with pytest.raises(hoploom.ConfigError, match=rf"whole steps .*{said}.*leave train.whole_steps out"):
+        check_whole_steps(recipe, 1)
+    recipe = parse_recipe(RECIPE, ["train.whole_steps=true"], folder=tmp_path)
+    check_whole_steps(recipe, 1)
+    with pytest.raises(hoploom.ConfigError, match="one process, this is one of 2"):
+        check_whole_steps(recipe, 2)

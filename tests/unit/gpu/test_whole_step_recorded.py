@@ -1,0 +1,387 @@
+"""What is recorded of a whole step must ask the device nothing and make nothing anew; what cannot be is refused."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from support.graphs import ring
+from support.whole_steps import BATCH, homogeneous_learner, library_learner, taken
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime.interpreter import GridExecutor
+
+import hoploom
+from hoploom import LinkNeighborLoader, NeighborLoader
+from hoploom.dist.context import init
+from hoploom.gpu.batches.capacity import make_plan
+from hoploom.gpu.whole_step import shapes as capacity
+from hoploom.gpu.whole_step.checks import Rates, check_optimizer, prepare
+from hoploom.gpu.whole_step.record import WARM_UP, Lane, Recording, uncollected
+from hoploom.gpu.whole_step.whole_step import WholeStep
+from hoploom.load.loader import Loader
+from hoploom.ops import choice
+from hoploom.train.learner import Learner, Training
+from hoploom.train.tasks import LinkPrediction
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+# --- nothing waits -------------------------------------------------------------------------------
+
+WAIT = (  # on CUDA: for the device, or for a copy from memory that is not pinned
+    *("_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique2", "unique_dim", "unique_consecutive"),
+    *("lift_fresh", "is_nonzero", "equal", "_to_cpu", "item"),
+)
+
+
+class Unwaiting(TorchDispatchMode):
+    """Fails on operations that would wait for a CUDA device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in WAIT, f"{func} waits for the device"
+        indices = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
+        is_mask = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+        assert not is_mask, f"{func} by a mask waits for the device"
+        if name == "repeat_interleave":
+            assert (kwargs or {}).get("output_size") is not None, f"{func} without a size waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def unwaiting(monkeypatch: pytest.MonkeyPatch) -> type[Unwaiting]:
+    """What runs on the CPU goes the way that it goes on a GPU. The interpreter itself may look at values."""
+    interpret = GridExecutor.__call__
+
+    def call(self: GridExecutor, *arguments: Any, **options: Any) -> Any:
+        with _disable_current_modes():
+            return interpret(self, *arguments, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", call)
+    monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    return Unwaiting
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a recording itself refuses to wait")
+@pytest.mark.parametrize("kind", ["sage", "gat", "gcn", "rgat"])
+def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: type[Unwaiting]) -> None:
+    learner = library_learner(CPU, kind) if kind == "rgat" else homogeneous_learner(CPU, kind)
+    learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.1)
+    whole = WholeStep(learner, Training(1, clip_norm=1.0), init(device="cpu"))
+    place = learner.loader.rehearsal().place
+    slot = whole._slots[0].slot
+    with unwaiting():
+        slot._make()
+    slot.fill(*place(0)[::2])
+    assert slot.fits()
+    with unwaiting():
+        whole._learn(slot)
+    assert slot.told() > 0
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda values: float(values.sum()),
+        lambda values: values[values > 0],
+        lambda values: torch.repeat_interleave(torch.arange(3), torch.ones(3, dtype=torch.int64)),
+        lambda values: values + torch.tensor([1.0]),
+        lambda values: bool((values > 0).any()),
+    ],
+)
+def test_the_check_for_what_waits_finds_it(waits: Any) -> None:
+    values = torch.ones(3)
+    with pytest.raises(AssertionError, match="waits for the device"), Unwaiting():
+        waits(values)
+
+
+# --- what stays where it is ----------------------------------------------------------------------
+
+
+def addresses(whole: WholeStep) -> list[int]:
+    found = []
+    for pair in whole._slots:
+        slot = pair.slot
+        layers = [tensor for layer in slot.on.layers for edges in layer for tensor in (edges.edge_index, edges.indptr)]
+        own = (slot._staged, slot._sent, slot._sizes, slot.targets, slot.loss, slot._loss, slot.on.totals)
+        found += [tensor.data_ptr() for tensor in (*own, *slot.on.nodes, *slot.rows.values(), *layers)]
+    return sorted(found)
+
+
+def test_a_replay_fills_the_same_memory(device: torch.device) -> None:
+    whole = WholeStep(homogeneous_learner(device), Training(2), init(device=device))
+    place, before = whole.learner.loader.rehearsal().place, addresses(whole)
+    for step in (0, 1, 2, 0, 1):
+        pair = whole.fill_next(*place(step)[::2])
+        assert pair is not None
+        assert pair.slot.fits()
+        whole.learn(pair)
+    assert addresses(whole) == before
+
+
+def test_rows_that_no_batch_reaches_are_finite(device: torch.device) -> None:
+    whole = WholeStep(homogeneous_learner(device), Training(1), init(device=device))
+    for pair in whole._slots:
+        assert all(rows.isfinite().all() for rows in pair.slot.rows.values())
+        assert all((nodes == 0).all() for nodes in pair.slot.on.nodes)
+
+
+def test_a_recording_is_made_after_some_calls(device: torch.device) -> None:
+    counter = torch.zeros((), dtype=torch.int64, device=device)
+    lane = Lane(device, beside=False)
+
+    def work() -> None:
+        counter.add_(1)
+
+    recording, seen = Recording(work, lane), []
+    for _ in range(WARM_UP + 3):
+        seen.append(recording.is_warm)
+        recording()
+    assert seen == [False] * WARM_UP + [True] * 3
+    assert int(counter) == WARM_UP + 3
+
+
+# --- a recording that fails ----------------------------------------------------------------------
+
+
+class Capture:
+    """torch.cuda.graph: what fails within is followed by an error when the capture should end, and the stream stays."""
+
+    stream = "the consumer's"
+
+    def __init__(self, graph: Any, *, stream: str, **options: Any) -> None:
+        self._own = stream
+
+    def __enter__(self) -> None:
+        self._before, Capture.stream = Capture.stream, self._own
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, RuntimeError):
+            raise RuntimeError("operation failed due to a previous error during capture")
+        Capture.stream = self._before
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> Lane:
+    """A lane of a GPU that is not there."""
+    lane = Lane(CPU, beside=False)
+    lane.is_cuda, lane.stream = True, "the lane's"
+    monkeypatch.setattr(Capture, "stream", "the consumer's")
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Capture.stream)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(Capture, "stream", stream))
+    return lane
+
+
+def failing(error: BaseException) -> Any:
+    def work() -> None:
+        try:
+            raise error
+        finally:
+            assert not gc.isenabled()
+            assert Capture.stream == "the lane's"
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            RuntimeError("operation not permitted when stream is capturing\nlong advice"),
+            hoploom.ConfigError,
+            "recorded as a CUDA graph: operation not permitted when stream is capturing; .*leave whole steps off, in a "
+            "new process",
+        ),
+        (RuntimeError(), hoploom.ConfigError, "recorded as a CUDA graph: RuntimeError; "),
+        (hoploom.DataError("a label is out of range"), hoploom.DataError, "a label is out of range"),
+        (ZeroDivisionError("by zero"), ZeroDivisionError, "by zero"),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt, "Ctrl-C"),
+    ],
+)
+def test_a_recording_that_fails_names_the_first_error_and_leaves_the_stream(
+    error: BaseException, kind: type[BaseException], said: str, capturing: Lane
+) -> None:
+    work = failing(error)
+    with pytest.raises(kind, match=said):
+        Recording(work, capturing)._recorded(work)
+    assert Capture.stream == "the consumer's"
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_something_is_recorded(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    try:
+        cycle: list[Any] = [torch.ones(1)]
+        cycle.append(cycle)
+        freed = weakref.ref(cycle[0])
+        del cycle
+        with uncollected():
+            assert freed() is None  # what can be given back was, before
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["subgraph", "blocks"])
+def test_room_is_what_batches_took_and_a_margin(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All neighbours on a ring of 40, four seeds far apart: each has two in-edges into nodes that no other one has."""
+    monkeypatch.setattr(capacity, "ROUNDED", 1)
+    loader = NeighborLoader(ring(40), [-1, -1], torch.arange(0, 40, 10), batch_size=4, mode=mode)
+    maker = loader.maker
+    plan = make_plan(loader.store.schema, maker.sampler.sampling, [0], with_indptr=True)
+    found = capacity.measure(plan, capacity.probe(maker, loader.rehearsal(), 4), [4], margin=0.5)
+    assert found.nodes == ((4, 18, 30),)  # 12 and 20 and a half more: from v to v + 1, v + 2, and on to v + 3, v + 4
+    assert found.edges == ((12, 36),)  # 8, and 16 more; a block of 12 nodes has 24 by itself
+    assert found.room.nodes == (30,)
+    narrow = capacity.measure(plan, capacity.probe(maker, loader.rehearsal(), 4), [4], margin=0.0)
+    assert narrow.nodes == ((4, 12, 20),)
+    sizes = [0] * plan.num_slots
+    for hop, size in enumerate((4, 12, 20)):
+        sizes[plan.nodes[0][hop + 1]] = size
+    assert narrow.holds(plan, sizes)
+    sizes[plan.nodes[0][3]] += 1
+    assert not narrow.holds(plan, sizes)
+    assert found.holds(plan, sizes)
+
+
+@pytest.mark.parametrize("margin", [9.0, 1e308])
+def test_room_is_never_more_than_there_is(margin: float) -> None:
+    loader = NeighborLoader(ring(12), [2, 2], torch.arange(12), batch_size=4)
+    plan = make_plan(loader.store.schema, loader.maker.sampler.sampling, [0], with_indptr=True)
+    found = capacity.measure(plan, capacity.probe(loader.maker, loader.rehearsal(), 4), [4], margin=margin)
+    assert found.room.edges == (24,)
+    assert found.nodes[0][-1] <= 12 + 4
+
+
+# --- rates ---------------------------------------------------------------------------------------
+
+
+def fused() -> torch.optim.Optimizer:
+    return torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=0.5, fused=True)
+
+
+def test_rates_are_on_the_device_within_a_step_only() -> None:
+    optimizer = fused()
+    rates, group = Rates(optimizer), optimizer.param_groups[0]
+    with rates.on_the_device():
+        inside = group["lr"]
+    assert group["lr"] == 0.5
+    assert isinstance(inside, torch.Tensor)
+    group["lr"] = 0.25
+    assert float(inside) == 0.5
+    rates.send()
+    assert float(inside) == 0.25
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", 0.1), ("momentum", 0.5)])
+def test_an_option_that_a_recording_would_not_see_is_refused(name: str, value: float) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
+    rates = Rates(optimizer)
+    rates.check()
+    optimizer.param_groups[0][name] = value
+    with pytest.raises(hoploom.ConfigError, match=rf"{name} of SGD went from .* to {value}.*leave whole steps off"):
+        rates.check()
+
+
+@pytest.mark.parametrize(
+    ("make", "scheduled", "said"),
+    [
+        (lambda p: torch.optim.Adam(p), False, "give it capturable=True"),
+        (lambda p: torch.optim.Adam(p, fused=True), False, "give it capturable=True"),
+        (lambda p: torch.optim.Adagrad(p), False, "take Adam or AdamW with capturable=True, SGD"),
+        (lambda p: torch.optim.SGD(p, lr=0.1), True, "give it fused=True"),
+        (lambda p: torch.optim.AdamW(p, capturable=True), True, None),
+        (lambda p: torch.optim.SGD(p, lr=0.1), False, None),
+        (lambda p: torch.optim.SGD(p, lr=0.1, fused=True), True, None),
+    ],
+)
+def test_an_optimizer_that_cannot_be_recorded_is_refused(make: Any, scheduled: bool, said: str | None) -> None:
+    optimizer = make([torch.nn.Parameter(torch.ones(2))])
+    check_optimizer(optimizer, CPU, scheduled=scheduled)
+    with pytest.raises(hoploom.ConfigError, match=said) if said else allowed():
+        check_optimizer(optimizer, CUDA, scheduled=scheduled)
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_an_optimizer_that_asks_for_the_loss_again_is_refused_everywhere(device: torch.device) -> None:
+    optimizer = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(hoploom.ConfigError, match="LBFGS asks for a step's loss several times, "):
+        check_optimizer(optimizer, device, scheduled=False)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_checkpoint_of_the_other_way_does_not_decide(recorded: bool) -> None:
+    saved, optimizer = fused(), fused()
+    for one, is_capturable in ((saved, not recorded), (optimizer, recorded)):
+        one.param_groups[0].update(capturable=is_capturable, fused=None)
+    (parameter,) = saved.param_groups[0]["params"]
+    saved.state[parameter] = {"step": torch.tensor(3.0), "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
+    optimizer.load_state_dict(saved.state_dict())
+    prepare(optimizer, recorded=recorded)
+    (group,) = optimizer.param_groups
+    assert group["capturable"] == recorded
+    assert float(optimizer.state[group["params"][0]]["step"]) == 3
+
+
+@contextmanager
+def allowed() -> Iterator[None]:
+    yield
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def with_loader(learner: Learner, **options: Any) -> Loader:
+    return NeighborLoader(learner.loader.store, [3, 2], **{"input_nodes": "train", "batch_size": BATCH} | options)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"precision": "fp16"}, "asks the host at every step"),
+        ({"accumulate": 2}, "accumulate is 2"),
+        ({"task": LinkPrediction()}, "tasks on nodes"),
+        ({"model": torch.nn.Linear(2, 2)}, "models of hoploom.nn"),
+        ({"loader": {"disjoint": True}}, "disjoint or temporal"),
+        ({"loader": {"subgraph_type": "induced"}}, "subgraph_type='induced'"),
+        ({"loader": {"transform": lambda batch: batch}}, "do not go with transform"),
+        ({"loader": {"aggregate": "mean"}}, "do not go with aggregate"),
+        ({"loader": {"batch_size": 50}}, "no step of an epoch has batch_size=50"),
+        ({"loader": {"world_size": 2}}, "one process, this is one of 2"),
+        ({"loader": None}, "are for a NeighborLoader"),
+        ({"on_host": True}, r"does not lie on cpu; give it store.place\("),
+        ({"features": None}, "x of 'node' is not placed"),
+    ],
+)
+def test_what_cannot_be_a_whole_step_is_refused_with_the_way_out(change: dict[str, Any], said: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the learners below are on the CPU")
+    learner = homogeneous_learner(CPU, on_host="on_host" in change)
+    options = {name: value for name, value in change.items() if name in ("precision", "accumulate")}
+    for name in ("task", "model"):
+        setattr(learner, name, change.get(name, getattr(learner, name)))
+    if "features" in change:
+        store = homogeneous_learner(CPU, on_host=True).loader.store.place(topology="cpu")
+        learner.loader = NeighborLoader(store, [3, 2], input_nodes="train", batch_size=BATCH)
+    if "loader" in change:
+        given = change["loader"]
+        store = learner.loader.store
+        learner.loader = LinkNeighborLoader(store, [3, 2]) if given is None else with_loader(learner, **given)
+    with pytest.raises(hoploom.ConfigError, match=rf"{said}.*leave whole steps off"):
+        WholeStep(learner, Training(1, **options), init(device="cpu"))
+
+
+def test_a_margin_below_zero_is_refused(device: torch.device) -> None:
+    with pytest.raises(hoploom.ConfigError, match=r"margin is -0\.5"):
+        taken(homogeneous_learner(device), device, margin=-0.5)

@@ -1,0 +1,292 @@
+"""Wrong graphs are refused when they are read: what, which value, and the way out."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.refusals import Call, assert_refused, both_loaders, nodes, table
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from hoploom import LinkNeighborLoader, NeighborLoader, StoreError, from_pyg, from_tensors
+
+# --- tensors ---------------------------------------------------------------------------------------
+
+X = torch.zeros(8, 2)
+EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
+INDPTR = torch.tensor([0, 0, 1, 2, 3, 3, 3, 3, 3])
+INDICES = torch.tensor([0, 1, 2])
+KEY = ("a", "r", "a")
+
+
+def test_the_tensors_that_the_tables_damage_are_fine() -> None:
+    assert from_tensors({"x": X}, EDGES).schema.relations[0].num_edges == 3
+    assert from_tensors({"x": X}, {"indptr": INDPTR, "indices": INDICES}).schema.relations[0].num_edges == 3
+    assert from_tensors({"a": {"x": X}}, {KEY: EDGES}).schema.relations[0].num_edges == 3
+
+
+BAD_EDGES: dict[str, tuple[Any, ...]] = {
+    "negative source": (torch.tensor([[0, -1], [1, 1]]), "-1", "[0, 8)", "edge 1"),
+    "source too large": (torch.tensor([[0, 8], [1, 1]]), "8", "[0, 8)", "edge 1"),
+    "destination too large": (torch.tensor([[0, 1], [80, 1]]), "80", "[0, 8)", "edge 0"),
+    "least id": (torch.tensor([[-(2**63)], [0]]), str(-(2**63)), "[0, 8)"),
+    "floats": (EDGES.float(), "float32"),
+    "booleans": (EDGES.bool(), "bool"),
+    "three rows": (torch.zeros(3, 2, dtype=torch.int64), "(3, 2)", "[2, e]"),
+    "a vector": (EDGES[0], "(3,)", "[2, e]"),
+    "a list": ([[0], [1]], "list"),
+    "an array": (EDGES.numpy(), "ndarray"),
+    "a list in a mapping": ({"edge_index": [[0], [1]]}, "list"),
+    "on another device": (EDGES.to("meta"), "meta"),
+    "sparse": (torch.eye(8).to_sparse(), "edge_index"),
+    "neither edges nor lists": ({"weight": torch.ones(3)}, "edge_index", "weight"),
+}
+
+
+@table(BAD_EDGES)
+def test_wrong_edges_are_refused(given: Any, said: tuple[str, ...]) -> None:
+    assert_refused(lambda: from_tensors({"x": X}, given), *said)
+
+
+BAD_LISTS: dict[str, tuple[Any, ...]] = {
+    "indptr too short": ({"indptr": INDPTR[:-1]}, "8 entries", "give 9"),
+    "indptr too long": ({"indptr": torch.cat([INDPTR, INDPTR[-1:]])}, "10 entries", "give 9"),
+    "indptr empty": ({"indptr": INDPTR[:0]}, "0 entries", "give 9"),
+    "indptr unsorted": ({"indptr": torch.tensor([0, 2, 1, 3, 3, 3, 3, 3, 3])}, "node 1", "sort"),
+    "indptr far beyond the edges": ({"indptr": torch.tensor([0, 9, 9, 9, 9, 9, 9, 9, 3])}, "node 7", "sort"),
+    "indptr negative": ({"indptr": torch.tensor([0, -1, 1, 3, 3, 3, 3, 3, 3])}, "node 0", "sort"),
+    "indptr that starts late": ({"indptr": torch.tensor([1, 1, 1, 2, 3, 3, 3, 3, 3])}, "from 1 to 3"),
+    "indptr that ends early": ({"indptr": torch.tensor([0, 0, 1, 2, 2, 2, 2, 2, 2])}, "from 0 to 2", "0 to 3"),
+    "indptr that ends late": ({"indptr": torch.tensor([0, 0, 1, 2, 3, 3, 3, 3, 4])}, "from 0 to 4", "0 to 3"),
+    "indptr of floats": ({"indptr": INDPTR.float()}, "float32"),
+    "indptr of two dimensions": ({"indptr": INDPTR.view(3, 3)}, "(3, 3)"),
+    "indptr as a list": ({"indptr": INDPTR.tolist()}, "list"),
+    "indices negative": ({"indices": torch.tensor([0, -4, 2])}, "-4", "[0, 8)"),
+    "indices too large": ({"indices": torch.tensor([0, 1, 8])}, "8", "[0, 8)"),
+    "indices of two dimensions": ({"indices": INDICES.view(3, 1)}, "(3, 1)"),
+    "indices of floats": ({"indices": INDICES.float()}, "float32"),
+    "indices as a list": ({"indices": [0, 1, 2]}, "list"),
+    "edge ids too few": ({"edge_id": torch.tensor([0, 1])}, "edge_id", "2"),
+    "edge ids too large": ({"edge_id": torch.tensor([0, 1, 7])}, "edge_id", "7", "[0, 3)"),
+    "edge ids negative": ({"edge_id": torch.tensor([0, -1, 2])}, "edge_id", "-1", "[0, 3)"),
+    "edge ids of floats": ({"edge_id": torch.tensor([0.0, 1.0, 2.0])}, "edge_id", "float32"),
+    "edge ids twice": ({"edge_id": torch.tensor([0, 1, 1])}, "edge_id", "1"),
+}
+
+
+@table(BAD_LISTS)
+def test_wrong_lists_are_refused(given: dict[str, Any], said: tuple[str, ...]) -> None:
+    assert_refused(lambda: from_tensors({"x": X}, {"indptr": INDPTR, "indices": INDICES, **given}), *said)
+
+
+def test_lists_without_their_indices_are_refused() -> None:
+    assert_refused(lambda: from_tensors({"x": X}, {"indptr": INDPTR}), "indices")
+
+
+def test_edges_given_in_two_ways_are_refused() -> None:
+    edges = {"edge_index": EDGES, "indptr": INDPTR, "indices": INDICES}
+    assert_refused(lambda: from_tensors({"x": X}, edges), "edge_index", "indptr")
+
+
+@pytest.mark.parametrize("edge_id", [None, torch.tensor([2, 0, 1])], ids=["by position", "by edge id"])
+@pytest.mark.parametrize("on_nodes", [False, True], ids=["edges", "nodes"])
+def test_lists_out_of_time_order_are_put_in_order(on_nodes: bool, edge_id: Tensor | None) -> None:
+    """Temporal sampling reads a list as ascending: out of order it would let the future in."""
+    ids = torch.arange(3) if edge_id is None else edge_id
+    fields = {"x": X, "time": torch.tensor([2, 3, 1, 0, 0, 0, 0, 0])} if on_nodes else {"x": X}
+    by_edge = {} if on_nodes else {"time": torch.tensor([3, 1, 2])}
+    indptr = torch.tensor([0, 3, 3, 3, 3, 3, 3, 3, 3])
+    given = {"indptr": indptr, "indices": INDICES, **({} if edge_id is None else {"edge_id": edge_id}), **by_edge}
+    edge_index = torch.stack([torch.empty_like(INDICES).scatter_(0, ids, INDICES), torch.zeros_like(INDICES)])
+    (one,) = from_tensors(fields, given, time_attr="time").parts
+    (other,) = from_tensors(fields, {"edge_index": edge_index, **by_edge}, time_attr="time").parts
+    assert torch.equal(one.lists[0].indices, other.lists[0].indices)
+    key = ("node", "to", "node")
+    assert torch.equal(one.tables[key, "edge_id"].rows, other.tables[key, "edge_id"].rows)
+    assert on_nodes or torch.equal(one.lists[0].edge_time, torch.tensor([1, 2, 3]))
+
+
+BAD_FEATURES: dict[str, tuple[Any, ...]] = {
+    "too few rows": ({"x": X, "y": torch.zeros(7)}, "node.y", "7 rows", "8 nodes"),
+    "a number": ({"x": X, "y": torch.tensor(1.0)}, "node.y", "8 nodes"),
+    "a list": ({"x": [[0.0, 0.0]] * 8}, "node.x", "list"),
+    "an array": ({"x": X.numpy()}, "node.x", "ndarray"),
+    "complex": ({"x": X.to(torch.complex64)}, "node.x", "complex64", "float32"),
+    "sparse": ({"x": X.to_sparse()}, "node.x", "sparse"),
+    "on another device": ({"x": X.to("meta")}, "node.x", "meta"),
+    "none to tell the size": ({}, "'node'", "num_nodes"),
+}
+
+
+@table(BAD_FEATURES)
+def test_wrong_features_are_refused(given: dict[str, Any], said: tuple[str, ...]) -> None:
+    assert_refused(lambda: from_tensors(given, EDGES), *said)
+
+
+@pytest.mark.parametrize("num_nodes", [9, -1, 4.5, "8", True, {"node": 8}])
+def test_a_wrong_number_of_nodes_is_refused(num_nodes: Any) -> None:
+    assert_refused(lambda: from_tensors({"x": X}, EDGES, num_nodes=num_nodes), re.sub(r"\W.*", "", str(num_nodes)))
+    assert_refused(lambda: from_tensors({}, EDGES[:, :0], num_nodes=-1), "-1")
+
+
+BAD_WEIGHTS: dict[str, tuple[Any, ...]] = {
+    "nan": (torch.tensor([1.0, float("nan"), 2.0]), "edge 1", "nan"),
+    "negative": (torch.tensor([1.0, 2.0, -2.5]), "edge 2", "-2.5"),
+    "infinite": (torch.tensor([float("inf"), 1.0, 2.0]), "edge 0", "inf"),
+    "negative integers": (torch.tensor([1, -3, 2]), "edge 1", "-3"),
+    "too few": (torch.ones(2), "weight", "2", "3"),
+    "two columns": (torch.ones(3, 2), "(3, 2)"),
+    "booleans": (torch.ones(3, dtype=torch.bool), "bool"),
+    "a list": ([1.0, 2.0, 3.0], "weight", "list"),
+}
+
+
+@table(BAD_WEIGHTS)
+def test_wrong_weights_are_refused(given: Any, said: tuple[str, ...]) -> None:
+    edges = {"edge_index": EDGES, "weight": given}
+    assert_refused(lambda: from_tensors({"x": X}, edges, weight_attr="weight"), *said)
+
+
+def test_weights_that_require_a_gradient_are_read_as_values() -> None:
+    edges = {"edge_index": EDGES, "weight": torch.ones(3, requires_grad=True)}
+    store = from_tensors({"x": X}, edges, weight_attr="weight")
+    assert next(iter(nodes(store, weight_attr="weight", batch_size=8))).num_nodes == 8
+
+
+BAD_TIMES: dict[str, tuple[Any, ...]] = {
+    "floats": (torch.ones(3), "time", "float32"),
+    "booleans": (torch.ones(3, dtype=torch.bool), "time", "bool"),
+    "two dimensions": (torch.ones(3, 1, dtype=torch.int64), "time", "(3, 1)"),
+    "too few": (torch.ones(2, dtype=torch.int64), "time", "2", "3"),
+    "a list": ([1, 2, 3], "time", "list"),
+}
+
+
+@table(BAD_TIMES)
+def test_wrong_times_are_refused(given: Any, said: tuple[str, ...]) -> None:
+    assert_refused(lambda: from_tensors({"x": X}, {"edge_index": EDGES, "time": given}, time_attr="time"), *said)
+
+
+def test_wrong_times_of_nodes_are_refused() -> None:
+    assert_refused(lambda: from_tensors({"x": X, "time": torch.ones(8)}, EDGES, time_attr="time"), "time", "float32")
+
+
+def test_an_attribute_that_is_nowhere_is_refused_with_those_there_are() -> None:
+    edges = {"edge_index": EDGES, "heavy": torch.ones(3)}
+    fields = {"x": X, "when": torch.arange(8)}
+    assert_refused(lambda: from_tensors(fields, edges, weight_attr="weight"), "'weight'", "heavy")
+    assert_refused(lambda: from_tensors(fields, edges, weight_attr="when"), "'when'", "heavy")
+    assert_refused(lambda: from_tensors(fields, edges, time_attr="time"), "'time'", "when", "heavy")
+
+
+def test_a_time_of_nodes_and_edges_is_refused() -> None:
+    fields, edges = {"x": X, "time": torch.arange(8)}, {"edge_index": EDGES, "time": torch.arange(3)}
+    assert_refused(lambda: from_tensors(fields, edges, time_attr="time"), "'time'", "both", "rename")
+
+
+BAD_SPLITS: dict[str, tuple[Any, ...]] = {
+    "too large": (torch.tensor([0, 8]), "'train'", "8", "[0, 8)"),
+    "negative": (torch.tensor([0, -1]), "'train'", "-1", "[0, 8)"),
+    "floats": (torch.tensor([1.0]), "'train'", "float32"),
+    "two dimensions": (torch.tensor([[1]]), "'train'", "(1, 1)"),
+    "mask of another length": (torch.ones(7, dtype=torch.bool), "'train'", "7", "8"),
+    "mask of two dimensions": (torch.ones(8, 1, dtype=torch.bool), "'train'", "(8, 1)"),
+    "a list": ([0, 1], "train", "list"),
+}
+
+
+@table(BAD_SPLITS)
+def test_wrong_splits_are_refused(given: Any, said: tuple[str, ...]) -> None:
+    assert_refused(lambda: from_tensors({"x": X}, EDGES, splits={"train": given}), *said)
+
+
+BAD_TYPES: dict[str, tuple[Any, ...]] = {
+    "relation to an unknown type": (lambda: from_tensors({"a": {"x": X}}, {("a", "r", "b"): EDGES}), "'b'", "'a'"),
+    "relation of two names": (lambda: from_tensors({"a": {"x": X}}, {("a", "a"): EDGES}), "('a', 'a')"),
+    "relation of one name": (lambda: from_tensors({"a": {"x": X}}, {"r": EDGES}), "node.a", "dict"),
+    "fields without a type": (lambda: from_tensors({"x": X}, {KEY: EDGES}), "'x'", "Tensor"),
+    "a type too many": (lambda: from_tensors({"a": {"x": X}}, EDGES), "node.a", "dict"),
+    "fields are a tensor": (lambda: from_tensors(X, EDGES), "Tensor"),
+    "split of an unknown type": (
+        lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, splits={"b": {"train": torch.tensor([0])}}),
+        "'b'",
+        "'a'",
+    ),
+    "split without a type": (
+        lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, splits={"train": torch.tensor([0])}),
+        "'train'",
+    ),
+    "split without a name": (lambda: from_tensors({"x": X}, EDGES, splits=torch.tensor([0])), "Tensor"),
+    "size of an unknown type": (
+        lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, num_nodes={"b": 3}),
+        "'b'",
+        "'a'",
+    ),
+    "size without a type": (lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, num_nodes=8), "8"),
+}
+
+
+@table(BAD_TYPES)
+def test_wrong_types_and_names_are_refused(given: Call, said: tuple[str, ...]) -> None:
+    assert_refused(given, *said)
+
+
+# --- PyG's data ------------------------------------------------------------------------------------
+
+
+def hetero(**values: Any) -> HeteroData:
+    data = HeteroData()
+    data["a"].x = X
+    for name, value in values.items():
+        data[KEY][name] = value
+    return data
+
+
+BAD_DATA: dict[str, tuple[Any, ...]] = {
+    "id too large": (Data(x=X, edge_index=EDGES + 7), "8", "[0, 8)"),
+    "id negative": (Data(x=X, edge_index=EDGES - 1), "-1", "[0, 8)"),
+    "float ids": (Data(x=X, edge_index=EDGES.float()), "float32"),
+    "edges by row": (Data(x=X, edge_index=EDGES.t()), "(3, 2)", "[2, e]"),
+    "no nodes at all": (Data(), "num_nodes"),
+    "adj_t": (Data(x=X, adj_t=torch.eye(8).to_sparse()), "SparseTensor", "edge_index"),
+    "hetero adj_t": (hetero(adj_t=torch.eye(8).to_sparse()), "SparseTensor", "edge_index"),
+    "field that is a list": (Data(x=X, edge_index=EDGES, names=["n"] * 8), "names", "list"),
+    "sparse features": (Data(x=X.to_sparse(), edge_index=EDGES), "x", "sparse"),
+    "id too large in a relation": (hetero(edge_index=EDGES + 7), "8", "[0, 8)"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
+@table(BAD_DATA)
+def test_wrong_pyg_data_is_refused(given: Data | HeteroData, said: tuple[str, ...]) -> None:
+    assert_refused(lambda: from_pyg(given), *said)
+    seeds = None if isinstance(given, Data) else "a"
+    assert_refused(lambda: nodes(given, input_nodes=seeds), *said)
+
+
+@both_loaders
+@pytest.mark.parametrize(
+    "data",
+    [5, None, {}, pytest.param(object(), id="object"), torch.zeros(3), b"path", Data, [1, 2], (), (1, 2)],
+    ids=repr,
+)
+def test_data_of_another_type_is_refused(data: Any, loader: Callable[..., Any]) -> None:
+    arguments = {"num_neighbors": [2]}
+    cls = NeighborLoader if loader is nodes else LinkNeighborLoader
+    assert_refused(lambda: cls(data, **arguments), "data is a")
+
+
+def test_from_pyg_refuses_what_is_no_pyg_data() -> None:
+    assert_refused(lambda: from_pyg(5), "int")
+    assert_refused(lambda: from_pyg({"x": X}), "dict")
+
+
+@both_loaders
+def test_a_path_without_a_store_is_a_store_error(loader: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=f"{re.escape(str(tmp_path))} is no store"):
+        loader(tmp_path)
+    with pytest.raises(StoreError, match="is no store"):
+        loader(str(tmp_path / "nowhere"))

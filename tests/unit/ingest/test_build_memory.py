@@ -1,0 +1,156 @@
+"""`hoploom build` keeps its memory and survives being killed: a real process, looked at from outside."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pyarrow import csv
+from support import papers
+from support.watched import watched
+
+import hoploom
+from hoploom import ops
+from hoploom.cli import main
+from hoploom.ingest.tables.build import BuildOptions, engine_share
+from hoploom.store.check import problems
+from hoploom.store.memory import resident_bytes
+
+MB = 1 << 20
+
+
+def build(folder: Path, out: str, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "hoploom", "build", str(folder / "graph.toml"), "-o", str(folder / out), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def files_of(store: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(store)): file.read_bytes() for file in store.rglob("*") if file.is_file()}
+
+
+def check_papers(store: hoploom.Store, num_nodes: int) -> None:
+    """Every paper has the row, label and split of its id; edges lead where the tables say."""
+    ids = torch.cat([part.tables["node", "original_id"].rows for part in store.parts])
+    place_of = papers.paper_id(np.arange(num_nodes))
+    order = np.argsort(place_of)
+    places = torch.from_numpy(order[np.searchsorted(place_of[order], ids.numpy())])
+    x = torch.cat([part.tables["node", "x"].rows for part in store.parts])
+    assert torch.equal(x[:, 5], ((places * 31 + 5) % 1009).float())
+    labelled = places % 1000 < 14
+    y = torch.cat([part.tables["node", "y"].rows for part in store.parts])
+    assert torch.equal(y, torch.where(labelled, places % papers.NUM_CLASSES, -1))
+    assert torch.equal(store.split("val"), torch.nonzero(labelled & (places % 3 == 1)).view(-1))
+    degrees = torch.cat([part.lists[0].indptr.diff() for part in store.parts])
+    edges = np.arange(store.schema.relations[0].num_edges)
+    cited = np.where(
+        edges % 8 == 0, edges // 8 % max(1, num_nodes // 1000), (edges * 7919 + edges // num_nodes) % num_nodes
+    )
+    expected = np.bincount(cited, minlength=num_nodes)
+    assert np.array_equal(degrees.numpy(), expected[places.numpy()])
+
+
+def test_a_build_that_is_killed_leaves_what_the_next_one_clears(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    papers.write_papers(tmp_path, 1 / 5000)
+    here = ["build", str(tmp_path / "graph.toml"), "-o"]
+    assert main([*here, str(tmp_path / "whole.store")]) == 0
+    for number, seconds in enumerate((0.0, 0.4, 0.8)):
+        killed = build(tmp_path, "again.store")
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".again.store.partial-*")) and killed.poll() is None:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.002)
+        with suppress(subprocess.TimeoutExpired):
+            killed.wait(seconds)
+        killed.send_signal(signal.SIGKILL)
+        if killed.wait(60) == 0:
+            break  # it was faster
+        assert not (tmp_path / "again.store").exists()
+        assert len(list(tmp_path.glob(".again.store.partial-*"))) == 1, number  # the one before was cleared
+    else:
+        assert main([*here, str(tmp_path / "again.store")]) == 0
+    assert not list(tmp_path.glob(".again*"))
+    assert files_of(tmp_path / "again.store") == files_of(tmp_path / "whole.store")
+    check_papers(hoploom.open(tmp_path / "again.store"), int(papers.NUM_NODES / 5000))
+    assert main([*here, str(tmp_path / "again.store")]) == 2
+    assert "exists; give another path" in capsys.readouterr().err
+
+
+def test_what_the_process_has_freed_is_not_counted() -> None:
+    """A process that has trained keeps what it frees; a build in it has all of its own memory."""
+    ops.keep_freed_memory()
+    rows = [torch.ones(1000, 100) for _ in range(1000)]
+    del rows
+    held = resident_bytes()
+    share = engine_share(BuildOptions(memory=held + 500 * MB))
+    assert held - resident_bytes() > 300 * MB
+    assert share > 300 * MB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("scale", "share"), [(1 / 50, 2.6), (1 / 13, 10)])
+def test_memory_is_kept_at_papers_proportions(tmp_path: Path, scale: float, share: float) -> None:
+    """At 1/50 a tenth of the input would be less than the libraries take; a tenth is tested on more."""
+    limit = int(papers.write_papers(tmp_path, scale) / share)
+    peak = peak_alone(tmp_path, "papers.store", "--memory", str(limit))
+    print(f"limit {limit / MB:.0f} MB, peak {peak / MB:.0f} MB")
+    assert peak <= limit
+    assert list(problems(tmp_path / "papers.store")) == []
+    if scale < 1 / 40:
+        check_papers(hoploom.open(tmp_path / "papers.store"), int(papers.NUM_NODES * scale))
+
+
+# A process counts what the one that started it held: this one starts with next to nothing, unlike pytest.
+def peak_alone(folder: Path, out: str, *options: str) -> int:
+    """Builds, and returns the most memory that the build held."""
+    build = watched([sys.executable, "-m", "hoploom", "build", "graph.toml", "-o", out, *options], folder)
+    assert build.code == 0, build.said
+    return build.peak
+
+
+def write_wide(folder: Path) -> str:
+    """Lists of numbers in one row group, as pyarrow writes them unasked: 184 MB that an engine reads at once."""
+    count, width = 45_000, 1024
+    values = np.random.default_rng(0).standard_normal(count * width, np.float32)
+    table = pa.table({"id": np.arange(count) * 3, "v": pa.FixedSizeListArray.from_arrays(values, width)})
+    pq.write_table(table, folder / "nodes.parquet")
+    return 'files = "nodes.parquet"\nfeatures = "v"'
+
+
+def write_csv(folder: Path) -> str:
+    count, rng = 1_000_000, np.random.default_rng(0)
+    columns = {f"v{number}": rng.integers(0, 10**6, count) / 1000 for number in range(20)}
+    csv.write_csv(pa.table({"id": np.arange(count) * 3, **columns}), folder / "nodes.csv")
+    return 'files = "nodes.csv"\nfeatures = "v*"'
+
+
+def write_words(folder: Path) -> str:
+    """As many categories as are taken."""
+    words = [f"{number:09d}" for number in range(950_000)]
+    pq.write_table(pa.table({"id": np.arange(len(words)) * 3, "v": words}), folder / "nodes.parquet")
+    return 'files = "nodes.parquet"\nlabel = "v"\ncolumns.v.categories = "codes"'
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("write", [write_wide, write_csv, write_words])
+def test_memory_is_kept_near_the_least_that_is_taken(tmp_path: Path, write: Callable[[Path], str]) -> None:
+    keys = write(tmp_path)
+    pq.write_table(pa.table({"s": [0, 3], "d": [3, 6]}), tmp_path / "edges.parquet")
+    edges = '[edges."node to node"]\nfiles = "edges.parquet"\nsource = "s"\ndestination = "d"\n'
+    (tmp_path / "graph.toml").write_text(f'[nodes.node]\nid = "id"\n{keys}\n{edges}')
+    limit = 680 * 10**6
+    peak = peak_alone(tmp_path, "out.store", "--memory", str(limit))
+    print(f"limit {limit / MB:.0f} MB, peak {peak / MB:.0f} MB")
+    assert peak <= limit

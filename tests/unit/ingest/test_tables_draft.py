@@ -1,0 +1,265 @@
+"""A drafted graph.toml says what the tables say, is read back, and builds as it stands."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from hoploom import ConfigError
+from hoploom.ingest.tables.build import BuildOptions, build
+from hoploom.ingest.tables.draft import draft
+from hoploom.ingest.tables.reader import parse_graph
+from hoploom.ingest.tables.recipe import ColumnRule, EdgeTable, GraphRecipe, NodeTable
+
+SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
+
+
+def _write(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Tables by file name."""
+    for name, columns in tables.items():
+        path, table = folder / name, pa.table(dict(columns))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            pq.write_table(table, path)
+        elif name.endswith(".arrow"):
+            pyarrow.feather.write_feather(table, path)
+        else:
+            rows = zip(*table.to_pydict().values(), strict=True)
+            lines = [",".join("" if value is None else str(value) for value in row) for row in [columns.keys(), *rows]]
+            path.write_text("\n".join(lines) + "\n")
+
+
+def _drafted(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> GraphRecipe:
+    """The recipe drafted from tables, which is also built."""
+    _write(folder, tables)
+    recipe = parse_graph(draft(folder, folder), folder=folder)
+    build(recipe, folder / "out.store", BuildOptions(threads=1))
+    return recipe
+
+
+NUMBERS = list(range(6))
+TEXT = [f"p{i}" for i in NUMBERS]
+RING = {"src": NUMBERS, "dst": [1, 2, 3, 4, 5, 0]}
+
+
+def test_one_node_table_and_one_edge_table_are_homogeneous(tmp_path: Path) -> None:
+    nodes = {"id": NUMBERS, "x0": NUMBERS, "x1": NUMBERS, "x2": NUMBERS, "y": [0, 1] * 3}
+    recipe = _drafted(tmp_path, {"nodes.csv": nodes, "edges.parquet": RING | {"w": [0.5] * 6, "t": ["a"] * 6}})
+    assert recipe.homogeneous
+    assert recipe.nodes == {
+        "node": NodeTable("node", files=("nodes.csv",), id="id", features=("x*",), label="y", split=SHARES)
+    }
+    (edges,) = recipe.edges.values()
+    assert edges == EdgeTable(("node", "to", "node"), ("edges.parquet",), "src", "dst", weight="w")
+
+
+def test_types_are_told_by_columns_files_and_values(tmp_path: Path) -> None:
+    recipe = _drafted(
+        tmp_path,
+        {
+            "papers.csv": {"paper_id": TEXT, "year": NUMBERS},
+            "authors.csv": {"id": [f"a{i}" for i in NUMBERS], "h": NUMBERS},
+            "writes.csv": {"author_id": [f"a{i}" for i in NUMBERS], "paper_id": TEXT},  # by the columns
+            "paper_cites_paper.csv": {"src": TEXT, "dst": TEXT},  # by the file
+            "coauthors.csv": {"u": [f"a{i}" for i in NUMBERS], "v": [f"a{i}" for i in NUMBERS]},  # by the values
+        },
+    )
+    assert list(recipe.nodes) == ["author", "paper"]
+    assert list(recipe.edges) == [
+        ("author", "coauthors", "author"),
+        ("paper", "cites", "paper"),
+        ("author", "writes", "paper"),
+    ]
+    assert [table.reverse for table in recipe.edges.values()] == [None, None, "rev_writes"]
+
+
+def test_columns_find_their_roles(tmp_path: Path) -> None:
+    lists = pa.array([[1.0, 2.0]] * 6)
+    papers = {
+        "paper_id": TEXT,
+        "title": TEXT,  # words are no features
+        "venue_id": NUMBERS,  # nor are the ids of others
+        "year": [2000, None, 2001, 2002, 2003, 2004],
+        "emb": lists,
+        "uneven": pa.array([[1], [1, 2], [], [1], [1], [1]]),
+        "label": ["cs", "maths"] * 3,
+        "fold": ["train", "train", "val", "test", "test", None],
+        "published": pa.array(NUMBERS, pa.timestamp("us")),
+    }
+    recipe = _drafted(tmp_path, {"papers.parquet": papers, "cites.parquet": {"source": TEXT, "target": TEXT}})
+    assert recipe.nodes["node"] == NodeTable(
+        "node",
+        files=("papers.parquet",),
+        id="paper_id",
+        features=("year", "emb"),
+        label="label",
+        split="fold",
+        time="published",
+        columns={"label": ColumnRule(categories="codes"), "year": ColumnRule(fill=0)},
+    )
+    assert "# not used: title (string), venue_id (int64), uneven (list<" in draft(tmp_path, tmp_path)
+
+
+def test_times_are_of_edges_where_both_have_some(tmp_path: Path) -> None:
+    nodes = {"id": NUMBERS, "time": NUMBERS}
+    recipe = _drafted(tmp_path, {"nodes.csv": nodes, "edges.csv": RING | {"timestamp": NUMBERS}})
+    assert (recipe.nodes["node"].time, recipe.edges["node", "to", "node"].time) == (None, "timestamp")
+
+
+@pytest.mark.parametrize(
+    ("names", "files"),
+    [
+        (["nodes/part-0.parquet", "nodes/part-1.parquet"], "nodes"),
+        (["nodes_0.csv", "nodes_1.csv"], "nodes_*.csv"),
+        (["nodes0.arrow", "nodes1.arrow"], "nodes*.arrow"),
+        (["nodes/a.csv", "nodes/_left.csv", "nodes/b.csv"], "nodes"),
+    ],
+)
+def test_shards_are_one_table(tmp_path: Path, names: list[str], files: str) -> None:
+    halves = {name: {"id": [2 * i, 2 * i + 1], "a": [1, 2]} for i, name in enumerate(names)}
+    recipe = _drafted(tmp_path, halves | {"edges.csv": {"src": [0], "dst": [1]}})
+    assert recipe.nodes["node"].files == (files,)
+
+
+def test_files_in_a_folder_with_other_columns_are_tables_of_their_own(tmp_path: Path) -> None:
+    recipe = _drafted(tmp_path, {"in/nodes.csv": {"id": NUMBERS, "a": NUMBERS}, "in/edges.csv": RING})
+    assert recipe.nodes["node"].files == ("in/nodes.csv",)
+    assert recipe.edges["node", "to", "node"].files == ("in/edges.csv",)
+
+
+def test_nodes_without_a_table_are_counted(tmp_path: Path) -> None:
+    recipe = _drafted(tmp_path, {"rated.csv": {"user_id": [0, 1, 7], "item_id": [2, 2, 3], "stars": [1, 2, 3]}})
+    assert recipe.nodes == {"user": NodeTable("user", count=8), "item": NodeTable("item", count=4)}
+    assert recipe.edges["user", "rated", "item"].features == ("stars",)
+
+
+def test_edges_alone_are_homogeneous(tmp_path: Path) -> None:
+    recipe = _drafted(tmp_path, {"edges.csv": RING})
+    assert recipe.homogeneous
+    assert recipe.nodes["node"].count == 6
+
+
+MOVIES = {"movieId": [0, 1, 2, 3, 4, 5], "year": [1990] * 6}
+USERS = {"user_id": NUMBERS, "age": [30, 40, 50, 60, 70, 80]}
+
+
+@pytest.mark.parametrize("users", [[0, 1, 2], [70, 80, 90]], ids=["ids that overlap", "ids of their own"])
+def test_users_without_a_table_are_not_taken_for_the_movies_that_they_rate(tmp_path: Path, users: list[int]) -> None:
+    rated = {"userId": users, "movieId": [5, 5, 1], "rating": [1, 2, 3]}
+    recipe = _drafted(tmp_path, {"movies.csv": MOVIES, "ratings.csv": rated})
+    assert recipe.nodes["user"] == NodeTable("user", count=max(users) + 1)
+    assert recipe.nodes["movie"].files == ("movies.csv",)
+    assert recipe.edges["user", "ratings", "movie"].features == ("rating",)
+    assert "count = " in (text := draft(tmp_path, tmp_path))
+    assert "by their values" not in text
+
+
+def test_text_is_found_among_the_ids_of_a_type_whatever_the_column_is_called(tmp_path: Path) -> None:
+    authors, papers = [f"a{i}" for i in NUMBERS], {"paper_id": TEXT, "year": NUMBERS}
+    wrote = {"writer_id": authors, "paper_id": TEXT}
+    recipe = _drafted(
+        tmp_path, {"authors.csv": {"id": authors, "h": NUMBERS}, "papers.csv": papers, "wrote.csv": wrote}
+    )
+    assert list(recipe.edges) == [("author", "wrote", "paper")]
+    said = 'source = "writer_id"  # guessed: these are ids of author, by their values'
+    assert said in draft(tmp_path, tmp_path).splitlines()
+
+
+@pytest.mark.parametrize("more", [{}, {"since": NUMBERS}], ids=["alone", "with a feature"])
+def test_friends_are_edges_even_if_nobody_has_two(tmp_path: Path, more: dict[str, Any]) -> None:
+    friends = {"user_id": NUMBERS, "friend_id": [1, 2, 3, 4, 5, 0]} | more
+    recipe = _drafted(tmp_path, {"users.csv": USERS, "friends.csv": friends})
+    (edges,) = recipe.edges.values()
+    assert (edges.source, edges.destination, edges.features) == ("user_id", "friend_id", tuple(more))
+    assert 'destination = "friend_id"  # guessed: these are ids of node' in draft(tmp_path, tmp_path)
+    _write(tmp_path, {"movies.csv": MOVIES})  # with the same ids
+    assert list(parse_graph(draft(tmp_path, tmp_path)).edges) == [("user", "friends", "user")]
+
+
+def test_a_table_of_pairs_of_ids_of_another_table_is_edges(tmp_path: Path) -> None:
+    follows = {"user_id": NUMBERS, "follow_id": [1, 2, 3, 4, 5, 0]}
+    recipe = _drafted(tmp_path, {"users.csv": USERS, "follows.csv": follows, "likes.csv": follows | {"w": NUMBERS}})
+    assert [table.files for table in recipe.nodes.values() if table.files] == [("users.csv",)]
+    papers = {"paper_id": TEXT, "venue_id": NUMBERS}
+    (tmp_path / "in").mkdir()
+    tables = {"papers.csv": papers, "venues.csv": {"venue_id": NUMBERS, "rank": NUMBERS}}
+    recipe = _drafted(tmp_path / "in", tables | {"cites.csv": {"src": TEXT, "dst": TEXT}})
+    assert list(recipe.nodes) == ["paper", "venue"]
+
+
+@pytest.mark.parametrize("ends", [("cited_paper_id", "citing_paper_id"), ("paper1", "paper2"), ("id1", "id2")])
+def test_ends_that_are_both_of_one_thing_are_of_its_type(tmp_path: Path, ends: tuple[str, str]) -> None:
+    recipe = _drafted(
+        tmp_path,
+        {
+            "papers.csv": {"paper_id": NUMBERS, "year": NUMBERS},
+            "authors.csv": {"author_id": [10, 11, 12, 13, 14, 15], "h": NUMBERS},
+            "cites.csv": dict(zip(ends, (NUMBERS, [1, 2, 3, 4, 5, 0]), strict=True)),
+        },
+    )
+    assert list(recipe.edges) == [("paper", "cites", "paper")]
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__", ""])
+def test_the_number_of_a_row_is_no_feature(tmp_path: Path, name: str) -> None:
+    nodes, ring = {name: NUMBERS, "id": NUMBERS, "a": NUMBERS}, {name: NUMBERS, "one": NUMBERS, "two": NUMBERS}
+    recipe = _drafted(tmp_path, {"nodes.csv": nodes, "ring.csv": ring})
+    assert recipe.nodes["node"].features == ("a",)
+    (edges,) = recipe.edges.values()
+    assert (edges.source, edges.destination, edges.features) == ("one", "two", ())
+
+
+def test_an_empty_file_beside_good_tables_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("empty.csv", "in/none.tsv"):
+        (tmp_path / name).write_text("\n")
+    recipe = _drafted(tmp_path, {"in/nodes.csv": {"id": NUMBERS, "a": NUMBERS}, "edges.csv": RING})
+    assert recipe.nodes["node"].files == ("in/nodes.csv",)
+    text = draft(tmp_path, tmp_path)
+    assert "# empty.csv is left out: it is empty" in text
+    assert "# in/none.tsv is left out: it is empty" in text
+
+
+def test_an_array_beside_the_table_is_its_features(tmp_path: Path) -> None:
+    np.save(tmp_path / "nodes_x.npy", np.zeros((6, 3), np.float16))
+    np.save(tmp_path / "nodes_short.npy", np.zeros((5, 3)))
+    recipe = _drafted(tmp_path, {"nodes.csv": {"id": NUMBERS, "a": [None, *NUMBERS[1:]]}, "edges.csv": RING})
+    assert recipe.nodes["node"].features_npy == ("nodes_x.npy",)
+    assert recipe.nodes["node"].features == ()
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    tables = {"nodes.csv": {"id": NUMBERS}, "edges.csv": RING, "words.csv": {"of": TEXT, "by": TEXT, "in": TEXT}}
+    _drafted(tmp_path, tables | {"likes.csv": {"user_id": TEXT, "page_id": TEXT}})
+    text = draft(tmp_path, tmp_path)
+    assert "# words.csv is left out: no ids are seen among of, by, in" in text
+    assert "# likes.csv is left out: no table has the ids of user_id; add one as [nodes.user]" in text
+
+
+def test_paths_are_relative_to_where_the_text_is_written(tmp_path: Path) -> None:
+    _write(tmp_path / "tables", {"edges.csv": RING})
+    for beside, files in (tmp_path, "tables/edges.csv"), (tmp_path / "other", "../tables/edges.csv"):
+        recipe = parse_graph(draft(tmp_path / "tables", beside))
+        assert recipe.edges["node", "to", "node"].files == (files,)
+
+
+def test_names_that_need_quotes_are_read_back(tmp_path: Path) -> None:
+    nodes = {'é "id"_id': NUMBERS, "a.b": [None, *NUMBERS[1:]], "y": NUMBERS}
+    recipe = _drafted(tmp_path, {'é "1" x.parquet': nodes, "edges.csv": RING})
+    assert recipe.nodes["node"].id == 'é "id"_id'
+    assert recipe.nodes["node"].columns == {"a.b": ColumnRule(fill=0)}
+
+
+def test_no_folder_and_no_tables_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere is no folder; give the folder with the tables"):
+        draft(tmp_path / "nowhere", tmp_path)
+    with pytest.raises(ConfigError, match="holds no table; give a folder with Parquet, CSV or Arrow files"):
+        draft(tmp_path, tmp_path)
+    (tmp_path / "a.csv").write_text("x,y\n1\n")
+    with pytest.raises(ValueError, match=r"a.csv, row 1: it has 1 fields"):
+        draft(tmp_path, tmp_path)

@@ -1,0 +1,265 @@
+"""DuckDB and Spark run the same expressions and give the same bytes; what an engine is given it keeps to."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.tables import build_here, by_id, contents, edges_of, write_table
+from test_tables_build import EDGES, IDS, NODES, write_graph
+
+from hoploom.errors import ConfigError, DataError
+from hoploom.ingest.tables import build as building
+from hoploom.ingest.tables import files
+from hoploom.ingest.tables.engine import Engine, EngineOptions, batch_rows, open_engine, rows_of
+from hoploom.ingest.tables.places import Place
+from hoploom.ingest.tables.scan import group_bytes, pieces
+from hoploom.ingest.tables.sources import Source
+from hoploom.ingest.tables.staging import stage
+
+HAS_SPARK = shutil.which("java") is not None
+needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="Spark needs Java")
+
+
+@pytest.fixture(autouse=True)
+def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM of seconds: to compile well what runs once takes longer than to run it."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
+
+
+@pytest.fixture
+def duck(tmp_path: Path) -> Iterator[Engine]:
+    with open_engine(EngineOptions(memory=256 << 20, threads=1), tmp_path / "scratch") as engine:
+        yield engine
+
+
+def write(path: Path, rows: int = 1000) -> str:
+    pq.write_table(pa.table({"a": list(range(rows)), "b": [v % 7 for v in range(rows)]}), path, row_group_size=300)
+    return str(path)
+
+
+def test_rows_are_streamed_kept_and_ordered(duck: Engine, tmp_path: Path) -> None:
+    table = duck.read([write(tmp_path / "x.parquet")])
+    kept = duck.keep(table.filter(table["b"] == 3), "threes")
+    assert sorted(row["a"] for row in rows_of(duck, kept)) == list(range(3, 1000, 7))
+    ordered = [a for batch in duck.stream(kept.order_by(kept["a"].desc())) for a in batch.column("a").to_pylist()]
+    assert ordered == list(range(997, 0, -7))[: len(ordered)]
+    read = [a for batch in duck.stream(table, as_read=True) for a in batch.column("a").to_pylist()]
+    assert read == list(range(1000))
+
+
+def test_several_streams_may_be_under_way(duck: Engine, tmp_path: Path) -> None:
+    table = duck.read([write(tmp_path / "x.parquet")])
+    streams = [duck.stream(table, row_bytes=1 << 14, as_read=True) for _ in range(3)]
+    assert [next(stream).column("a")[0].as_py() for stream in streams] == [0, 0, 0]
+    assert sum(batch.num_rows for stream in streams for batch in stream) == 3 * (1000 - batch_rows(1 << 14))
+
+
+def test_batches_are_small_however_wide_the_rows() -> None:
+    assert batch_rows(16) * 16 <= 8 << 20
+    assert batch_rows(4096) * 4096 <= 8 << 20
+    assert batch_rows(1 << 30) == 256
+
+
+def test_the_folder_of_an_engine_is_removed(tmp_path: Path) -> None:
+    with open_engine(EngineOptions(memory=256 << 20), tmp_path) as engine:
+        engine.keep(engine.read([write(tmp_path / "x.parquet")]), "copy")
+        assert (tmp_path / "engine").exists()
+    assert not (tmp_path / "engine").exists()
+
+
+def test_an_engine_by_another_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine is 'polars'; give one of \['duckdb', 'spark'\]"):
+        open_engine(EngineOptions(name="polars", memory=1 << 30), tmp_path).__enter__()
+    with pytest.raises(ConfigError, match="threads is 0"):
+        open_engine(EngineOptions(memory=1 << 30, threads=0), tmp_path).__enter__()
+
+
+def test_a_file_that_is_no_table_is_named(duck: Engine, tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" + b"\0" * 100 + b"PAR1")
+    with pytest.raises((DataError, OSError), match=r"x\.parquet"):
+        rows_of(duck, duck.read([str(tmp_path / "x.parquet")]))
+
+
+def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 5000
+    nodes = {
+        "id": [v * 7 for v in range(count)],
+        "emb": pa.array([[v / 4, -v] for v in range(count)], pa.list_(pa.float32())),
+        "half": pa.array(np.arange(count).astype(np.float16)),
+        "at": pa.array([v * 1001 for v in range(count)], pa.timestamp("ns")),
+        "word": pa.array([f"w{v % 3}" for v in range(count)]).dictionary_encode(),
+    }
+    text = """
+    [nodes.node]
+    files = "nodes*.parquet"
+    id = "id"
+    features = "emb"
+    label = "word"
+    time = "at"
+    fields = { half = "half" }
+    columns.word.categories = "codes"
+    """
+    made, cut = [], list[Path]()
+    monkeypatch.setattr(files, "stage", lambda batches, schema, path: cut.append(path) or stage(batches, schema, path))
+    for largest in (None, 1 << 60):
+        folder = tmp_path / str(largest)
+        folder.mkdir()
+        pq.write_table(pa.table(nodes), folder / "nodes [a].parquet")  # the engine sees it by a link
+        write_table(folder / "edges.parquet", {"src": [0, 7], "dst": [7, 14]})
+        before = contents(folder)
+        if largest:
+            monkeypatch.setattr(files, "group_bytes", lambda place, columns: 1 << 60)
+        store, _ = build_here(folder, text + EDGES)
+        assert {name: contents(folder)[name] for name in before} == before
+        assert len(cut) == (2 if largest else 0)
+        made.append(contents(folder / "out.store"))
+    assert made[0] == made[1]
+    assert by_id(store, "time")[7] == 1
+    assert store.schema.node_types[0].fields["half"].dtype == "float16"
+
+
+def test_what_an_engine_reads_at_once_are_the_used_columns_of_a_row_group(tmp_path: Path) -> None:
+    rows = np.arange(10_000)
+    table = pa.table({"a": rows, "b": np.stack([rows, rows]).T.tolist(), "unused": rows})
+    pq.write_table(table, tmp_path / "t.parquet", 4000, compression="none", use_dictionary=False)
+    place = Place(str(tmp_path / "t.parquet"), "t.parquet", "parquet")
+    assert 4000 * 8 <= group_bytes(place, ["a"]) < 4000 * 8 * 1.1
+    assert 4000 * 24 <= group_bytes(place, ["a", "b"]) < 4000 * 24 * 1.1
+    read = pa.Table.from_batches(pieces(place, ["b"]))
+    assert read.column("b").to_pylist() == table.column("b").to_pylist()
+
+
+def test_threads_are_as_many_as_memory_has_row_groups_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    source = Source("nodes.node", ("t.parquet",), ("t.parquet",), pa.schema([]), 1)
+    for largest, threads in ((0, 16), (1 << 28, 8), (1 << 30, 2), (1 << 40, 1)):
+        monkeypatch.setattr(building, "group_bytes", lambda place, names, largest=largest: largest)
+        assert building.fitting_threads(4 << 30, {"nodes.node": source}) == threads
+
+
+def same_from_spark(folder: Path, name: str, parts: int) -> None:
+    for seed, engine in ((3, "duckdb"), (8, "spark")):
+        where = folder / engine
+        where.mkdir()
+        write_graph(where, IDS[name], seed, files=1 + seed % 3)
+        text = NODES.replace('split = "fold"', "split = { train = 0.5 }") if parts > 1 else NODES
+        text += '[nodes.node.columns.year]\nstandardise = true\n[nodes.node.columns.fold]\ncategories = "one-hot"\n'
+        text = text.replace('features = ["year", "emb"]', 'features = ["year", "emb", "fold"]')
+        text = text.replace('categories = "one-hot"', 'categories = "one-hot"\nfill = "none"')
+        build_here(where, text, parts=parts, engine=engine, master="local[2]")
+    assert contents(folder / "duckdb" / "out.store") == contents(folder / "spark" / "out.store")
+
+
+@needs_spark
+@pytest.mark.timeout(300)
+def test_spark_gives_the_same_bytes(tmp_path: Path) -> None:
+    same_from_spark(tmp_path, "text", 3)
+
+
+def test_spark_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = pytest.importorskip("pyspark").SparkContext
+    monkeypatch.setattr(context, "_gateway", None)  # what an earlier test started
+    monkeypatch.setattr(context, "_jvm", None)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"Spark at 'local\[2\]' does not start: .*Spark needs Java 17 or later"):
+        open_engine(EngineOptions(name="spark", memory=1 << 30, master="local[2]"), tmp_path).__enter__()
+
+
+@pytest.fixture(scope="module")
+def running_spark() -> Iterator[None]:
+    """A Spark of the user's own, which is used and left running."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    yield
+    assert session.range(3).count() == 3
+    session.stop()
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("running_spark")
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("name", ["sparse", "dense", "from 100", "wide", "text"])
+def test_spark_gives_the_same_bytes_whatever_the_ids(tmp_path: Path, name: str, parts: int) -> None:
+    same_from_spark(tmp_path, name, parts)
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("running_spark")
+def test_spark_reads_types_as_duckdb_does(tmp_path: Path) -> None:
+    """What Spark has no type for comes as another one, and is made what it was."""
+    count = 20
+    columns = {
+        f"{kind}": pa.array(range(count), getattr(pa, kind)())
+        for kind in ("uint8", "uint16", "uint32", "uint64", "int8")
+    }
+    columns |= {
+        f"time_{unit}": pa.array(range(0, count * 1000, 1000), pa.timestamp(unit)) for unit in ("ms", "us", "ns")
+    }
+    columns |= {
+        "zone": pa.array(range(count), pa.timestamp("us", tz="Asia/Tokyo")),
+        "day": pa.array(range(count), pa.date32()),
+    }
+    columns |= {"price": pa.array([Decimal(v) / 4 for v in range(count)], pa.decimal128(10, 2))}
+    columns |= {"yes": [v % 2 == 0 for v in range(count)], "A": [v / 2 for v in range(count)]}
+    columns |= {"fixed": pa.array([[v, v + 1] for v in range(count)], pa.list_(pa.int16(), 2))}
+    word = pa.array([f"w{v % 3}" for v in range(count)]).dictionary_encode()
+    names = ", ".join(f'"{name}" = "{name}"' for name in columns)
+    text = f"""
+    [nodes.node]
+    files = "n.parquet"
+    id = "id"
+    label = "word"
+    fields = {{ {names} }}
+    columns.word.categories = "codes"
+    [edges."node to node"]
+    files = "e.parquet"
+    source = "id"
+    destination = "uint64"
+    """
+    made = []
+    for engine in ("duckdb", "spark"):
+        folder = tmp_path / engine
+        folder.mkdir()
+        table = {"id": [v * 3 for v in range(count)], "word": word, **columns}
+        pq.write_table(pa.table(table), folder / "n.parquet")
+        pq.write_table(pa.table({"id": [0, 3, 6], "uint64": pa.array([3, 9, 6], pa.uint64())}), folder / "e.parquet")
+        store, _ = build_here(folder, text, engine=engine, master="local[2]")
+        made.append(contents(folder / "out.store"))
+    assert made[0] == made[1]
+    rows = by_id(store, "time_ns")
+    assert rows[3] == 1
+    assert by_id(store, "price")[9] == 0.75
+    assert by_id(store, "fixed")[6] == [2, 3]
+    assert edges_of(store) == [(0, 3), (6, 6), (3, 9)]
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("running_spark")
+def test_edges_of_unknown_nodes_are_named_by_spark_too(tmp_path: Path) -> None:
+    messages = []
+    for engine in ("duckdb", "spark"):
+        folder = tmp_path / engine
+        folder.mkdir()
+        write_graph(folder, IDS["text"])
+        edges = pq.read_table(folder / "edges.parquet").set_column(0, "src", pa.array(["nobody"] * 80))
+        pq.write_table(edges, folder / "edges.parquet")
+        with pytest.raises(DataError, match=r"80 edges begin at ids that nodes\.node does not have") as caught:
+            build_here(folder, NODES, engine=engine, master="local[2]")
+        messages.append(str(caught.value).replace(str(folder), ""))
+        assert not (folder / "out.store").exists()
+    assert messages[0] == messages[1]

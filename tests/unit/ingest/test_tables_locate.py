@@ -1,0 +1,161 @@
+"""Ids of one kind at both ends, features beside the table, and where a value stands."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from hoploom import ConfigError, DataError, HoploomError
+from hoploom.ingest.tables import locate as locate_module
+from hoploom.ingest.tables.files import Source, Spot, find_rows, locate, read_sources
+from hoploom.ingest.tables.idtypes import id_kind
+from hoploom.ingest.tables.reader import parse_graph
+
+ENDS = '[edges."a to b"]\nfiles = "e.parquet"\nsource = "s"\ndestination = "d"\n'
+TABLES = f'[nodes.a]\nfiles = "a.parquet"\nid = "id"\n[nodes.b]\ncount = 5\n{ENDS}'
+
+
+def _sources(folder: Path, text: str = TABLES, **columns: Any) -> dict[str, Source]:
+    """Tables a (id) and e (s, d)."""
+    given = {"id": [1, 2], "s": [1], "d": [4]} | columns
+    pq.write_table(pa.table({"id": given["id"]}), folder / "a.parquet")
+    pq.write_table(pa.table({"s": given["s"], "d": given["d"]}), folder / "e.parquet")
+    scratch = folder / f"scratch{len(list(folder.glob('scratch*')))}"
+    scratch.mkdir()
+    return dict(read_sources(parse_graph(text, folder=folder), scratch))
+
+
+# --- ids -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int16(), pa.uint32(), pa.int64(), pa.uint64()], ids=str)
+def test_integers_of_any_width_are_ids(tmp_path: Path, kind: pa.DataType) -> None:
+    sources = _sources(tmp_path, id=pa.array([1, 2], kind))
+    assert list(sources) == ["nodes.a", 'edges."a to b"']  # a count has no file
+
+
+TEXT = pa.array(["1"])
+AT_NODES = ("a.parquet, the id of nodes.a, is int64", '[nodes.a.columns.id] cast = "string"')
+AT_EDGES = '[edges."a to b".columns.s] cast = "string"'
+BEYOND = pa.array([1, 2**63], pa.uint64())
+REFUSED = {  # claim: columns, keys at the end, error, what is said
+    "fractions": ({"id": [1.5]}, "", ConfigError, "graph.toml:3: nodes.a.id: column id of ", " is double; ids are"),
+    "truths": ({"d": [True]}, "", ConfigError, 'edges."a to b".destination: column d of ', " is bool; ids are"),
+    "text at the edges": ({"s": TEXT}, "", ConfigError, "s of ", "e.parquet is string, but id of ", *AT_NODES),
+    "text at the nodes": ({"id": TEXT}, "", ConfigError, "e.parquet is int64", "is string", AT_EDGES),
+    "text at a count": ({"d": TEXT}, "", ConfigError, "but nodes.b has a count, so its ids are integers"),
+    "text cast": ({"id": TEXT}, '[nodes.a.columns]\nid.cast = "int64"', ConfigError, "graph.toml:11: ", "only CSV is"),
+    "too large": (
+        {"id": pa.array([1, 2**63], pa.uint64())},
+        "",
+        DataError,
+        "a.parquet, row 2: id is 9223372036854775808",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED.keys())
+def test_ids_of_other_kinds_are_refused(tmp_path: Path, row: tuple[Any, ...]) -> None:
+    columns, keys, error, *said = row
+    with pytest.raises(error) as raised:
+        _sources(tmp_path, TABLES + keys, **columns)
+    assert isinstance(raised.value, HoploomError)
+    assert [part for part in said if part not in str(raised.value)] == [], str(raised.value)
+
+
+def test_a_cast_makes_ids_the_same(tmp_path: Path) -> None:
+    text = TABLES + "[nodes.a.columns]\nid.cast = 'string'\n"
+    recipe = parse_graph(text)
+    sources = _sources(tmp_path, text, s=TEXT)
+    table = recipe.nodes["a"]
+    assert id_kind(sources["nodes.a"], table, "id") == id_kind(sources['edges."a to b"'], table, "s") == "text"
+
+
+# --- features beside the table -------------------------------------------------------------------
+
+WITH_ARRAY = TABLES.replace('id = "id"', 'id = "id"\nfeatures_npy = "*.npy"')
+
+
+def test_arrays_go_with_the_rows(tmp_path: Path) -> None:
+    for name in ("y.npy", "x.npy"):
+        np.save(tmp_path / name, np.full((1, 3), ord(name[0]), np.float16))
+    arrays = _sources(tmp_path, WITH_ARRAY)["nodes.a"].arrays
+    assert [(array.path, array.dtype, array.shape) for array in arrays] == [
+        (str(tmp_path / "x.npy"), "<f2", (1, 3)),
+        (str(tmp_path / "y.npy"), "<f2", (1, 3)),
+    ]
+
+
+ARRAYS = {
+    "too few rows": (np.zeros((1, 3)), "x.npy has 1 rows, ", "a.parquet 2; give a row"),
+    "a value per row of none": (np.zeros(3), "x.npy has 3 rows"),
+    "text": (np.array([["a"], ["b"]]), "holds <U1 of shape (2, 1); features are a row of numbers"),
+    "times": (np.zeros((2, 2), "M8[s]"), "features are a row of numbers"),
+    "cubes": (np.zeros((2, 2, 2)), "features are a row of numbers"),
+    "objects": (np.array([[1, None], [2, 3]]), "x.npy is no .npy file"),
+    "columns": (np.asfortranarray(np.zeros((2, 3))), "stored column by column; save it with"),
+}
+
+
+@pytest.mark.parametrize("row", ARRAYS.values(), ids=ARRAYS.keys())
+def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, row: tuple[Any, ...]) -> None:
+    np.save(tmp_path / "x.npy", row[0], allow_pickle=True)
+    with pytest.raises(DataError) as raised:
+        _sources(tmp_path, WITH_ARRAY)
+    assert [part for part in row[1:] if part not in str(raised.value)] == [], str(raised.value)
+
+
+def test_arrays_unlike_each_other_or_cut_short_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((1, 3)))
+    np.save(tmp_path / "y.npy", np.zeros((1, 2)))
+    with pytest.raises(
+        DataError, match=r"y.npy has 2 columns of <f8, but 3 columns of <f8 in .*x.npy; make them alike"
+    ):
+        _sources(tmp_path, WITH_ARRAY)
+    (tmp_path / "y.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"y.npy is no .npy file, or cut short"):
+        _sources(tmp_path, WITH_ARRAY)
+
+
+# --- where a value stands ------------------------------------------------------------------------
+
+
+def _two_files(folder: Path) -> Source:
+    """Rows: first.csv a b a, second.csv (null) b c; numbers 0 to 5."""
+    values = [["a", "b", "a"], [None, "b", "c"]]
+    for index, rows in enumerate(values):
+        table = pa.table({"v": pa.array(rows, pa.string()), "n": range(3 * index, 3 * index + 3)})
+        pq.write_table(table, folder / f"{index}.parquet", row_group_size=2)
+    paths = tuple(str(folder / f"{index}.parquet") for index in (0, 1))
+    schema = pq.read_schema(paths[0])
+    return Source("nodes.a", paths, ("first.csv", "second.csv"), schema, 6, (3, 3))
+
+
+def test_a_value_is_located_where_it_first_stands_or_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locate_module, "BATCH", 2)
+    source = _two_files(tmp_path)
+    assert locate(source, "v", ["c", "a", "z", None]) == [
+        Spot("c", "second.csv", 3),
+        Spot("a", "first.csv", 1),
+        Spot(None, "second.csv", 1),
+    ]
+    assert locate(source, "v", ["b", "a", "c"], skip=1) == [Spot("b", "second.csv", 2), Spot("a", "first.csv", 3)]
+    assert locate(source, "n", [4]) == [Spot(4, "second.csv", 2)]
+    assert locate(source, "n", ["4"]) == [Spot("4", "second.csv", 2)]
+    assert str(Spot(4, "second.csv", 2)) == "second.csv, row 2"
+
+
+def test_rows_are_found_by_a_test(tmp_path: Path) -> None:
+    source = _two_files(tmp_path)
+    found = find_rows(source, ["n", "v"], lambda batch: pc.equal(batch.column("v"), "b"))
+    assert found == [Spot(1, "first.csv", 2), Spot(4, "second.csv", 2)]
+    assert find_rows(source, ["n"], lambda batch: pc.greater(batch.column("n"), 0), 2) == [
+        Spot(1, "first.csv", 2),
+        Spot(2, "first.csv", 3),
+    ]

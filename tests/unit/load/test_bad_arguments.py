@@ -1,0 +1,203 @@
+"""Wrong arguments are refused when the loader is made: what, which value, and the way out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.loader
+from support.graphs import library, ring
+from support.refusals import assert_refused, both_loaders, events, links, nodes, table
+from torch_geometric.data import HeteroData
+
+import hoploom
+from hoploom import ConfigError, DataError, LinkNeighborLoader, NeighborLoader, StoreError
+
+# --- the other arguments ---------------------------------------------------------------------------
+
+BAD_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "batch_size 0": ({"batch_size": 0}, "batch_size", "0"),
+    "batch_size negative": ({"batch_size": -1}, "batch_size", "-1"),
+    "batch_size a fraction": ({"batch_size": 1.5}, "batch_size", "1.5"),
+    "batch_size a word": ({"batch_size": "4"}, "batch_size", "'4'"),
+    "batch_size none": ({"batch_size": None}, "batch_size", "None"),
+    "num_workers negative": ({"num_workers": -1}, "num_workers", "-1"),
+    "num_workers a fraction": ({"num_workers": 1.5}, "num_workers", "1.5"),
+    "num_workers none": ({"num_workers": None}, "num_workers", "None"),
+    "prefetch_factor 0": ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor", "0"),
+    "prefetch_factor a fraction": ({"num_workers": 1, "prefetch_factor": 1.5}, "prefetch_factor", "1.5"),
+    "timeout negative": ({"timeout": -1}, "timeout", "-1"),
+    "timeout a word": ({"timeout": "soon"}, "timeout", "'soon'"),
+    "timeout none": ({"timeout": None}, "timeout", "None"),
+    "timeout nan": ({"timeout": float("nan")}, "timeout", "nan"),
+    "rank too large": ({"rank": 2, "world_size": 2}, "rank", "2", "world_size"),
+    "rank negative": ({"rank": -1}, "rank", "-1", "world_size"),
+    "rank without a world": ({"rank": 1}, "rank", "1", "world_size"),
+    "rank a fraction": ({"rank": 0.5, "world_size": 2}, "rank", "0.5"),
+    "rank a word": ({"rank": "0"}, "rank", "'0'"),
+    "rank none": ({"rank": None}, "rank", "None"),
+    "world_size 0": ({"world_size": 0}, "world_size", "0"),
+    "world_size a fraction": ({"world_size": 1.5}, "world_size", "1.5"),
+    "more ranks than seeds": ({"world_size": 17}, "17 ranks", "fewer"),
+    "seed none": ({"seed": None}, "seed", "None"),
+    "seed a fraction": ({"seed": 1.5}, "seed", "1.5"),
+    "seed a word": ({"seed": "a"}, "seed", "'a'"),
+    "unknown subgraph_type": ({"subgraph_type": "whole"}, "subgraph_type", "'whole'", "induced"),
+    "subgraph_type none": ({"subgraph_type": None}, "subgraph_type", "None", "induced"),
+    "unknown mode": ({"mode": "trees"}, "mode", "'trees'", "blocks"),
+    "mode none": ({"mode": None}, "mode", "None", "blocks"),
+    "unknown temporal_strategy": ({"temporal_strategy": "first"}, "temporal_strategy", "'first'", "last"),
+    "induced and disjoint": ({"subgraph_type": "induced", "disjoint": True}, "induced", "disjoint"),
+    "undirected and disjoint": ({"directed": False, "disjoint": True}, "induced", "disjoint"),
+    "labor and replace": ({"labor": True, "replace": True}, "labor", "replace"),
+    "labor and disjoint": ({"labor": True, "disjoint": True}, "labor", "disjoint"),
+    "blocks and bidirectional": ({"mode": "blocks", "subgraph_type": "bidirectional"}, "blocks", "bidirectional"),
+    "blocks and induced": ({"mode": "blocks", "subgraph_type": "induced"}, "blocks", "induced"),
+    "a hook without blocks": ({"sample_frontier": print}, "sample_frontier", "blocks"),
+    "a hook and disjoint": (
+        {"sample_frontier": print, "mode": "blocks", "disjoint": True},
+        "sample_frontier",
+        "disjoint",
+    ),
+    "a hook that cannot be called": ({"sample_frontier": 5, "mode": "blocks"}, "sample_frontier", "int"),
+    "a transform that cannot be called": ({"transform": 5}, "transform", "int"),
+    "device meta": ({"device": "meta"}, "device", "meta"),
+    "unknown device": ({"device": "nonsense"}, "device", "nonsense"),
+    "device that is no device": ({"device": object()}, "device", "object"),
+}
+
+
+@both_loaders
+@table(BAD_ARGUMENTS)
+def test_wrong_arguments_are_refused(given: dict[str, Any], said: tuple[str, ...], loader: Callable[..., Any]) -> None:
+    assert_refused(lambda: loader(**given), *said)
+
+
+BAD_WITH_COLUMNS: dict[str, tuple[Any, ...]] = {
+    "induced and time": ({"time_attr": "node_time", "subgraph_type": "induced"}, "induced", "temporal"),
+    "labor and time": ({"time_attr": "node_time", "labor": True}, "labor", "time"),
+    "labor and weights": ({"weight_attr": "weight", "labor": True}, "labor", "weights"),
+}
+
+
+@table(BAD_WITH_COLUMNS)
+def test_wrong_combinations_with_columns_are_refused(given: dict[str, Any], said: tuple[str, ...]) -> None:
+    assert_refused(lambda: nodes(events(), **given), *said)
+
+
+@both_loaders
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")], ids=repr)
+def test_a_cuda_device_that_is_not_there_is_refused(
+    device: Any, loader: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_refused(lambda: loader(device=device), "device", "CUDA", "leave device out")
+
+
+def test_pinned_memory_without_cuda_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (batch,) = nodes(pin_memory=True, batch_size=8)
+    assert batch.num_nodes == 8
+
+
+UNSUPPORTED: dict[str, Any] = {
+    "sampler": [0],
+    "batch_sampler": [[0]],
+    "worker_init_fn": print,
+    "multiprocessing_context": "fork",
+    "generator": torch.Generator(),
+    "transform_sampler_output": print,
+    "neighbor_sampler": object(),
+    "custom_cls": HeteroData,
+    "pin_memory_device": "cuda",
+}
+
+
+@both_loaders
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_pyg_has_and_we_have_not_is_named(name: str, loader: Callable[..., Any]) -> None:
+    cls = "NeighborLoader" if loader is nodes else "LinkNeighborLoader"
+    assert_refused(lambda: loader(**{name: UNSUPPORTED[name]}), f"{cls} does not support {name}=;")
+    assert len(loader(**{name: None}, batch_size=16)) == 1
+
+
+@both_loaders
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_has_no_meaning_here_passes_at_torchs_default(num_workers: int, loader: Callable[..., Any]) -> None:
+    """Lightning and others hand DataLoader's defaults on."""
+    defaults = {"pin_memory_device": "", "in_order": True, "persistent_workers": False, "collate_fn": None}
+    assert len(loader(batch_size=16, num_workers=num_workers, **defaults)) == 1
+
+
+@both_loaders
+@pytest.mark.parametrize("name", ["batchsize", "num_neighbours", "strict", "input_edges"])
+def test_an_unknown_argument_is_a_type_error_that_names_it(name: str, loader: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=name):
+        loader(**{name: 1})
+
+
+def test_arguments_of_links_are_unknown_to_nodes() -> None:
+    with pytest.raises(TypeError, match="neg_sampling"):
+        nodes(neg_sampling="binary")
+    with pytest.raises(TypeError, match="input_nodes"):
+        links(input_nodes=[0])
+
+
+# --- the same mistakes in PyG ----------------------------------------------------------------------
+
+
+def timed_twice() -> HeteroData:
+    data = library()
+    data["paper"].when, data["paper", "cites", "paper"].when = torch.arange(10), torch.arange(36)
+    return data
+
+
+PYG_NODE_MISTAKES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "data of another type": (lambda: 5, {}),
+    "input_time alone": (lambda: ring(8), {"input_time": torch.arange(8)}),
+    "time twice": (timed_twice, {"time_attr": "when", "input_nodes": "paper"}),
+    "batch_size 0": (lambda: ring(8), {"batch_size": 0}),
+    "batch_size a fraction": (lambda: ring(8), {"batch_size": 1.5}),
+    "num_workers negative": (lambda: ring(8), {"num_workers": -1}),
+    "prefetch_factor negative": (lambda: ring(8), {"num_workers": 1, "prefetch_factor": -1}),
+    "timeout negative": (lambda: ring(8), {"timeout": -1}),
+    "subgraph_type": (lambda: ring(8), {"subgraph_type": "whole"}),
+    "nobody to shuffle": (lambda: ring(8), {"input_nodes": torch.zeros(8, dtype=torch.bool), "shuffle": True}),
+    "sampler and shuffle": (lambda: ring(8), {"sampler": [0], "shuffle": True}),
+    "multiprocessing_context": (lambda: ring(8), {"num_workers": 1, "multiprocessing_context": "thread"}),
+}
+PYG_LINK_MISTAKES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "edge_label_time alone": (lambda: ring(8), {"edge_label_time": torch.arange(16)}),
+    "time_attr alone": (events, {"time_attr": "node_time"}),
+    "labels of triplets": (lambda: ring(8), {"edge_label": torch.ones(16), "neg_sampling": "triplet"}),
+    "neg_sampling": (lambda: ring(8), {"neg_sampling": "nope"}),
+    "neg_sampling_ratio": (lambda: ring(8), {"neg_sampling_ratio": -1.0}),
+    "half a triplet": (lambda: ring(8), {"neg_sampling": ("triplet", 0.5)}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "arguments"), PYG_NODE_MISTAKES.values(), ids=PYG_NODE_MISTAKES.keys())
+def test_a_value_error_of_pygs_neighbor_loader_is_one_here(make: Callable[[], Any], arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 the words are PyG's own
+        torch_geometric.loader.NeighborLoader(make(), [2], **arguments)
+    with pytest.raises((ConfigError, DataError)):
+        NeighborLoader(make(), [2], **arguments)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "arguments"), PYG_LINK_MISTAKES.values(), ids=PYG_LINK_MISTAKES.keys())
+def test_a_value_error_of_pygs_link_loader_is_one_here(make: Callable[[], Any], arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 the words are PyG's own
+        torch_geometric.loader.LinkNeighborLoader(make(), [2], **arguments)
+    with pytest.raises((ConfigError, DataError)):
+        LinkNeighborLoader(make(), [2], **arguments)
+
+
+def test_every_error_is_a_hoploom_error_and_what_python_would_raise() -> None:
+    assert issubclass(ConfigError, hoploom.HoploomError)
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(DataError, hoploom.HoploomError)
+    assert issubclass(DataError, ValueError)
+    assert issubclass(StoreError, hoploom.HoploomError)
+    assert issubclass(StoreError, OSError)

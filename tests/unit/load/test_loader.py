@@ -1,0 +1,340 @@
+"""Order, coverage, position, and what happens when a loop ends early."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.batches import assert_same_batches
+from support.graphs import random_graph, ring
+
+import hoploom
+from hoploom import ops
+from hoploom.load.order import Order
+
+settings.register_profile("loader", deadline=None, max_examples=60)
+settings.load_profile("loader")
+
+
+def _loader(**options: Any) -> hoploom.NeighborLoader:
+    given_options = {"batch_size": 4, "shuffle": True, **options}
+    return hoploom.NeighborLoader(ring(50), [2, 2], **given_options)
+
+
+def _seeds(batches: Any) -> list[int]:
+    return [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
+
+
+# --- invariant 2 --------------------------------------------------------------------------------
+
+
+@given(
+    num_seeds=st.integers(1, 300),
+    batch_size=st.integers(1, 40),
+    world_size=st.integers(1, 6),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_every_seed_comes_once_over_all_ranks_in_equal_steps(
+    num_seeds: int, batch_size: int, world_size: int, shuffle: bool, epoch: int
+) -> None:
+    orders = [Order(num_seeds, batch_size, shuffle, rank=rank, world_size=world_size) for rank in range(world_size)]
+    if num_seeds < world_size:
+        with pytest.raises(hoploom.ConfigError, match="ranks"):
+            orders[0].check()
+        return
+    seen: list[int] = []
+    for step in range(orders[0].num_steps):
+        sizes = []
+        for order in orders:
+            assert order.num_steps == orders[0].num_steps
+            begin, end = order.rank_span(step)
+            sizes.append(end - begin)
+            seen += order.indices(epoch, begin, end).tolist()
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) >= 1
+        assert max(sizes) <= batch_size + 1
+    assert sorted(seen) == list(range(num_seeds))
+
+
+@given(num_seeds=st.integers(4, 200), world_size=st.integers(1, 4), stop=st.integers(0, 20), later=st.integers(1, 4))
+def test_an_epoch_continued_at_another_world_size_drops_and_repeats_nothing(
+    num_seeds: int, world_size: int, stop: int, later: int
+) -> None:
+    first = [Order(num_seeds, 3, True, rank=rank, world_size=world_size) for rank in range(world_size)]
+    stop = min(stop, first[0].num_steps)
+    seen = [i for order in first for step in range(stop) for i in order.indices(0, *order.rank_span(step)).tolist()]
+    consumed = first[0].step_span(stop - 1)[1] if stop else 0
+    for rank in range(later):
+        order = Order(num_seeds, 3, True, rank=rank, world_size=later).after(stop, consumed)
+        for step in range(stop, order.num_steps if consumed < num_seeds else stop):
+            seen += order.indices(0, *order.rank_span(step)).tolist()
+    assert sorted(seen) == list(range(num_seeds))
+
+
+def test_one_rank_cuts_batches_as_pyg_does() -> None:
+    assert [batch.batch_size for batch in _loader(batch_size=16)] == [16, 16, 16, 2]
+    assert [batch.batch_size for batch in _loader(batch_size=16, drop_last=True)] == [16, 16, 16]
+    assert len(_loader(batch_size=16)) == 4
+    assert len(_loader(batch_size=16, drop_last=True)) == 3
+
+
+def test_a_tail_shorter_than_the_world_joins_the_step_before_it() -> None:
+    sizes = [[b.batch_size for b in _loader(batch_size=8, rank=rank, world_size=3)] for rank in range(3)]
+    assert sizes == [[8, 8], [8, 9], [8, 9]]  # 50 seeds: 24, then 26 cut at 8 and 17
+
+
+def test_ranks_share_the_picks_of_a_step() -> None:
+    """In blocks mode the union of the ranks' batches is the one-process batch: same key, same picks."""
+    alone = next(iter(_loader(batch_size=8, mode="blocks")))
+    pairs = set()
+    for rank in range(2):
+        batch = next(iter(_loader(batch_size=4, rank=rank, world_size=2, mode="blocks")))
+        pairs |= _edges(batch)
+    assert pairs == _edges(alone)
+
+
+def _edges(batch: Any) -> set[tuple[int, int]]:
+    block = batch.blocks[-1]
+    return set(map(tuple, batch.n_id[block.edge_index].t().tolist()))
+
+
+def test_shuffling_changes_with_the_epoch_and_the_seed_only() -> None:
+    loader = _loader()
+    first, second = _seeds(loader), _seeds(loader)
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(50))
+    loader.set_epoch(0)
+    assert _seeds(loader) == first
+    assert _seeds(_loader(seed=1)) != first
+    assert _seeds(_loader(shuffle=False)) == list(range(50))
+
+
+# --- position -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_state_restores_at_every_step_of_two_epochs(num_workers: int) -> None:
+    loader = _loader(num_workers=num_workers)
+    states, batches = [loader.state_dict()], []
+    for _ in range(2):
+        for batch in loader:
+            batches.append(batch)
+            states.append(loader.state_dict())
+    for done, state in enumerate(states[:-1]):
+        fresh = _loader(num_workers=num_workers)
+        fresh.load_state_dict(state)
+        rest = list(fresh)
+        if state["epoch"] == 0:
+            rest += list(fresh)
+        assert_same_batches(batches[done:], rest)
+
+
+def test_set_epoch_keeps_a_restored_position_inside_that_epoch() -> None:
+    loader = _loader()
+    loader.set_epoch(5)
+    batches = iter(loader)
+    next(batches)
+    rest = list(batches)
+    fresh = _loader()
+    fresh.load_state_dict({**loader.state_dict(), "epoch": 5, "step": 1, "consumed_seeds": 4})
+    fresh.set_epoch(5)
+    assert_same_batches(rest, fresh)
+    fresh.set_epoch(5)
+    assert len(list(fresh)) == len(rest) + 1
+
+
+def test_state_is_plain_numbers_and_foreign_states_are_refused() -> None:
+    loader = _loader()
+    state = loader.state_dict()
+    assert all(isinstance(value, int) for value in state.values())
+    for change in (
+        {"num_seeds": 51},
+        {"seed": 9},
+        {"shuffle": 0},
+        {"consumed_seeds": 51},
+        {"step": -1},
+        {"epoch": None},
+        {"epoch": 1.5},
+    ):
+        with pytest.raises(hoploom.ConfigError):
+            loader.load_state_dict({**state, **change})
+
+
+# --- loops that end early -----------------------------------------------------------------------
+
+
+def _threads() -> int:
+    return sum(thread.name.startswith("hoploom") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_leaving_a_loop_early_leaves_no_thread_and_a_clean_next_epoch(num_workers: int) -> None:
+    loader = _loader(num_workers=num_workers)
+    for _batch in loader:
+        break
+    assert _threads() == 0
+    loader.set_epoch(0)
+    assert sorted(_seeds(loader)) == list(range(50))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_in_transform_arrives_once_and_names_the_step(num_workers: int) -> None:
+    def transform(batch: Any) -> Any:
+        if 7 in batch.n_id[: batch.batch_size].tolist():
+            raise KeyError("seven")
+        return batch
+
+    loader = _loader(num_workers=num_workers, transform=transform, shuffle=False)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(hoploom.BatchError, match=r"step 1 of epoch 0 .*seven") as caught:
+        next(batches)
+    assert not list(batches)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert _threads() == 0
+
+
+def test_two_iterators_at_once_do_not_disturb_each_other() -> None:
+    loader = _loader(num_workers=2)
+    first, second = iter(loader), iter(loader)
+    pairs = list(zip(first, second, strict=True))
+    fresh = _loader()
+    assert_same_batches([left for left, _ in pairs], fresh)
+    assert_same_batches([right for _, right in pairs], fresh)
+
+
+def test_the_newest_of_two_iterators_says_where_the_loader_is() -> None:
+    loader = _loader()
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    next(first)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (1, 1)
+
+
+def test_a_loader_has_what_scripts_ask_of_pygs() -> None:
+    loader = _loader(batch_size=16, num_workers=2, drop_last=True)
+    assert (len(loader.dataset), loader.batch_size, loader.num_workers, loader.drop_last) == (50, 16, 2, True)
+
+
+def test_a_batch_that_is_done_at_the_deadline_is_delivered() -> None:
+    from concurrent.futures import Future
+
+    from hoploom.load.prefetch import result_of
+
+    class Late(Future[int]):
+        def result(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                self.set_result(7)
+                raise TimeoutError
+            return super().result()
+
+    assert result_of(Late(), 0, 0.1) == 7
+
+
+def test_dropping_the_loader_in_the_middle_of_an_epoch_frees_everything() -> None:
+    loader = _loader(num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    alive = weakref.ref(loader)
+    del loader, batches
+    gc.collect()
+    assert alive() is None
+    assert _threads() == 0
+
+
+def test_a_batch_that_takes_too_long_ends_the_loop_with_an_error() -> None:
+    release = threading.Event()
+    loader = _loader(num_workers=1, timeout=0.05, transform=lambda batch: release.wait(10))
+    batches = iter(loader)
+    threading.Timer(0.3, release.set).start()
+    started = time.monotonic()
+    with pytest.raises(hoploom.BatchError, match="step 0 was not made within"):
+        next(batches)
+    assert time.monotonic() - started < 5
+
+
+STUCK = """
+import sys, threading, torch, hoploom
+from torch_geometric.data import Data
+data = Data(x=torch.zeros(50, 1), edge_index=torch.zeros(2, 0, dtype=torch.long))
+stuck = lambda batch: threading.Event().wait()
+for batch in hoploom.NeighborLoader(data, [1], batch_size=5, num_workers=2, timeout=0.2, transform=stuck):
+    pass
+"""
+
+UNFINISHED = """
+import torch, hoploom
+from torch_geometric.data import Data
+data = Data(x=torch.zeros(20000, 64), edge_index=torch.randint(20000, (2, 200000)))
+batches = iter(hoploom.NeighborLoader(data, [10, 10], batch_size=500, num_workers=2))
+next(batches)
+"""
+
+
+def test_a_transform_that_never_returns_ends_the_process_with_the_error() -> None:
+    impatient = "import hoploom.load.prefetch\nhoploom.load.prefetch.CLOSE_DEADLINE = 0.2\n"
+    done = subprocess.run([sys.executable, "-c", impatient + STUCK], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "BatchError: step 0 was not made within 0.2 s" in done.stderr
+
+
+def test_a_process_that_ends_in_the_middle_of_an_epoch_ends_cleanly() -> None:
+    done = subprocess.run([sys.executable, "-c", UNFINISHED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_buffers_recycle_when_batches_are_dropped() -> None:
+    data = random_graph(4000, 40_000, seed=0)
+    loader = hoploom.NeighborLoader(data, [5, 5], batch_size=500)
+    list(loader)
+    gc.collect()
+    idle, live = ops.pool_use()
+    for _ in range(3):
+        for batch in loader:
+            del batch
+    gc.collect()
+    assert ops.pool_use()[1] == live
+    assert ops.pool_use()[0] <= idle * 2 + (1 << 20)
+
+
+def test_a_batch_kept_is_never_overwritten() -> None:
+    loader = _loader(num_workers=2)
+    kept = list(loader)
+    copies = [batch.clone() for batch in kept]
+    for _ in range(3):
+        list(loader)
+    assert_same_batches(kept, copies)
+
+
+def test_a_thousand_epochs_use_no_more_memory_than_ten() -> None:
+    loader = hoploom.NeighborLoader(ring(20), [2], batch_size=10, num_workers=2)
+    for _ in range(10):
+        list(loader)
+    gc.collect()
+    before = ops.pool_use()
+    for _ in range(200):
+        list(loader)
+    gc.collect()
+    assert ops.pool_use()[1] <= before[1]
+    assert _threads() == 0
+
+
+def test_calling_a_loader_samples_just_these_positions() -> None:
+    loader = _loader(shuffle=False)
+    batch = loader([3, 1, 4])
+    assert batch.n_id[:3].tolist() == [3, 1, 4]
+    assert batch.input_id.tolist() == [3, 1, 4]
+    assert torch.equal(batch.x[:, 0].long(), batch.n_id)
+    for bad in ([50], [-1], [0.5], torch.tensor([True])):
+        with pytest.raises(hoploom.ConfigError):
+            loader(bad)

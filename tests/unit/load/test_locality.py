@@ -1,0 +1,262 @@
+"""Locality: ranks get the seeds of their own parts, and every seed still comes once, in equal steps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.batches import assert_same_batches
+from support.graphs import library, ring, save_in_parts
+
+import hoploom
+from hoploom.load.locality import Homes, LocalOrder
+from hoploom.load.order import Order
+
+settings.register_profile("locality", deadline=None, max_examples=60)
+settings.load_profile("locality")
+
+PARTS = st.sets(st.integers(0, 3), max_size=4).map(lambda parts: tuple(sorted(parts)))
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> list[LocalOrder]:
+    """The orders of all ranks, over seeds that lie anywhere."""
+    owners = draw(st.lists(st.integers(0, 3), min_size=1, max_size=150))
+    held = draw(st.lists(PARTS, min_size=1, max_size=min(5, len(owners))))
+    homes = Homes(tuple(held), torch.tensor(owners, dtype=torch.int16), 4)
+    plain = {
+        "batch_size": draw(st.integers(1, 20)),
+        "shuffle": draw(st.booleans()),
+        "drop_last": draw(st.booleans()),
+        "seed": draw(st.integers(0, 3)),
+        "least_tail": draw(st.integers(1, 8)),
+    }
+    first = LocalOrder(len(owners), **plain, world_size=len(held), homes=homes)
+    return [replace(first, rank=rank) for rank in range(len(held))]
+
+
+def _share(order: Order, epoch: int, step: int) -> list[int]:
+    return order.indices(epoch, *order.rank_span(step)).tolist()
+
+
+@given(orders(), st.integers(0, 2))
+def test_every_seed_comes_once_over_all_ranks_in_equal_steps(ranks: list[LocalOrder], epoch: int) -> None:
+    seen: list[int] = []
+    for step in range(ranks[0].num_steps):
+        shares = [_share(order, epoch, step) for order in ranks]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        seen += [seed for share in shares for seed in share]
+    assert len(set(seen)) == len(seen)
+    assert set(seen) <= set(range(ranks[0].num_seeds))
+    dropped = ranks[0].num_seeds - len(seen)
+    assert dropped == (ranks[0].num_seeds % ranks[0].global_batch if ranks[0].drop_last else 0)
+
+
+@given(orders(), st.integers(0, 2))
+def test_no_seed_is_away_from_home_while_a_place_at_home_goes_to_a_stranger(
+    ranks: list[LocalOrder], epoch: int
+) -> None:
+    """Where each part has one host, the number of local seeds is the largest there can be."""
+    homes = ranks[0].homes
+    if len({part for host in homes.hosts for part in host}) != sum(map(len, homes.hosts)):
+        return  # a part with several hosts
+    for host in homes.hosts:
+        mine = [order for order in ranks if homes.held[order.rank] == host]
+        given_seeds = [seed for order in mine for step in range(order.num_steps) for seed in _share(order, epoch, step)]
+        local = sum(int(homes.owners[seed]) in host for seed in given_seeds)
+        owned = sum(int(homes.owners[seed]) in host for seed in range(ranks[0].num_seeds))
+        assert local == min(owned, len(given_seeds))
+
+
+@given(orders(), st.integers(0, 2))
+def test_an_epoch_continued_in_the_same_layout_has_the_same_shares(ranks: list[LocalOrder], epoch: int) -> None:
+    order = ranks[-1]
+    whole = [_share(order, epoch, step) for step in range(order.num_steps)]
+    for done in range(order.num_steps):
+        consumed = order.step_span(done - 1)[1] if done else 0
+        rest = replace(order, _epochs=type(order._epochs)()).after(done, consumed)
+        assert [_share(rest, epoch, step) for step in range(done, rest.num_steps)] == whole[done:]
+
+
+def _order(owners: Sequence[int], held: Sequence[tuple[int, ...]], **options: Any) -> LocalOrder:
+    num_parts = 1 + max(*owners, *(part for parts in held for part in parts))
+    homes = Homes(tuple(held), torch.tensor(owners, dtype=torch.int16), num_parts)
+    return LocalOrder(len(owners), **{"batch_size": 10, **options}, world_size=len(held), homes=homes)
+
+
+def test_without_shuffling_a_host_goes_through_its_own_seeds_in_order() -> None:
+    order = _order([0, 1] * 20, [(0,), (1,)])
+    assert [_share(order, 0, step) for step in (0, 1)] == [list(range(0, 20, 2)), list(range(20, 40, 2))]
+    other = replace(order, rank=1)
+    assert _share(other, 0, 0) == list(range(1, 20, 2))
+
+
+def test_what_fills_up_a_host_is_spread_over_its_epoch() -> None:
+    """Host 1 owns a quarter of the seeds: half of what it gets is foreign, in every part of the epoch alike."""
+    order = replace(_order([0, 0, 0, 1] * 1000, [(0,), (1,)], batch_size=500, shuffle=True), rank=1)
+    foreign = [sum(seed % 4 != 3 for seed in _share(order, 0, step)) for step in range(4)]
+    assert sum(foreign) == 1000
+    assert all(abs(count - 250) < 60 for count in foreign)  # five standard deviations
+
+
+def test_what_is_too_much_for_its_hosts_fills_up_others_and_is_dropped_alike() -> None:
+    """Two hosts own 60 and 59 seeds and have room for 30 each; the third owns none, has room for 30, 29 are dropped."""
+    owners = [seed % 2 for seed in range(119)]
+    order = _order(owners, [(0,), (1,), (2,)], shuffle=True, drop_last=True)
+    shares = [[_share(replace(order, rank=rank), 0, step) for step in range(3)] for rank in range(3)]
+    given_seeds = [sorted(seed for share in steps for seed in share) for steps in shares]
+    assert [len(seeds) for seeds in given_seeds] == [30, 30, 30]
+    assert {seed % 2 for seed in given_seeds[0]} == {0}
+    assert {seed % 2 for seed in given_seeds[2]} == {0, 1}
+    assert 5 < sum(seed % 2 for seed in given_seeds[2]) < 25  # 30 of 59, half of them odd
+
+
+def test_shuffling_is_new_in_every_epoch_and_for_every_seed() -> None:
+    order = _order([0, 1] * 50, [(0,), (1,)], shuffle=True)
+    first = [_share(order, epoch, 0) for epoch in (0, 1, 0)]
+    assert first[0] == first[2] != first[1]
+    assert _share(_order([0, 1] * 50, [(0,), (1,)], shuffle=True, seed=1), 0, 0) != first[0]
+    assert first[0] != sorted(first[0])
+
+
+def test_hosts_with_the_same_parts_share_them_and_a_part_that_nobody_holds_goes_to_all() -> None:
+    order = _order([0, 1, 2, 2] * 10, [(0,), (0,), (1,), ()], shuffle=True, batch_size=10)
+    shares = [set(_share(replace(order, rank=rank), 0, 0)) for rank in range(4)]
+    owned = {part: {seed for seed in range(40) if [0, 1, 2, 2][seed % 4] == part} for part in range(3)}
+    assert owned[0] <= shares[0] | shares[1]
+    assert owned[1] <= shares[2]
+    assert len(owned[2] & shares[3]) == 10
+
+
+# --- loaders -------------------------------------------------------------------------------------
+
+
+def _loader(folder: Path, rank: int = 0, **options: Any) -> hoploom.NeighborLoader:
+    given_options = {"batch_size": 6, "shuffle": True, "locality": [[0], [1]], **options}
+    return hoploom.NeighborLoader(folder, [2, 2], rank=rank, world_size=2, **given_options)
+
+
+def _seeds(batches: Any) -> list[int]:
+    return [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
+
+
+@pytest.fixture(scope="module")
+def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ring of 50 nodes in two parts of 25."""
+    folder = tmp_path_factory.mktemp("rings") / "ring"
+    save_in_parts(hoploom.from_pyg(ring(50)), folder, 2)
+    return folder
+
+
+def test_two_ranks_see_the_seeds_of_their_own_parts(rings: Path) -> None:
+    assert [sorted(_seeds(_loader(rings, rank))) for rank in range(2)] == [list(range(25)), list(range(25, 50))]
+
+
+def test_the_owner_of_a_link_is_its_destinations_part(rings: Path) -> None:
+    sources = torch.arange(40)
+    links = torch.stack([sources, (sources + 25) % 50])
+    for rank in range(2):
+        loader = hoploom.LinkNeighborLoader(
+            rings, [2], links, batch_size=5, shuffle=True, rank=rank, world_size=2, locality=[[0], [1]]
+        )
+        ends = torch.cat([batch.n_id[batch.edge_label_index[1]] for batch in loader])
+        assert len(ends) == 20
+        assert int((ends // 25 == rank).sum()) == [15, 20][rank]  # 25 links lead to part 1, which has room for 20
+
+
+def test_seeds_of_one_type_go_by_that_types_cuts(tmp_path: Path) -> None:
+    store = save_in_parts(hoploom.from_pyg(library()), tmp_path / "s", 2)
+    for index, node_type in enumerate(store.schema.node_types):
+        cut = store.ranges[1].first_nodes[index]
+        if not 0 < cut * 2 == node_type.num_nodes:
+            continue
+        loader = hoploom.NeighborLoader(
+            store, [2], node_type.name, batch_size=1, rank=1, world_size=2, locality=[[0], [1]]
+        )
+        found = [int(batch[node_type.name].n_id[0]) for batch in loader]
+        assert found == list(range(cut, node_type.num_nodes))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_state_restores_at_every_step_of_two_epochs(rings: Path, num_workers: int) -> None:
+    loader = _loader(rings, 1, num_workers=num_workers)
+    states, batches = [loader.state_dict()], []
+    for _ in range(2):
+        for batch in loader:
+            batches.append(batch)
+            states.append(loader.state_dict())
+    for done, state in enumerate(states[:-1]):
+        fresh = _loader(rings, 1, num_workers=num_workers)
+        fresh.load_state_dict(state)
+        rest = list(fresh)
+        if state["epoch"] == 0:
+            rest += list(fresh)
+        assert_same_batches(batches[done:], rest)
+
+
+@pytest.mark.parametrize("change", [{"locality": [[1], [0]]}, {"locality": False}, {"batch_size": 5}])
+def test_inside_an_epoch_another_layout_is_refused_with_the_way_out(rings: Path, change: dict[str, Any]) -> None:
+    loader = _loader(rings)
+    batches = iter(loader)
+    next(batches)
+    fresh = _loader(rings, **change)
+    with pytest.raises(hoploom.ConfigError, match=r"inside epoch 0, .* same locality, .* or go on with set_epoch\(1\)"):
+        fresh.load_state_dict(loader.state_dict())
+    assert len(list(batches)) == 4
+    fresh.load_state_dict(loader.state_dict())  # at the start of an epoch
+    assert fresh.state_dict()["epoch"] == 1
+
+
+def test_a_state_of_an_older_version_is_read(rings: Path) -> None:
+    loader = hoploom.NeighborLoader(rings, [2, 2], batch_size=10, shuffle=True)
+    next(iter(loader))
+    state = loader.state_dict()
+    del state["layout"]
+    fresh = hoploom.NeighborLoader(rings, [2, 2], batch_size=10, shuffle=True)
+    fresh.load_state_dict(state)
+    assert fresh.state_dict()["step"] == 1
+
+
+def test_where_every_rank_holds_all_locality_changes_nothing(rings: Path) -> None:
+    plain = list(_loader(rings, 1, locality=False))
+    assert_same_batches(plain, _loader(rings, 1, locality=True))
+    assert_same_batches(plain, _loader(rings, 1, locality=[[0, 1], [1, 0]]))
+    in_memory = [
+        hoploom.NeighborLoader(ring(50), [2], batch_size=6, shuffle=True, locality=locality, rank=1, world_size=2)
+        for locality in (False, True)
+    ]
+    assert_same_batches(*in_memory)
+
+
+def test_what_a_context_found_out_is_what_true_means(rings: Path) -> None:
+    store = replace(hoploom.open(rings), homes=((0,), (1,)))
+    loader = hoploom.NeighborLoader(
+        store, [2, 2], batch_size=6, shuffle=True, rank=1, world_size=2, locality=True
+    )  # fmt: skip
+    assert_same_batches(loader, _loader(rings, 1))
+
+
+@pytest.mark.parametrize(
+    ("locality", "message"),
+    [
+        ([[0]], "lists the parts of 1 ranks, there are 2; give the parts of every rank"),
+        ([[0], [2]], "names part 2, the store has 2; count parts from 0"),
+        ([[0], [-1]], "a part in locality is -1"),
+        ([0, 1], r"locality is \[0, 1\]; give True, or the parts of every rank, e.g. locality=\[\[0\], \[1\]\]"),
+        ("parts", "locality is 'parts'"),
+    ],
+)
+def test_a_layout_that_is_none_is_refused(rings: Path, locality: Any, message: str) -> None:
+    with pytest.raises(hoploom.ConfigError, match=message):
+        _loader(rings, locality=locality)
+
+
+def test_true_needs_somebody_who_knows_the_layout(rings: Path) -> None:
+    with pytest.raises(
+        hoploom.ConfigError, match=r"nobody said which rank holds what; open the store by context.open, or give"
+    ):
+        _loader(hoploom.open(rings, parts=[0]), locality=True, input_nodes=[1, 2])  # type: ignore[arg-type]

@@ -1,0 +1,278 @@
+"""Look-ahead fetches what several steps miss together, each row once, and changes no batch."""
+
+import gc
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_same_batches
+from support.cases import MakeLoader, every_case, store_of
+from support.graphs import ring
+from support.shards import Elsewhere, elsewhere_of, spread
+
+import hoploom
+from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store
+from hoploom.load.ahead import LookAhead
+from hoploom.load.prefetch import UntilOneFails, at_once
+from hoploom.store.row_cache import cached, report
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def _ring() -> Store:
+    """The ring of 40 nodes in four parts, the first here, whose topology is here."""
+    return spread(hoploom.from_pyg(ring(40)), 4, here=[0], whole_topology=True)
+
+
+def _loader(store: Store, **options: Any) -> NeighborLoader:
+    """Eight steps of five nodes in order; step s reaches the nodes 5s to 5s + 8."""
+    given = {"input_nodes": torch.arange(40), "batch_size": 5, "look_ahead": 3, **options}
+    return NeighborLoader(store, [-1, -1], **given)
+
+
+def _ahead(loader: Any) -> LookAhead:
+    ahead = loader._ahead
+    assert isinstance(ahead, LookAhead)
+    return ahead
+
+
+def _reached(first_step: int, end_step: int) -> set[int]:
+    """The nodes elsewhere that these steps reach."""
+    return {v % 40 for v in range(5 * first_step, 5 * (end_step - 1) + 9) if v % 40 >= 10}
+
+
+@every_case
+@pytest.mark.parametrize(("num_steps", "num_workers"), [(2, 0), (3, 2)])
+def test_look_ahead_changes_no_batch(
+    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], num_steps: int, num_workers: int
+) -> None:
+    store = store_of(heterogeneous, attrs)
+    away = spread(store, 4, here=[1])
+    held = cached(away, 0.2, {})
+    for given in (away, held):
+        loader = make(given, num_workers=num_workers, look_ahead=num_steps)
+        assert_same_batches(make(store), loader)
+        assert _ahead(loader).fetches.num_fetched > 0
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+def test_look_ahead_changes_no_aggregated_batch(mode: str) -> None:
+    store = store_of(False, {})
+    options = {"batch_size": 7, "mode": mode, "aggregate": "mean", "shuffle": True}
+    looking = NeighborLoader(spread(store, 3, here=[0]), [3, 2], "train", look_ahead=2, num_workers=2, **options)
+    assert_same_batches(NeighborLoader(store, [3, 2], "train", **options), looking)
+    assert _ahead(looking).fetches.num_fetched > 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+def test_a_group_asks_every_peer_once_and_for_every_row_once(num_workers: int) -> None:
+    store = _ring()
+    loader = _loader(store, num_workers=num_workers)
+    assert_same_batches(_loader(hoploom.from_pyg(ring(40))), loader)
+    for shard in elsewhere_of(store):
+        own = range(10 * shard.number, 10 * shard.number + 10)
+        groups = [_reached(0, 3), _reached(3, 6) - _reached(0, 3), _reached(6, 8) - _reached(3, 6)]
+        expected = [sorted(group.intersection(own)) for group in groups]
+        assert [sorted(asked["node", "x"]) for asked in shard.gathers] == [ids for ids in expected if ids]
+        assert all(len(asked["node", "y"]) == len(asked["node", "x"]) for asked in shard.gathers)
+    assert sum(shard.samples for shard in elsewhere_of(store)) == 0
+
+
+def test_what_is_fetched_and_reused_is_counted() -> None:
+    loader = _loader(_ring())
+    list(loader)
+    fetches = _ahead(loader).fetches
+    first, second, third = (_rows(*steps) for steps in ((0, 3), (3, 6), (6, 8)))
+    assert (fetches.num_groups, fetches.num_fetched) == (3, len(first) + len(second - first) + len(third - second))
+    assert fetches.num_reused == len(second & first) + len(third & second) > 0
+
+
+def _rows(first_step: int, end_step: int) -> set[tuple[str, int]]:
+    """The rows elsewhere that these steps need: of nodes, and of the two edges to every node that is expanded."""
+    expanded = {v % 40 for v in range(5 * first_step, 5 * (end_step - 1) + 7) if v % 40 >= 10}
+    edges = {("edge", 2 * v + which) for v in expanded for which in (0, 1)}
+    return edges | {("node", v) for v in _reached(first_step, end_step)}
+
+
+def test_rows_in_a_cache_are_not_fetched() -> None:
+    store = _ring()
+    counts = torch.zeros(40, dtype=torch.int64)
+    counts[15:20] = 9
+    held = cached(store, 5 / 30, {"node": counts})
+    for shard in elsewhere_of(store):
+        shard.gathers.clear()
+    list(_loader(held, num_workers=2))
+    asked = {one for shard in elsewhere_of(store) for one in shard.rows_of("node", "x")}
+    assert asked == _reached(0, 8) - set(range(15, 20))
+    found = report(held)
+    assert found is not None
+    assert found.hits > 0
+
+
+def test_the_store_says_how_far_to_look_and_the_loader_may_say_otherwise() -> None:
+    store = _ring()
+    object.__setattr__(store, "look_ahead", 4)
+    assert _ahead(_loader(store, look_ahead=None)).num_steps == 4
+    assert _ahead(_loader(store, look_ahead=2)).num_steps == 2
+    assert _loader(store, look_ahead=1)._ahead is None
+    assert _loader(hoploom.from_pyg(ring(40)), look_ahead=4)._ahead is None  # nothing of it lies elsewhere
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError, match="look_ahead is"):
+            _loader(store, look_ahead=wrong)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_that_looks_ahead_is_restored_at_every_step(num_workers: int) -> None:
+    whole = list(_loader(hoploom.from_pyg(ring(40)), shuffle=True))
+    store = _ring()
+    for step in range(1, 8):
+        loader = _loader(store, shuffle=True, num_workers=num_workers)
+        batches = iter(loader)
+        for _ in range(step):
+            next(batches)
+        fresh = _loader(store, shuffle=True, num_workers=num_workers, look_ahead=2)
+        fresh.load_state_dict(loader.state_dict())
+        assert_same_batches(whole[step:], fresh)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_steps_before_a_failure_arrive_and_the_error_names_its_step(num_workers: int) -> None:
+    def refuse(batch: Any) -> Any:
+        if int(batch.input_id[0]) == 20:
+            raise ValueError("no")
+        return batch
+
+    found = []
+    with pytest.raises(BatchError, match="step 4 of epoch 0 on rank 0 failed: ValueError: no"):
+        found.extend(_collected(_loader(_ring(), transform=refuse, num_workers=num_workers), found))
+    assert len(found) == 4
+
+
+def _collected(loader: Any, found: list[Any]) -> list[Any]:
+    for batch in loader:
+        found.append(batch)
+    return []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_step_that_cannot_be_drawn_fails_alone(num_workers: int) -> None:
+    store = _ring()
+    loader = _loader(store, num_workers=num_workers)
+    draw = loader._ahead._maker.draw
+
+    def drawn(indices: torch.Tensor, first: int, key: int) -> Any:
+        if 20 in indices:
+            raise ValueError("no")
+        return draw(indices, first, key)
+
+    object.__setattr__(loader._ahead._maker, "draw", drawn)
+    found: list[Any] = []
+    with pytest.raises(BatchError, match="step 4 of epoch 0 on rank 0 failed: ValueError: no"):
+        _collected(loader, found)
+    assert_same_batches(list(_loader(hoploom.from_pyg(ring(40))))[:4], found)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_peer_that_is_lost_is_the_error_of_the_group_that_needs_it(num_workers: int) -> None:
+    store = _ring()
+    (last,) = (shard for shard in elsewhere_of(store) if shard.number == 3)
+    last.error = PeerError("part 3 is lost")
+    found: list[Any] = []
+    with pytest.raises(PeerError, match="part 3 is lost"):
+        _collected(_loader(store, num_workers=num_workers), found)
+    assert len(found) == 3  # the second group reaches node 30
+
+
+class Stuck(Elsewhere):
+    """A shard that answers when it is let go."""
+
+    def begin_gather(self, *asked: Any) -> Any:
+        finish = super().begin_gather(*asked)
+        return lambda: (self.let_go.wait(20), finish())[1]  # type: ignore[attr-defined]
+
+
+def _stuck(store: Store) -> threading.Event:
+    let_go = threading.Event()
+    for shard in elsewhere_of(store):
+        shard.__class__ = Stuck
+        shard.let_go = let_go  # type: ignore[attr-defined]
+    return let_go
+
+
+def test_a_peer_that_does_not_answer_is_an_error_at_the_deadline() -> None:
+    store = _ring()
+    let_go = _stuck(store)
+    threading.Timer(0.5, let_go.set).start()
+    began = time.monotonic()
+    with pytest.raises(BatchError, match=r"step 0 was not made within 0\.2 s"):
+        next(iter(_loader(store, num_workers=2, timeout=0.2)))
+    assert time.monotonic() - began < 5
+
+
+def test_a_loop_that_is_left_early_leaves_no_thread_and_asks_no_more() -> None:
+    store = _ring()
+    before = threading.active_count()
+    batches = iter(_loader(store, num_workers=2))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+    asked = sum(len(shard.gathers) for shard in elsewhere_of(store))
+    assert asked <= 2 * 3  # the first two groups
+
+
+@pytest.mark.slow
+def test_rows_of_at_most_two_groups_are_held() -> None:
+    loader = _loader(_ring(), num_workers=1, prefetch_factor=1, look_ahead=2, batch_size=2)
+    ahead, alive = _ahead(loader), []
+    fetch = ahead.fetch
+
+    def watched(*asked: Any) -> Any:
+        fetched = fetch(*asked)
+        alive.append(weakref.ref(fetched.assembler))
+        return fetched
+
+    object.__setattr__(ahead, "fetch", watched)
+    for _ in loader:
+        gc.collect()
+        assert sum(one() is not None for one in alive) <= 3  # one of them may be on its way out
+    assert len(alive) == 10
+
+
+def test_ctrl_c_is_raised_at_once_and_an_error_where_its_result_is_read() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(KeyboardInterrupt):
+        at_once(interrupt)
+    with pytest.raises(ValueError, match="no"):
+        at_once(fail).result()
+
+
+@pytest.mark.parametrize("steps", [range(5), range(4, -1, -1)])
+def test_a_failure_stands_in_place_of_later_steps_alone(steps: range) -> None:
+    """Threads may begin an earlier step after a later one has failed."""
+    made: list[int] = []
+
+    def make(step: int) -> int:
+        made.append(step)
+        if step in (steps[1], steps[3]):
+            raise ValueError(f"step {step}")
+        return step
+
+    until_one_fails = UntilOneFails(make, steps)
+    with pytest.raises(ValueError, match=f"step {steps[3]}"):
+        until_one_fails(steps[3])
+    assert until_one_fails(steps[2]) == steps[2]
+    assert until_one_fails(steps[0]) == steps[0]
+    for step in steps[4:]:
+        with pytest.raises(ValueError, match=f"step {steps[3]}"):
+            until_one_fails(step)
+    with pytest.raises(ValueError, match=f"step {steps[1]}"):
+        until_one_fails(steps[1])
+    assert made == [steps[3], steps[2], steps[0], steps[1]]

@@ -1,0 +1,399 @@
+"""A batch is what PyG makes of the same sample: its fields, dtypes, order and values; and a GNN cannot tell the two.
+
+PyG's own NodeLoader, given our sampler, joins features with PyG's own code: that is the expectation here. What
+PyG's NeighborSampler returns (seen with PyG 2.8.1 and torch-sparse 0.6.18) stands as facts about a ring.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.batches import assert_same_batches
+from support.graphs import library, random_graph, ring
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NodeLoader
+from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
+from torch_geometric.sampler import NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.testing.feature_store import MyFeatureStore
+from torch_geometric.testing.graph_store import MyGraphStore
+from torch_geometric.utils import trim_to_layer
+
+from hoploom import NeighborLoader, NeighborSampler
+
+Options = dict[str, Any]
+MakeLoader = Callable[..., Iterable[Any]]
+WRITES = ("author", "writes", "paper")
+PAPERS = torch.tensor([3, 9, 3, 0, 5, 8])
+ADDED = ["n_id", "e_id", "num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size"]
+
+# --- graphs --------------------------------------------------------------------------------------
+
+
+def every_kind() -> Data:
+    """A ring with a field of every kind that PyG filters, and of those it leaves alone."""
+    data = ring(12)
+    data.half = torch.arange(36).view(12, 3).bfloat16()
+    data.flags = torch.arange(24).view(12, 2) % 3 == 0
+    data.cube = torch.arange(72.0, dtype=torch.float64).view(12, 2, 3)
+    data.columns = torch.arange(36).view(3, 12).t()  # not contiguous
+    data.counts = np.arange(12)
+    data.edge_counts = np.arange(48.0).reshape(24, 2)
+    data.edge_flag = torch.arange(24) % 5 == 0
+    data.classes = torch.tensor([0.5, 0.25, 0.25])
+    data.version = torch.tensor(3)
+    data.name, data.scale, data.notes = "ring", 2.5, {"drawn": "by hand"}
+    data.num_nodes = 12
+    return data
+
+
+def catalogue() -> HeteroData:
+    """The library with random features for every type, and with a relation back to the authors."""
+    data, generator = library(), torch.Generator().manual_seed(0)
+    for node_type in data.node_types:
+        data[node_type].x = torch.randn(data[node_type].num_nodes, 5, generator=generator)
+    data["paper", "rev_writes", "author"].edge_index = data[WRITES].edge_index.flip(0)
+    data["paper"].kind, data.title = "a constant", "catalogue"
+    return data
+
+
+def dated_library() -> HeteroData:
+    data = library()
+    data["author"].time, data["paper"].time = torch.arange(7), torch.arange(10)
+    return data
+
+
+def with_own_ids(data: Data | HeteroData) -> Data | HeteroData:
+    """Fields that have the names of those PyG adds."""
+    nodes, edges = (data, data) if isinstance(data, Data) else (data["paper"], data[WRITES])
+    nodes.n_id = 100 + torch.arange(nodes.num_nodes)
+    nodes.batch = torch.zeros(nodes.num_nodes, dtype=torch.int64)
+    nodes.input_id = torch.arange(nodes.num_nodes)
+    edges.e_id = 100 + torch.arange(edges.num_edges)
+    return data
+
+
+# --- the fields of a batch -----------------------------------------------------------------------
+
+bare = Data(edge_index=ring(12).edge_index)
+counted = Data(edge_index=ring(12).edge_index, num_nodes=13)
+no_edges = Data(x=torch.eye(3), edge_index=torch.empty(2, 0, dtype=torch.int64), edge_attr=torch.empty(0, 4))
+square = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), edge_attr=-torch.eye(3))
+square.y = torch.arange(3)
+dated = random_graph(30, 200, 0)
+some, some_times = torch.arange(9), 10 * torch.arange(9)
+CASES: dict[str, tuple[Any, ...]] = {  # data, input_nodes, options of the sampler, of the loader
+    "every kind": (every_kind(), None),
+    "a mask": (every_kind(), every_kind().train_mask),
+    "a list": (ring(12), [1, 2, 2, 7, 1]),
+    "int32 ids": (ring(12), torch.tensor([5, 2], dtype=torch.int32)),
+    "own input ids": (ring(12), torch.tensor([3, 4]), {}, {"input_id": torch.tensor([30, 40])}),
+    "own ids of a mask": (ring(12), ring(12).test_mask, {}, {"input_id": torch.tensor([7, 8, 9])}),
+    "no fields": (bare, None),
+    "only num_nodes": (counted, None),
+    "no edges": (no_edges, None),
+    "as many edges as nodes": (square, None),
+    "names that PyG adds": (with_own_ids(ring(12)), None),
+    "names that PyG adds, disjoint": (with_own_ids(ring(12)), None, {"disjoint": True}),
+    "replacement": (every_kind(), None, {"replace": True}),
+    "disjoint": (every_kind(), None, {"disjoint": True}),
+    "bidirectional": (every_kind(), None, {"subgraph_type": "bidirectional"}),
+    "induced": (every_kind(), None, {"subgraph_type": SubgraphType.induced}),
+    "weights": (dated, None, {"weight_attr": "weight"}),
+    "node times": (dated, None, {"time_attr": "node_time"}),
+    "input times": (dated, some, {"time_attr": "node_time"}, {"input_time": some_times}),
+    "last": (dated, None, {"time_attr": "node_time", "temporal_strategy": "last"}),
+    "edge times": (dated, some, {"time_attr": "edge_time"}, {"input_time": some_times}),
+    "a type": (catalogue(), "author"),
+    "a type and None": (catalogue(), ("venue", None)),
+    "a type and a mask": (catalogue(), ("paper", library()["paper"].train_mask)),
+    "a type and ids": (library(), ("paper", PAPERS)),
+    "a type and a list": (library(), ("venue", [2, 0])),
+    "types, disjoint": (catalogue(), ("paper", PAPERS), {"disjoint": True}),
+    "types, induced": (catalogue(), ("paper", PAPERS), {"subgraph_type": "induced"}),
+    "types, bidirectional": (catalogue(), ("paper", PAPERS), {"subgraph_type": "bidirectional"}),
+    "types, names that PyG adds": (with_own_ids(library()), "paper"),
+    "types, weights": (library(), "paper", {"weight_attr": "weight"}),
+    "types, node times": (dated_library(), "paper", {"time_attr": "time"}),
+    "types, input times": (dated_library(), "venue", {"time_attr": "time"}, {"input_time": torch.tensor([2, 5, 8])}),
+}
+
+
+def by_pyg(data: Any, num_neighbors: Any, input_nodes: Any, options: Options | None = None, **more: Any) -> NodeLoader:
+    """PyG's own loader over our sampler: the same picks, PyG's own code for the rest."""
+    return NodeLoader(data, NeighborSampler(data, num_neighbors, **(options or {})), input_nodes, **more)
+
+
+@pytest.mark.filterwarnings("ignore:relation", "ignore:Unable to accurately infer")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_batch_is_what_pygs_node_loader_makes_of_the_same_sample(case: tuple[Any, ...]) -> None:
+    data, input_nodes, options, more = (*case, {}, {})[:4]
+    ours = NeighborLoader(data, [2, 2], input_nodes, batch_size=4, **options, **more)
+    assert_same_batches(ours, by_pyg(data, [2, 2], input_nodes, options, batch_size=4, **more))
+
+
+def test_a_batch_of_the_ring_is_the_one_of_pygs_neighbor_loader() -> None:
+    data = ring(12)
+    (batch,) = NeighborLoader(data, [-1, -1], torch.tensor([3, 3, 5]), batch_size=4)
+    assert list(batch._store) == [*data._store, *ADDED]
+    assert batch.n_id.tolist() == [3, 3, 5, 4, 6, 7, 8, 9]  # the seeds, then node by node what they see first
+    assert batch.edge_index[1].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]  # both copies of 3 have their edges
+    assert data.edge_index[:, batch.e_id].tolist() == batch.n_id[batch.edge_index].tolist()
+    assert (batch.input_id.tolist(), batch.batch_size) == ([0, 1, 2], 3)
+    assert (batch.num_sampled_nodes, batch.num_sampled_edges) == ([3, 3, 2], [6, 6])
+    assert all(batch[name].dtype == torch.int64 for name in ("n_id", "e_id", "edge_index", "input_id"))
+
+
+def test_features_are_those_of_the_nodes_and_edges_that_the_batch_names() -> None:
+    data = every_kind()
+    for batch in NeighborLoader(data, [2, 1], data.train_mask, batch_size=4):
+        assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+        for name in ("x", "y", "train_mask", "half", "flags", "cube", "columns"):
+            assert torch.equal(batch[name], data[name][batch.n_id]), name
+            assert batch[name].dtype == data[name].dtype, name
+        assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+        assert torch.equal(batch.edge_flag, data.edge_flag[batch.e_id])
+        assert batch.counts.tolist() == data.counts[batch.n_id].tolist()
+        assert batch.edge_counts.tolist() == data.edge_counts[batch.e_id].tolist()
+        assert torch.equal(batch.classes, data.classes)
+        assert (batch.version, batch.name, batch.scale, batch.notes) == (3, "ring", 2.5, {"drawn": "by hand"})
+        assert (batch.num_nodes, batch.num_edges) == (batch.n_id.numel(), batch.e_id.numel())
+
+
+def test_features_of_every_type_are_those_that_the_batch_names() -> None:
+    data = catalogue()
+    for batch in NeighborLoader(data, [2, 2], "paper", batch_size=4):
+        assert (batch.node_types, batch.edge_types) == (data.node_types, data.edge_types)
+        for node_type in data.node_types:
+            assert torch.equal(batch[node_type].x, data[node_type].x[batch[node_type].n_id])
+            assert len(batch[node_type].num_sampled_nodes) == 3
+        for key in data.edge_types:
+            ends = [batch[end].n_id[row] for end, row in zip((key[0], key[2]), batch[key].edge_index, strict=True)]
+            assert torch.equal(torch.stack(ends), data[key].edge_index[:, batch[key].e_id])
+            assert "edge_attr" not in data[key] or torch.equal(batch[key].edge_attr, batch[key].e_id.float())
+            assert len(batch[key].num_sampled_edges) == 2
+        assert (batch.title, batch["paper"].kind) == ("catalogue", "a constant")
+
+
+@pytest.mark.parametrize("data", [ring(12), library()], ids=["one type", "types"])
+def test_sampling_leaves_the_users_data_as_it_was(data: Data | HeteroData) -> None:
+    before = copy.deepcopy(data)
+    list(NeighborLoader(data, [2, 2], None if isinstance(data, Data) else "paper", batch_size=4))
+    assert_same_batches([data], [before])
+
+
+# --- PyG's arguments -----------------------------------------------------------------------------
+
+makers = pytest.mark.parametrize("make", [NeighborLoader, by_pyg], ids=["ours", "PyG's"])
+
+
+@pytest.mark.parametrize("num_seeds", [1, 7, 8, 9])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loader_is_as_long_as_pygs(num_seeds: int, drop_last: bool) -> None:
+    data, more = ring(12), {"drop_last": drop_last}
+    loader = NeighborLoader(data, [1], torch.arange(num_seeds), batch_size=4, **more)
+    assert len(loader) == len(list(loader)) == len(by_pyg(data, [1], torch.arange(num_seeds), batch_size=4, **more))
+
+
+@pytest.mark.parametrize("index", [[4, 0, 4], torch.tensor([2])], ids=["list", "tensor"])
+def test_calling_a_loader_gives_the_batch_of_these_positions(index: Any) -> None:
+    data, positions = every_kind(), torch.as_tensor(index)
+    seeds = torch.tensor([11, 5, 7, 3, 9])
+    ours = NeighborLoader(data, [-1, -1], seeds, batch_size=4)(index)
+    assert_same_batches([ours], [by_pyg(data, [-1, -1], seeds)(index)])
+    assert ours.n_id[: ours.batch_size].tolist() == seeds[positions].tolist()
+    assert ours.input_id.tolist() == positions.tolist()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_transform_may_return_anything(num_workers: int) -> None:
+    def pair(batch: Data) -> tuple[int, Tensor]:
+        return batch.batch_size, batch.x[: batch.batch_size, 0]
+
+    loader = NeighborLoader(ring(12), [2], batch_size=5, transform=pair, num_workers=num_workers)
+    assert [(size, x.tolist()) for size, x in loader] == [(5, [0, 1, 2, 3, 4]), (5, [5, 6, 7, 8, 9]), (2, [10, 11])]
+
+
+SYNONYMS: list[tuple[Options, Options]] = [
+    ({"filter_per_worker": True}, {}),
+    ({"filter_per_worker": False, "is_sorted": False, "persistent_workers": True}, {}),
+    ({"directed": False}, {"subgraph_type": "induced"}),
+]
+
+
+@pytest.mark.parametrize(("options", "plainly"), SYNONYMS, ids=lambda options: "-".join(options))
+def test_arguments_that_only_pyg_needs_are_accepted(options: Options, plainly: Options) -> None:
+    loaders = [NeighborLoader(every_kind(), [2, 2], batch_size=4, **given) for given in (options, plainly)]
+    assert_same_batches(*loaders)
+
+
+@pytest.mark.parametrize("as_object", [False, True], ids=["dict", "NumNeighbors"])
+@makers
+def test_every_relation_may_have_fanouts_of_its_own(make: MakeLoader, as_object: bool) -> None:
+    data = library()
+    given: Any = {key: [-1, 2] if key[1] == "cites" else [1, 0] for key in data.edge_types}
+    if as_object:
+        given = NumNeighbors({("paper", "cites", "paper"): [-1, 2]}, default=[1, 0])
+    (batch,) = make(data, given, ("paper", torch.tensor([5])), batch_size=4)
+    counts = {key[1]: batch[key].num_sampled_edges for key in data.edge_types}
+    # Papers 6, 7 and 8 cite paper 5; of these, 7 and 8 cite 6 and 8 cites 7.
+    assert counts == {"writes": [1, 0], "reviews": [1, 0], "cites": [3, 3], "appears_in": [0, 0], "prints": [1, 0]}
+
+
+@makers
+def test_a_num_neighbors_object_is_its_list(make: MakeLoader) -> None:
+    given = make(ring(12), NumNeighbors([1, 2]), None, batch_size=4)
+    assert_same_batches(given, make(ring(12), [1, 2], None, batch_size=4))
+
+
+# --- PyG's own stores ----------------------------------------------------------------------------
+
+
+def stores_of(data: Data | HeteroData, *, sized: bool = True) -> tuple[MyFeatureStore, MyGraphStore]:
+    """PyG's example stores with the x and y of every type, and the edges."""
+    features, graph = MyFeatureStore(), MyGraphStore()
+    one_type = isinstance(data, Data)
+    for name, storage in [(None, data)] if one_type else data.node_items():
+        for field in ("x", "y"):
+            if field in storage:
+                features.put_tensor(storage[field], group_name=name, attr_name=field, index=None)
+    for key, storage in [(None, data)] if one_type else data.edge_items():
+        size = storage.size() if sized else None
+        graph.put_edge_index(storage.edge_index, edge_type=key, layout="coo", size=size, is_sorted=False)
+    return features, graph
+
+
+with_edge_features = stores_of(catalogue())
+with_edge_features[0].put_tensor(torch.ones(27, 2), group_name=WRITES, attr_name="edge_attr", index=None)
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "one type": (stores_of(ring(12)), torch.tensor([3, 1, 3, 8, 11])),
+    "a mask": (stores_of(ring(12)), ring(12).train_mask),
+    "types": (stores_of(catalogue()), "paper"),
+    "types and ids": (stores_of(catalogue()), ("paper", PAPERS)),
+    "types of unknown size": (stores_of(catalogue(), sized=False), "paper"),
+    "HeteroData as both": ((catalogue(), catalogue()), "author"),
+    "edge features, which PyG leaves out": (with_edge_features, "paper"),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_a_pair_of_stores_gives_the_batches_that_pyg_makes_of_it(pair: tuple[Any, Any]) -> None:
+    data, input_nodes = pair
+    ours = NeighborLoader(data, [2, 2], input_nodes, batch_size=4)
+    assert_same_batches(ours, by_pyg(data, [2, 2], input_nodes, batch_size=4))
+
+
+def test_data_may_stand_for_both_stores_of_a_pair() -> None:
+    data = ring(12)
+    loaders = [NeighborLoader(graph, [2, 1], torch.arange(5), batch_size=4) for graph in ((data, data), data)]
+    for pair, alone in zip(*loaders, strict=True):
+        for name in ("x", "y", "train_mask", "n_id", "e_id", "edge_index", "input_id"):
+            assert torch.equal(pair[name], alone[name]), name
+
+
+def test_a_pair_keeps_to_the_time_of_its_seeds_though_its_edges_are_not_in_order() -> None:
+    data = random_graph(50, 1000, 0)
+    features, graph = stores_of(data)
+    features.put_tensor(data.node_time, group_name=None, attr_name="time", index=None)
+    for batch in NeighborLoader((features, graph), [-1], torch.arange(50), batch_size=5, time_attr="time"):
+        sources, seeds = batch.edge_index
+        assert (batch.time[sources] <= batch.time[seeds]).all()
+        assert batch.num_edges == sum(
+            int((data.node_time[data.edge_index[0, data.edge_index[1] == seed]] <= data.node_time[seed]).sum())
+            for seed in batch.input_id
+        )
+
+
+# --- what a GNN computes -------------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    """Layers with a nonlinearity between them, over one type or many; trims as PyG does if told the counts."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Any, edge_index: Any, counts: tuple[Any, Any] | None = None) -> Any:
+        for number, layer in enumerate(self.layers):
+            if counts is not None:
+                x, edge_index, _ = trim_to_layer(number, *counts, x, edge_index)
+            x = layer(x, edge_index)
+            x = {name: rows.tanh() for name, rows in x.items()} if isinstance(x, dict) else x.tanh()
+        return x
+
+
+def homogeneous_model(convolution: type[nn.Module], width: int) -> Layers:
+    torch.manual_seed(0)
+    return Layers([convolution(width, 8), convolution(8, 8)])
+
+
+def heterogeneous_model(convolution: type[nn.Module], data: HeteroData) -> Layers:
+    torch.manual_seed(0)
+    widths = [5, 8]
+    return Layers([HeteroConv({key: convolution((w, w), 8) for key in data.edge_types}) for w in widths])
+
+
+convolutions = pytest.mark.parametrize("convolution", [SAGEConv, GraphConv])
+ways = pytest.mark.parametrize(
+    "way", [{}, {"disjoint": True}, {"shuffle": True}], ids=["plain", "disjoint", "shuffled"]
+)
+
+
+@ways
+@convolutions
+def test_all_neighbours_give_the_seeds_what_the_full_graph_gives(convolution: type[nn.Module], way: Options) -> None:
+    data = random_graph(40, 160, 3)  # loops and repeated edges among them
+    model = homogeneous_model(convolution, 5)
+    full = model(data.x, data.edge_index)
+    for batch in NeighborLoader(data, [-1, -1], torch.tensor([7, 3, 7, 39, 0, 12]), batch_size=4, **way):
+        seeds = batch.n_id[: batch.batch_size]
+        assert torch.allclose(model(batch.x, batch.edge_index)[: batch.batch_size], full[seeds], atol=1e-5)
+
+
+@convolutions
+def test_all_neighbours_of_all_types_give_the_seeds_what_the_full_graph_gives(convolution: type[nn.Module]) -> None:
+    data = catalogue()
+    model = heterogeneous_model(convolution, data)
+    full = model(data.x_dict, data.edge_index_dict)
+    for node_type in ("paper", "author", "venue"):
+        for batch in NeighborLoader(data, [-1, -1], node_type, batch_size=4):
+            size = batch[node_type].batch_size
+            found = model(batch.x_dict, batch.edge_index_dict)[node_type][:size]
+            assert torch.allclose(found, full[node_type][batch[node_type].n_id[:size]], atol=1e-5)
+
+
+def test_both_copies_of_a_seed_are_computed_alike() -> None:
+    data, model = random_graph(40, 160, 3), homogeneous_model(SAGEConv, 5)
+    seeds = torch.tensor([5, 8, 5, 5, 8])
+    (batch,) = NeighborLoader(data, [2, 2], seeds, batch_size=5)
+    assert torch.equal(batch.n_id[:5], seeds)
+    out = model(batch.x, batch.edge_index)
+    assert torch.allclose(out[[2, 3, 4]], out[[0, 0, 1]], atol=1e-5)
+    assert not torch.allclose(out[0], out[1])
+
+
+@pytest.mark.parametrize("fanouts", [[-1, -1], [3, 2]])
+def test_trimming_by_the_counts_does_not_change_the_seeds(fanouts: list[int]) -> None:
+    data, model = random_graph(60, 400, 4), homogeneous_model(GraphConv, 5)
+    for batch in NeighborLoader(data, fanouts, batch_size=8):
+        counts = batch.num_sampled_nodes, batch.num_sampled_edges
+        trimmed = model(batch.x, batch.edge_index, counts)
+        assert len(trimmed) == sum(batch.num_sampled_nodes[:2])
+        size = batch.batch_size
+        assert torch.allclose(trimmed[:size], model(batch.x, batch.edge_index)[:size], atol=1e-5)
+
+
+@pytest.mark.parametrize("fanouts", [[-1, -1], [2, 1]])
+def test_trimming_every_type_by_its_counts_does_not_change_the_seeds(fanouts: list[int]) -> None:
+    data = catalogue()
+    model = heterogeneous_model(SAGEConv, data)
+    for batch in NeighborLoader(data, fanouts, "paper", batch_size=4):
+        counts = batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict
+        size = batch["paper"].batch_size
+        trimmed = model(batch.x_dict, batch.edge_index_dict, counts)["paper"][:size]
+        assert torch.allclose(trimmed, model(batch.x_dict, batch.edge_index_dict)["paper"][:size], atol=1e-5)

@@ -1,0 +1,324 @@
+"""Layers equal PyG's with the same weights; models see no more of a batch than they need, and lose nothing by it."""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from support import TESTS
+from support.graphs import library, random_graph, save_in_parts
+from support.models import books, heterogeneous, homogeneous
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+import hoploom
+import hoploom.nn as hnn
+from hoploom import NeighborLoader, Store
+from hoploom.nn import GNN, Shape, views_of
+from hoploom.ops import InEdges
+
+CONVS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
+    "sage": (lambda: hnn.SAGEConv(8, 5), lambda: pyg.SAGEConv(8, 5)),
+    "sage_max": (lambda: hnn.SAGEConv(8, 5, aggr="max"), lambda: pyg.SAGEConv(8, 5, aggr="max")),
+    "sage_add": (
+        lambda: hnn.SAGEConv(8, 5, aggr="add", normalize=True, root_weight=False, bias=False),
+        lambda: pyg.SAGEConv(8, 5, aggr="add", normalize=True, root_weight=False, bias=False),
+    ),
+    "gcn": (lambda: hnn.GCNConv(8, 5), lambda: pyg.GCNConv(8, 5)),
+    "gcn_plain": (lambda: hnn.GCNConv(8, 5, bias=False), lambda: pyg.GCNConv(8, 5, bias=False)),
+    "gat": (lambda: hnn.GATConv(8, 5), lambda: pyg.GATConv(8, 5)),
+    "gat_heads": (lambda: hnn.GATConv(8, 5, heads=3), lambda: pyg.GATConv(8, 5, heads=3)),
+    "gat_mean": (
+        lambda: hnn.GATConv(8, 5, heads=3, concat=False, negative_slope=0.1, add_self_loops=False),
+        lambda: pyg.GATConv(8, 5, heads=3, concat=False, negative_slope=0.1, add_self_loops=False),
+    ),
+    "gin": (lambda: hnn.GINConv(nn.Linear(8, 5), eps=0.3), lambda: pyg.GINConv(nn.Linear(8, 5), eps=0.3)),
+    "gin_trained": (
+        lambda: hnn.GINConv(nn.Linear(8, 5), train_eps=True),
+        lambda: pyg.GINConv(nn.Linear(8, 5), train_eps=True),
+    ),
+}
+
+
+def graph_with_loops() -> tuple[Tensor, Tensor]:
+    """40 nodes, edges in no order, some from a node to itself, one node without any."""
+    torch.manual_seed(3)
+    edge_index = torch.randint(39, (2, 300))
+    edge_index[:, ::50] = torch.arange(6)
+    return torch.randn(40, 8), edge_index.unique(dim=1)[:, torch.randperm(edge_index.unique(dim=1).shape[1])]
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_a_layer_is_pygs_with_the_same_weights(name: str) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (make() for make in CONVS[name])
+    assert {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in theirs.state_dict().items()}
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    x, edge_index = graph_with_loops()
+    outs, grads = [], []
+    for conv in (ours, theirs):
+        given = x.clone().requires_grad_()
+        out = conv(given, edge_index)
+        (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
+        outs.append(out.detach())
+        grads.append([given.grad, *(parameter.grad for parameter in conv.parameters())])
+    torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+    theirs.load_state_dict(ours.state_dict())
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_attention_between_two_types_is_pygs(heads: int) -> None:
+    torch.manual_seed(0)
+    ours = hnn.GATConv((8, 6), 5, heads=heads, add_self_loops=False)
+    theirs = pyg.GATConv((8, 6), 5, heads=heads, add_self_loops=False)
+    ours.load_state_dict(theirs.state_dict())
+    x, x_dst = torch.randn(20, 8), torch.randn(11, 6)
+    edge_index = torch.stack([torch.randint(20, (60,)), torch.randint(11, (60,))])
+    torch.testing.assert_close(ours(x, edge_index, x_dst), theirs((x, x_dst), edge_index), atol=1e-5, rtol=1e-5)
+
+
+def test_attention_drops_out_edges_only_while_it_trains() -> None:
+    x, edge_index = graph_with_loops()
+    conv = hnn.GATConv(8, 5, dropout=0.5)
+    assert not torch.equal(conv(x, edge_index), conv(x, edge_index))
+    conv.eval()
+    assert torch.equal(conv(x, edge_index), conv(x, edge_index))
+
+
+def test_attention_has_the_same_gradients_every_time_with_several_threads() -> None:
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    edge_index, x = torch.randint(500, (2, 60_000)), torch.randn(500, 8)
+    conv = hnn.GATConv(8, 16, heads=4)
+    found = []
+    for _ in range(4):
+        conv.zero_grad()
+        conv(x, edge_index).square().sum().backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in conv.parameters()]))
+    torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_unknown_aggregation_is_refused() -> None:
+    with pytest.raises(hoploom.ConfigError, match="choose one of"):
+        hnn.SAGEConv(8, 5, aggr="median")
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "theirs"), [("sage", pyg.GraphSAGE), ("gcn", pyg.GCN), ("gat", pyg.GAT)])
+def test_a_model_is_pygs_on_a_sampled_batch_though_it_computes_less(kind: str, theirs: Any) -> None:
+    data = random_graph(60, 400, 1)
+    data.x = torch.randn(60, 8)
+    batch = next(iter(NeighborLoader(data, [4, 3], batch_size=7)))
+    ours = homogeneous(kind)
+    model = theirs(8, 12, 2, 5)
+    for mine, conv in zip(ours.layers, model.convs, strict=True):
+        conv.load_state_dict(mine.conv(("node", "to", "node")).state_dict())
+    expected = model(batch.x, batch.edge_index)[:7]
+    torch.testing.assert_close(ours(batch), expected, atol=1e-5, rtol=1e-5)
+    assert ours(batch).shape == (7, 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": True}, {"residual": True}, {"norm": True, "residual": True}])
+@pytest.mark.parametrize("kind", ["sage", "gat", "gin"])
+def test_all_neighbours_in_blocks_or_a_subgraph_give_what_the_whole_graph_gives(
+    kind: str, options: dict[str, Any]
+) -> None:
+    data = random_graph(60, 400, 2)
+    data.x = torch.randn(60, 8)
+    model = homogeneous(kind, **options)
+    whole = model(Data(x=data.x, edge_index=data.edge_index))
+    for mode in ("blocks", "subgraph"):
+        for batch in NeighborLoader(data, [-1, -1], batch_size=16, mode=mode):
+            expected = whole[batch.input_id]
+            torch.testing.assert_close(model(batch)[: batch.batch_size], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": True, "residual": True}])
+@pytest.mark.parametrize("kind", ["sage", "rsage", "rgcn", "rgat"])
+def test_heterogeneous_batches_give_what_the_whole_graph_gives(kind: str, options: dict[str, Any]) -> None:
+    data = books()
+    model = heterogeneous(kind, data, **options)
+    node_type = "paper"
+    whole = model(data)[node_type]
+    for mode in ("blocks", "subgraph"):
+        for batch in NeighborLoader(data, [-1, -1], input_nodes=node_type, batch_size=3, mode=mode):
+            out = model(batch)[node_type][: batch[node_type].batch_size]
+            torch.testing.assert_close(out, whole[batch[node_type].input_id], atol=1e-5, rtol=1e-5)
+
+
+ORDER = """
+for kind in ("rsage", "rgcn", "rgat"):
+    torch.manual_seed(0)
+    model = heterogeneous(kind, books())
+    names = [name for name, _ in model.named_parameters()]
+    print(kind, names, sum(p.sum().item() for p in model.parameters()))
+"""
+
+
+def test_parameters_have_one_order_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
+    """In this one and in two others, each with its own order of sets."""
+    begin = (
+        "import gc, sys, torch; gc.disable(); sys.path.insert(0, sys.argv[1])\nfrom models import books, heterogeneous"
+    )
+    command = [sys.executable, "-c", f"{begin}{ORDER}gc.freeze()", str(TESTS)]
+    told = [
+        subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
+        for seed in ("0", "3")
+    ]
+    exec(ORDER, {"torch": torch, "heterogeneous": heterogeneous, "books": books})
+    here = capsys.readouterr().out
+    assert len(here.splitlines()) == 3
+    assert [process.communicate(timeout=60)[0] for process in told] == [here, here]
+
+
+def test_relations_are_summed_as_pygs_hetero_conv_does() -> None:
+    data = books()
+    model = GNN("rsage", hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=1, out=5))
+    convs = {}
+    for key in data.edge_types:
+        ends = (data[key[0]].x.shape[1], data[key[2]].x.shape[1])
+        convs[key] = pyg.SAGEConv(ends, 5)
+        convs[key].load_state_dict(model.stage(0).conv(key).state_dict())
+    with warnings.catch_warnings(action="ignore"):  # authors have no in-edges
+        hetero = pyg.HeteroConv(convs, aggr="sum")
+        expected = hetero(data.x_dict, data.edge_index_dict)
+    found = model(data)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5)
+
+
+def test_a_type_without_features_learns_a_row_per_node() -> None:
+    data = books()
+    del data["author"].x
+    data["author"].num_nodes = 7
+    model = heterogeneous("rsage", data)
+    batch = next(iter(NeighborLoader(data, [-1, -1], input_nodes="paper", batch_size=4)))
+    model(batch)["paper"].sum().backward()
+    gradient = model.embeddings["author"].weight.grad
+    touched = gradient.abs().sum(1).nonzero().view(-1)
+    assert set(touched.tolist()) <= set(batch["author"].n_id.tolist())
+    assert touched.numel()
+
+
+def test_a_layer_gets_only_what_later_layers_see() -> None:
+    data = random_graph(200, 800, 4)
+    batch = next(iter(NeighborLoader(data, [3, 3, 3], batch_size=5)))
+    nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+    views = views_of(batch, 3)
+    key = ("node", "to", "node")
+    assert [view.num_destinations["node"] for view in views] == [sum(nodes[:3]), sum(nodes[:2]), nodes[0]]
+    assert [view.edges[key].num_edges for view in views] == [sum(edges), sum(edges[:2]), edges[0]]
+    assert [view.edges[key].num_sources for view in views] == [sum(nodes), sum(nodes[:3]), sum(nodes[:2])]
+
+
+def test_fewer_layers_than_hops_use_the_inner_hops() -> None:
+    data = random_graph(200, 800, 4)
+    data.x = torch.randn(200, 8)
+    batch = next(iter(NeighborLoader(data, [3, 3, 3], batch_size=5)))
+    model = homogeneous("sage")
+    whole = model(Data(x=batch.x, edge_index=batch.edge_index))[:5]
+    torch.testing.assert_close(model(batch)[:5], whole, atol=1e-5, rtol=1e-5)
+
+
+def test_mixed_precision_runs_forward_and_backward() -> None:
+    data = random_graph(60, 400, 1)
+    data.x = torch.randn(60, 8)
+    batch = next(iter(NeighborLoader(data, [4, 3], batch_size=7)))
+    for kind in ("sage", "gcn", "gat", "gin"):
+        model = homogeneous(kind)
+        exact = model(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(batch)
+        out.float().sum().backward()
+        torch.testing.assert_close(out.float(), exact, atol=0.1, rtol=0.1)
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: heterogeneous("gcn", books()), "use 'rgcn'"),
+        (lambda: heterogeneous("sagee", books()), "choose one of"),
+        (lambda: heterogeneous("gin", books()), "residual=True"),
+        (lambda: homogeneous("gat", heads=5), "does not divide by heads"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(hoploom.ConfigError, match=message):
+        make()
+
+
+def test_blocks_that_are_too_few_are_refused() -> None:
+    batch = next(iter(NeighborLoader(random_graph(60, 400, 1), [3], batch_size=4, mode="blocks")))
+    with pytest.raises(hoploom.ConfigError, match="1 blocks for 2 layers"):
+        views_of(batch, 2)
+
+
+def test_edges_of_a_relation_may_come_grouped() -> None:
+    x, edge_index = graph_with_loops()
+    conv = hnn.SAGEConv(8, 5)
+    torch.testing.assert_close(conv(x, InEdges.of(edge_index, 40, 40)), conv(x, edge_index))
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+@pytest.mark.parametrize("num_parts", [0, 3])
+def test_a_gcn_told_the_degrees_gives_what_the_whole_graph_gives(mode: str, num_parts: int, tmp_path: Path) -> None:
+    data = random_graph(60, 400, 2)
+    data.x = torch.randn(60, 8)  # its edges hold some loops
+    assert (data.edge_index[0] == data.edge_index[1]).sum() > 3
+    model = homogeneous("gcn")
+    assert model.needs_degrees
+    assert not homogeneous("gat").needs_degrees
+    whole = model(Data(x=data.x, edge_index=data.edge_index))
+    store: Any = hoploom.from_pyg(data)
+    if num_parts:
+        store = save_in_parts(store, tmp_path / "store", num_parts)
+    for batch in NeighborLoader(store, [-1, -1], batch_size=16, mode=mode, degrees=True):
+        torch.testing.assert_close(model(batch)[: batch.batch_size], whole[batch.input_id], atol=1e-5, rtol=1e-5)
+
+
+def test_a_sampled_gcn_is_right_on_average() -> None:
+    data = random_graph(30, 400, 2)
+    data.x = torch.randn(30, 8).abs()
+    assert (data.edge_index[0] == data.edge_index[1]).any()
+    conv = hnn.GCN(8, 5, 1, 5)
+    whole = conv(Data(x=data.x, edge_index=data.edge_index))
+    loader = NeighborLoader(data, [3], batch_size=30, degrees=True)
+    outs = []
+    for epoch in range(400):
+        loader.set_epoch(epoch)
+        outs += [conv(batch) for batch in loader]
+    deviation = torch.stack(outs).std(0) / 20
+    assert bool(((torch.stack(outs).mean(0) - whole).abs() <= 5 * deviation + 1e-6).all())
+
+
+def test_a_gcn_on_blocks_asks_for_the_degrees() -> None:
+    batch = next(iter(NeighborLoader(random_graph(60, 400, 1), [2, 2], mode="blocks")))
+    with pytest.raises(hoploom.ConfigError, match="degrees=True"):
+        hnn.GCN(5, 4, 2, 3)(batch)
+
+
+def test_degrees_out_of_reach_are_refused_not_made_up() -> None:
+    memory = hoploom.from_pyg(random_graph(60, 400, 1))
+    elsewhere = Store(memory.schema, memory.graph, memory.features)
+    with pytest.raises(hoploom.ConfigError, match="not in reach"):
+        elsewhere.in_degrees(("node", "to", "node"), torch.arange(5))
+
+
+def test_degrees_are_for_one_relation() -> None:
+    with pytest.raises(hoploom.ConfigError, match="one node type and relation"):
+        NeighborLoader(library(), [2], input_nodes="paper", degrees=True)

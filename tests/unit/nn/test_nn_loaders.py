@@ -1,0 +1,124 @@
+"""What loaders do for models: layer one aggregated, and only the parameters that the output needs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.graphs import library, random_graph, save_in_parts
+from support.models import books, heterogeneous, homogeneous
+
+import hoploom
+from hoploom import NeighborLoader, Store
+from hoploom.nn import GNN, Shape
+from hoploom.ops import InEdges
+from hoploom.store import Wanted
+
+# --- layer one, aggregated by the loader ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+@pytest.mark.parametrize("num_parts", [0, 1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_the_loader_aggregates_is_what_layer_one_would(
+    mode: str, num_parts: int, dtype: str, tmp_path: Path
+) -> None:
+    data = random_graph(60, 400, 1)
+    data.x = torch.randn(60, 8).to(getattr(torch, dtype))
+    store: Any = hoploom.from_pyg(data)
+    if num_parts:
+        store = save_in_parts(store, tmp_path / "store", num_parts)
+    for kind in ("sage", "gin"):
+        model = homogeneous(kind)
+        options: dict[str, Any] = {"batch_size": 7, "mode": mode, "shuffle": True}
+        plain = NeighborLoader(store, [4, 3], **options)
+        fused = NeighborLoader(store, [4, 3], aggregate=model.first_reduce, **options)
+        for batch, other in zip(plain, fused, strict=True):
+            assert other.x.shape[0] < batch.x.shape[0]
+            torch.testing.assert_close(model(other), model(batch), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_aggregates_have_the_same_bits_wherever_the_rows_lie(reduce: Any, dtype: str, tmp_path: Path) -> None:
+    data = random_graph(60, 400, 1)
+    data.x = (torch.randn(60, 9) * 10.0 ** torch.randint(-9, 5, (60, 9))).to(getattr(torch, dtype))
+    data.x[0, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    memory = hoploom.from_pyg(data)
+    elsewhere = Store(memory.schema, memory.graph, memory.features)
+    stores = [memory, save_in_parts(memory, tmp_path / "store", 3), elsewhere]
+    edges = InEdges.of(torch.randint(50, (2, 200)), 50, 50)
+    want = Wanted("node", "x", torch.randperm(60)[:50])
+    found = [store.aggregate(want, edges, reduce).view(torch.int32) for store in stores]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+def test_relations_arrive_aggregated_each(mode: str) -> None:
+    data = books()
+    model = heterogeneous("rsage", data)
+    options: dict[str, Any] = {"input_nodes": "paper", "batch_size": 3, "mode": mode}
+    plain = NeighborLoader(data, [2, 2], **options)
+    fused = NeighborLoader(data, [2, 2], aggregate=model.first_reduce, **options)
+    for batch, other in zip(plain, fused, strict=True):
+        torch.testing.assert_close(model(other)["paper"], model(batch)["paper"], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reduce"),
+    [
+        ("sage", {}, "mean"),
+        ("gin", {}, "sum"),
+        ("gcn", {}, None),
+        ("gat", {}, None),
+        ("sage", {"norm": True}, None),
+        ("sage", {"residual": True}, None),
+    ],
+)
+def test_a_model_says_how_its_first_layer_aggregates(kind: str, options: dict[str, Any], reduce: str | None) -> None:
+    assert homogeneous(kind, **options).first_reduce == reduce
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aggregate": "max"}, "choose 'sum' or 'mean'"),
+        ({"aggregate": "mean", "subgraph_type": "induced"}, "does not go with"),
+    ],
+)
+def test_an_aggregate_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hoploom.ConfigError, match=message):
+        NeighborLoader(random_graph(60, 400, 1), [2, 2], **options)
+    with pytest.raises(hoploom.ConfigError, match="needs rows of floats"):
+        NeighborLoader(library(), [2, 2], input_nodes="paper", aggregate="mean")
+
+
+# --- only the parameters that the output needs ----------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": True, "residual": True}])
+@pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat"])
+def test_a_model_for_one_type_has_no_parameter_without_a_gradient(kind: str, options: dict[str, Any]) -> None:
+    data = books()
+    del data["venue"].x
+    torch.manual_seed(0)
+    schema = hoploom.from_pyg(data).schema
+    shape = Shape(hidden=12, num_layers=2, out=5, **options)
+    model, whole = GNN(kind, schema, shape, ["paper"]), GNN(kind, schema, shape)
+    kept = model.state_dict()
+    assert set(kept) < set(whole.state_dict())
+    whole.load_state_dict(kept, strict=False)
+    for mode in ("blocks", "subgraph"):
+        batch = next(iter(NeighborLoader(data, [2, 2], input_nodes="paper", batch_size=3, mode=mode)))
+        out = model(batch)
+        assert list(out) == ["paper"]
+        torch.testing.assert_close(out["paper"][:3], whole(batch)["paper"][:3])
+        model.zero_grad()
+        out["paper"].sum().backward()
+        assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+def test_a_type_that_no_layer_reaches_cannot_come_out() -> None:
+    with pytest.raises(hoploom.ConfigError, match=r"\['author'\] has no rows after 2 layers"):
+        GNN("rsage", hoploom.from_pyg(books()).schema, Shape(hidden=12, num_layers=2, out=5), ["author"])

@@ -1,0 +1,217 @@
+"""What the report says is what arithmetic says, in text, JSON and the picture."""
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from support.graphs import cut, library, ring, save_in_parts
+from torch_geometric.data import Data
+
+import hoploom
+from hoploom import ConfigError, Store
+from hoploom.load.presample import Presampling
+from hoploom.partition.costs import CacheRate, Cut, PartCost, PartitionReport, as_json
+from hoploom.partition.picture import as_svg
+from hoploom.partition.report import report
+from hoploom.schema import RelationName
+from hoploom.store import assemble
+
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+
+
+def in_parts(store: Store, num_parts: int) -> Store:
+    return assemble(store.schema, cut(store, num_parts))
+
+
+def made_up(num_parts: int, *, sampled: bool = True) -> PartitionReport:
+    """Part p has p + 1 times a hundred nodes; a batch has ten times as many rows, a quarter of them remote."""
+    parts = []
+    for part in range(num_parts):
+        count = 100 * (part + 1)
+        rows = (10.0 * count, 2.5 * count, 1e4 * count) if sampled else ()
+        parts.append(PartCost({"node": count}, 7 * count, 50, *rows))
+    caches = (CacheRate(0.01, 0.02), CacheRate(0.05, 0.4), CacheRate(0.1, 0.75), CacheRate(0.2, 0.999))
+    sampling = {"seeds": "train", "fanouts": [15, 10], "batch_size": 64}
+    cuts = (Cut("node to node", 1000, 125),)
+    return PartitionReport(cuts, tuple(parts), caches, sampling) if sampled else PartitionReport(cuts, tuple(parts))
+
+
+# --- what is counted -------------------------------------------------------------------------
+
+
+def test_cut_and_balance_of_the_ring_are_those_of_arithmetic(tmp_path: Path) -> None:
+    store = hoploom.from_pyg(ring(12))
+    for given in (in_parts(store, 2), save_in_parts(store, tmp_path / "ring", 2), tmp_path / "ring"):
+        costs = report(given, fanouts=None)
+        assert costs.cuts == (Cut("node to node", 24, 6),)  # of 4, 5, 10 and 11: one, two, one and two
+        assert costs.edge_cut == 0.25
+        assert [part.num_nodes for part in costs.parts] == [{"node": 6}] * 2
+        assert [part.num_edges for part in costs.parts] == [12, 12]
+        assert [part.num_seeds for part in costs.parts] == [6, 0]
+        assert costs.remote_share is None
+        assert costs.caches == ()
+
+
+def test_cut_of_every_relation_by_part_of_its_own_types() -> None:
+    store = hoploom.from_pyg(library())
+    costs = report(in_parts(store, 2), seeds=None)
+    edges = {relation.key: 0 for relation in store.schema.relations}
+    middle = {"author": 3, "paper": 5, "venue": 1}  # where the second part begins
+
+    def across(key: RelationName, source: int, destination: int) -> bool:
+        return (source >= middle[key[0]]) != (destination >= middle[key[2]])
+
+    data = library()
+    for key in edges:
+        edges[key] = sum(across(key, *ends) for ends in data[key].edge_index.t().tolist())
+    assert {cut.relation: cut.num_cut for cut in costs.cuts} == {" ".join(key): n for key, n in edges.items()}
+    assert costs.parts[1].num_nodes == {"author": 4, "paper": 5, "venue": 2}
+
+
+# --- what is sampled -------------------------------------------------------------------------
+
+
+def test_remote_rows_and_hits_of_the_ring_are_those_of_arithmetic() -> None:
+    costs = report(in_parts(hoploom.from_pyg(ring(12)), 2), [-1])
+    first, second = costs.parts
+    assert (first.batch_rows, first.remote_rows) == (8.0, 2.0)  # seeds 0 to 5 reach 7
+    assert first.remote_bytes == 2 * (16 + 8 + 3)  # x, y and three masks
+    assert (second.num_seeds, second.batch_rows, second.remote_rows) == (0, 0.0, 0.0)
+    assert costs.remote_share == 0.25
+    assert costs.caches == (CacheRate(0.01, 0), CacheRate(0.05, 0), CacheRate(0.1, 0), CacheRate(0.2, 0.5))
+
+
+def test_a_cache_holds_what_other_batches_asked_for_most() -> None:
+    """Nodes 0 to 49 each have an edge from node 50 and one from a node of their own: 50 is in every batch."""
+    nodes = torch.arange(50)
+    sources = torch.cat([torch.full((50,), 50), 50 + nodes])
+    data = Data(edge_index=torch.stack([sources, nodes.repeat(2)]), num_nodes=100, train_mask=torch.arange(100) < 50)
+    store = in_parts(hoploom.from_pyg(data), 2)
+    costs = report(store, [-1], sampling=Presampling(batch_size=1))
+    (first, second) = costs.parts
+    assert first.batch_rows == pytest.approx(3, abs=0.05)  # node 0 has but node 50
+    assert second.num_seeds == 0
+    smallest = costs.caches[0]
+    assert smallest.nodes == 0.01
+    assert smallest.hits == 0  # of 50 nodes not one
+    assert costs.caches[1].hits == pytest.approx(0.5, abs=0.1)  # two: node 50, and some other
+    everything = [cache.hits for cache in costs.caches]
+    assert everything == sorted(everything)
+    assert everything[-1] < 0.9  # ten nodes cannot hold fifty
+
+
+def test_the_batches_that_fill_a_cache_are_not_those_it_is_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hoploom.partition import hotness
+
+    seen: list[tuple[int, range]] = []
+    visited = hotness.visited
+
+    def watched(store: Store, fanouts: object, seeds: object, plan: Presampling) -> object:
+        assert plan.batches is not None
+        seen.append((plan.seed, plan.batches))
+        return visited(store, [1], seeds, plan)
+
+    monkeypatch.setattr(hotness, "visited", watched)
+    report(in_parts(hoploom.from_pyg(ring(12)), 2), [1], sampling=Presampling(seed=5))
+    chosen, measured = ({step for seed, steps in seen if seed == want for step in steps} for want in (5, 6))
+    assert len(chosen) == 8
+    assert len(measured) == 32
+    assert {seed for seed, _ in seen} == {5, 6}
+
+
+def test_a_report_is_the_same_every_time_whatever_the_threads() -> None:
+    store = in_parts(hoploom.from_pyg(library()), 3)
+    seeds = ("paper", "train")
+    one, other = (report(store, [2, 1], seeds, sampling=Presampling(num_threads=n, batch_size=2)) for n in (1, 3))
+    assert one == other
+    assert one.sampling == {"seeds": "paper train", "fanouts": [2, 1], "batch_size": 2}
+
+
+def test_a_report_of_what_is_not_there_is_refused(ring_store: Store) -> None:
+    with pytest.raises(ConfigError, match="unknown split 'valid'"):
+        report(ring_store, [1], "valid")
+    with pytest.raises(ConfigError, match="fanouts are empty"):
+        report(ring_store, [])
+
+
+# --- how it is told --------------------------------------------------------------------------
+
+
+def test_the_table_says_what_the_figures_say() -> None:
+    assert str(made_up(2)).splitlines() == [
+        "part  nodes  edges  seeds  rows a batch  remote  remote MB",
+        "0       100    700     50         1,000  25.0 %        1.0",
+        "1       200  1,400     50         2,000  25.0 %        2.0",
+        "",
+        "edges from another part: 12.5 %",
+        "rows of a batch from another part: 25.0 %",
+        "cache, of the other parts' nodes  1.0 %   5.0 %  10.0 %  20.0 %",
+        "answers of these rows             2.0 %  40.0 %  75.0 %  99.9 %",
+        "sampled: batches of 64, seeds train, fanouts [15, 10]",
+    ]
+    assert str(made_up(1, sampled=False)).splitlines() == [
+        "part  nodes  edges  seeds",
+        "0       100    700     50",
+        "",
+        "edges from another part: 12.5 %",
+    ]
+
+
+def test_the_json_holds_every_figure() -> None:
+    contents = json.loads(as_json(made_up(3)))
+    assert contents["edge_cut"] == 0.125
+    assert contents["remote_share"] == 0.25
+    assert contents["parts"][2]["num_nodes"] == {"node": 300}
+    assert contents["caches"][3] == {"nodes": 0.2, "hits": 0.999}
+    assert contents["cuts"] == [{"relation": "node to node", "num_edges": 1000, "num_cut": 125}]
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts_of(picture: str) -> list[tuple[str, tuple[float, float, float, float]]]:
+    """Every text with the box it takes, six tenths of its size for a letter."""
+    found = []
+    for text in ElementTree.fromstring(picture).iter(f"{SVG}text"):
+        words, size = text.text or "", float(text.attrib["font-size"])
+        width, x, y = 0.6 * size * len(words), float(text.attrib["x"]), float(text.attrib["y"])
+        left = x - {"start": 0.0, "middle": width / 2, "end": width}[text.attrib["text-anchor"]]
+        found.append((words, (left, y - 0.8 * size, left + width, y + 0.2 * size)))
+    return found
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4, 16, 100])
+def test_no_text_of_the_picture_lies_on_another_or_outside(num_parts: int) -> None:
+    picture = as_svg(made_up(num_parts))
+    root = ElementTree.fromstring(picture)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    texts = texts_of(picture)
+    assert {"part", "Rows of a batch", "75 %", "size of the cache, % of the other parts' nodes"} <= {
+        t for t, _ in texts
+    }
+    for place, (words, (left, top, right, bottom)) in enumerate(texts):
+        assert 0 <= left < right <= width, words
+        assert 0 <= top < bottom <= height, words
+        for other, (left_2, top_2, right_2, bottom_2) in texts[:place]:
+            assert right <= left_2 or right_2 <= left or bottom <= top_2 or bottom_2 <= top, (words, other)
+
+
+def test_bars_are_as_high_as_what_they_stand_for() -> None:
+    picture = as_svg(made_up(3))
+    heights: dict[str, list[float]] = {}
+    for bar in ElementTree.fromstring(picture).iter(f"{SVG}rect"):
+        heights.setdefault(bar.attrib["fill"], []).append(float(bar.attrib["height"]))
+    nodes, remote, own = (heights[colour][1:] for colour in ("#0072b2", "#d55e00", "#9ecae1"))  # after the legend's
+    assert [height / nodes[0] for height in nodes] == pytest.approx([1, 2, 3], rel=0.01)
+    assert [height / remote[0] for height in remote] == pytest.approx([1, 2, 3], rel=0.01)
+    assert [high / low for high, low in zip(own, remote, strict=True)] == pytest.approx([3, 3, 3], rel=0.01)
+
+
+def test_the_picture_of_what_was_not_sampled_has_the_balance_alone() -> None:
+    picture = as_svg(made_up(2, sampled=False))
+    assert "What each part holds" in picture
+    assert "batch" not in picture
+    assert not re.search("nan|inf", picture)

@@ -1,0 +1,400 @@
+"""What each way of sampling promises, by arithmetic on rings and small graphs. Distributions: test_statistics.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_same
+from support.graphs import add_relation, library, random_graph, ring
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import SAGEConv
+from torch_geometric.sampler import NodeSamplerInput
+
+from hoploom import ConfigError, Edges, NeighborLoader, NeighborSampler
+from hoploom.sample import LayerGraph
+
+CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
+
+
+def sample(data: Any, num_neighbors: Any, input_nodes: Any = None, **options: Any) -> Any:
+    """One batch for all seeds."""
+    (batch,) = NeighborLoader(data, num_neighbors, input_nodes, batch_size=1000, **options)
+    return batch
+
+
+def graph_of(num_nodes: int, edges: list[tuple[int, int]]) -> Data:
+    return Data(edge_index=torch.tensor(edges).t().contiguous(), num_nodes=num_nodes)
+
+
+def star(num_leaves: int, num_centres: int = 1) -> Data:
+    """Every leaf points at every centre; the centres are the first nodes."""
+    leaves, centres = range(num_centres, num_centres + num_leaves), range(num_centres)
+    return graph_of(num_centres + num_leaves, [(leaf, centre) for centre in centres for leaf in leaves])
+
+
+def degrees(data: Data) -> Tensor:
+    return torch.bincount(data.edge_index[1], minlength=data.num_nodes)
+
+
+def in_degrees(batch: Data) -> Tensor:
+    return torch.bincount(batch.edge_index[1], minlength=batch.n_id.numel())
+
+
+def expanded(batch: Data) -> int:
+    """How many nodes of the batch had their turn: all but those of the last hop."""
+    return sum(batch.num_sampled_nodes[:-1])
+
+
+# --- the hop loop --------------------------------------------------------------------------------
+
+
+def test_each_node_is_expanded_once_at_the_hop_that_first_reaches_it() -> None:
+    batch = sample(ring(12), [-1, -1, -1], [0])
+    assert batch.n_id.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert (batch.num_sampled_nodes, batch.num_sampled_edges) == ([1, 2, 2, 2], [2, 4, 4])
+    assert in_degrees(batch).tolist() == [2, 2, 2, 2, 2, 0, 0]
+    assert sample(ring(5), [-1] * 4, [0]).num_sampled_nodes == [1, 2, 2, 0, 0]
+    assert sample(ring(12), [0, 2], [0, 6]).num_sampled_edges == [0, 0]
+
+
+@pytest.mark.parametrize("labor", [False, True])
+@pytest.mark.parametrize("fanout", [0, 1, 3, 6, 50, -1])
+def test_a_node_has_as_many_picks_as_its_fanout_or_its_degree_allows(fanout: int, labor: bool) -> None:
+    data = random_graph(50, 300, 1)
+    batch = sample(data, [fanout, fanout], torch.arange(10), labor=labor)
+    degree, count = degrees(data)[batch.n_id], expanded(batch)
+    assert torch.equal(in_degrees(batch)[:count], degree[:count] if fanout < 0 else degree[:count].clamp(max=fanout))
+    assert in_degrees(batch)[count:].sum() == 0
+    assert batch.e_id.unique().numel() == batch.e_id.numel()
+
+
+@pytest.mark.parametrize("fanout", [1, 4, 20])
+def test_with_replacement_a_node_has_exactly_its_fanout_unless_it_has_no_neighbour(fanout: int) -> None:
+    data = random_graph(50, 100, 1)
+    batch = sample(data, [fanout, fanout], torch.arange(20), replace=True)
+    degree, count = degrees(data)[batch.n_id], expanded(batch)
+    assert torch.equal(in_degrees(batch)[:count], fanout * (degree[:count] > 0))
+    assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+
+
+def test_nodes_stand_in_the_order_of_first_sight() -> None:
+    data, seeds = random_graph(50, 300, 1), [40, 3, 17]
+    batch = sample(data, [3, 3, 3], seeds)
+    assert batch.n_id.tolist() == list(dict.fromkeys(seeds + data.edge_index[0, batch.e_id].tolist()))
+    assert batch.edge_index[1].tolist() == sorted(batch.edge_index[1].tolist())
+
+
+def test_counts_cut_every_type_and_relation_into_hops() -> None:
+    batch = sample(library(), [2, 2], ("paper", torch.tensor([1, 4])))
+    for key in batch.edge_types:
+        counts = batch[key].num_sampled_edges
+        assert sum(counts) == batch[key].e_id.numel()
+        for hop, edges in enumerate(batch[key].edge_index.split(counts, dim=1)):
+            begin, end = (sum(batch[key[2]].num_sampled_nodes[:reached]) for reached in (hop, hop + 1))
+            assert ((begin <= edges[1]) & (edges[1] < end)).all()
+
+
+@pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional", "induced"])
+def test_seeds_without_neighbours_are_alone(subgraph_type: str) -> None:
+    data = Data(x=torch.eye(4), edge_index=torch.empty(2, 0, dtype=torch.int64))
+    batch = sample(data, [2, -1], [3, 1], subgraph_type=subgraph_type)
+    assert (batch.n_id.tolist(), batch.edge_index.shape, batch.edge_index.dtype) == ([3, 1], (2, 0), torch.int64)
+    assert sample(data, [2], [3, 1], mode="blocks").blocks[0].edge_index.shape == (2, 0)
+    assert sample(graph_of(4, [(0, 1)]), [5, 5], [3, 2], subgraph_type=subgraph_type).n_id.tolist() == [3, 2]
+
+
+def test_loops_and_repeated_edges_are_edges_like_any_other() -> None:
+    batch = sample(graph_of(2, [(0, 0), (1, 0), (1, 0), (1, 1)]), [-1, -1], [0])
+    assert batch.n_id.tolist() == [0, 1]
+    assert batch.edge_index.tolist() == [[0, 1, 1, 1], [0, 0, 0, 1]]
+    assert batch.e_id.tolist() == [0, 1, 2, 3]
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+attrs = pytest.mark.parametrize("attr", ["node_time", "edge_time"])
+
+
+def times_of_edges(data: Data, attr: str) -> Tensor:
+    return data.edge_time if attr == "edge_time" else data.node_time[data.edge_index[0]]
+
+
+@attrs
+@pytest.mark.parametrize("strategy", ["uniform", "last"])
+def test_a_tree_grows_at_every_hop_by_what_its_seed_may_see(attr: str, strategy: str) -> None:
+    data, seeds, seed_times = random_graph(60, 600, 2), torch.tensor([5, 9, 5, 30]), torch.tensor([20, 40, 60, 99])
+    options = {"time_attr": attr, "input_time": seed_times, "temporal_strategy": strategy}
+    batch, times = sample(data, [3, 3], seeds, **options), times_of_edges(data, attr)
+    assert (times[batch.e_id] <= seed_times[batch.batch[batch.edge_index[1]]]).all()
+    count = expanded(batch)
+    visible = [
+        ((data.edge_index[1] == node) & (times <= seed_times[tree])).sum()
+        for node, tree in zip(batch.n_id[:count], batch.batch[:count], strict=True)
+    ]
+    assert torch.equal(in_degrees(batch)[:count], torch.stack(visible).clamp(max=3))
+
+
+@attrs
+@pytest.mark.parametrize(("strategy", "fanout"), [("uniform", -1), ("last", -1), ("last", 4)])
+def test_picks_are_all_that_the_seed_may_see_or_the_last_of_them(attr: str, strategy: str, fanout: int) -> None:
+    data, seed_times = random_graph(60, 600, 2), torch.arange(60) * 2
+    options = {"time_attr": attr, "input_time": seed_times, "temporal_strategy": strategy}
+    batch, times = sample(data, [fanout], torch.arange(60), **options), times_of_edges(data, attr)
+    assert torch.equal(batch.seed_time, seed_times)
+    for seed in range(60):
+        visible = times[(data.edge_index[1] == seed) & (times <= seed_times[seed])].sort().values
+        picked = times[batch.e_id[batch.edge_index[1] == seed]].sort().values
+        assert torch.equal(picked, visible if fanout < 0 else visible[-fanout:])
+
+
+def test_seeds_have_their_own_time_unless_another_is_given() -> None:
+    data = random_graph(60, 600, 2)
+    own = sample(data, [3, 3], time_attr="node_time")
+    given = sample(data, [3, 3], time_attr="node_time", input_time=data.node_time)
+    assert torch.equal(own.e_id, given.e_id)
+    assert "seed_time" not in own
+
+
+def test_types_without_a_time_are_always_in_time() -> None:
+    data = library()
+    data["paper"].time = torch.arange(10)
+    batch = sample(data, [-1, -1], ("paper", torch.tensor([2, 7])), time_attr="time")
+    assert (batch["paper"].time <= torch.tensor([2, 7])[batch["paper"].batch]).all()
+    for tree, paper in enumerate([2, 7]):
+        authors = batch["author"].n_id[batch["author"].batch == tree]
+        assert set(authors.tolist()) >= {a for a in range(6) if (a + paper) % 2 == 0 or (a + paper) % 3 == 0}
+    assert batch[CITES].e_id.numel() == 0  # whoever cites a paper is later
+    with pytest.raises(ConfigError, match="input_time"):
+        sample(data, [-1], "author", time_attr="time")
+    by_venue = sample(data, [-1], "venue", time_attr="time", input_time=torch.tensor([-1, 4, 100]))
+    assert by_venue["paper", "appears_in", "venue"].edge_index[1].tolist() == [1, 1, 2, 2, 2]
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_weighs_nothing_is_never_picked(replace: bool) -> None:
+    data = random_graph(40, 600, 3)
+    data.weight[torch.arange(600) % 3 != 0] = 0
+    data.weight[data.edge_index[1] == 7] = 0
+    positive = torch.bincount(data.edge_index[1][data.weight > 0], minlength=40)
+    batch = sample(data, [4], weight_attr="weight", replace=replace)
+    assert (batch.weight > 0).all()
+    assert torch.equal(in_degrees(batch), 4 * (positive > 0) if replace else positive.clamp(max=4))
+    assert sample(data, [-1, -1], [7], weight_attr="weight", replace=replace).num_edges == 0
+
+
+def test_relations_without_weights_are_sampled_uniformly_beside_those_with() -> None:
+    data = library()
+    data[CITES].weight = torch.zeros(36)
+    batch = sample(data, [2], "paper", weight_attr="weight")
+    assert batch[CITES].e_id.numel() == 0
+    assert (batch[WRITES].weight > 0).all()
+    assert batch["author", "reviews", "paper"].e_id.numel() == 18
+
+
+# --- LABOR and disjoint --------------------------------------------------------------------------
+
+
+def test_labor_gives_seeds_of_the_same_neighbourhood_the_same_sources() -> None:
+    batch = sample(star(60, num_centres=4), [5], torch.arange(4), labor=True)
+    assert in_degrees(batch)[:4].tolist() == [5, 5, 5, 5]
+    assert batch.num_sampled_nodes == [4, 5]
+    assert sample(star(60, num_centres=4), [5], torch.arange(4)).num_sampled_nodes[1] > 5
+
+
+def test_trees_of_disjoint_seeds_share_nothing() -> None:
+    data, seeds = random_graph(40, 400, 1), torch.tensor([0, 1, 2, 3, 8, 3, 20])
+    batch = sample(data, [4, 3], seeds, disjoint=True, rank=1, world_size=2)
+    assert torch.equal(batch.n_id[:4], seeds[3:])
+    assert batch.batch[:4].tolist() == [0, 1, 2, 3]
+    assert torch.equal(batch.batch[batch.edge_index[0]], batch.batch[batch.edge_index[1]])
+    assert len(set(zip(batch.n_id.tolist(), batch.batch.tolist(), strict=True))) == batch.num_nodes
+    assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+
+
+def test_a_node_in_two_trees_picks_for_each_on_its_own() -> None:
+    batch = sample(star(100), [10], [0, 0], disjoint=True)
+    first, second = (set(batch.e_id[batch.edge_index[1] == tree].tolist()) for tree in (0, 1))
+    assert (len(first), len(second)) == (10, 10)
+    assert len(first & second) < 6  # one on average
+
+
+# --- induced and bidirectional -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("data", "seeds"), [(random_graph(40, 400, 1), [0, 1]), (library(), ("paper", [0, 8]))])
+def test_an_induced_batch_has_every_edge_between_its_nodes_once(data: Any, seeds: Any) -> None:
+    batch = sample(data, [2, 1], seeds, subgraph_type="induced")
+    for whole, part in zip(data.edge_stores, batch.edge_stores, strict=True):
+        ends = [batch.n_id] * 2 if isinstance(batch, Data) else [batch[end].n_id for end in whole._key[::2]]
+        inside = torch.isin(whole.edge_index[0], ends[0]) & torch.isin(whole.edge_index[1], ends[1])
+        assert sorted(part.e_id.tolist()) == inside.nonzero().view(-1).tolist()
+        found = torch.stack([nodes[row] for nodes, row in zip(ends, part.edge_index, strict=True)])
+        assert torch.equal(found, whole.edge_index[:, part.e_id])
+
+
+def both_ways() -> HeteroData:
+    data = library()
+    add_relation(data, ("paper", "rev_writes", "author"), [(p, a) for a, p in data[WRITES].edge_index.t().tolist()])
+    return data
+
+
+def ends_of(out: Any) -> dict[Any, list[tuple[int, int]]]:
+    rows, columns = (out.row, out.col) if isinstance(out.row, dict) else ({None: out.row}, {None: out.col})
+    return {key: sorted(zip(rows[key].tolist(), columns[key].tolist(), strict=True)) for key in rows}
+
+
+@pytest.mark.filterwarnings("ignore:.*reverse")
+@pytest.mark.parametrize(("data", "node_type"), [(random_graph(40, 300, 1), None), (both_ways(), "paper")])
+def test_bidirectional_is_what_pyg_makes_of_the_directional_sample(data: Any, node_type: str | None) -> None:
+    seeds = NodeSamplerInput(None, torch.tensor([2, 5, 6]), input_type=node_type)
+    directional = NeighborSampler(data, [2, 2]).sample_from_nodes(seeds)
+    found = ends_of(NeighborSampler(data, [2, 2], subgraph_type="bidirectional").sample_from_nodes(seeds))
+    assert found == ends_of(directional.to_bidirectional())
+    assert all(len(set(ends)) == len(ends) for ends in found.values())
+    if node_type is not None:
+        assert sorted(found["paper", "rev_writes", "author"]) == sorted((p, a) for a, p in found[WRITES])
+
+
+@pytest.mark.filterwarnings("ignore:.*reverse")  # what is not matched comes again
+def test_a_relation_without_a_reverse_stays_directional_and_says_so() -> None:
+    with pytest.warns(UserWarning, match=r"\('author', 'writes', 'paper'\) has no reverse"):
+        batch = sample(library(), [2], ("paper", [3]), subgraph_type="bidirectional")
+    assert batch[WRITES].edge_index[1].tolist() == [0, 0]
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fanouts", [[3, 2], [-1, 4], [2, 0]])
+def test_every_layer_samples_all_its_destinations_afresh(fanouts: list[int]) -> None:
+    data, seeds = random_graph(50, 400, 1), torch.tensor([4, 9, 4, 30])
+    batch = sample(data, fanouts, seeds, mode="blocks")
+    inner, outer = batch.blocks  # from the input layer on
+    assert (outer.num_destinations, inner.num_destinations) == (4, outer.num_sources)
+    assert inner.num_sources == batch.n_id.numel() == batch.x.shape[0]
+    assert torch.equal(batch.n_id[:4], seeds)
+    for block, fanout in zip((outer, inner), fanouts, strict=True):
+        degree = degrees(data)[batch.n_id[: block.num_destinations]]
+        picked = torch.bincount(block.edge_index[1], minlength=block.num_destinations)
+        assert torch.equal(picked, degree if fanout < 0 else degree.clamp(max=fanout))
+        assert torch.equal(batch.n_id[block.edge_index], data.edge_index[:, block.e_id])
+        own, seen = batch.n_id[: block.num_destinations].tolist(), batch.n_id[block.edge_index[0]].tolist()
+        assert batch.n_id[: block.num_sources].tolist() == own + [n for n in dict.fromkeys(seen) if n not in own]
+
+
+def test_every_layer_and_every_relation_draws_on_its_own() -> None:
+    inner, outer = sample(star(200), [10, 10], [0], mode="blocks").blocks
+    edges: Any = {"edge_index": torch.stack([torch.arange(200), torch.zeros(200, dtype=torch.int64)])}
+    data = HeteroData(a={"num_nodes": 200}, b={"num_nodes": 1}, a__p__b=edges, a__q__b=edges)
+    assert not torch.equal(inner.e_id, outer.e_id)
+    assert not torch.equal(*sample(data, [10], "b").e_id_dict.values())
+
+
+def test_blocks_of_all_neighbours_compute_what_the_full_graph_does() -> None:
+    torch.manual_seed(0)
+    data, layers = random_graph(50, 200, 1), [SAGEConv(5, 8), SAGEConv(8, 8)]
+    full = layers[1](layers[0](data.x, data.edge_index).relu(), data.edge_index)
+    for batch in NeighborLoader(data, [-1, -1], torch.arange(20), batch_size=8, mode="blocks", shuffle=True):
+        x = batch.x
+        for layer, block in zip(layers, batch.blocks, strict=True):
+            x = layer((x, x[: block.num_destinations]), block.edge_index)
+            x = x.relu() if layer is layers[0] else x
+        assert torch.allclose(x, full[batch.n_id[: batch.batch_size]], atol=1e-5)
+
+
+def typed_layer(convolutions: dict[Any, SAGEConv], x: dict[str, Tensor], edge_index: Any, sizes: Any) -> Any:
+    out = {name: torch.zeros(size, 8) for name, size in sizes.items()}
+    for key, convolution in convolutions.items():
+        out[key[2]] = out[key[2]] + convolution((x[key[0]], x[key[2]][: sizes[key[2]]]), edge_index[key])
+    return out
+
+
+def test_blocks_of_all_types_compute_what_the_full_graph_does() -> None:
+    torch.manual_seed(0)
+    data = both_ways()
+    data["venue"].x = torch.eye(3)
+    layers = [{key: SAGEConv((-1, -1), 8) for key in data.edge_types} for _ in range(2)]
+    full, sizes = data.x_dict, {name: data[name].num_nodes for name in data.node_types}
+    for layer in layers:
+        full = typed_layer(layer, full, data.edge_index_dict, sizes)
+    batch = sample(data, [-1, -1], ("paper", [2, 9, 5]), mode="blocks")
+    x = batch.x_dict
+    for layer, block in zip(layers, batch.blocks, strict=True):
+        x = typed_layer(layer, x, block.edge_index, block.num_destinations)
+    assert torch.allclose(x["paper"], full["paper"][[2, 9, 5]], rtol=1e-5, atol=1e-5)
+
+
+# --- the frontier hook ---------------------------------------------------------------------------
+
+
+def by_hook(data: Any, num_layers: int, input_nodes: Any, hook: Any, **options: Any) -> Any:
+    return sample(data, [0] * num_layers, input_nodes, mode="blocks", sample_frontier=hook, **options)
+
+
+@pytest.mark.parametrize(("data", "seeds"), [(random_graph(50, 400, 1), [4, 9, 4]), (library(), ("paper", [2, 9, 2]))])
+def test_a_hook_that_samples_uniformly_gives_the_blocks_of_the_sampler_itself(data: Any, seeds: Any) -> None:
+    def hook(layer: int, graph: LayerGraph, nodes: Any) -> Any:
+        return graph.sample_neighbors(nodes, [3, 2][layer])
+
+    assert_same(by_hook(data, 2, seeds, hook), sample(data, [3, 2], seeds, mode="blocks"))
+
+
+def test_a_hook_may_choose_the_edges_itself() -> None:
+    def hook(layer: int, graph: LayerGraph, nodes: Tensor) -> Edges:
+        if layer == 0:  # the seeds' layer
+            return Edges(torch.tensor([11, 7, 11]), torch.tensor([2, 0, 0]))
+        edges = graph.in_edges(nodes)
+        return Edges(edges.sources[:1], edges.destinations[:1], edges.positions[:1])
+
+    batch = by_hook(ring(12), 2, [0, 2], hook)
+    inner, outer = batch.blocks
+    assert batch.n_id.tolist() == [0, 2, 7, 11, 1]
+    assert outer.edge_index.tolist() == [[2, 3, 3], [0, 0, 1]]
+    assert outer.e_id is None  # the hook did not say which edges these are
+    assert (inner.edge_index.tolist(), inner.e_id.tolist()) == ([[4], [0]], [0])
+
+
+def test_a_hook_sees_every_seed_once_and_may_leave_out_relations() -> None:
+    seen = []
+
+    def hook(layer: int, graph: LayerGraph, nodes: dict[str, Tensor]) -> Any:
+        seen.append({name: ids.tolist() for name, ids in nodes.items()})
+        return {WRITES: Edges(torch.tensor([5]), torch.tensor([3]))}
+
+    batch = by_hook(library(), 1, ("paper", [3, 1, 3]), hook)
+    assert seen == [{"author": [], "paper": [3, 1], "venue": []}]
+    assert batch.blocks[0].edge_index[WRITES].tolist() == [[0, 0], [0, 2]]  # both copies of paper 3
+    assert batch["author"].n_id.tolist() == [5]
+
+
+WRONG = {
+    "no seed": (Edges(torch.tensor([1]), torch.tensor([5])), "node 5, which is no seed"),
+    "lengths": (Edges(torch.tensor([1, 2]), torch.tensor([0])), "one source per destination"),
+    "relation": ({("a", "b", "c"): Edges(torch.tensor([1]), torch.tensor([0]))}, "unknown relation"),
+    "type": ({("node", "to", "node"): torch.tensor([1])}, "return hoploom.Edges"),
+}
+
+
+@pytest.mark.parametrize(("answer", "message"), WRONG.values(), ids=WRONG)
+def test_a_hook_that_answers_wrongly_is_told_so(answer: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        by_hook(ring(12), 1, [0, 2], lambda layer, graph, nodes: answer)
+
+
+# --- the key -------------------------------------------------------------------------------------
+
+
+def test_picks_depend_on_seed_epoch_and_step_and_on_nothing_else() -> None:
+    def picks(seed: int, epoch: int) -> list[list[int]]:
+        loader = NeighborLoader(star(200), [10], [0, 0, 0], batch_size=1, seed=seed)
+        loader.set_epoch(epoch)
+        return [batch.e_id.tolist() for batch in loader]
+
+    assert picks(1, 1) == picks(1, 1)
+    steps = [step for seed, epoch in ((1, 1), (1, 2), (2, 1), (2, 2)) for step in picks(seed, epoch)]
+    assert len({tuple(step) for step in steps}) == len(steps) == 12

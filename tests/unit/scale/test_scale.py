@@ -1,0 +1,338 @@
+"""Plans: sizes against stores on disk, batches against real sampling, traffic by hand, and what is refused."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hoploom
+from hoploom import NeighborLoader, ops
+from hoploom.config import amounts
+from hoploom.ingest.synthetic import generate
+from hoploom.scale import (
+    Question,
+    as_json,
+    as_text,
+    default_constants,
+    findings,
+    plan,
+)
+from hoploom.scale.batches import batch_size, traffic
+from hoploom.scale.growth import Crowd, grow, hit_rate, picks_per_node
+from hoploom.scale.limits import hosts_needed
+from hoploom.scale.sizes import host_items, id_bytes
+from hoploom.schema import Field
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
+
+HUGE = 10**15  # nodes among which no two picks meet
+LARGE = Question(nodes=10**10, edges=10**12, features=Field("float16", (256,)), hosts=64, ranks_per_host=8)
+
+
+def bytes_of(folder: Path, pattern: str = "*.npy") -> int:
+    return sum(path.stat().st_size for path in folder.rglob(pattern))
+
+
+def disk(question: Question, name: str) -> float:
+    return sum(item.disk for item in host_items(question, everywhere=False) if item.name == name)
+
+
+def without_overlap(**given: Any) -> Question:
+    """Ten seeds, two picks each, on two hosts."""
+    graph = {"nodes": HUGE, "edges": 20 * HUGE, "skew": 0.0, "features": Field("float32", (4,)), "labels": False}
+    run = {"hosts": 2, "batch_size": 10, "fanouts": (2,), "original_id_bytes": 0, "topology": "parts"}
+    return Question(**(graph | run | given))
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def test_sizes_are_those_of_a_store_to_the_byte(tmp_path: Path) -> None:
+    edge_index = torch.randint(1000, (2, 10_000))
+    graph = {"edge_index": edge_index, "weight": torch.rand(10_000)}
+    nodes = {"x": torch.zeros(1000, 4), "y": torch.zeros(1000, dtype=torch.int64)}
+    hoploom.from_tensors(nodes, graph, weight_attr="weight", splits={"train": torch.arange(100)}).save(tmp_path / "s")
+    question = Question(
+        nodes=1000, edges=10_000, features=Field("float32", (4,)), weights=True, original_id_bytes=0, train_share=0.1
+    )
+    edge_id = 128 + 8 * 10_000  # from_tensors keeps the user's own numbers of the edges
+    assert disk(question, "features") == 128 + 16 * 1000
+    assert disk(question, "topology") == 128 + 8 * 1001 + 2 * (128 + 4 * 10_000)
+    assert plan(question).disk == bytes_of(tmp_path / "s") - edge_id
+
+
+def test_each_of_two_hosts_holds_half_of_a_store_within_two_percent(tmp_path: Path) -> None:
+    store = generate(tmp_path / "s", num_nodes=1000, avg_degree=10, num_features=4, num_parts=2)
+    num_edges = store.schema.relations[0].num_edges
+    question = Question(
+        nodes=1000,
+        edges=num_edges,
+        features=Field("float32", (4,)),
+        hosts=2,
+        original_id_bytes=0,
+        train_share=1.0,  # its three splits together
+        topology="parts",
+    )
+    for part in ("part-00000", "part-00001"):
+        held = bytes_of(tmp_path / "s" / part)
+        own_edges = np.load(next((tmp_path / "s" / part).rglob("csc.indptr.npy")))[-1]
+        splits = 2 * 128  # two headers more: the plan has one split
+        expected = plan(question).disk + splits + 4 * (int(own_edges) - num_edges / 2)
+        assert held == pytest.approx(expected, rel=0.02)
+    whole = plan(question).disk * 2 + 2 * 2 * 128
+    assert bytes_of(tmp_path / "s") == pytest.approx(whole, abs=1)
+
+
+def test_topology_takes_the_whole_on_every_host_where_it_fits() -> None:
+    small = replace(LARGE, nodes=10**6, edges=10**7)
+    everywhere = plan(small)
+    assert everywhere.everywhere
+    assert everywhere.batch.remote_picks == 0
+    parts = plan(replace(small, topology="parts"))
+    assert parts.store[0].disk == pytest.approx(everywhere.store[0].disk / 64)
+    assert not plan(LARGE).everywhere
+
+
+def test_ids_are_wide_from_two_to_the_31_nodes_of_a_type_on() -> None:
+    for nodes, largest, width in ((2**31 - 1, None, 4), (2**31, None, 8), (2**32, 2**31 - 1, 4)):
+        assert id_bytes(Question(nodes=nodes, edges=2**33, largest_type=largest)) == width
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+def test_distinct_nodes_without_skew_are_the_closed_form() -> None:
+    assert Crowd(1000, 0.0).distinct(0, 500) == pytest.approx(1000 * (1 - math.exp(-0.5)), rel=1e-4)
+    assert Crowd(1000, 0.0).distinct(100, 0) == pytest.approx(100, rel=1e-4)
+
+
+def test_distinct_nodes_with_skew_are_those_of_a_simulation() -> None:
+    num_nodes, draws = 50_000, 40_000
+    generator = torch.Generator().manual_seed(1)
+    ranks = (torch.rand(draws, generator=generator).square() * num_nodes).long()  # density 1/2 rank^(-1/2)
+    found = ranks.unique()
+    crowd = Crowd(num_nodes)
+    assert crowd.distinct(0, draws) == pytest.approx(found.numel(), rel=0.01)
+    among_hottest = float((found < num_nodes // 10).sum()) / found.numel()
+    assert hit_rate(crowd, 0, draws, 0.1) == pytest.approx(among_hottest, rel=0.02)
+
+
+@pytest.mark.parametrize(("fanout", "limit"), [(3, 3), (10, 10), (25, 25), (-1, math.inf)])
+def test_picks_per_node_are_the_mean_of_degrees_cut_off(fanout: int, limit: float) -> None:
+    shares = (torch.arange(1_000_000, dtype=torch.float64) + 0.5) / 1_000_000
+    degrees = 10 / shares.sqrt()  # more than d: (10 / d)^2
+    assert picks_per_node(20, fanout) == pytest.approx(float(degrees.clamp(max=limit).mean()), rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["subgraph", "blocks"])
+def test_a_batch_is_as_large_as_a_real_one_within_two_percent(tmp_path: Path, mode: Any) -> None:
+    store = generate(tmp_path / "s", num_nodes=20_000, avg_degree=20, num_features=2)
+    num_edges = store.schema.relations[0].num_edges
+    seeds = ops.permute(0, 20_000, 0, 400)
+    loader = NeighborLoader(store, [10, 5], seeds, batch_size=400, mode=mode)
+    batch = next(iter(loader))
+    picks = batch.num_edges if mode == "subgraph" else sum(block.edge_index.shape[1] for block in batch.blocks)
+    hops = grow(Crowd(20_000), num_edges / 20_000, 400, [10, 5], mode)
+    assert sum(hop.picks for hop in hops) == pytest.approx(picks, rel=0.02)
+    assert hops[-1].nodes == pytest.approx(batch.n_id.numel(), rel=0.02)
+
+
+def test_a_batch_never_holds_more_than_the_graph_or_its_picks() -> None:
+    for skew in (0.0, 0.5, 0.9):
+        for num_nodes in (10, 1000, 10**6, 10**12):
+            hops = grow(Crowd(num_nodes, skew), 30, 8, [15, 10, 5, -1])
+            sizes = [hop.nodes for hop in hops]
+            assert sizes == sorted(sizes)
+            assert sizes[-1] <= min(num_nodes, 8 + sum(hop.picks for hop in hops)) * (1 + 1e-3)
+
+
+def test_a_cache_without_skew_hits_as_often_as_it_holds() -> None:
+    assert hit_rate(Crowd(10**6, 0.0), 1000, 10**5, 0.25) == pytest.approx(0.25)
+    assert hit_rate(Crowd(10**6), 1000, 10**5, 1.0) == pytest.approx(1.0, rel=1e-3)
+    assert hit_rate(Crowd(10**6), 1000, 10**5, 0.0) == 0.0
+
+
+# --- traffic, by hand ----------------------------------------------------------------------------
+
+
+def test_with_seeds_from_anywhere_half_of_all_comes_from_the_other_host() -> None:
+    for cut in (0.1, 0.5):  # whatever is cut
+        question = without_overlap(edge_cut=cut)
+        size = batch_size(question, everywhere=False)
+        assert (size.remote_frontier, size.remote_picks, size.remote_rows) == pytest.approx((5, 10, 15), rel=1e-3)
+        moved = traffic(question, size)
+        assert moved.hops == pytest.approx(5 * (8 + 8) + 10 * (8 + 8), rel=1e-3)
+        assert moved.rows == pytest.approx(15 * (8 + 16), rel=1e-3)
+
+
+def test_with_local_seeds_only_cut_edges_lead_away() -> None:
+    question = without_overlap(edge_cut=0.2, local_seeds=True, fanouts=(2, 3), mode="subgraph")
+    size = batch_size(question, everywhere=False)
+    away = 0.8 * 0.2 + 0.2 * 0.8  # of the second hop: left at last, or left before and not come back
+    assert size.remote_rows == pytest.approx(20 * 0.2 + 60 * away, rel=1e-3)
+    assert size.remote_frontier == pytest.approx(20 * 0.2, rel=1e-3)
+    assert size.remote_picks == pytest.approx(3 * 20 * 0.2, rel=1e-3)
+
+
+def test_gradients_go_round_the_hosts_once_for_all_ranks_of_each() -> None:
+    question = without_overlap(hosts=4, ranks_per_host=2, hidden=8, classes=3, fanouts=(2, 2))
+    parameters = (2 * 4 * 8 + 8) + (2 * 8 * 3 + 3)
+    assert traffic(question, batch_size(question, everywhere=False)).gradients == 2 * (3 / 4) * 4 * parameters / 2
+
+
+def test_one_host_moves_nothing_and_hits_leave_the_rest() -> None:
+    assert plan(without_overlap(hosts=1)).traffic.total == 0
+    cached = plan(without_overlap(cache=0.1, hit_rate=0.75))
+    assert cached.traffic.rows == pytest.approx(15 * 0.25 * 24, rel=1e-3)
+    assert cached.cached == pytest.approx(0.1 * HUGE / 2 * 16)
+
+
+# --- the whole plan ------------------------------------------------------------------------------
+
+
+def test_more_hosts_hold_less_each() -> None:
+    held = [plan(replace(LARGE, hosts=hosts)).mapped for hosts in (16, 32, 64, 128)]
+    assert held == sorted(held, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "measured"),
+    [
+        ({"edges": 2 * 10**12}, lambda p: p.mapped),
+        ({"nodes": 2 * 10**10}, lambda p: p.mapped),
+        ({"features": Field("float32", (256,))}, lambda p: p.traffic.rows),
+        ({"batch_size": 2048}, lambda p: p.times.total),
+        ({"batch_size": 2048}, lambda p: p.private),
+        ({"fanouts": (15, 10, 10)}, lambda p: p.times.sampling),
+        ({"edges": 2 * 10**12}, lambda p: sum(stage.seconds for stage in p.build)),
+        ({"ranks_per_host": 16}, lambda p: p.private),
+        ({"hidden": 512}, lambda p: p.times.model),
+        ({"cache": 0.1}, lambda p: p.wanted),
+        ({"cache": 0.1}, lambda p: -p.traffic.rows),
+        ({"edge_cut": 0.1, "local_seeds": True}, lambda p: -p.traffic.rows),
+    ],
+)
+def test_more_of_one_thing_takes_more_of_another(change: dict[str, Any], measured: Any) -> None:
+    assert measured(plan(replace(LARGE, **change))) > measured(plan(LARGE))
+
+
+def test_the_bottleneck_is_what_takes_longest() -> None:
+    assert plan(replace(LARGE, step_seconds=1000.0)).times.bottleneck == "model"
+    starved = plan(replace(LARGE, network=1e6))
+    assert starved.times.bottleneck == "network"
+    assert starved.times.total == pytest.approx(starved.traffic.total * 8 / 1e6)
+    crawling = plan(replace(LARGE, memory_per_host=50 * 10**9, step_seconds=0.001))
+    assert crawling.times.bottleneck == "disk"
+    assert crawling.times.total == pytest.approx(crawling.times.loading)
+    small = Question(nodes=10**6, edges=10**7, step_seconds=1e-4, features=None, labels=False, original_id_bytes=0)
+    assert plan(small).times.bottleneck == "sampling"
+
+
+def test_the_hosts_it_names_are_the_fewest_that_fit() -> None:
+    crowded = replace(LARGE, hosts=8, memory_per_host=256 * 10**9)
+    enough = hosts_needed(crowded, default_constants())
+    assert enough is not None
+    fits = [plan(replace(crowded, hosts=hosts)).wanted <= crowded.memory_per_host for hosts in (enough - 1, enough)]
+    assert fits == [False, True]
+    (slow,) = [f for f in findings(plan(crowded)) if "do not fit" in f.what]
+    assert slow.level == "slow"
+    assert f"{enough} hosts" in slow.way_out
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "what"),
+    [
+        ({"cache": 0.5}, "breaks", "trainers and cache take"),
+        ({"edge_cut": "metis"}, "breaks", "partitioning by metis takes 32.0 TB of 512 GB"),
+        ({"edge_cut": "stream", "memory_per_host": 10**11}, "breaks", "partitioning by stream takes 700 GB of 100 GB"),
+        ({"edge_cut": "stream"}, "breaks", "the stream partitioner counts nodes up to 4.29 B"),
+        ({"edge_cut": "metis"}, "breaks", "the metis partitioner counts nodes up to 4.29 B"),
+        ({"memory_per_host": 64 * 10**9}, "breaks", "partitioning by hash takes 200 GB of 64.0 GB"),
+        ({"edge_cut": 0.3, "memory_per_host": 64 * 10**9}, "breaks", "partitioning takes 200 GB of 64.0 GB"),
+        ({"train_share": 1e-9}, "breaks", "10 training seeds cannot feed 512 ranks"),
+        ({"fanouts": (-1, -1, -1), "edges": 10**13}, "breaks", "is beyond the 2^31 that ids within it count"),
+        ({"memory_per_host": 10**11}, "slow", "do not fit the 100 GB of a host"),
+        ({"network": 1e7}, "slow", "network bounds the step"),
+        ({"step_seconds": 10.0}, "note", "the model bounds the step: 10.0 s"),
+        ({}, "slow", "building the store takes one machine"),
+        ({}, "note", "ids take 8 bytes"),
+        ({"edge_cut": 0.1}, "note", "a low edge cut saves nothing"),
+    ],
+)
+def test_what_does_not_fit_is_named(change: dict[str, Any], level: str, what: str) -> None:
+    found = findings(plan(replace(LARGE, **change)))
+    assert [f.level for f in found if what in f.what] == [level]
+    assert all(f.way_out for f in found)
+
+
+def partitioning(**given: Any) -> list[str]:
+    """What a plan finds about partitioning."""
+    graph: dict[str, Any] = {"nodes": 4 * 10**9, "edges": 4 * 10**10, "hosts": 8, "memory_per_host": 80 * 10**9}
+    found = findings(plan(Question(**(graph | given))))
+    return [f"{f.what}; {f.way_out}" for f in found if "partition" in f.what]
+
+
+def test_partitioning_needs_memory_for_every_node() -> None:
+    stream = "partitioning by stream takes 280 GB of 80.0 GB"
+    build = "`hoploom build --parts`, which assigns by a hash and streams"
+    larger = "a larger machine for this step"
+    assert partitioning(edge_cut="stream") == [f"{stream}; {larger}, or hash, or {build}"]
+    assert partitioning(edge_cut="hash", memory_per_host=79 * 10**9) == [
+        f"partitioning by hash takes 80.0 GB of 79.0 GB; {larger}, or {build}"
+    ]
+    assert partitioning(edge_cut="hash") == partitioning(edge_cut="stream", hosts=1) == []
+    assert partitioning(edge_cut="stream", nodes=2**32 - 2, memory_per_host=10**12) == []
+    assert len(partitioning(edge_cut="stream", nodes=2**32 - 1, memory_per_host=10**12)) == 1
+
+
+def test_assigning_by_stream_takes_as_long_as_was_measured_for_each_edge_and_core() -> None:
+    own = replace(default_constants(), partition_edges=1e7, cores=4)
+    assigning = {cut: plan(replace(LARGE, edge_cut=cut), own).partition[0] for cut in ("stream", "hash", 0.2)}
+    assert [stage.seconds for stage in assigning.values()] == pytest.approx([10**12 / (4 * 1e7), 0, 0])
+    text = as_text(plan(replace(LARGE, edge_cut="stream"), own))
+    assert "assign the nodes" in text
+    assert "without the time of METIS" in as_text(plan(replace(LARGE, edge_cut="metis"), own))
+
+
+EXTREMES = [
+    Question(nodes=1, edges=1, batch_size=1),
+    Question(nodes=1, edges=1, batch_size=1, features=None, labels=False, original_id_bytes=0, train_share=0.0),
+    Question(nodes=3, edges=10**15, batch_size=1, fanouts=(0, -1), skew=0.99),
+    Question(nodes=10**18, edges=10**18, hosts=2, memory_per_host=1, cache=1.0),
+    Question(nodes=10**6, edges=1, batch_size=10**6, hosts=3, parts_per_host=100, edge_cut=1.0, local_seeds=True),
+    replace(LARGE, weights=True, times=True, edge_features=Field("int8", (3,)), mode="subgraph", hit_rate=1.0, cache=1),
+]
+
+
+@pytest.mark.parametrize("question", [LARGE, *EXTREMES])
+def test_the_text_holds_numbers_whatever_is_asked(question: Question) -> None:
+    answer = plan(question)
+    text = as_text(answer)
+    assert not any(word in text.lower().split() for word in ("nan", "inf", "-inf", "none"))
+    assert "-0" not in text
+    assert max(map(len, text.splitlines())) < 160
+    assert json.loads(as_json(answer))["host"]["disk"] == answer.disk
+
+
+def test_the_text_names_whose_constants_it_uses() -> None:
+    assert "Constants: the built-in ones, measured on" in as_text(plan(LARGE))
+    own = replace(default_constants(), machine="my own")
+    assert "Constants: measured on my own" in as_text(plan(LARGE, own))
+
+
+def test_amounts_are_written_with_three_digits() -> None:
+    assert [amounts.as_bytes(n) for n in (0, 999, 1000, 80e9, 5.12e12)] == [
+        "0 B",
+        "999 B",
+        "1.00 kB",
+        "80.0 GB",
+        "5.12 TB",
+    ]
+    assert [amounts.as_count(n) for n in (0, 1024, 999_999, 10**10)] == ["0", "1,024", "999,999", "10.0 B"]
+    times = [amounts.as_seconds(s) for s in (0, 2e-5, 0.25, 90, 5400, 1e4, 1e6)]
+    assert times == ["0 us", "20.0 us", "250 ms", "90.0 s", "90.0 min", "2.78 h", "11.6 days"]

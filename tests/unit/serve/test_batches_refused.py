@@ -1,0 +1,218 @@
+"""What a server refuses to make a batch of, and how little it holds while it makes them."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.elsewhere import makers_of, sent, without_graph
+from support.graphs import library, random_graph
+from support.refusals import WAY_OUT
+
+import hoploom
+from hoploom import ConfigError, HoploomError
+from hoploom.load.batch_request import weight_hash
+from hoploom.serve.batch_service import Makers
+from hoploom.serve.memory_budget import PICK_BYTES
+from hoploom.serve.read_batch_request import MAX_SEEDS
+from hoploom.serve.wire import Message
+from hoploom.store import Store
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def _asked(**changes: Any) -> tuple[Makers, dict[str, Any], list[torch.Tensor]]:
+    """A server of the library, and a request for links that it answers, if nothing is changed."""
+    store = hoploom.from_pyg(library(), weight_attr="weight")
+    trainer, servers = without_graph(store)
+    links = (("author", "writes", "paper"), torch.tensor([[0, 1], [2, 3]]))
+    list(hoploom.LinkNeighborLoader(trainer, [3, 2], links, neg_sampling="binary", batch_size=2))
+    header = servers.requests[0]
+    for path, value in changes.items():
+        holder: Any = header
+        *outer, last = path.split(".")
+        for name in outer:
+            holder = holder[name]
+        holder[last] = value
+    return servers.makers[0], header, [torch.tensor([0, 1]), torch.tensor([2, 3])]
+
+
+FIVE = [[1] * 5]
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no description": ({"description": None}, "description"),
+    "a list": ({"description": [1]}, "description"),
+    "an unknown key": ({"description.more": 1}, "more"),
+    "an unknown option": ({"description.sampling.speed": 1}, "speed"),
+    "no relation": ({"description.owner": ["author", "eats", "paper"]}, "eats"),
+    "no type": ({"description.owner": "reader"}, "reader"),
+    "an owner of numbers": ({"description.owner": [1, 2, 3]}, "owner"),
+    "negatives of nodes": ({"description.owner": "paper"}, "negatives"),
+    "too many hops": ({"description.sampling.fanouts": FIVE * 65}, "64"),
+    "no hops": ({"description.sampling.fanouts": []}, "fanouts"),
+    "a relation too few": ({"description.sampling.fanouts": [[1, 2]]}, "5"),
+    "a fanout of -2": ({"description.sampling.fanouts": [[1, 1, 1, 1, -2]]}, "-2"),
+    "a fanout of 10^12": ({"description.sampling.fanouts": [[1, 1, 1, 1, 10**12]]}, "2147483648"),
+    "a fanout of a half": ({"description.sampling.fanouts": [[1, 1, 1, 1, 0.5]]}, "fanouts"),
+    "a fanout of true": ({"description.sampling.fanouts": [[1, 1, 1, 1, True]]}, "fanouts"),
+    "fanouts of text": ({"description.sampling.fanouts": "abc"}, "fanouts"),
+    "replace as a number": ({"description.sampling.replace": 1}, "replace"),
+    "labor as text": ({"description.sampling.labor": "yes"}, "labor"),
+    "labor with replacement": (
+        {"description.sampling.labor": True, "description.sampling.replace": True},
+        "labor",
+    ),
+    "times that are not there": ({"description.sampling.temporal": "last"}, "time_attr"),
+    "an unknown mode": ({"description.sampling.mode": "trees"}, "trees"),
+    "an unknown subgraph": ({"description.sampling.subgraph": {}}, "subgraph"),
+    "an unknown aggregate": ({"description.aggregate": "median"}, "median"),
+    "rows that are not there": ({"description.aggregate": "mean"}, "venue"),
+    "degrees of many relations": ({"description.degrees": True}, "degrees"),
+    "degrees as a number": ({"description.degrees": 1}, "degrees"),
+    "negatives as text": ({"description.negatives": "binary"}, "negatives"),
+    "an unknown kind of negatives": ({"description.negatives.mode": "quadruplet"}, "quadruplet"),
+    "negatives without number": ({"description.negatives.amount": float("nan")}, "nan"),
+    "no negatives at all": ({"description.negatives.amount": 0}, "amount"),
+    "10^9 negatives": ({"description.negatives.amount": 10**9}, "amount"),
+    "10^6 negatives for two": ({"description.negatives.amount": 2 * 10**6}, str(MAX_SEEDS)),
+    "half a triplet": ({"description.negatives.mode": "triplet", "description.negatives.amount": 1.5}, "1.5"),
+    "a weight by name": ({"description.negatives.src_weight": "hot"}, "hot"),
+    "seeds by no name": ({"seeds": None}, "seeds"),
+    "seeds of another kind": ({"seeds": ["nodes", "destinations"]}, "sources"),
+    "seeds named twice": ({"seeds": ["sources", "sources"]}, "once"),
+    "more names than tensors": ({"seeds": ["sources", "destinations", "labels"]}, "tensors"),
+    "weights nobody names": ({"seeds": ["sources", "destinations"], "weights": ["hot"]}, "tensors"),
+    "a negative place": ({"first": -1}, "first"),
+    "a place of 2^60": ({"first": 1 << 60}, "first"),
+    "no key": ({"key": None}, "key"),
+    "a key of 65 bits": ({"key": 1 << 64}, "2^64"),
+    "a key of a half": ({"key": 0.5}, "key"),
+}
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD.values(), ids=BAD.keys())
+def test_a_bad_request_is_refused(changes: dict[str, Any], said: str) -> None:
+    makers, header, tensors = _asked(**changes)
+    with pytest.raises(ConfigError) as caught:
+        makers.answer(Message(header, tensors))
+    assert said in str(caught.value)
+    assert WAY_OUT.search(str(caught.value)), caught.value
+    assert makers.room.taken == 0
+
+
+BAD_SEEDS: dict[str, tuple[list[torch.Tensor], str]] = {
+    "an author too far": ([torch.tensor([0, 7]), torch.tensor([2, 3])], "7"),
+    "a paper below zero": ([torch.tensor([0, 1]), torch.tensor([2, -3])], "-3"),
+    "fractions": ([torch.tensor([0.5, 1]), torch.tensor([2, 3])], "float32"),
+    "a table": ([torch.zeros(2, 2, dtype=torch.int64), torch.tensor([2, 3])], "(2, 2)"),
+    "a number": ([torch.tensor(1), torch.tensor([2, 3])], "()"),
+    "one end more": ([torch.tensor([0, 1]), torch.tensor([2, 3, 4])], "(3,)"),
+    "one tensor": ([torch.tensor([0, 1])], "1 tensors"),
+    "too many": ([torch.zeros(MAX_SEEDS, dtype=torch.int64)] * 2, str(MAX_SEEDS)),
+}
+
+
+@pytest.mark.parametrize(("tensors", "said"), BAD_SEEDS.values(), ids=BAD_SEEDS.keys())
+def test_bad_seeds_are_refused(tensors: list[torch.Tensor], said: str) -> None:
+    makers, header, _ = _asked()
+    with pytest.raises(ConfigError) as caught:
+        makers.answer(Message(header, tensors))
+    assert said in str(caught.value)
+
+
+def test_weights_are_checked_against_their_hash_and_their_nodes() -> None:
+    for weight, name, said in (
+        (torch.ones(7), "0" * 64, "hash"),
+        (torch.ones(6), weight_hash(torch.ones(6)), "7 nodes"),
+        (-torch.ones(7), weight_hash(-torch.ones(7)), "negative"),
+    ):
+        makers, header, tensors = _asked(**{"description.negatives.src_weight": name, "weights": [name]})
+        with pytest.raises(ConfigError, match=said):
+            makers.answer(Message(header, [*tensors, weight]))
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def _request(store: Store, **options: Any) -> Callable[[Makers], Message]:
+    """A request for a batch of all nodes, to be put to any server."""
+    trainer, servers = without_graph(store)
+    given: dict[str, Any] = {"batch_size": store.schema.node_types[0].num_nodes, **options}
+    next(iter(hoploom.NeighborLoader(trainer, given.pop("num_neighbors", [3]), **given)))
+    nodes = torch.arange(store.schema.node_types[0].num_nodes)
+    return lambda makers: makers.answer(Message(servers.requests[0], [nodes]))
+
+
+def _size(answer: Message) -> int:
+    return sum(tensor.nbytes for tensor in answer.tensors if isinstance(tensor, torch.Tensor))
+
+
+def test_a_slow_consumer_holds_no_more_than_the_memory() -> None:
+    store = hoploom.from_pyg(random_graph(600, 5000, seed=1))
+    ask = _request(store)
+    roomy = makers_of(store)
+    size = _size(ask(roomy))
+    assert roomy.room.taken == size
+    making = 40 * 600 * 3 + 600 * 60  # what making one takes for a while: its picks, and rows of 5 floats and so on
+    makers = makers_of(store, memory=3 * size + making, threads=8, wait=0.02)
+    answers = [ask(makers) for _ in range(12)]
+    made = [answer for answer in answers if "error" not in answer.header]
+    assert 1 <= len(made) < 12
+    assert {answer.header.get("error", "ok") for answer in answers} == {"ok", "busy"}
+    assert makers.room.taken == len(made) * size <= makers.room.size
+    for answer in made:
+        sent(answer)
+        sent(answer)  # twice is once
+    assert makers.room.taken == 0
+    assert "error" not in ask(makers).header
+
+
+def test_a_batch_waits_for_room_and_is_made_when_another_is_sent() -> None:
+    store = hoploom.from_pyg(random_graph(600, 5000, seed=1))
+    ask = _request(store)
+    first = ask(makers := makers_of(store, memory=1 << 20, wait=30.0))
+    makers.room.take(makers.room.size - makers.room.taken)
+    found: list[Message] = []
+    waiting = threading.Thread(target=lambda: found.append(ask(makers)))
+    waiting.start()
+    sent(first)
+    makers.room.give(makers.room.taken)
+    waiting.join(30)
+    assert [_size(answer) for answer in found] == [_size(first)]
+
+
+def test_no_more_batches_are_made_at_once_than_there_are_threads() -> None:
+    store = hoploom.from_pyg(random_graph(60, 500, seed=1))
+    ask = _request(store)
+    makers = makers_of(store, threads=1, wait=0.02)
+    makers._threads.acquire()
+    assert ask(makers).header["error"] == "busy"
+    makers._threads.release()
+    assert "error" not in ask(makers).header
+
+
+@pytest.mark.parametrize("options", [{"num_neighbors": [-1, -1]}, {"num_neighbors": [10**6], "replace": True}])
+def test_a_batch_that_can_never_fit_is_refused_before_it_is_made(options: dict[str, Any]) -> None:
+    store = hoploom.from_pyg(random_graph(600, 50_000, seed=1))
+    ask = _request(store, num_neighbors=[1])
+    trainer, servers = without_graph(store, makers_of(store, memory=50_000 * PICK_BYTES // 2))
+    loader = hoploom.NeighborLoader(trainer, options.pop("num_neighbors"), batch_size=600, **options)
+    with pytest.raises(ConfigError, match="--memory"):
+        next(iter(loader))
+    assert servers.makers[0].room.taken == 0
+    assert "error" not in ask(servers.makers[0]).header
+
+
+def test_a_batch_that_fails_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = hoploom.from_pyg(random_graph(60, 500, seed=1))
+    ask = _request(store)
+    makers = makers_of(store)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise HoploomError("on purpose")
+
+    monkeypatch.setattr(type(makers._guarded._features), "gather", fail)
+    with pytest.raises(HoploomError, match="on purpose"):
+        ask(makers)
+    assert makers.room.taken == 0
+    assert makers._threads.acquire(timeout=0)

@@ -1,0 +1,249 @@
+"""What is too much for one request goes in several, or is refused with a way out; and whoever answers is checked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_same_batches
+from support.graphs import library, random_graph, save_in_parts
+from support.servers import serving, serving_by
+from torch import Tensor
+from torch_geometric.sampler import NegativeSampling
+
+import hoploom
+from hoploom import ConfigError, PeerError, Store, StoreError
+from hoploom.cli import main
+from hoploom.load import arguments as inputs
+from hoploom.load.maker import node_times
+from hoploom.schema import EDGE_ID
+from hoploom.serve import remote, wire
+from hoploom.serve.graph_server import Making, Node
+from hoploom.serve.remote import RemotePart
+from hoploom.serve.security import ClientSecurity, ServerSecurity
+from hoploom.serve.server import Server
+from hoploom.serve.wire import Message
+from hoploom.store import Wanted
+from hoploom.store.row_cache import cached
+
+pytestmark = pytest.mark.timeout(120)
+LIMIT = 200 * 8  # bytes of a request: 200 ids
+
+
+@contextmanager
+def _served(path: Path) -> Iterator[str]:
+    """A server of all parts in this process, whose limits can be set; its address."""
+    with Node(path, None, Making()) as node, Server(node.service, "127.0.0.1:0", ServerSecurity(), node.metrics) as it:
+        yield it.address
+
+
+@pytest.fixture
+def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, Store]]:
+    """A store here, and the same over a server that takes 200 ids in a request."""
+    data = random_graph(500, 2000, seed=1)
+    path = tmp_path / "store"
+    local = save_in_parts(hoploom.from_pyg(data, time_attr="node_time"), path, 2)
+    monkeypatch.setattr(wire, "MAX_REQUEST", LIMIT)
+    monkeypatch.setattr(remote, "PIECE_IDS", 200)
+    with _served(path) as address, hoploom.connect(address, made="here", timeout=20) as there:
+        yield local, there
+
+
+def test_a_request_above_the_limit_is_refused_so_these_tests_can_fail(
+    limited: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, there = limited
+    monkeypatch.setattr(remote, "PIECE_IDS", 1 << 22)
+    with pytest.raises((ConfigError, PeerError)):
+        there.features.gather([Wanted("node", "x", torch.arange(500))])
+
+
+def test_many_ids_are_asked_for_in_several_requests(limited: tuple[Store, Store]) -> None:
+    local, there = limited
+    key = local.schema.relations[0].key
+    order = torch.randperm(500, generator=torch.Generator().manual_seed(0))
+    wanted = [
+        Wanted("node", "x", order),
+        Wanted("node", "node_time", order),
+        Wanted(key, "weight", torch.arange(2000).flip(0)),
+        Wanted("node", "x", torch.arange(3)),
+    ]
+    before = there.traffic()["requests"]
+    for ours, theirs in zip(there.features.gather(wanted), local.features.gather(wanted), strict=True):
+        assert torch.equal(ours, theirs)
+    assert there.traffic()["requests"] - before >= 2 * (250 + 1000) // 200
+
+
+def test_few_ids_are_asked_for_in_one_request(limited: tuple[Store, Store]) -> None:
+    _, there = limited
+    before = there.traffic()["requests"]
+    ids = torch.arange(100)
+    there.features.gather([Wanted("node", "x", ids), Wanted("node", "node_time", ids)])  # of the first part
+    assert there.traffic()["requests"] - before == 1
+
+
+def test_a_whole_stores_edges_times_and_cache_come_in_pieces(
+    limited: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, there = limited
+    monkeypatch.setattr(inputs, "ROWS", 333)
+    monkeypatch.setattr(inputs, "ASKED", 100)
+    key = local.schema.relations[0].key
+    assert torch.equal(inputs.all_edges(there, key), inputs.all_edges(local, key))
+    assert torch.equal(node_times(there, 0)[0], node_times(local, 0)[0])
+    held = cached(there, 1.0, {})
+    ids = [Wanted("node", "x", torch.arange(500))]
+    before = there.traffic()["requests"]
+    assert torch.equal(held.features.gather(ids)[0], local.features.gather(ids)[0])
+    assert there.traffic()["requests"] == before
+
+
+@pytest.mark.parametrize("count", [0, 1, 332, 333, 334, 999])
+def test_all_rows_are_all_rows(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "ROWS", 333)
+    features = SimpleNamespace(gather=lambda wanted: [wanted[0].ids])
+    rows = list(inputs.all_rows(SimpleNamespace(features=features), "node", EDGE_ID, count))  # type: ignore[arg-type]
+    assert torch.cat(rows).tolist() == list(range(count))
+    assert len(rows) == max(1, -(-count // 333))
+
+
+def test_weights_that_no_request_can_carry_are_refused_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    save_in_parts(hoploom.from_pyg(random_graph(500, 2000, seed=1)), path, 2)
+    monkeypatch.setattr(wire, "MAX_REQUEST", LIMIT)
+    with _served(path) as address, hoploom.connect(address, timeout=20) as trainer:
+
+        def loader(dtype: torch.dtype) -> Any:
+            negatives = NegativeSampling("binary", 1, torch.ones(500, dtype=dtype))
+            links = torch.stack([torch.arange(4), torch.arange(4)])
+            return hoploom.LinkNeighborLoader(trainer, [2], links, neg_sampling=negatives, num_workers=0)
+
+        with pytest.raises(ConfigError, match=r"4\.02 kB, at most 1\.60 kB .* smaller dtype .* made='here'"):
+            next(iter(loader(torch.float64)))
+        next(iter(loader(torch.float16)))
+
+
+# --- negatives without times ---------------------------------------------------------------------
+
+
+def test_times_of_nodes_are_fetched_for_temporal_negatives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = hoploom.from_pyg(library(), time_attr="year")
+    fetched: list[int] = []
+
+    def counting(of: Store, relation: int) -> dict[int, Tensor]:
+        fetched.append(relation)
+        return node_times(of, relation)
+
+    monkeypatch.setattr("hoploom.load.neighbor.node_times", counting)
+    links = (("paper", "cites", "paper"), torch.tensor([[0, 1, 2, 3], [8, 7, 6, 5]]))
+    options: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 2}
+    plain = hoploom.LinkNeighborLoader(store, [2], links, **options)
+    assert fetched == []
+    undated = hoploom.LinkNeighborLoader(hoploom.from_pyg(library()), [2], links, **options)
+    for ours, theirs in zip(plain, undated, strict=True):
+        key = links[0]
+        assert torch.equal(ours["paper"].n_id, theirs["paper"].n_id)
+        assert torch.equal(ours[key].edge_label_index, theirs[key].edge_label_index)
+    times = {"time_attr": "year", "edge_label_time": torch.full((4,), 2005)}
+    next(iter(hoploom.LinkNeighborLoader(store, [2], links, **options, **times)))
+    assert fetched == [store.schema.relation_index[links[0]]]
+
+
+# --- whoever answers -----------------------------------------------------------------------------
+
+
+class _Mistaken:
+    """Peers that answer with what they are given."""
+
+    def __init__(self, store: Store, *tensors: Tensor) -> None:
+        self.identity, self.manifest = store.identity, SimpleNamespace(parts=store.ranges)
+        self.asked: list[dict[str, Any]] = []
+        self._tensors = tensors
+
+    def ask(self, request: Message, part: int | None = None) -> Message:
+        self.asked.append(request.header)
+        return Message({}, self._tensors)
+
+
+def test_a_split_is_checked(tmp_path: Path) -> None:
+    store = save_in_parts(hoploom.from_pyg(random_graph(60, 500, seed=1)), tmp_path / "store", 2)
+    sound = store.shards[1].split("node", "train")
+    for wrong in ([sound.int()], [sound[1:]], [sound.view(1, -1)], [sound - 30], [sound + 30], [], [sound, sound]):
+        with pytest.raises(PeerError, match="part 1 answered with"):
+            RemotePart(store.schema, 1, _Mistaken(store, *wrong)).split("node", "train")  # type: ignore[arg-type]
+    peers = _Mistaken(store, sound)
+    part = RemotePart(store.schema, 1, peers)  # type: ignore[arg-type]
+    assert part.split("node", "train") is sound
+    assert part.split("node", "val").numel() == 0
+    assert peers.asked == [
+        {"ask": "split", "identity": store.identity, "part": 1, "type": "node", "split": "train"},
+    ]
+
+
+@pytest.mark.parametrize("made", ["here", "servers"])
+def test_a_server_of_another_store_at_the_same_address_gives_an_error_and_no_rows(made: Any, tmp_path: Path) -> None:
+    """Its store is of the same sizes, and no stream is left that would break and have it introduce itself."""
+    data = random_graph(60, 500, seed=1)
+    hoploom.from_pyg(data).save(tmp_path / "one")
+    data.x = data.x + 1
+    hoploom.from_pyg(data).save(tmp_path / "other")
+    local = hoploom.open(tmp_path / "one")
+
+    def loader(store: Store) -> hoploom.NeighborLoader:
+        return hoploom.NeighborLoader(store, [2], torch.arange(20), batch_size=10, num_workers=0)
+
+    with (
+        serving(tmp_path / "one", [[0]]) as (server,),
+        hoploom.connect(server.address, made=made, timeout=30) as store,
+    ):
+        assert_same_batches(loader(local), loader(store))
+        peers: Any = store.peers
+        for peer in peers._peers:
+            peer.close()  # what is idle
+        server.kill()
+        words = [*server.command[:-1], server.address]
+        words[words.index(str(tmp_path / "one"))] = str(tmp_path / "other")
+        with serving_by([words]), pytest.raises(StoreError, match="another store"):
+            next(iter(loader(store)))
+
+
+def test_what_secures_the_calls_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="security is given, and files of it too"):
+        hoploom.connect("127.0.0.1:9", security=ClientSecurity(), token_file="token")
+    with pytest.raises(TypeError, match="tokenfile"):
+        hoploom.connect("127.0.0.1:9", tokenfile="token")  # type: ignore[call-arg]
+
+
+# --- the cache of a server -----------------------------------------------------------------------
+
+PEERS = ("--peers", "127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--cache", "nonsense", *PEERS), "the cache's size is 'nonsense'"),
+        (("--cache", "120%", *PEERS), "the cache's size is '120%'"),
+        (("--cache", "20%"), "there are no --peers to ask"),
+        (("--cache", "20%", "--part", "0"), "there are no --peers to ask"),
+    ],
+)
+def test_a_cache_that_means_nothing_is_refused_at_the_start(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_in_parts(hoploom.from_pyg(random_graph(60, 500, seed=1)), tmp_path / "store", 2)
+    assert main(["serve", str(tmp_path / "store"), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_cache_beside_all_parts_is_said_to_have_no_effect(tmp_path: Path) -> None:
+    save_in_parts(hoploom.from_pyg(random_graph(60, 500, seed=1)), tmp_path / "store", 2)
+    with serving(tmp_path / "store", [[]], "--cache", "20%", *PEERS) as (server,):
+        assert server.stop() == 0
+        assert server.process.stderr is not None
+        assert "warning: --cache has no effect: all parts are here" in server.process.stderr.read()

@@ -1,0 +1,278 @@
+"""A damaged file is refused or found by name, no path leads out of a store, and nothing in it is ever run."""
+
+import io
+import pickle
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.damage import INDICES, TRAIN, X, array_files, edit, every_mode, flip, rewrite, sample_all
+
+import hoploom
+from hoploom import StoreError
+from hoploom.store import format as layout
+from hoploom.store.check import problems
+
+pytestmark = pytest.mark.usefixtures("no_sync")
+
+# --- the files -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ring", "library", "events"])
+def test_a_sound_store_has_no_problems(name: str, sound_stores: Path) -> None:
+    assert list(problems(sound_stores / name)) == []
+    assert list(problems(str(sound_stores / name))) == []
+
+
+@every_mode
+def test_a_sound_store_can_be_sampled(mode: dict[str, Any], sound_stores: Path) -> None:
+    assert sample_all(sound_stores / "ring", **mode) == 4
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
+def test_a_flipped_bit_is_found_in_the_file_that_has_it(place: float, ring_folder: Path) -> None:
+    for name in array_files(ring_folder):
+        position = int(place * ((ring_folder / name).stat().st_size - 1))
+        flip(ring_folder, name, position)
+        (problem,) = problems(ring_folder)
+        assert problem.startswith(f"{name}: checksum")
+        flip(ring_folder, name, position)
+
+
+@pytest.mark.parametrize(
+    "size", [-1, 200, 128, 64, 0, +1], ids=lambda size: f"{size:+d}" if abs(size) == 1 else str(size)
+)
+def test_a_file_of_the_wrong_size_is_refused_by_name(size: int, ring_folder: Path) -> None:
+    for name in array_files(ring_folder):
+        whole = (ring_folder / name).read_bytes()
+        wrong = whole[:-1] if size == -1 else whole + b"\0" if size == 1 else whole[:size]
+        if wrong == whole:
+            continue
+        (ring_folder / name).write_bytes(wrong)
+        with pytest.raises(StoreError, match=f"{re.escape(name)} has {len(wrong)} bytes, .* copy it again"):
+            hoploom.open(ring_folder)
+        (problem,) = problems(ring_folder)
+        assert problem.startswith(f"{name}: {len(wrong)} bytes, {len(whole)} expected")
+        (ring_folder / name).write_bytes(whole)
+
+
+def test_a_missing_file_is_refused_by_name(ring_folder: Path) -> None:
+    for name in array_files(ring_folder):
+        (ring_folder / name).rename(ring_folder / "away")
+        with pytest.raises(StoreError, match=f"{re.escape(name)} is missing"):
+            hoploom.open(ring_folder)
+        assert list(problems(ring_folder)) == [f"{name}: missing"]
+        (ring_folder / "away").rename(ring_folder / name)
+
+
+def test_all_damaged_files_are_listed(ring_folder: Path) -> None:
+    (ring_folder / X).unlink()
+    flip(ring_folder, INDICES, 130)
+    (ring_folder / TRAIN).write_bytes(b"")
+    assert {problem.split(":")[0] for problem in problems(ring_folder)} == {X, INDICES, TRAIN}
+
+
+def test_a_directory_in_place_of_a_file_is_refused(ring_folder: Path) -> None:
+    (ring_folder / X).unlink()
+    (ring_folder / X).mkdir()
+    with pytest.raises(StoreError, match=re.escape(X)):
+        hoploom.open(ring_folder)
+    (problem,) = problems(ring_folder)
+    assert problem.startswith(X)
+
+
+# --- no store at all -------------------------------------------------------------------------------
+
+
+def nothing(path: Path) -> None:
+    pass
+
+
+def empty_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def plain_file(path: Path) -> None:
+    path.write_text("hello")
+
+
+def with_manifest(raw: bytes) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.mkdir()
+        (path / "store.json").write_bytes(raw)
+
+    return make
+
+
+def with_directory_for_manifest(path: Path) -> None:
+    (path / "store.json").mkdir(parents=True)
+
+
+NO_STORES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "nothing": (nothing, "is no store"),
+    "empty directory": (empty_directory, "is no store: it has no store.json"),
+    "file": (plain_file, "is no store: it is not a directory"),
+    "store.json is a directory": (with_directory_for_manifest, "store.json"),
+    "store.json is empty": (with_manifest(b""), "is damaged"),
+    "not JSON": (with_manifest(b"hello"), "is damaged"),
+    "not UTF-8": (with_manifest(b"\xff\xfe\x00"), "is damaged"),
+    "half of it": (with_manifest(b'{"format": "hoploom-store", "versi'), "is damaged"),
+    "a list": (with_manifest(b"[]"), "is no store"),
+    "a number": (with_manifest(b"1"), "is no store"),
+    "null": (with_manifest(b"null"), "is no store"),
+    "nested too deep": (with_manifest(b"[" * 100_000), "is damaged"),
+    "a number too long": (with_manifest(b'{"format": ' + b"9" * 5000 + b"}"), "is damaged"),
+    "another format": (with_manifest(b'{"format": "zarr", "version": 1}'), "its format is not 'hoploom-store'"),
+    "nothing but the format": (with_manifest(b'{"format": "hoploom-store", "version": 1}'), "is damaged"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), NO_STORES.values(), ids=NO_STORES.keys())
+def test_what_is_no_store_is_refused(make: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    make(tmp_path / "store")
+    with pytest.raises(StoreError, match=f"{re.escape(str(tmp_path / 'store'))}.*{message}"):
+        hoploom.open(tmp_path / "store")
+    (problem,) = problems(tmp_path / "store")
+    assert message in problem
+
+
+# --- paths that lead out ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../secret", "part-00000/../../secret", "/etc/hostname"])
+def test_a_listed_path_that_leads_out_is_not_read(name: str, ring_folder: Path) -> None:
+    (ring_folder.parent / "secret").write_bytes(b"secret")
+    edit(ring_folder, lambda contents: contents["files"].update({name: {"bytes": 6, "crc32": zlib.crc32(b"secret")}}))
+    (problem,) = problems(ring_folder)
+    assert name in problem
+    assert "leads out of the store" in problem
+
+
+@pytest.mark.parametrize("linked", [X, "part-00001/nodes", "part-00001"])
+def test_a_link_that_leads_out_is_not_followed(linked: str, ring_folder: Path) -> None:
+    outside = ring_folder.parent / "outside"
+    (ring_folder / linked).rename(outside)
+    (ring_folder / linked).symlink_to(outside)
+    with pytest.raises(StoreError, match="leads out of the store"):
+        hoploom.open(ring_folder)
+    assert any("leads out of the store" in problem for problem in problems(ring_folder))
+
+
+def test_a_link_to_a_store_and_links_inside_it_are_followed(ring_folder: Path) -> None:
+    (ring_folder / "elsewhere.npy").write_bytes((ring_folder / X).read_bytes())
+    (ring_folder / X).unlink()
+    (ring_folder / X).symlink_to(ring_folder / "elsewhere.npy")
+    link = ring_folder.parent / "link"
+    link.symlink_to(ring_folder)
+    assert sample_all(link) == 4
+    assert list(problems(link)) == []
+
+
+# --- .npy headers ----------------------------------------------------------------------------------
+
+
+def npy(header: str, values: bytes = b"", magic: bytes = b"\x93NUMPY\x01\x00") -> bytes:
+    return magic + len(header).to_bytes(2, "little") + header.encode("latin1") + values
+
+
+def described(descr: str = "'<f4'", order: str = "False", shape: str = "(6, 4)") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
+
+
+VALUES = bytes(6 * 4 * 4)
+HEADERS: dict[str, bytes] = {
+    "nothing": b"",
+    "no magic": npy(described(), VALUES, b"\x93NUMPZ\x01\x00"),
+    "version 2": npy(described(), VALUES, b"\x93NUMPY\x02\x00"),
+    "version 9": npy(described(), VALUES, b"\x93NUMPY\x09\x00"),
+    "cut short": npy(described())[:40],
+    "longer than the file": b"\x93NUMPY\x01\x00\xff\xff{",
+    "another dtype": npy(described("'<i4'"), VALUES),
+    "big endian": npy(described("'>f4'"), VALUES),
+    "objects": npy(described("'|O'"), VALUES),
+    "a record": npy(described("[('a', '<f4')]"), VALUES),
+    "a dtype with a shape": npy(described("('<f4', (4,))", shape="(6,)"), VALUES),
+    "a dtype that is none": npy(described("5"), VALUES),
+    "by column": npy(described(order="True"), VALUES),
+    "another shape": npy(described(shape="(4, 6)"), VALUES),
+    "one dimension": npy(described(shape="(24,)"), VALUES),
+    "a negative shape": npy(described(shape="(-6, -4)"), VALUES),
+    "a shape that is none": npy(described(shape="'ab'"), VALUES),
+    "a call": npy("__import__('os').system('false')", VALUES),
+    "a list for a key": npy("{[]: 1}", VALUES),
+    "keys of two kinds": npy(described()[:-1] + "1: 2, }", VALUES),
+    "a bracket that stays open": npy(described()[:-1], VALUES),
+    "bytes for a dtype": npy(described("b'<f4'"), VALUES),
+    "deep": npy("-" * 5000 + "1", VALUES),
+    "deep brackets": npy("(" * 2000 + ")" * 2000, VALUES),
+    "large": npy(described() + " " * 20_000, VALUES),
+    "a number too long": npy(described(shape="(" + "9" * 5000 + ",)"), VALUES),
+    "values missing": npy(described(), VALUES[:-4]),
+    "values left over": npy(described(), VALUES + bytes(4)),
+}
+
+
+@pytest.mark.parametrize("raw", HEADERS.values(), ids=HEADERS.keys())
+def test_a_wrong_npy_header_is_refused_by_name(raw: bytes, ring_folder: Path) -> None:
+    rewrite(ring_folder, X, raw)
+    with pytest.raises(StoreError, match=re.escape(X)):
+        hoploom.open(ring_folder)
+    assert [problem for problem in problems(ring_folder) if X not in problem] == []
+    assert list(problems(ring_folder)) != []
+
+
+def test_no_flipped_bit_in_a_header_raises_anything_but_a_store_error() -> None:
+    header = io.BytesIO()
+    layout.write_npy_header(header, "float32", (6, 4))
+    raw = header.getvalue()
+    refused = 0
+    for bit in range(len(raw) * 8):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            layout.read_npy_header(io.BytesIO(bytes(damaged)), X, "float32", (6, 4))
+        except StoreError:
+            refused += 1
+    assert refused > 500
+
+
+class WritesWhenUnpickled:
+    """What an attacker would put into a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.marker, "it ran")
+
+
+def test_pickled_objects_are_refused_and_never_run(ring_folder: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    objects = np.empty((6, 4), dtype=object)
+    objects[0, 0] = WritesWhenUnpickled(marker)
+    file = io.BytesIO()
+    np.save(file, objects, allow_pickle=True)
+    rewrite(ring_folder, X, file.getvalue())
+    with pytest.raises(StoreError, match=f"{re.escape(X)} holds object"):
+        hoploom.open(ring_folder)
+    (problem,) = problems(ring_folder)
+    assert X in problem
+    assert not marker.exists()
+    np.load(ring_folder / X, allow_pickle=True)
+    assert marker.read_text() == "it ran"  # the bait was live
+
+
+def test_a_pickle_in_place_of_any_file_is_refused_and_never_run(ring_folder: Path, tmp_path: Path) -> None:
+    bait = pickle.dumps(WritesWhenUnpickled(tmp_path / "marker"))
+    for name in [*array_files(ring_folder), "store.json"]:
+        whole = (ring_folder / name).read_bytes()
+        (ring_folder / name).write_bytes(bait)
+        with pytest.raises(StoreError, match=re.escape(name)):
+            hoploom.open(ring_folder)
+        assert len(list(problems(ring_folder))) == 1
+        (ring_folder / name).write_bytes(whole)
+    assert not (tmp_path / "marker").exists()

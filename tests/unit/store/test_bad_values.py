@@ -1,0 +1,181 @@
+"""Files whose checksums are right and whose values are nonsense are found, and sampling from them raises."""
+
+import io
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.damage import (
+    EDGE_IDS,
+    INDICES,
+    INDPTR,
+    MODES,
+    RELATION,
+    TRAIN,
+    array_files,
+    every_mode,
+    rewrite,
+    sample_all,
+    set_value,
+)
+from torch import Tensor
+
+import hoploom
+from hoploom import BatchError, HoploomError, LinkNeighborLoader, StoreError
+from hoploom.store.check import problems
+
+pytestmark = pytest.mark.usefixtures("no_sync")
+
+INDPTR_DAMAGES = {
+    "decreases": (3, 3, "decreases at node 8"),
+    "beyond the last edge": (3, 1000, "decreases at node 9"),
+    "far beyond the last edge": (3, 2**62, "decreases at node 9"),
+    "negative": (3, -1, "decreases at node 8"),
+    "the least number": (3, -(2**63), "decreases at node 8"),
+}
+
+
+@pytest.mark.parametrize(("position", "value", "message"), INDPTR_DAMAGES.values(), ids=INDPTR_DAMAGES.keys())
+@every_mode
+def test_a_damaged_indptr_is_found_and_sampling_raises(
+    mode: dict[str, Any], position: int, value: int, message: str, ring_folder: Path
+) -> None:
+    set_value(ring_folder, INDPTR, position, value)
+    assert list(problems(ring_folder)) == [f"{INDPTR}: {message}"]
+    with pytest.raises(BatchError, match="indptr is damaged at node"):
+        sample_all(ring_folder, **mode)
+
+
+def test_an_indptr_whose_steps_overflow_is_found_and_raises(ring_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every difference of neighbours is positive in 64 bits; read as degrees they would send writes astray."""
+    for position, value in enumerate([0, 2**62, -(2**63), -(2**62), 0, 6, 12]):
+        set_value(ring_folder, INDPTR, position, value)
+    assert list(problems(ring_folder)) == [f"{INDPTR}: decreases at node 7"]
+    with pytest.raises(BatchError, match="indptr is damaged at node"):
+        sample_all(ring_folder)
+    repeat = torch.repeat_interleave
+
+    def repeat_unless_it_crashes(nodes: Tensor, counts: Tensor) -> Tensor:
+        assert int(counts.max()) <= 24, "the process would crash"
+        return repeat(nodes, counts)
+
+    monkeypatch.setattr(torch, "repeat_interleave", repeat_unless_it_crashes)
+    with pytest.raises(HoploomError, match="indptr"):
+        LinkNeighborLoader(hoploom.open(ring_folder), [2])
+
+
+@pytest.mark.parametrize(("position", "value"), [(0, 1), (0, -1), (6, 11), (6, 13), (6, 2**62)])
+def test_an_indptr_with_wrong_ends_is_refused(position: int, value: int, ring_folder: Path) -> None:
+    set_value(ring_folder, INDPTR, position, value)
+    with pytest.raises(StoreError, match=f"{re.escape(INDPTR)} runs from"):
+        hoploom.open(ring_folder)
+    (problem,) = problems(ring_folder)
+    assert problem.startswith(f"{INDPTR} runs from")
+
+
+@pytest.mark.parametrize("num_entries", [0, 1, 6, 8])
+def test_an_indptr_of_another_length_is_refused(num_entries: int, ring_folder: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, np.linspace(0, 12, num_entries).astype(np.int64))
+    rewrite(ring_folder, INDPTR, file.getvalue())
+    with pytest.raises(StoreError, match=re.escape(INDPTR)):
+        hoploom.open(ring_folder)
+    (problem,) = problems(ring_folder)
+    assert INDPTR in problem
+
+
+@pytest.mark.parametrize("value", [12, 2**31 - 1, -1, -(2**31)])
+@every_mode
+def test_an_index_out_of_range_is_found_and_sampling_raises(
+    mode: dict[str, Any], value: int, ring_folder: Path
+) -> None:
+    set_value(ring_folder, INDICES, 5, value)
+    assert list(problems(ring_folder)) == [f"{INDICES}: position 5 is {value}, out of range [0, 12)"]
+    if mode.get("num_neighbors") == [-1, -1] or mode.get("mode") == "blocks":
+        mode = {**mode, "num_neighbors": [-1, -1]}
+    with pytest.raises(BatchError, match=f"node id {value} is out of range"):
+        sample_all(ring_folder, **mode)
+
+
+@pytest.mark.parametrize("value", [12, -1, 2**62, -(2**63)])
+def test_a_split_out_of_range_is_found_and_sampling_raises(value: int, ring_folder: Path) -> None:
+    set_value(ring_folder, TRAIN, 2, value)
+    (problem,) = problems(ring_folder)
+    assert problem.startswith(f"{TRAIN}: ")
+    assert "out of range [0, 12)" in problem
+    with pytest.raises(HoploomError):
+        sample_all(ring_folder, input_nodes="train")
+
+
+@pytest.mark.parametrize("value", [24, -1, 2**62])
+def test_an_edge_id_that_is_none_is_found_and_links_are_refused(value: int, ring_folder: Path) -> None:
+    set_value(ring_folder, EDGE_IDS, 3, value)
+    with pytest.raises(HoploomError, match="edge_id"):
+        LinkNeighborLoader(hoploom.open(ring_folder), [2])
+    (problem,) = problems(ring_folder)
+    assert problem.startswith(f"{EDGE_IDS}: ")
+
+
+def test_an_edge_id_given_twice_is_found_and_links_are_refused(ring_folder: Path) -> None:
+    set_value(ring_folder, EDGE_IDS, 3, int(np.load(ring_folder / EDGE_IDS)[4]))
+    with pytest.raises(HoploomError, match="edge_id"):
+        LinkNeighborLoader(hoploom.open(ring_folder), [2])
+
+
+@pytest.mark.parametrize("name", [INDPTR, INDICES])
+def test_the_links_of_a_damaged_topology_are_refused(name: str, ring_folder: Path) -> None:
+    set_value(ring_folder, name, 3, -1)
+    with pytest.raises(HoploomError):
+        list(LinkNeighborLoader(hoploom.open(ring_folder), [2], batch_size=4))
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_none_is_found(value: float, events_folder: Path) -> None:
+    set_value(events_folder, f"{RELATION}/csc.weight.npy", 3, value)
+    (problem,) = problems(events_folder)
+    assert problem.startswith(f"{RELATION}/csc.weight.npy: ")
+    assert "negative or not finite" in problem
+
+
+def test_times_out_of_order_are_found(events_folder: Path) -> None:
+    indptr = np.load(events_folder / INDPTR)
+    begin = int(indptr[np.diff(indptr).argmax()])  # a list of several edges
+    set_value(events_folder, f"{RELATION}/csc.time.npy", begin, 1000)
+    (problem,) = problems(events_folder)
+    assert problem.startswith(f"{RELATION}/csc.time.npy: ")
+
+
+TIMED_MODES: list[dict[str, Any]] = [
+    {"weight_attr": "weight"},
+    {"weight_attr": "weight", "replace": True},
+    {"time_attr": "edge_time", "input_time": torch.full((20,), 50)},
+    {"time_attr": "edge_time", "input_time": torch.full((20,), 50), "temporal_strategy": "last"},
+    {"time_attr": "edge_time", "input_time": torch.full((20,), 50), "weight_attr": "weight"},
+]
+
+
+@pytest.mark.parametrize(
+    "mode", [*MODES.values(), *TIMED_MODES], ids=[*MODES, "weight", "sums", "time", "last", "both"]
+)
+def test_whatever_a_file_holds_sampling_gives_batches_or_a_hoploom_error(
+    mode: dict[str, Any], events_folder: Path
+) -> None:
+    chosen = random.Random(1)
+    raised = 0
+    for name in [name for name in array_files(events_folder) if "csc." in name] * 2:
+        whole = (events_folder / name).read_bytes()
+        damaged = bytearray(whole)
+        for _ in range(chosen.choice([1, 4])):
+            damaged[chosen.randrange(128, len(whole))] = chosen.choice([0, 1, 127, 128, 255])
+        rewrite(events_folder, name, bytes(damaged))
+        try:
+            sample_all(events_folder, **mode)
+        except HoploomError:
+            raised += 1
+        list(problems(events_folder))
+        rewrite(events_folder, name, whole)
+    assert raised > 2

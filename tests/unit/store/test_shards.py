@@ -1,0 +1,142 @@
+"""Parts elsewhere: all are asked before the first answer is read, and a batch is the same wherever its parts lie."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_same_batches
+from support.cases import MakeLoader, every_case, store_of
+from support.graphs import library, ring, save_in_parts
+from support.shards import elsewhere_of, spread
+
+import hoploom
+from hoploom import ConfigError, NeighborLoader, Store, StoreError
+from hoploom.ops import Frontier
+from hoploom.store import Draw, Wanted
+
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+EVERY = Draw(1, 0, [-1])
+
+
+@every_case
+@pytest.mark.parametrize("whole_topology", [False, True])
+def test_parts_elsewhere_change_nothing(
+    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], whole_topology: bool
+) -> None:
+    store = store_of(heterogeneous, attrs)
+    away = spread(store, 4, here=[1], whole_topology=whole_topology)
+    assert_same_batches(make(store), make(away, num_workers=2))
+    assert sum(len(shard.gathers) for shard in elsewhere_of(away)) > 0
+    assert any(shard.samples for shard in elsewhere_of(away)) is not whole_topology
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+def test_aggregation_reads_parts_elsewhere(mode: str) -> None:
+    store = store_of(False, {})
+    away = spread(store, 3, here=[0])
+    loaders = [NeighborLoader(s, [3, 2], "train", batch_size=7, mode=mode, aggregate="mean") for s in (store, away)]
+    assert_same_batches(*loaders)
+
+
+def test_all_shards_elsewhere_are_asked_before_one_is_awaited_and_those_here_work_meanwhile(ring_store: Store) -> None:
+    store = spread(ring_store, 3, here=[1])
+    here, log = store.shards[1], elsewhere_of(store)[0].log
+    object.__setattr__(here, "_gather_at", lambda *asked: log.append("work here"))
+    store.features.gather([Wanted("node", "x", torch.arange(12))])
+    assert log == ["begin 0", "begin 2", "work here", "finish 2", "finish 0"]
+
+
+def test_a_shard_of_which_nothing_is_wanted_is_not_asked(ring_store: Store) -> None:
+    store = spread(ring_store, 3, here=[])
+    first, second, third = elsewhere_of(store)
+    store.features.gather([Wanted("node", name, torch.tensor([9, 1, 8])) for name in ("x", "y")])
+    assert (len(first.gathers), len(second.gathers), len(third.gathers)) == (1, 0, 1)
+    assert third.gathers[0] == {("node", "x"): [9, 8], ("node", "y"): [9, 8]}
+    store.graph.sample([Frontier(torch.tensor([5]))], EVERY)
+    assert (first.samples, second.samples, third.samples) == (0, 1, 0)
+    assert [rows.shape for rows in store.features.gather([Wanted("node", "x", torch.empty(0, dtype=torch.int64))])]
+
+
+def test_an_error_of_one_shard_leaves_no_other_unread(ring_store: Store) -> None:
+    store = spread(ring_store, 3, here=[0])
+    _, last = elsewhere_of(store)
+    last.error = StoreError("part 2 is lost")
+    with pytest.raises(StoreError, match="part 2 is lost"):
+        store.features.gather([Wanted("node", "x", torch.arange(12))])
+    assert last.log == ["begin 1", "begin 2", "finish 2", "finish 1"]
+
+
+def test_a_split_is_put_together_from_all_shards(library_store: Store) -> None:
+    away = spread(library_store, 4, here=[2])
+    for node_type in library_store.schema.node_types:
+        for name in node_type.splits:
+            assert away.split(name, node_type.name).tolist() == library_store.split(name, node_type.name).tolist()
+
+
+def test_a_store_tells_its_ranges_and_on_disk_its_identity(ring_store: Store, tmp_path: Path) -> None:
+    saved = save_in_parts(ring_store, tmp_path / "ring", 3)
+    assert [held.first_nodes for held in saved.ranges] == [(0,), (4,), (8,)]
+    assert [held.num_edges for held in saved.ranges] == [(8,)] * 3
+    assert [held.splits for held in ring_store.ranges] == [{"node": dict(ring_store.schema.node_types[0].splits)}]
+    shutil.copytree(tmp_path / "ring", tmp_path / "copy")
+    copy = hoploom.open(tmp_path / "copy", parts=[1])
+    assert copy.ranges == saved.ranges
+    assert copy.identity == saved.identity
+    assert len(copy.identity) == 64
+    assert save_in_parts(ring_store, tmp_path / "other", 2).identity != saved.identity
+    assert ring_store.identity == ""
+
+
+def _without_fields(folder: Path, part: int) -> None:
+    for file in (folder / f"part-{part:05d}").rglob("*.npy"):
+        if not file.name.startswith("csc."):
+            file.unlink()
+
+
+def test_with_the_topology_of_all_parts_sampling_is_whole_and_features_are_not(tmp_path: Path) -> None:
+    whole = save_in_parts(hoploom.from_pyg(library(), weight_attr="weight"), tmp_path / "library", 3)
+    for part in (0, 2):
+        _without_fields(tmp_path / "library", part)
+    store = hoploom.open(tmp_path / "library", parts=[1], topology="all")
+    every = [-1] * len(whole.schema.relations)
+    frontiers = [Frontier(torch.arange(t.num_nodes)) for t in whole.schema.node_types]
+    for ours, theirs in zip(
+        store.graph.sample(frontiers, Draw(1, 0, every)), whole.graph.sample(frontiers, Draw(1, 0, every)), strict=True
+    ):
+        assert ours is not None
+        assert theirs is not None
+        assert all(map(torch.equal, ours, theirs))
+    (paper,) = (i for i, t in enumerate(whole.schema.node_types) if t.name == "paper")
+    first, count = store.ranges[1].first_nodes[paper], store.ranges[1].num_nodes[paper]
+    own = torch.arange(first, first + count)
+    assert store.features.gather([Wanted("paper", "x", own)])[0].shape[0] == count
+    with pytest.raises(StoreError, match="part 2 holds 'x' of node"):
+        store.features.gather([Wanted("paper", "x", torch.tensor([first + count]))])
+    assert len(store.parts) == 1
+    assert len(store.topology) == 3
+
+
+def test_topology_that_is_not_there_is_an_error_that_names_its_files(tmp_path: Path) -> None:
+    save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 3)
+    shutil.rmtree(tmp_path / "ring" / "part-00002")
+    with pytest.raises(StoreError, match=r"topology='all' needs part-00002/relations/\*/csc.*topology='own'"):
+        hoploom.open(tmp_path / "ring", parts=[0], topology="all")
+    with pytest.raises(ConfigError, match="topology is 'some'"):
+        hoploom.open(tmp_path / "ring", parts=[0], topology="some")  # type: ignore[arg-type]
+
+
+def test_in_degrees_need_the_topology_alone(ring_store: Store) -> None:
+    key, nodes = ring_store.schema.relations[0].key, torch.arange(12)
+    away = spread(ring_store, 3, here=[0], whole_topology=True)
+    assert away.in_degrees(key, nodes).tolist() == ring_store.in_degrees(key, nodes).tolist() == [2] * 12
+    with pytest.raises(ConfigError, match="not in reach"):
+        spread(ring_store, 3, here=[0]).in_degrees(key, nodes)
+
+
+@pytest.mark.parametrize("whole_topology", [False, True])
+def test_all_links_of_parts_elsewhere_are_found(ring_store: Store, whole_topology: bool) -> None:
+    away = spread(ring_store, 3, here=[0], whole_topology=whole_topology)
+    loaders = [hoploom.LinkNeighborLoader(s, [2], batch_size=5) for s in (ring_store, away)]
+    assert_same_batches(*loaders)

@@ -1,0 +1,192 @@
+"""A store on disk is the store in memory: every value, type, split and name, in any number of parts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.graphs import cut, random_graph, ring, save_in_parts
+from support.stores import NO_EDGES, Graph, assert_same, bits, every_graph, picks_of, rows_of
+from torch import Tensor
+
+import hoploom
+from hoploom import NeighborLoader, Store
+from hoploom.schema import DTYPES, HOMOGENEOUS_RELATION
+from hoploom.store import Draw, assemble
+from hoploom.store.check import problems
+
+pytestmark = pytest.mark.usefixtures("no_sync")
+
+SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
+
+
+@every_graph
+def test_an_opened_store_is_the_one_that_was_saved(graph: Graph, tmp_path: Path) -> None:
+    store = hoploom.from_pyg(graph.make(), **graph.options)
+    assert_same(store, store.save(tmp_path / "store"), graph.until)
+    assert_same(store, hoploom.open(str(tmp_path / "store")), graph.until)
+    assert list(problems(tmp_path / "store")) == []
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 5])
+@every_graph
+def test_parts_are_the_same_store_on_disk_and_in_memory(graph: Graph, num_parts: int, tmp_path: Path) -> None:
+    store = hoploom.from_pyg(graph.make(), **graph.options)
+    opened = save_in_parts(store, tmp_path / "store", num_parts)
+    assert len(opened.parts) == num_parts
+    assert_same(store, opened, graph.until)
+    assert_same(store, assemble(store.schema, cut(store, num_parts)), graph.until)
+    assert list(problems(tmp_path / "store")) == []
+
+
+def test_a_part_may_hold_no_node_of_a_type(library_store: Store, tmp_path: Path) -> None:
+    opened = save_in_parts(library_store, tmp_path / "store", 12)
+    assert {part.num_nodes[2] for part in opened.parts} == {0, 1}
+    assert_same(library_store, opened)
+
+
+def test_a_saved_store_of_parts_saves_again(library_store: Store, tmp_path: Path) -> None:
+    again = save_in_parts(library_store, tmp_path / "one", 3).save(tmp_path / "two")
+    assert len(again.parts) == 3
+    assert_same(library_store, again)
+
+
+def test_an_opened_ring_has_the_values_that_arithmetic_gives(ring_store: Store, tmp_path: Path) -> None:
+    opened = ring_store.save(tmp_path / "store")
+    positions, nodes = torch.arange(24), torch.arange(12)
+    (counts, sources, edges), *_ = picks_of(opened, Draw(0, 0, [-1]))
+    assert counts.tolist() == [2] * 12
+    assert torch.equal(edges, positions)
+    assert torch.equal(sources, (positions // 2 + positions % 2 + 1) % 12)
+    assert torch.equal(rows_of(opened, HOMOGENEOUS_RELATION, "edge_id"), positions // 2 + positions % 2 * 12)
+    assert torch.equal(rows_of(opened, "node", "x"), nodes.float().view(-1, 1).expand(-1, 4))
+    assert torch.equal(opened.split("val"), torch.tensor([6, 7, 8]))
+
+
+def test_a_batch_from_disk_names_the_users_own_edges(library_store: Store, tmp_path: Path) -> None:
+    opened = save_in_parts(library_store, tmp_path / "store", 2)
+    for batch in NeighborLoader(opened, [2, 2], input_nodes="paper", batch_size=4):
+        assert torch.equal(batch["paper"].y, batch["paper"].n_id)
+        for key in batch.edge_types:
+            assert torch.equal(batch[key].edge_attr, batch[key].e_id.float())
+
+
+def test_opened_weights_decide_the_picks(tmp_path: Path) -> None:
+    data = ring(12)
+    data.weight = torch.cat([torch.zeros(12), torch.ones(12)])  # only the edges from v + 2 weigh anything
+    opened = hoploom.from_pyg(data, weight_attr="weight").save(tmp_path / "store")
+    (counts, sources, _), *_ = picks_of(opened, Draw(0, 0, [1], weighted=True))
+    assert counts.tolist() == [1] * 12
+    assert torch.equal(sources, (torch.arange(12) + 2) % 12)
+
+
+@pytest.mark.parametrize(("time_attr", "on_nodes"), [("edge_time", False), ("node_time", True)])
+def test_opened_times_hide_the_later_edges(time_attr: str, on_nodes: bool, tmp_path: Path) -> None:
+    data = random_graph(30, 200, 1)
+    opened = hoploom.from_pyg(data, time_attr=time_attr).save(tmp_path / "store")
+    times = data[time_attr][data.edge_index[0]] if on_nodes else data[time_attr]
+    (counts, _, edges), *_ = picks_of(opened, Draw(0, 0, [-1]), until=50)
+    assert int(counts.sum()) == int((times <= 50).sum())
+    ids = rows_of(opened, HOMOGENEOUS_RELATION, "edge_id")[edges]
+    assert int(times[ids].max()) <= 50
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+def test_every_dtype_and_shape_survives_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
+    data = ring(12)
+    data.field, data.edge_field = random_bits(12, shape, dtype), random_bits(24, shape, dtype)
+    store = hoploom.from_pyg(data)
+    opened = save_in_parts(store, tmp_path / "store", 2)
+    assert rows_of(opened, "node", "field").dtype == dtype
+    assert torch.equal(bits(rows_of(opened, "node", "field")), bits(data.field))
+    edge_ids = rows_of(opened, HOMOGENEOUS_RELATION, "edge_id")
+    assert torch.equal(bits(rows_of(opened, HOMOGENEOUS_RELATION, "edge_field")), bits(data.edge_field[edge_ids]))
+
+
+def random_bits(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Rows of any bits that the dtype allows, NaNs among them."""
+    high = 2 if dtype == torch.bool else 256
+    size = torch.zeros(shape, dtype=dtype).nbytes
+    raw = torch.randint(high, (count * size,), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    return raw.view(dtype).view(count, *shape)
+
+
+def test_files_are_plain_npy(ring_store: Store, tmp_path: Path) -> None:
+    ring_store.save(tmp_path / "store")
+    x = np.load(tmp_path / "store" / "part-00000" / "nodes" / "node" / "x.npy", allow_pickle=False)
+    assert np.array_equal(x, ring(12).x.numpy())
+
+
+def test_ids_take_four_bytes_while_they_fit(ring_store: Store, tmp_path: Path) -> None:
+    opened = ring_store.save(tmp_path / "store")
+    assert opened.parts[0].lists[0].indices.dtype == torch.int32
+
+
+def test_splits_keep_their_names_and_ids(tmp_path: Path) -> None:
+    splits = {"train": torch.tensor([0, 3, 11]), "cold.start/é": torch.tensor([5]), "none": torch.tensor([], dtype=int)}
+    store = hoploom.from_tensors({"x": torch.zeros(12)}, ring(12).edge_index, splits=splits)
+    opened = save_in_parts(store, tmp_path / "store", 3)
+    assert {name: opened.split(name).tolist() for name in splits} == {
+        name: ids.tolist() for name, ids in splits.items()
+    }
+
+
+def test_a_split_has_the_same_order_in_any_number_of_parts(tmp_path: Path) -> None:
+    store = hoploom.from_tensors(
+        {"x": torch.zeros(12)}, ring(12).edge_index, splits={"train": torch.tensor([9, 2, 11, 0, 5])}
+    )
+    assert torch.equal(store.split("train"), save_in_parts(store, tmp_path / "store", 3).split("train"))
+
+
+@pytest.mark.parametrize("num_nodes", [0, 3])
+def test_a_graph_without_edges_survives(num_nodes: int, tmp_path: Path) -> None:
+    splits = {"train": torch.arange(num_nodes)}
+    store = hoploom.from_tensors({"x": torch.zeros(num_nodes, 4)}, NO_EDGES, splits=splits)
+    assert_same(store, store.save(tmp_path / "store"))
+
+
+def test_rows_without_values_survive(tmp_path: Path) -> None:
+    store = hoploom.from_tensors({"x": torch.zeros(12, 0)}, ring(12).edge_index)
+    assert rows_of(save_in_parts(store, tmp_path / "store", 2), "node", "x").shape == (12, 0)
+
+
+@pytest.mark.parametrize("as_parameter", [False, True])
+def test_features_that_require_a_gradient_are_saved_as_values(as_parameter: bool, tmp_path: Path) -> None:
+    x = torch.nn.Parameter(ring(12).x) if as_parameter else ring(12).x.requires_grad_()
+    store = hoploom.from_tensors({"x": x}, ring(12).edge_index)
+    rows = rows_of(store.save(tmp_path / "store"), "node", "x")
+    assert torch.equal(rows, x.detach())
+    assert not rows_of(store, "node", "x").requires_grad
+
+
+NAMES = ["../x", "/x", "a/b", ".", "..", "", "é", "a b", "a.b", "split.train", "csc.indptr", "%2E", "~", "x\n"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+def test_any_name_can_be_saved_and_stays_inside(name: str, tmp_path: Path) -> None:
+    edges = {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]]), name: torch.arange(3.0)}
+    store = hoploom.from_tensors(
+        {name: {name: torch.arange(3)}}, {(name, name, name): edges}, splits={name: {name: torch.tensor([2])}}
+    )
+    opened = store.save(tmp_path / "inner" / "store")
+    assert_same(store, opened)
+    assert torch.equal(rows_of(opened, (name, name, name), name), torch.tensor([2.0, 0.0, 1.0]))
+    assert list(tmp_path.iterdir()) == [tmp_path / "inner"]
+    assert list((tmp_path / "inner").iterdir()) == [tmp_path / "inner" / "store"]
+
+
+def test_relations_whose_names_join_alike_have_files_of_their_own(tmp_path: Path) -> None:
+    nodes = {name: {"x": torch.zeros(2)} for name in ("a~b", "a", "c")}
+    one, other = torch.tensor([[0, 1], [0, 0]]), torch.tensor([[1, 1], [0, 1]])
+    store = hoploom.from_tensors(nodes, {("a~b", "r", "c"): one, ("a", "b~r", "c"): other})
+    assert_same(store, store.save(tmp_path / "store"))
+
+
+def test_an_opened_store_survives_a_change_of_directory(
+    ring_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = ring_store.save("store")
+    monkeypatch.chdir("/")
+    assert_same(ring_store, opened)

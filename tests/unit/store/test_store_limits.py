@@ -1,0 +1,55 @@
+"""How much memory a process may use, by files as the kernel writes them."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.graphs import ring, save_in_parts
+
+import hoploom
+from hoploom.store.disk import topology_fits
+from hoploom.store.system_memory import memory_limit
+
+HOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+NO_LIMIT = "9223372036854771712\n"  # as version 1 writes it
+
+CASES: dict[str, tuple[str, dict[str, str], int]] = {
+    "version 2": ("0::/job/step\n", {"job/step/memory.max": "max\n", "job/memory.max": "4096000\n"}, 4096000),
+    "its own is the smallest": ("0::/job/step\n", {"job/step/memory.max": "7\n", "job/memory.max": "9\n"}, 7),
+    "in a container": ("0::/\n", {"memory.max": "8192000\n"}, 8192000),
+    "version 1": (
+        "5:cpu:/a\n4:memory:/a/b\n0::/\n",
+        {"memory/a/b/memory.limit_in_bytes": "5\n", "memory/memory.limit_in_bytes": NO_LIMIT},
+        5,
+    ),
+    "version 1 with more": ("4:cpu,memory:/a\n", {"memory/a/memory.limit_in_bytes": "6\n"}, 6),
+    "version 1 in a container": ("4:memory:/docker/1\n", {"memory/memory.limit_in_bytes": "3\n"}, 3),
+    "another group's": ("4:memory:/a\n", {"memory/b/memory.limit_in_bytes": "3\n"}, HOST),
+    "no limit": ("4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": NO_LIMIT, "memory.max": "max\n"}, HOST),
+    "no groups": ("", {}, HOST),
+    "what cannot be read": ("nothing\n4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "much\n"}, HOST),
+}
+
+
+@pytest.mark.parametrize(("membership", "files", "expected"), CASES.values(), ids=CASES.keys())
+def test_the_smallest_limit_of_a_processs_groups_counts(
+    membership: str, files: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    (tmp_path / "membership").write_text(membership)
+    for name, text in files.items():
+        path = tmp_path / "mounted" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert memory_limit(tmp_path / "membership", tmp_path / "mounted") == expected
+
+
+def test_without_groups_it_is_the_hosts(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path / "nowhere", tmp_path) == HOST
+    assert 0 < memory_limit() <= HOST
+
+
+def test_topology_that_a_job_has_no_memory_for_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 2)
+    assert topology_fits(tmp_path / "ring")
+    monkeypatch.setattr("hoploom.store.disk.memory_limit", lambda: 100)
+    assert not topology_fits(tmp_path / "ring")

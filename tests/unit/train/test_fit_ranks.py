@@ -1,0 +1,101 @@
+"""Training by several processes is training by one: gradients, curves, metrics, checkpoints, and what goes wrong."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import fit_workers
+from support.fit_workers import QUIET, alone, assert_close, learner_of, parameters_of
+
+from hoploom import TrainError
+from hoploom.dist.spawn import spawn
+from hoploom.train import tensorfile
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.fit import fit
+from hoploom.train.learner import Training
+
+COUNTED = ("accuracy", "f1", "confusion")  # integers summed up: equal to the last bit
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks found, in one start for all tests of this file."""
+    folder = tmp_path_factory.mktemp("two")
+    fit(learner_of(), Training(2, max_steps=3, **QUIET), alone(), checkpoint=Checkpoint(folder / "one", alone()))
+    spawn(fit_workers.two_ranks, 2, [str(folder)], device="cpu", timeout=60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(two: Path) -> Any:
+    return tensorfile.read(two / "found")
+
+
+def assert_same_curve(ours: Any, theirs: Any) -> None:
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+    assert_close(ours[1], theirs[1], 2e-5)  # Adam makes much of the last bits
+
+
+def assert_same_metrics(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert list(ours) == list(theirs)
+    for case, metrics in ours.items():
+        assert list(metrics) == list(theirs[case])
+        for name, value in metrics.items():
+            if name.startswith(COUNTED):
+                assert value == theirs[case][name], (case, name)
+            else:
+                assert value == pytest.approx(theirs[case][name], abs=1e-6), (case, name)
+
+
+def test_a_step_of_two_ranks_has_the_gradients_of_one_process(found: Any) -> None:
+    """Step 0 is full; step 3 is the tail of five seeds, two for rank 0 and three for rank 1."""
+    for ours, step in zip(found["gradients"], (0, 3), strict=True):
+        assert_close(ours, fit_workers.gradients_of(alone(), step))
+
+
+def test_links_are_weighed_by_their_rows(found: Any) -> None:
+    assert_close(found["links"], fit_workers.link_curve(alone()))
+
+
+def test_the_curve_of_two_ranks_is_that_of_one_process(found: Any) -> None:
+    assert_same_curve(found["curve"], fit_workers.curve(alone()))
+    assert_same_curve(found["accumulated"], fit_workers.curve(alone(), accumulate=2))
+
+
+def test_two_ranks_evaluate_to_the_numbers_of_one_process(found: Any) -> None:
+    """At batch size 200 there is one step, and rank 1 has none."""
+    assert_same_metrics(found["metrics"], fit_workers.all_metrics(alone()))
+
+
+def test_another_number_of_ranks_resumes_to_the_same_numbers(two: Path) -> None:
+    whole = learner_of()
+    fit(whole, Training(2, **QUIET), alone())
+    by_two, by_one = learner_of(), learner_of()
+    Checkpoint(two / "one-by-two", alone()).restore("last", by_two.parts())
+    assert by_two.standing.epoch == 2
+    Checkpoint(two / "two", alone()).restore("last", by_one.parts())
+    assert by_one.standing.steps == 3
+    fit(by_one, Training(2, **QUIET), alone())
+    for learner in (by_two, by_one):
+        assert_close(parameters_of(learner), parameters_of(whole), 2e-5)
+        assert [epoch["train_loss"] for epoch in learner.standing.history] == pytest.approx(
+            [epoch["train_loss"] for epoch in whole.standing.history], rel=1e-5
+        )
+
+
+@pytest.mark.alone  # thirty seconds, in which processes start
+def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
+        spawn(fit_workers.rank_1_is_killed, 2, [str(tmp_path)], device="cpu", timeout=60)
+    assert time.monotonic() - began < 30
+    assert "rank 1" in (tmp_path / "said").read_text()
+
+
+@pytest.mark.slow  # four processes import torch
+def test_four_ranks_have_the_curve_and_the_metrics_of_one_process(tmp_path: Path) -> None:
+    spawn(fit_workers.four_ranks, 4, [str(tmp_path)], device="cpu", timeout=100)
+    found = tensorfile.read(tmp_path / "found")
+    assert_same_curve(found["curve"], fit_workers.curve(alone()))
+    assert_same_metrics(found["metrics"], fit_workers.all_metrics(alone()))

@@ -1,0 +1,236 @@
+"""What a run writes down, and what it shows on the terminal."""
+
+import io
+import json
+import math
+import os
+import pty
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from support.fit_workers import QUIET, alone, learner_of
+
+from hoploom import StoreError
+from hoploom.train import progress
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.fit import fit
+from hoploom.train.journal import Journal
+from hoploom.train.learner import Learner, Training
+from hoploom.train.progress import Progress
+from hoploom.train.step import StepReport
+
+
+def run(folder: Path, learner: Learner, *, tensorboard: bool = False, **options: Any) -> None:
+    context = alone()
+    with Journal(folder, context, tensorboard=tensorboard) as journal:
+        training = Training(**{"epochs": 2} | QUIET | options)
+        fit(learner, training, context, validate=lambda: {"accuracy": 0.5}, journal=journal)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def report(step: int, **changes: Any) -> StepReport:
+    fields = {"epoch": 0, "loss": 0.5, "seeds": 100, "rows": 50, "learning_rate": 0.1, "seconds": 0.5}
+    return StepReport(step=step, **fields | {"wait_seconds": 0.01, "asked": False} | changes)
+
+
+# --- journal --------------------------------------------------------------------------------
+
+
+def test_every_step_and_every_epoch_has_a_line(tmp_path: Path) -> None:
+    learner = learner_of()
+    run(tmp_path / "new", learner)
+    steps, epochs = lines(tmp_path / "new" / "steps-rank0.jsonl"), lines(tmp_path / "new" / "metrics.jsonl")
+    assert [(line["epoch"], line["step"], line["seeds"], line["rows"]) for line in steps] == [
+        (epoch, epoch * 4 + step + 1, size, size) for epoch in (0, 1) for step, size in enumerate((16, 16, 16, 5))
+    ]
+    assert steps[0]["learning_rate"] == 0.05
+    assert steps[3]["learning_rate"] == pytest.approx(0.04)
+    assert all(0 < line["wait_seconds"] < line["seconds"] for line in steps)
+    assert [(line["epoch"], line["step"], line["accuracy"]) for line in epochs] == [(0, 4, 0.5), (1, 8, 0.5)]
+    means = [sum(line["loss"] * line["seeds"] for line in steps[i : i + 4]) / 53 for i in (0, 4)]
+    assert [line["train_loss"] for line in epochs] == pytest.approx(means)
+
+
+def test_a_resumed_run_takes_the_place_of_the_lines_after_its_checkpoint(tmp_path: Path) -> None:
+    whole, learner = learner_of(), learner_of()
+    run(tmp_path / "whole", whole)
+    run(tmp_path / "halves", learner, max_steps=6)
+    with (tmp_path / "halves" / "steps-rank0.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 7, "loss": 99}) + "\n" + '{"step": 8, "lo')  # died here
+    run(tmp_path / "halves", learner)
+    for name in ("steps-rank0.jsonl", "metrics.jsonl"):
+        ours, theirs = lines(tmp_path / "whole" / name), lines(tmp_path / "halves" / name)
+        timing = ("seconds", "wait_seconds")
+        assert [{k: v for k, v in line.items() if k not in timing} for line in ours] == [
+            {k: v for k, v in line.items() if k not in timing} for line in theirs
+        ]
+
+
+class Dying(Journal):
+    """Ends once it has written an epoch's line."""
+
+    def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:
+        super().epoch(metrics, step=step)
+        raise ZeroDivisionError
+
+
+def test_an_epoch_whose_validation_is_done_again_has_one_line(tmp_path: Path) -> None:
+    learner, context = learner_of(), alone()
+    checkpoint = Checkpoint(tmp_path, context)
+
+    def validate() -> dict[str, float]:
+        return {"accuracy": 0.5}
+
+    for fault in (True, False):
+        kind = Dying if fault else Journal
+        with kind(tmp_path, context, tensorboard=False) as journal, suppress(ZeroDivisionError):
+            fit(learner, Training(2, **QUIET), context, validate=validate, checkpoint=checkpoint, journal=journal)
+        learner = learner_of()
+        checkpoint.restore("last", learner.parts())
+        assert [line["epoch"] for line in lines(tmp_path / "metrics.jsonl")] == ([0] if fault else [0, 1])
+
+
+def test_the_journals_of_ranks_that_are_no_more_are_rewound_too(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"steps-rank{rank}.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 9)))
+    with Journal(tmp_path, alone(), tensorboard=False) as journal:
+        journal.rewind(3, 0)
+    for rank in (0, 1):
+        assert [line["step"] for line in lines(tmp_path / f"steps-rank{rank}.jsonl")] == [1, 2, 3]
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
+    with Journal(tmp_path, alone(), tensorboard=False) as journal:
+        journal.epoch({"epoch": 0, "r2": math.nan, "mse": math.inf}, step=1)
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "epoch": 0, "r2": None, "mse": None}]
+
+
+def test_a_line_is_there_as_soon_as_its_step_is_done(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, alone(), tensorboard=False)
+    with journal:
+        journal.step(report(1))
+        assert [line["step"] for line in lines(journal.steps_file)] == [1]
+
+
+def test_a_journal_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with Journal(tmp_path / "file", alone(), tensorboard=False) as journal, pytest.raises(StoreError, match="cannot"):
+        journal.step(report(1))
+
+
+def test_tensorboard_gets_steps_and_epochs(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path, learner_of(), tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 9))
+    assert [(event.step, event.value) for event in events.Scalars("epoch/accuracy")] == [(4, 0.5), (8, 0.5)]
+
+
+# --- progress -------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(progress, "time", found)
+    return found
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[TextIO, int]]:
+    """A stream that is a terminal of 100 columns, and where to read what a screen would get."""
+    screen, line = pty.openpty()
+    os.set_blocking(screen, False)
+    stream = os.fdopen(line, "w")
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(line, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 100, 0, 0))
+    yield stream, screen
+    stream.close()
+    os.close(screen)
+
+
+def show(stream: TextIO, clock: Clock, *, seconds: float = 0.5) -> None:
+    """Two epochs of four steps, and what is expected of them."""
+    with Progress(stream) as shown:
+        shown.expect(learner_of(), Training(2))
+        for step in range(1, 9):
+            clock.now += seconds
+            shown.step(report(step, epoch=(step - 1) // 4, seconds=seconds, wait_seconds=seconds / 50))
+            if step % 4 == 0:
+                shown.epoch({"epoch": step // 4 - 1, "train_loss": 0.4321, "accuracy": 0.9}, is_best=step == 4)
+
+
+def test_a_terminal_has_one_line_drawn_over_and_one_per_epoch_that_stays(
+    terminal: tuple[TextIO, int], clock: Clock
+) -> None:
+    stream, screen = terminal
+    show(stream, clock)
+    rows = [row.split("\r")[-1] for row in os.read(screen, 1 << 16).decode().split("\r\n")]
+    drawn = [re.sub(r"\x1b\[K", "", row) for row in rows]
+    assert drawn == [
+        "epoch 1/2  train_loss 0.4321  accuracy 0.9  (best)",
+        "epoch 2/2  train_loss 0.4321  accuracy 0.9",
+        "",
+    ]
+
+
+def test_the_line_says_where_training_is_and_fits_the_terminal(terminal: tuple[TextIO, int], clock: Clock) -> None:
+    stream, screen = terminal
+    show(stream, clock)
+    drawn = [re.sub(r"\x1b\[K", "", row) for row in re.split(r"\r\n?", os.read(screen, 1 << 16).decode())]
+    assert "epoch 1/2  step 2/8  [#####---------------]  loss 0.5  200 seeds/s  waiting 2.0 %  0:03 left" in drawn
+    assert max(map(len, drawn)) < 100
+
+
+def test_elsewhere_there_are_few_and_plain_lines(clock: Clock) -> None:
+    stream = io.StringIO()
+    show(stream, clock, seconds=20)
+    shown = stream.getvalue().splitlines()
+    assert [line.split("  ")[:2] for line in shown] == [
+        ["epoch 1/2", "step 2/8"],
+        ["epoch 1/2", "step 4/8"],
+        ["epoch 1/2", "train_loss 0.4321"],
+        ["epoch 2/2", "step 6/8"],
+        ["epoch 2/2", "step 8/8"],
+        ["epoch 2/2", "train_loss 0.4321"],
+    ]
+    assert shown[0].endswith("5 seeds/s  waiting 2.0 %  2:00 left")
+    assert "\r" not in stream.getvalue()
+
+
+def test_a_rank_that_does_not_show_and_a_stream_that_is_gone_are_silent(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress(stream, shown=False) as shown:
+        shown.step(report(1))
+        shown.epoch({"epoch": 0}, is_best=False)
+    assert stream.getvalue() == ""
+    stream.close()
+    show(stream, clock, seconds=40)
+
+
+@pytest.mark.parametrize(("number", "shown"), [(7, "7"), (1234, "1.2k"), (56_789_000, "56.8M"), (2.5e9, "2.5G")])
+def test_large_counts_are_short(number: float, shown: str) -> None:
+    assert progress._count(number) == shown

@@ -1,0 +1,53 @@
+"""The loaders that a recipe names: what the model asks of them, and which fanouts they take."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import hoploom
+from hoploom import Store
+from hoploom.train.runs import parse_recipe
+from hoploom.train.runs.factories import eval_loader, model_of, train_loader
+from hoploom.train.runs.problem import goal_of
+
+ALONE: Any = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
+
+
+def random_store(x: torch.Tensor) -> Store:
+    torch.manual_seed(0)
+    edge_index = torch.randint(len(x), (2, 12 * len(x)))
+    nodes = torch.arange(len(x))
+    splits = {"train": nodes[:40], "val": nodes[40:50], "test": nodes[50:]}
+    return hoploom.from_tensors({"x": x, "y": nodes % 3}, edge_index, splits=splits)
+
+
+def made(store: Store, *overrides: str) -> tuple[Any, Any, Any]:
+    recipe = parse_recipe('store = "s"\n[loader]\nfanouts = [2, 2]\nbatch_size = 16\n', overrides)
+    goal = goal_of(recipe, store)
+    model = model_of(recipe, goal)
+    return model, train_loader(recipe, goal, ALONE, model), eval_loader(recipe, goal, ALONE, model, "val")
+
+
+@pytest.mark.parametrize("kind", ["node-classification", "link-prediction"])
+def test_a_gcn_is_told_the_degrees_and_a_sage_gets_layer_one_aggregated(kind: str) -> None:
+    store = random_store(torch.randn(60, 8))
+    for name, field in (("gcn", "in_degree"), ("sage", "aggregated")):
+        for loader in made(store, f"task.kind={kind}", f"model.name={name}")[1:]:
+            assert field in next(iter(loader))
+
+
+@pytest.mark.parametrize("name", ["sage", "gin"])
+def test_whole_numbers_as_features_are_trained_on(name: str) -> None:
+    model, train, _ = made(random_store(torch.randint(-9, 9, (60, 8), dtype=torch.int8)), f"model.name={name}")
+    assert model(next(iter(train))).isfinite().all()
+
+
+def test_fanouts_of_a_relation_hold_where_evaluation_has_the_same_fanouts_of_its_own() -> None:
+    store = random_store(torch.randn(60, 8))
+    apart = ("loader.eval_fanouts=[2, 2]", "loader.relation_fanouts={'node to node' = [1, 1]}")
+    _, train, val = made(store, *apart)
+    for loader, most in ((train, 1), (val, 2)):
+        counts = torch.cat([block.edge_index[1].bincount() for batch in loader for block in batch.blocks])
+        assert int(counts.max()) == most

@@ -1,0 +1,395 @@
+"""run.toml: what it takes, what it refuses and in which line, and that what is written is read back the same."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import ROOT
+
+from hoploom import ConfigError
+from hoploom.config.lines import lines_of
+from hoploom.config.text import as_toml
+from hoploom.train.runs.check_run_file import check_world
+from hoploom.train.runs.read_run_file import parse_recipe, read_recipe
+from hoploom.train.runs.run_file import KEYS, SECTIONS, Recipe
+from hoploom.train.runs.template import template
+from hoploom.train.runs.write_run_file import reference, to_toml, values_of
+
+STORE = 'store = "s"\n'
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+MISTAKES = [  # text, line, what the message says
+    # not TOML
+    ('store = "s\n', 1, "not TOML: .*quotes"),
+    (STORE + "[train\nepochs = 3\n", 2, "not TOML"),
+    (STORE + "[train]\nepochs 3\n", 3, "not TOML"),
+    (STORE + "[train]\nepochs = 3\nepochs = 4\n", 4, "not TOML: Cannot overwrite"),
+    (STORE + "[train]\n\n\nprecision = float32\n", 5, "not TOML.*strings need quotes"),
+    (STORE + "[loader]\nfanouts = [1,\n", 3, "not TOML"),
+    (STORE + "seed = " + "9" * 5000, 2, "not TOML"),
+    # keys that are not known
+    ("stroe = 's'\n", 1, r"unknown key stroe; did you mean store\?"),
+    (STORE + "[loader]\nfanout = [1]\n", 3, r"unknown key fanout in \[loader\]; did you mean fanouts\?"),
+    (STORE + "[loader]\nbatchsize = 3\n", 3, r"did you mean batch_size\?"),
+    (STORE + "loader.Threads = 3\n", 2, r"did you mean threads\?"),
+    (STORE + "loader = { threads = 1, mod = 'blocks' }\n", 2, r"mod in \[loader\]; did you mean mode\?"),
+    (STORE + "[train]\nbatch_size = 3\n", 3, r"did you mean batch_size in \[loader\]\?"),
+    (STORE + "[train]\nlearning = 3\n", 3, r"unknown key learning in \[train\]; did you mean "),
+    (STORE + "epochs = 3\n", 2, r"unknown key epochs; did you mean epochs in \[train\]\?"),
+    (STORE + "lr = 0.1\n", 2, r"did you mean lr in \[optimizer\]\?"),
+    (STORE + "[optimizer]\nseed = 1\n", 3, "did you mean seed, above the sections"),
+    (STORE + "# [model]\n[modle]\nname = 'gcn'\n", 3, r"unknown key modle; did you mean \[model\]\?"),
+    (STORE + "[Task]\n", 2, r"did you mean \[task\]\?"),
+    (STORE + '[model]\n"hid den" = 3\n', 3, r'unknown key "hid den" in \[model\]; did you mean hidden\?'),
+    (STORE + "seed = 1\n[train]\nepochs = 3 # \"\n'é' = 1\n", 5, r"unknown key \"é\" in \[train\]; did you mean "),
+    (STORE + "model = 'sage'\n", 2, r"model is 'sage'; it is a section, write \[model\]"),
+    (STORE + "[[train]]\nepochs = 3\n", 2, r"train is .*; it is a section"),
+    (STORE + "[seed]\n", 2, "seed is {}; give a whole number"),
+    # wrong types
+    ("store = 3\n", 1, "store is 3; give a path in quotes"),
+    ("store = ''\n", 1, "store is ''; give a path"),
+    (STORE + "seed = 1.0\n", 2, "seed is 1.0; give a whole number"),
+    (STORE + "seed = true\n", 2, "seed is True; give a whole number"),
+    (STORE + "seed = 9223372036854775808\n", 2, "give a whole number from 0 to 9223372036854775807"),
+    (STORE + "[train]\nepochs = '3'\n", 3, "train.epochs is '3'; give a whole number of at least 1"),
+    (STORE + "[optimizer]\nlr = '1e-3'\n", 3, "optimizer.lr is '1e-3'; give a number above 0"),
+    (STORE + "[loader]\nreplace = 1\n", 3, "loader.replace is 1; give true or false"),
+    (STORE + "[loader]\nfanouts = 10\n", 3, r"loader.fanouts is 10; give a list .* \[15, 10, 5\]"),
+    (STORE + "[loader]\nfanouts = [\n  10, # first\n  '5',\n]\n", 3, "loader.fanouts is"),
+    (STORE + "[task]\nlabel = ['y']\n", 3, r"task.label is \['y'\]; give text"),
+    (STORE + "[task]\nlabel = 'a\\u0000b'\n".replace("'", '"'), 3, "task.label is .*; give text"),
+    (STORE + "[output]\nfolder = 1979-05-27\n", 3, "output.folder is .*; give a path"),
+    (STORE + "[loader]\nrelation_fanouts = [5]\n", 3, "loader.relation_fanouts is .*; give a table"),
+    # wrong values
+    (STORE + "[train]\nepochs = 0\n", 3, "train.epochs is 0; give a whole number of at least 1"),
+    (STORE + "[loader]\nbatch_size = -5\n", 3, "loader.batch_size is -5"),
+    (STORE + "[loader]\nfanouts = []\n", 3, "loader.fanouts is"),
+    (STORE + "[loader]\nfanouts = [5, -2]\n", 3, "loader.fanouts is"),
+    (STORE + "[optimizer]\nlr = 0\n", 3, "optimizer.lr is 0; give a number above 0"),
+    (STORE + "[optimizer]\nlr = nan\n", 3, "optimizer.lr is nan"),
+    (STORE + "[optimizer]\nlr = inf\n", 3, "optimizer.lr is inf"),
+    (STORE + "[optimizer]\nweight_decay = -1e-4\n", 3, "weight_decay is -0.0001; give a number of at least 0"),
+    (STORE + "[model]\ndropout = 1.0\n", 3, "model.dropout is 1.0; give a number from 0 to below 1"),
+    (STORE + "[model]\nname = 'SAGE'\n", 3, r'model.name is .*; did you mean "sage"\?'),
+    (STORE + "[task]\nkind = 'node_classification'\n", 3, r'did you mean "node-classification"\?'),
+    (STORE + "[train]\nprecision = 'float16'\n", 3, 'train.precision is .*; give one of "fp32", "bf16", "fp16"'),
+    (STORE + "[train]\ndevice = 'cuda:0'\n", 3, r'did you mean "cuda"\?'),
+    (STORE + "[model]\nfactory = 'my_model.py'\n", 3, 'give "module:function"'),
+    (STORE + "[model]\nfactory = 'os:sys-tem'\n", 3, 'give "module:function"'),
+    # keys that have no say here
+    (STORE + "[model]\nheads = 8\n", 3, 'model.heads is for model.name = "gat" or "rgat", and that is "sage"'),
+    (STORE + "[model]\nfactory = 'a:b'\nhidden = 8\n", 4, "model.hidden has no say beside model.factory"),
+    (STORE + "[model]\nfactory = 'a:b'\nheads = 8\n", 4, "model.heads has no say beside model.factory|that is"),
+    (STORE + "[model]\noptions = { a = 1 }\n", 3, "model.options has no say without model.factory"),
+    (STORE + "[task]\nrelation = 'a b c'\n", 3, 'task.relation is for task.kind = "link-prediction"'),
+    (STORE + "[task]\nkind = 'link-prediction'\nlabel = 'y'\n", 4, "task.label is for task.kind = "),
+    (STORE + "[optimizer]\nmomentum = 0.9\n", 3, 'optimizer.momentum is for optimizer.name = "sgd"'),
+    # keys that disagree
+    (STORE + "[model]\nname = 'gat'\nhidden = 30\n", 4, "model.hidden is 30, no multiple of model.heads = 4"),
+    (
+        STORE + "[model]\nlayers = 3\n[loader]\nfanouts = [5, 4]\n",
+        5,
+        r"has 2 entries for 3 layers \(.*:3\).*\[5, 4, 4\]",
+    ),
+    (STORE + "[model]\nlayers = 3\n", 3, "loader.fanouts has 2 entries for 3 layers"),
+    (STORE + "[loader]\nfanouts = [5]\neval_fanouts = [5, 5]\n", 4, "loader.eval_fanouts has 2 entries"),
+    (STORE + "[loader.relation_fanouts]\n'a b c' = [5]\n", 2, "'a b c', has 1 entry, loader.fanouts 2"),
+    (STORE + "[loader]\nlabor = true\nreplace = true\n", 4, "loader.replace cannot be combined with loader.labor"),
+    (STORE + "[loader]\nweighted = true\ntemporal = 'last'\n", 4, "draws nothing"),
+    (STORE + "[task]\nval = ''\n[train]\npatience = 3\n", 5, "train.patience needs a validation split"),
+    (STORE + "[task]\nval = ''\n[scheduler]\nname = 'plateau'\n", 5, "needs a validation split"),
+    (STORE + "[task]\nkind = 'link-prediction'\nval_share = 0.6\ntest_share = 0.4\n", 5, "add up to 1; leave some"),
+    (STORE + "[task]\nkind = 'link-prediction'\nlinks = 'l'\nval_share = 0.1\n", 5, "has no say beside task.links"),
+    # where the graph is
+    (STORE + "[cluster]\nservers = 7000\n", 3, "cluster.servers is 7000; give a list of host:port, e.g. "),
+    (STORE + "[cluster]\nservers = ['10.0.0.1']\n", 3, "cluster.servers is .*; give a list of host:port"),
+    (STORE + "[cluster]\nparts = [-1]\n", 3, r"cluster.parts is \[-1\]; give a list of numbers from 0 on"),
+    (STORE + "[cluster]\ncache = '120%'\n", 3, 'cluster.cache is .*; give a share or a size in quotes, e.g. "20%"'),
+    (STORE + "[cluster]\ncache = 0.2\n", 3, "cluster.cache is 0.2; give a share or a size"),
+    (STORE + "[cluster]\ncache = '4 gigs'\n", 3, "cluster.cache is '4 gigs'"),
+    (STORE + "[placement]\ntopology = 'gpu'\n", 3, 'placement.topology is .gpu.; give "cuda", "host" or "auto"'),
+    (STORE + "[placement]\ntopology = 'hots'\n", 3, 'placement.topology is .*; did you mean "host"'),
+    (STORE + "[placement]\ntopology = ' host'\n", 3, 'placement.topology is . host.; give .* did you mean "host"'),
+    (STORE + "[placement]\nfeatures = '0.2'\n", 3, 'is .0.2.; give .* a share such as "20%" or 0.2, or a size'),
+    (STORE + "[placement]\nfeatures = 1.2\n", 3, "placement.features is 1.2; give"),
+    (STORE + "[placement]\nfeatures = nan\n", 3, "placement.features is nan; give"),
+    (STORE + "[placement]\nfeatures = 1\n", 3, "placement.features is 1; give"),
+    (STORE + "[placement]\nfeatures = '%'\n", 3, "placement.features is '%'; give"),
+    (STORE + "[placement]\nfeatures = '120%'\n", 3, "placement.features is '120%'; give"),
+    (STORE + "[placement]\nfeatures = 'host'\ndtype = 'int4'\n", 4, 'placement.dtype is .int4.; give one of "int8"'),
+    (STORE + "[placement]\ndtype = 'int8'\n", 3, "placement.dtype has no say without placement.features"),
+    (
+        "[cluster]\nservers = ['a:1']\n[placement]\ntopology = 'cuda'\n",
+        4,
+        "placement.topology has no say without store",
+    ),
+    (STORE + "[cluster]\nkey = 'k'\n", 3, "cluster.key is given alone; give cluster.cert and cluster.key"),
+    (STORE + "[cluster]\nkey = 'k'\ncert = 'c'\n", 4, "cluster.cert is given without cluster.ca; give the CA"),
+    ("[cluster]\nservers = ['a:1']\ncache = '4GB'\n", 3, "no say where servers make the .* start them with --cache"),
+    ("[cluster]\nservers = ['a:1']\nparts = [0]\n", 3, "cluster.parts has no say without store; leave it out"),
+    ("[cluster]\nservers = ['a:1']\nlocality = true\n", 3, "cluster.locality has no say without store"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "message"), MISTAKES, ids=range(len(MISTAKES)))
+def test_a_mistake_is_named_with_its_line_and_the_way_out(text: str, line: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        parse_recipe(text, name="my run.toml")
+    assert str(raised.value).startswith(f"my run.toml:{line}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_missing_is_named_with_the_file() -> None:
+    with pytest.raises(ConfigError, match=r'^run.toml: store is missing; add a line such as store = "graph.store"$'):
+        parse_recipe("seed = 3")
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.toml does not exist; `hoploom init .*run.toml` writes one"):
+        read_recipe(tmp_path / "run.toml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_recipe(tmp_path)
+    (tmp_path / "run.toml").write_bytes(b'store = "s"\n# caf\xe9\n')
+    with pytest.raises(ConfigError, match=r"run.toml:2: byte 0xe9 is not UTF-8"):
+        read_recipe(tmp_path / "run.toml")
+    (tmp_path / "run.toml").write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match="nested too deep"):
+        read_recipe(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("mark", ["﻿", ""], ids=["with", "without"])
+def test_files_of_other_systems_are_read(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "run.toml").write_bytes((mark + 'store = "s"\r\n[train]\r\nepoch = 3\r\n').encode())
+    with pytest.raises(ConfigError, match=r"run.toml:3: unknown key epoch"):
+        read_recipe(tmp_path / "run.toml")
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+NASTY = r'''# [no]
+"a = 1" = "x # = ["   # a comment with ] and "
+b.'c.d' . e = [ # not [x]
+  "]", '#"', """
+f = 1 \""" g = 2
+""", [[{h = {i = 1}}]],
+]
+j = """ends in two quotes"""""
+k = \'\'\'\
+l = \'\'\'
+
+   [ m . "n.\u0041" ]   # here
+o = { p.q = 1979-05-27 07:32:00, "r" = "}", s = [{t = 1}] }  # there
+u=1_000
+[[v]]
+w = true
+[[v]]
+w = false'''.replace("\\'", "'")
+
+
+def test_the_line_of_every_key_is_found() -> None:
+    tomllib.loads(NASTY)
+    lines = {".".join(f"<{name}>" if "." in name else name for name in path): n for path, n in lines_of(NASTY).items()}
+    assert lines == {
+        "a = 1": 2,
+        "b": 3,
+        "b.<c.d>": 3,
+        "b.<c.d>.e": 3,
+        "b.<c.d>.e.h": 6,
+        "b.<c.d>.e.h.i": 6,
+        "j": 8,
+        "k": 9,
+        "m": 12,
+        "m.<n.A>": 12,
+        "m.<n.A>.o": 13,
+        "m.<n.A>.o.p": 13,
+        "m.<n.A>.o.p.q": 13,
+        "m.<n.A>.o.r": 13,
+        "m.<n.A>.o.s": 13,
+        "m.<n.A>.o.s.t": 13,
+        "m.<n.A>.u": 14,
+        "v": 15,
+        "v.w": 16,
+    }
+
+
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
+SCALARS = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8"), max_size=12)
+    | st.datetimes()
+    | st.dates()
+    | st.times()
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=5
+)
+TABLES = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+@given(VALUES)
+@settings(max_examples=150, deadline=None)
+def test_a_value_that_is_written_is_read_back_the_same(value: Any) -> None:
+    assert tomllib.loads(f"value = {as_toml(value)}") == {"value": value}
+
+
+@given(st.lists(st.tuples(NAMES, TABLES, st.integers(0, 3)), max_size=4, unique_by=lambda entry: entry[0]))
+@settings(max_examples=150, deadline=None)
+def test_the_lines_are_those_that_were_written(sections: list[tuple[str, dict[str, Any], int]]) -> None:
+    """Values are written as they are, with a comment full of brackets and a long string behind each."""
+    written, expected = [""], {}
+    for section, table, blanks in sections:
+        written += ["# '" * 3] * blanks + [f"[{as_toml(section)}] # ["]
+        expected[(section,)] = len(written)
+        for name, value in table.items():
+            written += [f"{as_toml(name)} = [{as_toml(value)}, # ]", '"""', '"""]']
+            expected[(section, name)] = len(written) - 2
+    text = "\n".join(written)
+    assert set(tomllib.loads(text)) == {section for section, _, _ in sections}
+    found = lines_of(text)
+    assert {path: found[path] for path in expected} == expected
+
+
+# --- --set ---------------------------------------------------------------------------------------
+
+
+def test_set_overrides_the_file() -> None:
+    text = STORE + "[train]\nepochs = 3\n[model]\nfactory = 'a:b'\noptions = { width = 1, depth = 2 }\n"
+    recipe = parse_recipe(
+        text,
+        [
+            "train.epochs=5",
+            "train.epochs = 7",
+            "task.label=12",
+            "loader.fanouts=[4, 3]",
+            "model.options.width=9",
+            'loader.relation_fanouts."a b c"=[1, 2]',
+            "optimizer={lr=0.5}",
+            "output.folder=runs/a",
+        ],
+        folder=Path("/elsewhere"),
+    )
+    assert (recipe.train.epochs, recipe.task.label, recipe.loader.fanouts) == (7, "12", (4, 3))
+    assert recipe.model.options == {"width": 9, "depth": 2}
+    assert recipe.loader.relation_fanouts == {"a b c": (1, 2)}
+    assert recipe.optimizer.lr == 0.5
+    assert recipe.store == Path("/elsewhere/s")  # paths of the file are relative to the file
+    assert recipe.output.folder == Path.cwd() / "runs/a"
+
+
+SET_MISTAKES = [
+    ("train.epoch=3", r"unknown key epoch in \[train\]; did you mean epochs\?"),
+    ("train.epochs=many", "train.epochs is 'many'; give a whole number"),
+    ("train.epochs", "there is no key=value"),
+    ("=3", "there is no key=value"),
+    ("loader.fanouts=[1, 2", "not TOML"),
+    ("a b=3", "not TOML"),
+    ("model=sage", "model is 'sage'; it is a section"),
+    ("model.name=gatt", r'did you mean "gat"\?'),
+    ("model.heads=8", "model.heads is for model.name"),
+    ("loader.fanouts=[1, 2, 3]", "has 3 entries for 2 layers"),
+    ("train.epochs.x=3", "train.epochs is {'x': 3}"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), SET_MISTAKES, ids=[override for override, _ in SET_MISTAKES])
+def test_a_mistake_in_set_is_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        parse_recipe(STORE + "[model]\nlayers = 2\n", [override])
+    assert str(raised.value).startswith(f"--set {override}: ")
+
+
+def test_set_may_take_the_say_from_a_key_of_the_file() -> None:
+    text = STORE + "[model]\nname = 'gat'\nheads = 8\n"
+    recipe = parse_recipe(text, ["model.name=gcn"])
+    assert recipe.model.name == "gcn"
+    assert parse_recipe(to_toml(recipe)) == recipe
+    with pytest.raises(ConfigError, match=r"^--set model.heads=2: model.heads is for model.name"):
+        parse_recipe(text, ["model.name=gcn", "model.heads=2"])
+
+
+def test_servers_take_the_place_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = parse_recipe("[train]\nepochs = 3\n", ["cluster.servers=a:1,b:2"])
+    assert (recipe.store, recipe.cluster.servers) == (None, ("a:1", "b:2"))
+    assert parse_recipe(to_toml(recipe)) == recipe
+    monkeypatch.setenv("HOPLOOM_SERVERS", "a:1")  # hoploom launch
+    assert parse_recipe("seed = 3").store is None
+
+
+# --- what is written -----------------------------------------------------------------------------
+
+LINKS = STORE + "[task]\nkind = 'link-prediction'\nrelation = 'a b c'\n"
+OWN = STORE + '[model]\nfactory = "a.b:c"\noptions = { "é \\" \\u007f" = [1, { x = 1e-9 }], at = 1979-05-27 }\n'
+
+
+@pytest.mark.parametrize("text", [STORE, LINKS, OWN, template()], ids=["least", "links", "own", "template"])
+def test_the_resolved_recipe_reads_back_equal(text: str) -> None:
+    recipe = parse_recipe(text, ["loader.temporal=last"] if text == STORE else [], folder=Path("/a folder/\"b'"))
+    assert parse_recipe(to_toml(recipe), folder=Path("/elsewhere")) == recipe
+    assert recipe.store.is_absolute()
+
+
+def test_the_template_holds_every_key_and_the_defaults() -> None:
+    text = template()
+    least, full = parse_recipe('store = "graph.store"'), parse_recipe(text)
+    assert full == least
+    for name in KEYS:
+        assert f"{name.rpartition('.')[2]} = " in text
+    assert [line[1 : line.index("]")] for line in text.splitlines() if line.startswith("[")] == list(SECTIONS)
+
+
+def test_what_the_template_comments_out_is_right_as_it_stands() -> None:
+    for name, key in KEYS.items():
+        assert key.example is None or key.rule.read(_from_toml(key.example)) is not None, name
+
+
+def _from_toml(value: Any) -> Any:
+    return tomllib.loads(f"value = {as_toml(value)}")["value"]
+
+
+def test_the_template_takes_what_is_known() -> None:
+    text = template({"store": "é.store", "model.name": "rgat", "loader.fanouts": (3, 2, 1)}, {"task.label": "one of 4"})
+    recipe = parse_recipe(text)
+    assert (recipe.store.name, recipe.model.name, recipe.model.layers) == ("é.store", "rgat", 3)
+    assert "# one of 4\n" in text
+    assert "\nheads = 4 " in text
+
+
+def test_every_default_passes_its_own_rule() -> None:
+    recipe = parse_recipe(STORE)
+    for name, value in values_of(recipe).items():
+        if value is not None and not isinstance(value, Path):
+            plain = list(value) if isinstance(value, tuple) else value
+            assert KEYS[name].rule.read(plain) == value, name
+
+
+def test_the_page_has_the_table_of_every_key() -> None:
+    page = ROOT / "docs" / "training.md"
+    assert reference() in page.read_text()
+
+
+# --- the world -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "world_size", "ways_out"), [(1000, 3, "999 or 1002"), (2, 4, "4"), (10, 4, "8 or 12"), (7, 7, None)]
+)
+def test_a_step_is_shared_out_evenly_or_refused(size: int, world_size: int, ways_out: str | None) -> None:
+    recipe = parse_recipe(STORE + f"[loader]\nbatch_size = {size}\n")
+    if ways_out is None:
+        return check_world(recipe, world_size)
+    message = rf"^run.toml:3: loader.batch_size is {size} for {world_size} processes; give {ways_out}$"
+    with pytest.raises(ConfigError, match=message):
+        check_world(recipe, world_size)
+
+
+def test_a_recipe_can_be_made_in_python() -> None:
+    recipe = Recipe(Path("graph.store"))
+    assert (recipe.train.epochs, recipe.output.tensorboard) == (10, True)
+    with pytest.raises(ConfigError, match=r"^no labels$"):
+        raise recipe.problem("task.label", "no labels")

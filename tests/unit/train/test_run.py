@@ -1,0 +1,239 @@
+"""What a run makes of its recipe and its store: the goal, the model, held-out links, schedules."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hoploom
+from hoploom import ConfigError, DataError, HoploomError, Store
+from hoploom.ingest.synthetic import generate
+from hoploom.train.runs.factories import model_of, optimizer_of, scheduler_of, train_loader
+from hoploom.train.runs.link_splits import Shares, hold_out
+from hoploom.train.runs.problem import goal_of
+from hoploom.train.runs.read_run_file import parse_recipe
+from hoploom.train.runs.run_file import Recipe
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph of two parts with edge weights."""
+    folder = tmp_path_factory.mktemp("graphs") / "graph.store"
+    generate(folder, num_nodes=2000, avg_degree=8, num_features=8, num_classes=4, num_parts=2, weights=True)
+    return folder
+
+
+# --- recipe and store ----------------------------------------------------------------------------
+
+
+def small_store(**fields: Any) -> Store:
+    """Ten nodes in a ring."""
+    ring = torch.stack([torch.arange(10), (torch.arange(10) + 1) % 10])
+    splits = {
+        "train": torch.arange(6),
+        "val": torch.tensor([6, 7]),
+        "test": torch.tensor([8, 9]),
+        "none": torch.empty(0),
+    }
+    splits["none"] = splits["none"].long()
+    x = torch.randn(10, 3)
+    return hoploom.from_tensors({"x": x, "y": torch.arange(10) % 3} | fields, ring, splits=splits)
+
+
+def recipe_with(*overrides: str) -> Recipe:
+    return parse_recipe('store = "s"\n[loader]\nfanouts = [2]\n', overrides)
+
+
+def with_gap(value: float, dtype: torch.dtype) -> torch.Tensor:
+    labels = torch.ones(10, dtype=dtype)
+    labels[4] = value
+    return labels
+
+
+DISAGREEMENTS: list[tuple[list[str], dict[str, Any], type[HoploomError], str]] = [
+    (["task.label=z"], {}, ConfigError, r"^--set task.label=z: task.label is 'z', no field of 'node'"),
+    (["task.val=valid"], {}, ConfigError, r'valid.*has the splits .*; task.val = "" does without'),
+    (["task.train=trian"], {}, ConfigError, r"the split 'trian' is in no node type"),
+    (["task.train=none"], {}, ConfigError, r"the split 'none' of 'node' is empty"),
+    (["task.node_type=nod"], {}, ConfigError, r"names 'nod', no node type.*did you mean 'node'\?"),
+    (["task.num_classes=2"], {}, DataError, r"node 2 is a seed with the label y=2"),
+    (["task.label=m"], {"m": torch.ones(10, 4)}, ConfigError, r'rows of shape \[4\].*task.kind = "multi-label"'),
+    (["task.label=m"], {"m": with_gap(-1, torch.int64)}, DataError, r"node 4 is a seed with the label m=-1"),
+    (["task.label=m"], {"m": with_gap(float("nan"), torch.float32)}, DataError, r"node 4 is a seed .* m=nan"),
+    (["task.label=m"], {"m": torch.zeros(10).long()}, ConfigError, r"the largest label 'm' of the splits is 0"),
+    (
+        ["task.kind=node-regression", "task.label=m"],
+        {"m": with_gap(float("inf"), torch.float32)},
+        DataError,
+        r"m=\[?inf",
+    ),
+    (["task.kind=multi-label"], {}, DataError, r"node 2 .* y=2|y=\[2\]"),
+    (["train.monitor=acuracy"], {}, ConfigError, r"train.monitor is 'acuracy'.*did you mean 'accuracy'\?"),
+    (["loader.weighted=true"], {}, ConfigError, r"built without weight_attr"),
+    (["loader.temporal=last"], {}, ConfigError, r"built without time_attr"),
+    (["loader.relation_fanouts.too=[1]"], {}, ConfigError, r"names 'too', no relation; there are \['node to node'\]"),
+    (["task.kind=link-prediction", "task.relation=a b c"], {}, ConfigError, r"names 'a b c', no relation"),
+    (["task.kind=link-prediction", "task.links=nowhere"], {}, ConfigError, r"nowhere has no train.npy"),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fields", "kind", "message"), DISAGREEMENTS, ids=[" ".join(entry[0]) for entry in DISAGREEMENTS]
+)
+def test_a_recipe_that_does_not_fit_the_store_is_refused(
+    overrides: list[str], fields: dict[str, Any], kind: type[HoploomError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        goal_of(recipe_with(*overrides), small_store(**fields))
+
+
+def test_the_classes_of_all_splits_are_counted() -> None:
+    labels = torch.zeros(10, dtype=torch.int64)
+    labels[9] = 5  # in the test split only
+    assert goal_of(recipe_with(), small_store(y=labels)).num_outputs == 6
+    assert goal_of(recipe_with("task.num_classes=9"), small_store(y=labels)).num_outputs == 9
+
+
+def test_more_ranks_than_seeds_are_refused(graph: Path) -> None:
+    recipe = parse_recipe('store = "graph.store"', ["loader.batch_size=4096"])
+    goal = goal_of(recipe, hoploom.open(graph))
+    context: Any = SimpleNamespace(rank=0, world_size=2048, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"seeds cannot feed 2048 ranks; use fewer ranks"):
+        train_loader(recipe, goal, context, model_of(recipe, goal))
+
+
+FACTORIES = [  # my_model.py, what the message says
+    ("import nowhere", "my_model cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+    ("def built(store, n): ...", "has no function 'make'; write one"),
+    ("def make(store, n): return 3", r"returned a int; return a torch.nn.Module"),
+    ("def make(store): ...", r"failed: TypeError: make\(\) takes 1 positional argument but 2 were given"),
+]
+
+
+@pytest.mark.parametrize(("code", "message"), FACTORIES, ids=["import", "name", "type", "signature"])
+def test_a_factory_that_makes_no_model_is_named(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"my_model_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(code)
+    text = f'store = "graph.store"\n[model]\nfactory = "{name}:make"\n'
+    recipe = parse_recipe(text, folder=tmp_path)
+    goal = goal_of(recipe, hoploom.open(graph))
+    with pytest.raises(ConfigError, match=message.replace("my_model", name)) as raised:
+        model_of(recipe, goal)
+    assert str(raised.value).startswith("run.toml:3: ")
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+def pairs(links: torch.Tensor) -> set[tuple[int, int]]:
+    return {(int(a), int(b)) for a, b in links.t()}
+
+
+def edges_of(store: Store, index: int) -> list[tuple[int, int]]:
+    found = []
+    for part in store.parts:
+        lists = part.lists[index]
+        for row in range(lists.indptr.numel() - 1):
+            span = slice(int(lists.indptr[row]), int(lists.indptr[row + 1]))
+            found += [(int(source), lists.first_node + row) for source in lists.indices[span]]
+    return found
+
+
+def weights_of(store: Store) -> list[tuple[int, int, float]]:
+    """Every edge with its weight, as a batch of the whole graph has them."""
+    num_nodes = store.schema.node_types[0].num_nodes
+    batch = next(iter(hoploom.NeighborLoader(store, [-1], batch_size=num_nodes)))
+    ends = batch.n_id[batch.edge_index]
+    return sorted(zip(ends[0].tolist(), ends[1].tolist(), batch.weight.tolist(), strict=True))
+
+
+def test_held_out_links_leave_the_graph_in_both_directions(graph: Path) -> None:
+    store = hoploom.open(graph)
+    key = store.schema.relations[0].key
+    before = edges_of(store, 0)
+    held_out = hold_out(store, key, None, Shares(5, 0.2, 0.1))
+    splits = {name: pairs(ends) for name, ends in held_out.links.items()}
+    assert sorted(edges_of(held_out.store, 0)) == sorted(e for e in before if e in splits["train"])
+    assert held_out.store.schema.relations[0].num_edges == held_out.links["train"].shape[1]
+    assert sum(ends.shape[1] for ends in held_out.links.values()) == len(before)
+    for part in held_out.store.parts:
+        weight = part.lists[0].weight
+        assert weight is not None
+        assert torch.equal(weight, part.tables[key, "weight"].rows)
+    for name, mine in splits.items():
+        turned = {(b, a) for a, b in mine}
+        assert all(not (mine | turned) & other for other_name, other in splits.items() if other_name != name)
+    assert weights_of(held_out.store) == [entry for entry in weights_of(store) if entry[:2] in splits["train"]]
+    assert held_out.links["val"].shape[1] / len(before) == pytest.approx(0.2, abs=0.02)
+    assert held_out.links["test"].shape[1] / len(before) == pytest.approx(0.1, abs=0.02)
+
+
+def test_the_reverse_of_a_held_out_link_is_held_out_too() -> None:
+    writes = torch.stack([torch.arange(200) % 20, torch.arange(200) % 50])
+    numbers = torch.arange(200, dtype=torch.float32)
+    edges = {
+        ("author", "writes", "paper"): {"edge_index": writes, "w": numbers},
+        ("paper", "by", "author"): {"edge_index": writes.flip(0), "w": numbers},
+    }
+    store = hoploom.from_tensors({"author": {}, "paper": {}}, edges, num_nodes={"author": 20, "paper": 50})
+    held_out = hold_out(store, ("author", "writes", "paper"), ("paper", "by", "author"), Shares(0, 0.3, 0.0))
+    left = [sorted(edges_of(held_out.store, index)) for index in range(2)]
+    assert left[0] == sorted((b, a) for a, b in left[1])
+    assert 0 < len(left[0]) < 180
+    # every edge that is left keeps its own fields
+    loader = hoploom.NeighborLoader(held_out.store, [-1], input_nodes="paper", batch_size=50)
+    batch = next(iter(loader))["author", "writes", "paper"]
+    ends = {tuple(writes[:, int(number)].tolist()) for number in batch.w}
+    assert ends == set(left[0])
+
+
+def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
+    ends = np.stack([np.arange(300), np.arange(300) + 7])
+    (tmp_path / "links").mkdir()
+    np.save(tmp_path / "links" / "train.npy", ends)
+    np.save(tmp_path / "links" / "test.npy", ends[:, :50] + 1)
+    text = 'store = "graph.store"\n[task]\nkind = "link-prediction"\nlinks = "links"\n'
+    goal = goal_of(parse_recipe(text, folder=tmp_path), hoploom.open(graph))
+    assert goal.num_seeds == {"train": 300, "test": 50}
+    assert torch.equal(goal.seeds["test"], torch.from_numpy(ends[:, :50] + 1))
+    for bad, message in ((ends.T, r"holds int64 \[300, 2\]"), (ends * 1.0, "holds float64"), (ends[:, :0], "no link")):
+        np.save(tmp_path / "links" / "val.npy", bad)
+        with pytest.raises(ConfigError, match=rf"^run.toml:4: .*val.npy {message}|^run.toml:4: .*{message}"):
+            goal_of(parse_recipe(text, folder=tmp_path), hoploom.open(graph))
+    (tmp_path / "links" / "val.npy").write_bytes(b"no array")
+    with pytest.raises(ConfigError, match=r"val.npy is no .npy file"):
+        goal_of(parse_recipe(text, folder=tmp_path), hoploom.open(graph))
+
+
+# --- schedules -----------------------------------------------------------------------------------
+
+
+def rates(*overrides: str, num_batches: int = 10, steps: int = 40) -> list[float]:
+    """The learning rate of every step."""
+    recipe = recipe_with("train.epochs=4", "optimizer.lr=1.0", *overrides)
+    optimizer = optimizer_of(recipe, torch.nn.Linear(1, 1))
+    scheduler: Any = scheduler_of(recipe, optimizer, num_batches, "max")
+    found = []
+    for _ in range(steps):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_schedules_follow_their_curves() -> None:
+    cosine = rates("scheduler.name=cosine", "scheduler.min_lr=0.2")
+    assert (cosine[0], cosine[20]) == (1.0, pytest.approx(0.6))
+    assert cosine == sorted(cosine, reverse=True)
+    assert rates("scheduler.name=cosine", "train.max_steps=20", steps=30)[20:] == [0.0] * 10
+    warm = rates("scheduler.name=warmup-cosine", "scheduler.warmup=0.25")
+    assert warm[:11] == pytest.approx([(step + 1) / 10 for step in range(10)] + [1.0])
+    cuts = rates("scheduler.name=step", "scheduler.every=2", "scheduler.factor=0.1", "train.accumulate=3")
+    assert cuts[:17] == pytest.approx([1.0] * 8 + [0.1] * 8 + [0.01])  # ten batches make four steps an epoch

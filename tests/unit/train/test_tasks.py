@@ -1,0 +1,253 @@
+"""Tasks: which outputs meet which targets, losses per seed, and labels that cannot be learned."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.fit_workers import NUM_CLASSES, Sage, ScoredSage, labelled, link_loader, store, train_loader, val_loader
+from support.graphs import library
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hoploom
+from hoploom import ConfigError, DataError, LinkNeighborLoader, NeighborLoader
+from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, NodeTask
+
+CPU = torch.device("cpu")
+
+
+class Rows(nn.Module):
+    """Returns what it was made with, whatever the batch."""
+
+    def __init__(self, rows: Any) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, batch: Any) -> Any:
+        return self.rows
+
+
+def first_batch(**options: Any) -> Any:
+    return next(iter(train_loader(**{"shuffle": False} | options)))
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+def test_outputs_and_targets_are_those_of_the_seeds(mode: str) -> None:
+    batch, task, graph = first_batch(mode=mode), NodeClassification(NUM_CLASSES), labelled()
+    assert task.targets(batch).tolist() == graph.y[:16].tolist()
+    assert task.outputs(Sage(), batch).shape == (16, NUM_CLASSES)
+    assert MultiLabel(4, label="labels").targets(batch).tolist() == graph.labels[:16].long().tolist()
+    assert NodeRegression(label="amount").targets(batch).flatten().tolist() == graph.amount[:16].tolist()
+
+
+def library_batch(**options: Any) -> Any:
+    return next(iter(NeighborLoader(library(), [2], ("paper", torch.arange(10)), batch_size=4, **options)))
+
+
+@pytest.mark.parametrize("node_type", ["paper", None])
+def test_a_heterogeneous_batch_has_its_seeds_in_one_type(node_type: str | None) -> None:
+    batch, task = library_batch(), NodeClassification(10, node_type=node_type)
+    outputs = {"paper": torch.arange(100.0).view(10, 10), "author": torch.zeros(9, 10)}
+    assert task.targets(batch).tolist() == [0, 1, 2, 3]
+    assert task.outputs(Rows(outputs), batch).equal(outputs["paper"][:4])
+    assert task.outputs(Rows(outputs["paper"]), batch).equal(outputs["paper"][:4])
+
+
+def test_losses_are_those_of_torch_one_per_seed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 3, generator=generator)
+    classes, labels = torch.tensor([0, 2, 1, 1, 0]), torch.randint(2, (5, 3), generator=generator)
+    numbers = torch.randn(5, 3, generator=generator)
+    expected = {
+        NodeClassification(3): (classes, functional.cross_entropy(logits, classes)),
+        MultiLabel(3): (labels, functional.binary_cross_entropy_with_logits(logits, labels.float())),
+        NodeRegression(num_targets=3): (numbers.double(), functional.mse_loss(logits, numbers)),
+        NodeRegression(num_targets=3, loss="mae"): (numbers.double(), functional.l1_loss(logits, numbers)),
+    }
+    for task, (targets, mean) in expected.items():
+        losses = task.losses(logits, targets)
+        assert losses.shape == (5,)
+        torch.testing.assert_close(losses.mean(), mean)
+        half = task.losses(logits.bfloat16(), targets)
+        assert half.dtype == torch.float32
+
+
+def test_a_column_of_outputs_meets_a_row_of_numbers() -> None:
+    """[n, 1] minus [n] would be [n, n]."""
+    batch, task = first_batch(), NodeRegression(label="amount")
+    for rows in (batch.amount[:16], batch.amount[:16].view(-1, 1)):
+        losses = task.losses(task.outputs(Rows(rows), batch), task.targets(batch))
+        assert losses.tolist() == [0.0] * 16
+
+
+def test_a_column_of_classes_counts_as_classes() -> None:
+    data = labelled()
+    data.y = data.y.view(-1, 1).float()  # as OGB has them
+    batch = next(iter(NeighborLoader(data, [2], data.train_mask, batch_size=16)))
+    assert NodeClassification(NUM_CLASSES).targets(batch).tolist() == labelled().y[:16].tolist()
+
+
+# --- wrong outputs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "said"),
+    [
+        (NodeClassification(3), torch.zeros(9, 3), "returned 9 rows for 16 seeds"),
+        (NodeClassification(3), torch.zeros(16, 4), r"rows of shape \(4,\) for 3 classes; give it 3 outputs"),
+        (NodeClassification(3), torch.zeros(16), r"rows of shape \(\) for 3 classes"),
+        (NodeClassification(3), {"paper": torch.zeros(16, 3)}, r"outputs for \['paper'\], the seeds are of 'node'"),
+        (MultiLabel(4), torch.zeros(16, 3), "for 4 labels"),
+        (NodeRegression(), torch.zeros(16, 2), "for 1 targets"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused(task: Any, rows: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        task.outputs(Rows(rows), first_batch())
+
+
+# --- wrong labels ---------------------------------------------------------------------------
+
+
+def with_label(node: int, value: Any, like: Tensor) -> hoploom.Store:
+    data = labelled()
+    data.bad = like.clone()
+    data.bad[node] = value
+    return hoploom.from_pyg(data)
+
+
+WRONG = {
+    "negative": (NodeClassification(3, label="bad"), -1, labelled().y, "bad=-1; classes are 0 to 2: give it one"),
+    "too large": (NodeClassification(3, label="bad"), 3, labelled().y, "bad=3; classes are 0 to 2: give it one"),
+    "nan": (NodeClassification(3, label="bad"), torch.nan, labelled().y.float(), "bad=nan; classes are 0 to 2"),
+    "half": (NodeClassification(3, label="bad"), 0.5, labelled().y.float(), "bad=0.5; classes are 0 to 2"),
+    "one of many": (
+        MultiLabel(4, label="bad"),
+        torch.tensor([0, torch.nan, 1, 0]),
+        labelled().labels,
+        r"bad=\[0.0, nan, 1.0, 0.0\]; labels are 0 or 1: give it all",
+    ),
+    "minus one of many": (MultiLabel(4, label="bad"), -1, labelled().labels.long(), r"bad=\[-1, -1, -1, -1\]"),
+    "no number": (NodeRegression(label="bad"), torch.inf, labelled().amount, "bad=inf; give it a finite number"),
+}
+
+
+@pytest.mark.parametrize(("task", "value", "like", "said"), WRONG.values(), ids=WRONG.keys())
+def test_a_seed_without_a_label_is_named_before_training_and_in_its_batch(
+    task: NodeTask, value: Any, like: Tensor, said: str
+) -> None:
+    graph = with_label(21, value, like)
+    message = rf"^node 21 is a seed with the label {said}.*, or leave it out of the split$"
+    with pytest.raises(DataError, match=message):
+        task.check(graph, graph.split("train"))
+    batches = list(NeighborLoader(graph, [2], "train", batch_size=16))
+    task.targets(batches[0])
+    with pytest.raises(DataError, match=message):
+        task.targets(batches[1])
+    task.check(graph, graph.split("val"))
+
+
+def test_a_label_that_is_not_there_is_refused_with_those_that_are() -> None:
+    task = NodeClassification(3, label="class")
+    said = r"type 'node' has no field 'class' to learn; it has \['amount', 'labels', .*'x', 'y'"
+    with pytest.raises(ConfigError, match=said):
+        task.check(store(), torch.arange(3))
+    with pytest.raises(ConfigError, match=r"has no field 'class' to learn; it has \[.*'y'"):
+        task.targets(first_batch())
+
+
+def test_check_finds_the_type_that_has_the_label() -> None:
+    graph = hoploom.from_pyg(library())
+    NodeClassification(10).check(graph, torch.arange(10))
+    with pytest.raises(DataError, match="node 7 is a seed with the label y=7"):
+        NodeClassification(7).check(graph, torch.arange(10))
+    with pytest.raises(ConfigError, match="'author' has no field 'y'"):
+        NodeClassification(7, node_type="author").check(graph, torch.arange(3))
+    with pytest.raises(ConfigError, match=r"'x' is in \['author', 'paper'\]; name the seeds' node_type"):
+        NodeRegression(label="x").check(graph, torch.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (NodeClassification(3, label="labels"), "not one class each; use MultiLabel"),
+        (MultiLabel(3, label="labels"), r"rows of shape \(4,\) for 3 labels; set num_labels"),
+        (NodeRegression(label="labels"), r"rows of shape \(4,\) for 1 targets; set num_targets"),
+    ],
+)
+def test_labels_of_another_width_are_refused(task: NodeTask, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        task.check(store(), torch.arange(3))
+
+
+def test_a_loss_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="give 'mse' or 'mae'"):
+        NodeRegression(loss="huber")  # type: ignore[arg-type]
+
+
+# --- links ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+def test_links_are_scored_by_the_dot_product_or_by_the_model(mode: str) -> None:
+    batch, task = next(iter(link_loader(mode=mode))), LinkPrediction()
+    assert task.targets(batch).tolist() == [1] * 16 + [0] * 16
+    model = ScoredSage()
+    z, (source, destination) = model(batch), batch.edge_label_index
+    expected = torch.stack([z[a] @ model.bilinear @ z[b] for a, b in zip(source, destination, strict=True)])
+    torch.testing.assert_close(task.outputs(model, batch), expected)
+    plain = Sage(4)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    expected = torch.stack([z[a] @ z[b] for a, b in zip(source, destination, strict=True)])
+    torch.testing.assert_close(task.outputs(plain, batch), expected)
+
+
+def test_links_between_two_types_take_each_end_from_its_own() -> None:
+    links = (("author", "writes", "paper"), torch.tensor([[0, 1, 2], [2, 3, 4]]))
+    batch = next(iter(LinkNeighborLoader(library(), [2], links, neg_sampling="binary", batch_size=3)))
+    z = {name: torch.randn(batch[name].num_nodes, 4) for name in ("author", "paper")}
+    ends = batch["author", "writes", "paper"].edge_label_index
+    expected = (z["author"][ends[0]] * z["paper"][ends[1]]).sum(dim=1)
+    assert LinkPrediction().outputs(Rows(z), batch).equal(expected)
+    assert LinkPrediction().targets(batch).tolist() == [1] * 3 + [0] * 3
+
+
+def test_links_without_labels_or_with_others_are_refused() -> None:
+    links = labelled().edge_index[:, :8]
+    unlabelled = next(iter(LinkNeighborLoader(labelled(), [2], links, batch_size=4)))
+    with pytest.raises(ConfigError, match="no labelled links; use LinkNeighborLoader with neg_sampling='binary'"):
+        LinkPrediction().targets(unlabelled)
+    rated = next(iter(LinkNeighborLoader(labelled(), [2], links, edge_label=torch.arange(8), batch_size=4)))
+    with pytest.raises(DataError, match=r"has the label 2; links are 1, or 0"):
+        LinkPrediction().targets(rated)
+
+
+# --- metrics --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "names", "monitor"),
+    [
+        (NodeClassification(3), ["accuracy", "f1_macro", "f1_micro"], ("accuracy", "max")),
+        (NodeClassification(2, best="auroc"), ["accuracy", "auroc", "f1_macro", "f1_micro"], ("auroc", "max")),
+        (MultiLabel(3), ["accuracy", "auroc", "f1_macro", "f1_micro"], ("auroc", "max")),
+        (NodeRegression(), ["mae", "mse", "r2", "rmse"], ("rmse", "min")),
+        (NodeRegression(best="r2"), ["mae", "mse", "r2", "rmse"], ("r2", "max")),
+        (LinkPrediction(best="loss"), ["auroc", "average_precision"], ("loss", "min")),
+    ],
+)
+def test_a_task_has_metrics_and_knows_which_is_best(task: Any, names: list[str], monitor: tuple[str, str]) -> None:
+    assert sorted(task.metrics(CPU).keys()) == names
+    assert task.monitor == monitor
+
+
+def test_scores_rank_as_outputs_do_even_where_float32_would_round() -> None:
+    outputs = torch.tensor([20.0, 21.0, -30.0, -31.0])
+    for task in (MultiLabel(1), LinkPrediction()):
+        assert task.scores(outputs).argsort().tolist() == outputs.argsort().tolist()
+        assert len(set(task.scores(outputs).tolist())) == 4
+
+
+def test_the_loaders_of_these_tests_have_an_uneven_tail() -> None:
+    assert [batch.batch_size for batch in train_loader()] == [16, 16, 16, 5]
+    assert len(val_loader()) == 5

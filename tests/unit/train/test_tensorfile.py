@@ -1,0 +1,257 @@
+"""A tensor file gives back what went in, to the last bit, or says what is wrong with it."""
+
+import errno
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.fit_workers import alone, learner_of
+from torch import Tensor
+
+from hoploom import ConfigError, StoreError
+from hoploom.train import tensorfile
+from hoploom.train.checkpoint import Checkpoint
+
+DTYPES = sorted(tensorfile.DTYPES)
+STATE = {"a": torch.arange(6.0).view(2, 3), "b": [torch.tensor(7), "text"]}
+
+
+def there_and_back(state: Any, folder: Path) -> Any:
+    tensorfile.write(folder / "state.safetensors", state)
+    return tensorfile.read(folder / "state.safetensors")
+
+
+def bits(tensor: Tensor) -> list[int]:
+    return tensor.reshape(-1).view(torch.uint8).tolist() if tensor.numel() else []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4), (1,)])
+def test_tensors_of_every_dtype_and_shape_survive_bit_by_bit(
+    dtype: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    kind = tensorfile.DTYPES[dtype]
+    size = math.prod(shape) * kind.itemsize
+    raw = torch.randint(2 if kind == torch.bool else 256, (size,), dtype=torch.uint8)
+    tensor = raw.view(kind).reshape(shape)
+    found = there_and_back({"odd": torch.ones(3, dtype=torch.uint8), "t": tensor}, tmp_path)["t"]
+    assert (found.dtype, found.shape, bits(found)) == (kind, tensor.shape, bits(tensor))
+
+
+def test_structure_survives_with_its_types_and_keys(tmp_path: Path) -> None:
+    state = {
+        0: {1: [None, True, 2, -0.1, "three"], 2.5: (), False: (1, (2, [3]))},
+        "0": Counter({3: 2, 5: 1}),
+        "empty": {},
+        "numbers": [1 << 100, 1e-320, math.inf, -math.inf, -0.0],
+        "a/b": 1,
+        "a": {"b": 2},
+    }
+    found = there_and_back(state, tmp_path)
+    assert found == state
+    assert [type(key) for key in found[0]] == [int, float, bool]
+    assert (type(found["0"]), type(found[0][2.5]), str(found["numbers"][4])) == (Counter, tuple, "-0.0")
+    assert math.isnan(there_and_back([math.nan], tmp_path)[0])
+
+
+def test_tensors_whose_paths_look_alike_stay_apart(tmp_path: Path) -> None:
+    state = {"a": {"b": torch.tensor(1)}, "a/b": torch.tensor(2), "__metadata__": torch.tensor(3)}
+    assert there_and_back(state, tmp_path) == state
+
+
+def test_a_transposed_tensor_comes_back_as_it_reads(tmp_path: Path) -> None:
+    tensor = torch.arange(6).view(2, 3).t()
+    assert there_and_back(tensor, tmp_path).tolist() == tensor.tolist()
+
+
+def test_the_file_has_the_layout_of_safetensors(tmp_path: Path) -> None:
+    tensorfile.write(tmp_path / "f", STATE)
+    raw = (tmp_path / "f").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    assert (size % 8, raw[8:9]) == (0, b"{")
+    assert all(isinstance(value, str) for value in header["__metadata__"].values())
+    assert header["a"] == {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    assert header["b/0"] == {"dtype": "I64", "shape": [], "data_offsets": [24, 32]}
+    assert len(raw) == 8 + size + 32
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"a": [1, {2}]}, "a set at 'a/1'"),
+        ({"f": print}, "a builtin_function_or_method at 'f'"),
+        ({(1, 2): 3}, r"the key \(1, 2\)"),
+        (torch.eye(2).to_sparse(), "torch.sparse_coo"),
+        ({"c": torch.zeros(2, dtype=torch.complex128)}, "torch.complex128 at 'c'"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_nothing_is_written(state: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tensorfile.write(tmp_path / "f", state)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    state: list[Any] = []
+    state.append(state)
+    with pytest.raises(ConfigError, match="nested more than 64 deep"):
+        tensorfile.write(tmp_path / "f", state)
+
+
+# --- damage ---------------------------------------------------------------------------------
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    tensorfile.write(path, STATE)
+    raw = path.read_bytes()
+    for size in range(len(raw)):
+        path.write_bytes(raw[:size])
+        with pytest.raises(StoreError, match=r"/f is damaged: .*; take another"):
+            tensorfile.read(path)
+
+
+def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    tensorfile.write(path, STATE)
+    raw = path.read_bytes()
+    for position in range(len(raw)):
+        changed = bytearray(raw)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        with pytest.raises(StoreError):
+            tensorfile.read(path)
+
+
+def test_a_byte_too_many_is_refused(tmp_path: Path) -> None:
+    tensorfile.write(tmp_path / "f", STATE)
+    (tmp_path / "f").write_bytes((tmp_path / "f").read_bytes() + b"\0")
+    with pytest.raises(StoreError, match="holds 33 bytes of data, its header speaks of 32"):
+        tensorfile.read(tmp_path / "f")
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    return {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} | changes
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ([], "no JSON object"),
+        ({}, "not from Hoploom"),
+        ({"__metadata__": {"tree": 1, "crc32": ""}}, "not from Hoploom"),
+        ({"a": described(dtype="U9")}, "described as"),
+        ({"a": described(dtype=["U8"])}, "described as"),
+        ({"a": described(shape=4)}, "described as"),
+        ({"a": described(shape=[-4])}, "extent or offset -4"),
+        ({"a": described(shape=[True, 4])}, "extent or offset True"),
+        ({"a": described(shape=[1 << 62, 1 << 62])}, "'a' has a shape beyond 64 bits"),
+        ({"a": described(shape=[0, 1 << 62, 1 << 62], data_offsets=[0, 0])}, "'a' has a shape beyond 64 bits"),
+        ({"a": described(dtype="F32", shape=[1 << 61, 0], data_offsets=[0, 0])}, "'a' has a shape beyond 64 bits"),
+        ({"a": described(shape=[(1 << 63) - 1, 0], data_offsets=[0, 0])}, "holds 4 bytes of data"),
+        ({"a": described(data_offsets=[0, 4, 8])}, "described as"),
+        ({"a": described(data_offsets=[4, 0])}, "lies at 4 to 0"),
+        ({"a": described(data_offsets=[1, 5])}, "begins at 1, not at 0"),
+        ({"a": described(), "b": described(data_offsets=[2, 6])}, "'b' begins at 2, not at 4"),
+        ({"a": described(shape=[8], data_offsets=[0, 8])}, "holds 4 bytes of data, its header speaks of 8"),
+        ({"a": described()}, "checksum"),
+        ({"a": 3}, "described as 3"),
+    ],
+)
+def test_a_header_that_lies_is_refused(header: Any, said: str, tmp_path: Path) -> None:
+    metadata = {"__metadata__": {"tree": "null", "crc32": "0"}}
+    given = header if header in ([], {}) or "__metadata__" in header else metadata | header
+    write_raw(tmp_path / "f", json.dumps(given).encode(), b"\0" * 4)
+    with pytest.raises(StoreError, match=said):
+        tensorfile.read(tmp_path / "f")
+
+
+def write_raw(path: Path, header: bytes, raw: bytes) -> None:
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        *('{"tensor": "none"}', '{"float": "1"}', '{"tuple": 1}', '{"dict": [[1]]}', '{"dict": [[[1], 2]]}', "{}"),
+        *('{"dict": [[{"tuple": []}, 2]]}', '{"list": [], "dict": []}', "[" * 200 + "]" * 200, "NaN,", "[" * 100000),
+    ],
+)
+def test_a_structure_that_nobody_wrote_is_refused(tree: str, tmp_path: Path) -> None:
+    metadata = {"tree": tree, "crc32": f"{tensorfile._described(tree, {}):08x}"}
+    write_raw(tmp_path / "f", json.dumps({"__metadata__": metadata}).encode(), b"")
+    with pytest.raises(StoreError, match=r"is damaged: its (state|header)"):
+        tensorfile.read(tmp_path / "f")
+
+
+@pytest.mark.parametrize("header", [b"[" * 100000, b"\xff\xfe", b"", b"{"])
+def test_a_header_that_is_no_json_is_refused(header: bytes, tmp_path: Path) -> None:
+    write_raw(tmp_path / "f", header, b"")
+    with pytest.raises(StoreError, match="no JSON"):
+        tensorfile.read(tmp_path / "f")
+
+
+def test_a_missing_file_is_a_store_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot read .*/f: .*No such file"):
+        tensorfile.read(tmp_path / "f")
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+def test_an_io_error_at_any_write_or_sync_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    tensorfile.write(path, "old")
+    for name, number in (("fsync", errno.EIO), ("replace", errno.ENOSPC)):
+
+        def fail(*arguments: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, fail)
+            with pytest.raises(StoreError, match=r"disk is full|Input/output error"):
+                tensorfile.write(path, "new")
+        assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+        assert tensorfile.read(path) == "old"
+
+
+def test_the_file_is_on_the_disk_before_it_has_its_name_and_then_so_is_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: happened.append(os.readlink(f"/proc/self/fd/{handle}")))
+    monkeypatch.setattr(os, "replace", lambda old, new: happened.append("replace") or replace(old, new))
+    tensorfile.write(tmp_path / "f", STATE)
+    assert happened == [str(tmp_path / ".f.partial"), "replace", str(tmp_path)]
+
+
+@pytest.mark.parametrize("options", ["size=256k", "size=8m,nr_inodes=3"])
+def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(
+    options: str, small_disk: Callable[[str], Path]
+) -> None:
+    disk = small_disk(options)
+    tensorfile.write(disk / "f", {"old": torch.arange(1000)})
+    if "inodes" in options:
+        (disk / "other").write_text("takes the last inode")
+    before = sorted(disk.iterdir())
+    with pytest.raises(StoreError, match=r"the disk is full writing .*/disk/f; what was there before is kept; free"):
+        tensorfile.write(disk / "f", {"new": torch.zeros(1 << 20)})
+    assert sorted(disk.iterdir()) == before
+    assert tensorfile.read(disk / "f")["old"].equal(torch.arange(1000))
+
+
+def test_a_disk_that_fills_while_a_run_saves_keeps_the_checkpoint_before(small_disk: Callable[[str], Path]) -> None:
+    checkpoint = Checkpoint(small_disk("size=256k"), alone())
+    checkpoint.save("last", learner_of().parts(), number=1)
+    with pytest.raises(StoreError, match=r"the disk is full writing .*/disk/last.safetensors; .*free some space"):
+        checkpoint.save("last", {"model": torch.nn.Linear(1000, 1000)}, number=2)
+    assert [path.name for path in checkpoint.folder.iterdir()] == ["last.safetensors"]
+    assert checkpoint.restore("last", learner_of().parts()) == {"number": 1}

@@ -1,0 +1,391 @@
+"""`hoploom init` and `hoploom train`: what a run leaves behind, how it goes on after faults, and what it refuses."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hoploom
+from hoploom.cli import main, training
+from hoploom.dist import environment
+from hoploom.dist.context import init
+from hoploom.ingest.synthetic import generate
+from hoploom.nn import KINDS
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.evaluate import evaluate
+from hoploom.train.runs.factories import eval_loader, model_of
+from hoploom.train.runs.problem import goal_of
+from hoploom.train.runs.read_run_file import parse_recipe, read_recipe
+from hoploom.train.runs.run import run
+from hoploom.train.runs.template import template_for
+
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+
+LIMIT = 110  # seconds that a command may take
+RUN = """
+store = "graph.store"
+seed = 3
+
+[model]
+factory = "trapped:make"
+
+[loader]
+fanouts = [4, 3]
+batch_size = 256
+threads = 1
+
+[optimizer]
+lr = 0.01
+
+[train]
+epochs = 3
+
+[output]
+tensorboard = false
+"""
+# A model that can be told to send a signal at a batch: the file `trap` holds "rank batch whom signal".
+MODEL = """
+import os, signal
+from pathlib import Path
+from hoploom.nn import GNN, Shape
+
+TRAP = TESTS / "trap"
+
+class Trapped(GNN):
+    num_batches = 0
+
+    def forward(self, batch):
+        if self.training:
+            self.num_batches += 1
+            if TRAP.exists():
+                self.spring(*TRAP.read_text().split())
+        return super().forward(batch)
+
+    def spring(self, rank, batch, whom, name):
+        if (os.environ.get("RANK", "0"), self.num_batches) == (rank, int(batch)):
+            TRAP.unlink()
+            os.kill({"self": os.getpid(), "parent": os.getppid()}[whom], getattr(signal, name))
+
+def make(store, num_outputs, hidden=16):
+    return Trapped("sage", store.schema, Shape(hidden, 2, num_outputs, dropout=0.1))
+"""
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small homogeneous and a small heterogeneous graph."""
+    folder = tmp_path_factory.mktemp("graphs")
+    generate(
+        folder / "graph.store",
+        num_nodes=2000,
+        avg_degree=8,
+        num_features=8,
+        num_classes=4,
+        num_parts=2,
+        weights=True,
+    )
+    generate(folder / "papers.store", num_nodes=600, avg_degree=6, num_features=8, num_classes=4, heterogeneous=True)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, graphs: Path) -> Iterator[Path]:
+    """A folder with a run.toml, its model, and the graphs."""
+    for name in ("graph.store", "papers.store"):
+        (tmp_path / name).symlink_to(graphs / name)
+    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "trapped.py").write_text(MODEL)
+    yield tmp_path
+    sys.modules.pop("trapped", None)
+    sys.path[:] = [folder for folder in sys.path if folder != str(tmp_path)]
+
+
+def train(here: Path, *arguments: str, output: str = "run") -> int:
+    """The command in this process."""
+    return main(["train", str(here / "run.toml"), "--set", f"output.folder={here / output}", *arguments])
+
+
+def result(here: Path, output: str = "run") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((here / output / "result.json").read_text())
+    return {name: value for name, value in found.items() if name != "seconds"}
+
+
+def command(here: Path, *arguments: str, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    words = [*launcher, "-m", "hoploom", "train", str(here / "run.toml"), *arguments]
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=LIMIT, env=environ)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- what a run leaves behind --------------------------------------------------------------------
+
+
+def test_a_run_learns_and_leaves_all_it_did(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(here) == 0
+    out, err = capsys.readouterr()
+    found, num_train = result(here), hoploom.open(here / "graph.store").split("train").numel()
+    assert found["test"]["accuracy"] > 0.5  # of four classes
+    assert (found["stopped"], found["epochs"], found["monitor"]) == ("done", 3, "accuracy")
+    assert f"test: accuracy {found['test']['accuracy']:.4f}" in out
+    assert f"written to {here / 'run'}" in out
+    assert "epoch 3/3" in err
+    steps = lines(here / "run" / "steps-rank0.jsonl")
+    assert len(steps) == found["steps"] == 3 * -(-num_train // 256)
+    assert sum(step["seeds"] for step in steps) == 3 * num_train
+    names = {"best.safetensors", "last.safetensors", "metrics.jsonl", "result.json", "run.toml", "steps-rank0.jsonl"}
+    assert {path.name for path in (here / "run").iterdir()} == names
+    assert "run holds a run already; continue it with --resume" in refusal(capsys, train(here))
+    shutil.move(here / "run", here / "first")
+    assert main(["train", str(here / "first" / "run.toml"), "--quiet"]) == 0  # the resolved recipe says it all
+    assert capsys.readouterr().err == ""
+    assert result(here) == found
+
+
+def test_recipe_and_result_are_on_the_disk_before_they_have_their_names(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
+    assert train(here, "--set", "train.epochs=1") == 0
+    assert [name for name in synced if "run.toml" in name or "result" in name] == [
+        ".run.toml.partial",
+        ".result.json.partial",
+    ]
+
+
+def test_the_test_split_is_evaluated_with_the_best_checkpoint(here: Path) -> None:
+    counted = "self.num_batches += 1"
+    forgetful = f"{counted}\n            if self.num_batches > 9: [p.data.neg_() for p in self.layers[-1].parameters()]"
+    (here / "trapped.py").write_text(MODEL.replace(counted, forgetful))
+    recipe = read_recipe(here / "run.toml", [f"output.folder={here / 'run'}", "train.epochs=2"])
+    with init() as context:
+        found = run(recipe, context, progress=False)
+        assert (found.outcome.steps, found.outcome.best_epoch) == (10, 0)
+        goal = goal_of(recipe, hoploom.open(here / "graph.store"))
+        model = model_of(recipe, goal)
+        assert Checkpoint(here / "run", context).restore("best", {"model": model}) is not None
+        assert found.test == evaluate(model, eval_loader(recipe, goal, context, model, "test"), goal.task, context)
+        val = evaluate(model, eval_loader(recipe, goal, context, model, "val"), goal.task, context)
+    assert found.outcome.best == val["accuracy"] == max(epoch["accuracy"] for epoch in found.outcome.history)
+
+
+def test_a_best_checkpoint_that_is_gone_is_not_replaced_by_the_last_model(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(here, "--set", "train.epochs=1") == 0
+    (here / "run" / "best.safetensors").unlink()
+    capsys.readouterr()
+    message = refusal(capsys, train(here, "--resume", "--set", "train.epochs=1", "--quiet"))
+    assert f"{here}/run/best.safetensors is gone, so the best model cannot be tested; put it back" in message
+    assert not (here / "run" / "result.json").exists()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], code: int, expected: int = 2) -> str:
+    """The one line on stderr."""
+    err = capsys.readouterr().err.splitlines()
+    assert (code, len(err)) == (expected, 1), err
+    return str(err[0])
+
+
+def test_without_validation_and_test_a_run_only_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(here, "--set", "task.val=", "--set", "task.test=", "--set", "train.epochs=1") == 0
+    assert result(here)["test"] == {}
+    assert result(here)["best"] is None
+    assert "\ntest: " not in capsys.readouterr().out
+
+
+# --- going on ------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_is_a_clean_end_and_resume_gives_the_same_numbers(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "trap").write_text("0 7 self SIGINT")
+    assert train(here, "--set", "model.options.hidden=8") == 130
+    out, err = capsys.readouterr()
+    assert out.startswith("interrupted after 1 epochs, 7 steps")
+    way_on = f"hoploom train {here}/run.toml --set output.folder={here}/run --set model.options.hidden=8 --resume"
+    assert err.splitlines()[-1] == f"hoploom: interrupted; continue with: {way_on}"
+    assert not (here / "run" / "result.json").exists()
+    assert main(way_on.split()[1:]) == 0
+    shown = [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["epoch 2/3", "epoch 3/3"]  # it did not begin anew
+    assert train(here, "--set", "model.options.hidden=8", output="other") == 0
+    assert result(here) == result(here, "other")
+    assert [step["loss"] for step in lines(here / "run" / "steps-rank0.jsonl")] == [
+        step["loss"] for step in lines(here / "other" / "steps-rank0.jsonl")
+    ]
+
+
+def test_ranks_that_were_asked_to_stop_are_no_complete_run(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks return as if all were well; here the first one runs in this process."""
+
+    def spawn(fn: Any, num_processes: int, work: Any, *, device: str | None) -> None:
+        with init(device=device) as context:
+            fn(context, *work)
+
+    monkeypatch.setattr(training, "spawn", spawn)
+    assert train(here, "--processes", "2", "--set", "train.epochs=1") == 0
+    (here / "trap").write_text("0 2 self SIGTERM")
+    assert train(here, "--processes", "2", "--resume") == 130  # the result of the shorter run is not its own
+    way_on = f"hoploom train {here}/run.toml --set output.folder={here}/run --processes 2 --resume"
+    assert capsys.readouterr().err.splitlines()[-1] == f"hoploom: interrupted; continue with: {way_on}"
+    assert train(here, "--processes", "2", "--resume") == 0
+    assert result(here)["epochs"] == 3
+
+
+@pytest.mark.parametrize("told", ["parent SIGINT", pytest.param("self SIGTERM", marks=pytest.mark.slow)])
+def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(told: str, here: Path) -> None:
+    (here / "run.toml").write_text(RUN.replace("[model]", "[model]\noptions = { hidden = 12 }"))
+    (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))  # ranks drop for themselves
+    (here / "trap").write_text(f"1 7 {told}")
+    done = command(here, "--processes", "2")
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("hoploom: interrupted; continue with: hoploom train ")
+    assert len(lines(here / "run" / "steps-rank1.jsonl")) in (7, 8)
+    assert train(here, "--resume") == 0
+    assert train(here, output="other") == 0
+    mine, other = result(here), result(here, "other")
+    assert mine["test"] == pytest.approx(other["test"], abs=2e-3)
+    assert (mine["steps"], mine["epochs"]) == (other["steps"], other["epochs"])
+
+
+def test_a_run_may_be_made_longer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(here, "--set", "train.epochs=1") == 0
+    assert train(here, "--set", "train.epochs=2", "--resume") == 0
+    assert train(here, "--set", "train.epochs=2", output="other") == 0
+    assert result(here) == result(here, "other")
+    capsys.readouterr()
+    message = refusal(capsys, train(here, "--resume", "--set", "optimizer.lr=0.02"))
+    assert "--set optimizer.lr=0.02: optimizer.lr is 0.02, but was 0.01 when the run in " in message
+
+
+def test_a_restarted_run_resumes_by_itself(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "trap").write_text("0 7 self SIGINT")
+    assert train(here) == 130
+    place = replace(environment.Place(), source="torchrun", restarts=1)
+    monkeypatch.setattr(environment, "read", lambda: place)
+    assert train(here) == 0
+    monkeypatch.undo()
+    assert train(here, output="other") == 0
+    assert result(here) == result(here, "other")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_restarted_by_torchrun_from_the_last_checkpoint(here: Path) -> None:
+    (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))
+    (here / "trap").write_text("1 7 self SIGKILL")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    done = command(here, launcher=torchrun)
+    assert done.returncode == 0, done.stderr
+    assert not (here / "trap").exists()
+    assert train(here, output="other") == 0
+    assert result(here)["test"] == pytest.approx(result(here, "other")["test"], abs=2e-3)
+    assert [step["step"] for step in lines(here / "run" / "steps-rank1.jsonl")] == [
+        *range(1, result(here)["steps"] + 1)
+    ]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_others_and_is_named(here: Path) -> None:
+    (here / "trap").write_text("1 7 self SIGKILL")
+    done = command(here, "--processes", "2")
+    assert done.returncode == 1
+    assert "hoploom: rank 1 was killed by SIGKILL" in done.stderr.splitlines()[-1]
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_ends_with_its_step_and_rank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(here, "--set", "optimizer.lr=1e30", "--set", "optimizer.name=sgd") == 1
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err.startswith("hoploom: the loss is ")
+    assert "on rank 0" in err
+    assert "step" in err
+
+
+def test_processes_that_cannot_share_a_step_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(capsys, train(here, "--processes", "3"))
+    assert "run.toml:10: loader.batch_size is 256 for 3 processes; give 255 or 258" in message
+    assert "--processes is 0" in refusal(capsys, train(here, "--processes", "0"))
+
+
+# --- every model ---------------------------------------------------------------------------------
+
+MODELS = [
+    *(("graph", kind) for kind in KINDS),
+    *(("papers", kind) for kind in KINDS if KINDS[kind].any_relations),
+]
+SHORT = ("train.epochs=4", "loader.batch_size=64", "model.hidden=16", "output.tensorboard=false")
+
+
+def learned(here: Path, recipe: str, *overrides: str) -> dict[str, float]:
+    """The metrics of the test split after a short run, in which the loss has fallen."""
+    (here / "short.toml").write_text(recipe)
+    assert main(["train", str(here / "short.toml"), *(f"--set={key}" for key in (*SHORT, *overrides)), "--quiet"]) == 0
+    losses = [epoch["train_loss"] for epoch in lines(here / "run" / "metrics.jsonl")]
+    assert losses[-1] < 0.9 * losses[0]
+    found: dict[str, float] = result(here)["test"]
+    return found
+
+
+@pytest.mark.parametrize(("graph", "kind"), MODELS)
+def test_every_model_finds_the_communities_of_every_graph_that_it_fits(here: Path, graph: str, kind: str) -> None:
+    recipe = template_for(here / f"{graph}.store", beside=here).replace("node_type =", "# node_type =")
+    found = learned(here, recipe, f"model.name={kind}", "model.norm=true", "optimizer.lr=0.01")
+    assert found["accuracy"] > (0.45 if kind == "gin" else 0.65)  # of four classes; sums of neighbours learn slowest
+
+
+def test_links_between_types_are_learned(here: Path) -> None:
+    recipe = 'store = "papers.store"\n[task]\nkind = "link-prediction"\nrelation = "writes"\n[model]\nname = "rsage"\n'
+    assert learned(here, recipe, "optimizer.lr=0.02")["auroc"] > 0.6
+
+
+# --- init ----------------------------------------------------------------------------------------
+
+
+def test_init_writes_what_trains(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    assert main(["init", "new.toml", "--store", "graph.store"]) == 0
+    assert "then: hoploom train new.toml" in capsys.readouterr().out
+    text = (here / "new.toml").read_text()
+    assert "4 here" in text  # classes
+    assert main(["train", "new.toml", "--quiet", "--set", "train.epochs=1", "--set", "model.hidden=8"]) == 0
+    if find_spec("tensorboard") is not None:
+        assert list((here / "run" / "tensorboard").iterdir())
+    capsys.readouterr()
+    assert "new.toml exists; give another path" in refusal(capsys, main(["init", "new.toml"]))
+    assert (here / "new.toml").read_text() == text
+    assert read_recipe("new.toml").store == here / "graph.store"
+
+
+def test_init_fills_in_what_the_store_knows(here: Path, tmp_path: Path) -> None:
+    recipe = parse_recipe(template_for(here / "papers.store", beside=here), folder=here)
+    assert (recipe.model.name, recipe.task.node_type, recipe.task.label) == ("rsage", "paper", "y")
+    edges = torch.zeros(2, 4, dtype=torch.int64)
+    splits = {"training": torch.arange(6), "valid": torch.arange(6, 8)}
+    expected = {"genes": "link-prediction", "y": "multi-label"}  # without a label, with several
+    for field, kind in expected.items():
+        store = hoploom.from_tensors({"x": torch.randn(10, 3), field: torch.zeros(10, 5)}, edges, splits=splits)
+        store.save(tmp_path / f"{field}.store")
+        task = parse_recipe(template_for(tmp_path / f"{field}.store", beside=tmp_path)).task
+        assert task.kind == kind
+    assert (task.train, task.val, task.test) == ("training", "valid", "")
