@@ -36,8 +36,7 @@ from hoploom.scale.measure import draw_edges
 from hoploom.scale.measure import measure as measure_machine
 from hoploom.scale.times import sorting_seconds
 from hoploom.schema import Field
-from hoploom.store import Store
-from hoploom.store.disk import open_store
+from hoploom.store import Store, open_store
 
 EDGES = (1_000_000, 10_000_000, 100_000_000)
 DEGREE, FEATURES, CLASSES, PARTS = 20, 64, 16, 1

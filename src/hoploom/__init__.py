@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
     from hoploom.infer.infer import infer
     from hoploom.ingest.formats.dgl import from_dgl
-    from hoploom.ingest.pyg import from_pyg
     from hoploom.ingest.synthetic import generate
-    from hoploom.ingest.tensors import from_tensors
     from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
     from hoploom.sample import Edges
     from hoploom.serve.connect import connect
     from hoploom.store import Store
-    from hoploom.store.disk import open_store as open
+    from hoploom.store import open_store as open
+    from hoploom.store.from_pyg import from_pyg
+    from hoploom.store.from_tensors import from_tensors
     from hoploom.train.checkpoint import Checkpoint
     from hoploom.train.evaluate import evaluate
     from hoploom.train.fit import fit
@@ -61,10 +61,10 @@ _HOMES = {
     "Store": "store",
     "connect": "serve.connect",
     "from_dgl": "ingest.formats.dgl",
-    "from_pyg": "ingest.pyg",
-    "from_tensors": "ingest.tensors",
+    "from_pyg": "store.from_pyg",
+    "from_tensors": "store.from_tensors",
     "generate": "ingest.synthetic",
-    "open": "store.disk",
+    "open": "store",
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _HOMES |= {name: "train" for name in __all__ if name not in _HOMES}

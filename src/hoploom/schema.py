@@ -1,12 +1,13 @@
-"""What a graph is made of: node types, relations, and their named fields."""
+"""What a graph is made of: node types, relations, and their named fields; and how ids of it are checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, DataError, HoploomError
 
 RelationName = tuple[str, str, str]  # (source type, name, destination type)
 Owner = str | RelationName  # whose field it is
@@ -24,6 +25,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 EDGE_ID = "edge_id"  # the field that holds the user's own edge ids, where they are not the positions
 ORIGINAL_ID = "original_id"  # the field with the user's own node ids, where they are not the store's: int64, or UTF-8
@@ -146,3 +148,43 @@ def _check_attrs(schema: Schema) -> None:
         raise ConfigError(f"time_attr {time!r} is both a node field and an edge field; rename one of them")
     if time is not None and time not in node_fields and time not in edge_fields:
         raise ConfigError(f"time_attr {time!r} is no field; nodes have {node_fields}, edges have {edge_fields}")
+
+
+# --- ids ------------------------------------------------------------------------------------
+
+
+def read_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
+    """Ids [n] int64, each in [0, limit)."""
+    check_ids(what, ids, limit, error)
+    return ids.to(torch.int64).contiguous()
+
+
+def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = DataError) -> None:
+    """Raise unless these are integers [n], each in [0, limit)."""
+    if ids.dim() != 1 or (ids.dtype not in ID_DTYPES and ids.numel()):
+        raise error(f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
+    if not ids.numel():
+        return
+    least, most = (int(bound) for bound in ids.aminmax())
+    if least < 0 or most >= limit:
+        raise error(f"{what} holds id {least if least < 0 else most}, out of range [0, {limit})")
+
+
+def read_members(what: str, members: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
+    """Ids [n] int64 from ids, or from a mask over all of them."""
+    if members.dtype != torch.bool:
+        return read_ids(what, members, limit, error)
+    if members.shape != (limit,):
+        raise error(f"{what} is a mask of shape {tuple(members.shape)} for {limit} nodes; give one entry per node")
+    return torch.nonzero(members).view(-1)
+
+
+def read_permutation(what: str, ids: Tensor, count: int) -> Tensor:
+    """Ids [count] int64, every one of [0, count) once."""
+    ids = read_ids(what, ids, count)
+    if ids.numel() != count:
+        raise DataError(f"{what} has {ids.numel()} entries for {count} edges; give one per edge")
+    times = torch.bincount(ids, minlength=count)
+    if (times > 1).any():
+        raise DataError(f"{what} holds id {int(times.argmax())} twice; give every edge an id of its own")
+    return ids

@@ -11,8 +11,7 @@ import torch
 from hoploom.ingest.tables.build import BuildOptions, Report, build
 from hoploom.ingest.tables.reader import parse_graph
 from hoploom.schema import ORIGINAL_ID, RelationName
-from hoploom.store import Store
-from hoploom.store.disk import open_store
+from hoploom.store import Store, open_store
 
 Edge = tuple[Any, Any]  # original ids: source, destination
 

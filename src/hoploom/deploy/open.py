@@ -22,8 +22,8 @@ from hoploom.dist import environment
 from hoploom.dist.environment import Deployment, Place
 from hoploom.dist.rendezvous import LOOPBACK
 from hoploom.errors import ConfigError
-from hoploom.store import Store
-from hoploom.store.disk import held_parts, open_store
+from hoploom.store import Store, open_store
+from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
 from hoploom.store.part import Part
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hoploom import keys, ops
 from hoploom.schema import RelationName
-from hoploom.store.disk import id_dtype
+from hoploom.store.format import id_dtype
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint32]

@@ -31,10 +31,9 @@ from hoploom.schema import (
     RelationName,
     Schema,
 )
-from hoploom.store import Store
+from hoploom.store import Store, open_store
 from hoploom.store import format as layout
-from hoploom.store.disk import id_dtype, open_store
-from hoploom.store.format import PartRange
+from hoploom.store.format import PartRange, id_dtype
 from hoploom.store.write import StoreWriter
 
 Progress = Callable[[int, int], None]  # (bytes written, bytes in all)

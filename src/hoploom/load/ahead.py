@@ -23,7 +23,8 @@ from hoploom.load.prefetch import UntilOneFails, Workers, at_once, result_of
 from hoploom.ops import IdMap
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Store, Wanted
-from hoploom.store.held import Cached, HeldRows, empty_rows, lies_here, missing
+from hoploom.store.row_cache import Cached, HeldRows, lies_here, missing
+from hoploom.store.sharded import empty_rows
 
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]
 Rows = Mapping[Owner, HeldRows]

@@ -12,16 +12,25 @@ from torch_geometric.sampler import NumNeighbors
 
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ingest.pyg import read_pair, read_pyg
-from hoploom.ingest.tensors import ID_DTYPES, read_ids, read_members, read_permutation
 from hoploom.load.assemble import FEATURES, Batch
 from hoploom.load.loader import DEADLINE, Delivery
 from hoploom.ops import Frontier, Reduce
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import Sampling
-from hoploom.schema import DTYPES, EDGE_ID, HOMOGENEOUS_TYPE, Owner, RelationName, Schema
-from hoploom.store import Draw, Store, Wanted
-from hoploom.store.disk import open_store
+from hoploom.schema import (
+    DTYPES,
+    EDGE_ID,
+    HOMOGENEOUS_TYPE,
+    ID_DTYPES,
+    Owner,
+    RelationName,
+    Schema,
+    read_ids,
+    read_members,
+    read_permutation,
+)
+from hoploom.store import Draw, Store, Wanted, open_store
+from hoploom.store.from_pyg import read_pair, read_pyg
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
 

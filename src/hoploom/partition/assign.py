@@ -23,8 +23,7 @@ from hoploom.ops.partition import MOST_NODES, MOST_PARTS
 from hoploom.partition.metis import metis_parts
 from hoploom.partition.seeds import named_seeds
 from hoploom.schema import RelationName
-from hoploom.store import Store
-from hoploom.store.disk import open_store
+from hoploom.store import Store, open_store
 
 METHODS = ("hash", "range", "stream", "metis")
 KEY = 0x7061727473  # what draws derive from: the same parts every time

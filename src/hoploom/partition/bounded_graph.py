@@ -15,10 +15,9 @@ from hoploom.errors import StoreError
 from hoploom.ops import Frontier, Picks, pool_trim
 from hoploom.ops.partition import drop_pages
 from hoploom.schema import Schema
-from hoploom.store import Draw, GraphStore, Store
-from hoploom.store.disk import open_store
-from hoploom.store.memory import resident_bytes
+from hoploom.store import Draw, GraphStore, Store, open_store
 from hoploom.store.sharded import select, stitch
+from hoploom.store.system_memory import resident_bytes
 
 PIECE = 256  # nodes, over all relations, that are asked for between two looks at the memory: each may map 128 KiB
 

@@ -14,7 +14,6 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ingest.stream import StoreOptions, write_store
 from hoploom.ingest.stream.write import LEAST_ROOM
-from hoploom.ingest.tensors import read_members
 from hoploom.load.arguments import read_tensor
 from hoploom.load.presample import distinct_seeds
 from hoploom.ops import give_back_freed_memory
@@ -28,9 +27,9 @@ from hoploom.partition.rewrite import edge_streams, node_streams
 from hoploom.partition.seeds import USUAL, named_seeds
 from hoploom.partition.store_reading import CHUNK_BYTES, Reader, read_store
 from hoploom.sample.options import NumNeighbors, resolve_fanouts
-from hoploom.schema import Schema
+from hoploom.schema import Schema, read_members
 from hoploom.store import Store
-from hoploom.store.memory import resident_bytes
+from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
 MEMORY = 4 << 30

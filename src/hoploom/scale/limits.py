@@ -11,7 +11,7 @@ from hoploom.scale.constants import Constants
 from hoploom.scale.plan import Plan, plan
 from hoploom.scale.sizes import id_bytes, is_hashed
 from hoploom.scale.spec import Question
-from hoploom.store.disk import ID_LIMIT
+from hoploom.store.format import ID_LIMIT
 
 Level = Literal["breaks", "slow", "note"]
 LOCAL_IDS = 2**31  # of the nodes of one batch

@@ -23,7 +23,6 @@ from hoploom import keys, ops
 from hoploom.batch import Seeds
 from hoploom.errors import ConfigError
 from hoploom.ingest.synthetic import generate
-from hoploom.ingest.tensors import from_tensors
 from hoploom.load import NeighborLoader
 from hoploom.ops import InEdges, NodeMap
 from hoploom.partition import assign
@@ -33,8 +32,8 @@ from hoploom.scale import machine
 from hoploom.scale.constants import SHORT_ROW, Constants, Curve
 from hoploom.scale.machine import seconds_of
 from hoploom.scale.sizes import lists_bytes
-from hoploom.store import Store
-from hoploom.store.disk import open_store
+from hoploom.store import Store, open_store
+from hoploom.store.from_tensors import from_tensors
 
 Progress = Callable[[str], None]
 MB = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hoploom.ops.relabel import MAP_BUDGET
 from hoploom.scale.spec import Question
-from hoploom.store.disk import ID_LIMIT
+from hoploom.store.format import ID_LIMIT
 
 HEADER = 128  # bytes of a .npy file before its values
 SLOT = 4  # bytes of a node in a direct map of a batch's nodes

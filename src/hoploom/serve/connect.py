@@ -18,10 +18,10 @@ from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity, read_client_security
-from hoploom.store import Store
+from hoploom.store import Store, open_store
 from hoploom.store.base import Shard
-from hoploom.store.disk import held_parts, open_store, topology_fits
-from hoploom.store.held import Nearer
+from hoploom.store.disk import held_parts, topology_fits
+from hoploom.store.row_cache import Nearer
 from hoploom.store.sharded import Sharded, routes_of
 
 Topology = Literal["auto", "local", "parted"]

@@ -10,7 +10,6 @@ from torch_geometric.sampler import NegativeSampling
 
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
-from hoploom.ingest.tensors import read_ids
 from hoploom.load.arguments import NodeSeeds, empty_batch, read_added, read_weight
 from hoploom.load.assemble import Assembler
 from hoploom.load.batch_request import Asked, Description, Negatives, weight_hash
@@ -18,7 +17,7 @@ from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspa
 from hoploom.sample import LinkTask
 from hoploom.sample.negatives import WeightSums
 from hoploom.sample.options import Sampling, make_sampling
-from hoploom.schema import Owner, Schema
+from hoploom.schema import Owner, Schema, read_ids
 from hoploom.store import Store
 
 MAX_HOPS = 64

@@ -3,7 +3,7 @@
 from hoploom.store.base import Draw, FeatureStore, GraphStore, Shard, Wanted
 from hoploom.store.part import Part, Table
 from hoploom.store.sharded import Routes, Sharded
-from hoploom.store.store import Store, assemble
+from hoploom.store.store import Store, assemble, open_store
 
 __all__ = [
     "Draw",
@@ -17,4 +17,5 @@ __all__ = [
     "Table",
     "Wanted",
     "assemble",
+    "open_store",
 ]

@@ -1,54 +1,21 @@
 """Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, MappedFile
 from hoploom.schema import DTYPES, Field, Owner, check_schema
 from hoploom.store import format as layout
-from hoploom.store.absent import Absent
-from hoploom.store.format import Manifest
+from hoploom.store.format import Manifest, id_dtype
 from hoploom.store.part import Part, Table
-from hoploom.store.sharded import Sharded, routes_of
-from hoploom.store.store import Store, assemble
 from hoploom.store.system_memory import memory_limit
-
-ID_LIMIT = 2**31
-
-
-def open_store(
-    path: str | Path, *, parts: Sequence[int] | None = None, topology: Literal["own", "all"] = "own"
-) -> Store:
-    """Open a store from a directory. Nothing is read but store.json and the files' headers.
-
-    With `parts` only their folders are needed. Ids and schema are those of the whole store; splits are what of them
-    lies in these parts, and asking for anything of another part is a StoreError. With `topology="all"` the topology of
-    the other parts is needed too: sampling is whole, only their fields are not there.
-
-    >>> store = hoploom.open("papers.store")
-    >>> store = hoploom.open("papers.store", parts=[2])
-    >>> store = hoploom.open("papers.store", parts=[2], topology="all")
-    """
-    folder = Path(path)
-    manifest = layout.read_manifest(folder)
-    check_manifest(folder, manifest)
-    if topology not in ("own", "all"):
-        raise ConfigError(f"topology is {topology!r:.80}; choose 'own' or 'all'")
-    everything = range(len(manifest.parts))
-    numbers = tuple(everything) if parts is None else _checked_parts(parts, len(everything))
-    held = {number: open_part(folder, manifest, number) for number in numbers}
-    if len(held) == len(everything):
-        return replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity)
-    return _open_some(folder, manifest, held, whole_topology=topology == "all")
 
 
 def held_parts(path: str | Path) -> list[int]:
@@ -69,35 +36,6 @@ def topology_fits(path: str | Path) -> bool:
 
 def _holds(folder: Path, manifest: Manifest, prefix: str) -> bool:
     return all(layout.inside(folder, name).exists() for name in manifest.files if name.startswith(prefix))
-
-
-def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
-    numbers = tuple(sorted({as_int("part", part, 0, f"give numbers below {num_parts}") for part in parts}))
-    if not numbers or numbers[-1] >= num_parts:
-        raise ConfigError(f"parts are {list(numbers)}, the store has {num_parts}; give numbers below {num_parts}")
-    return numbers
-
-
-def _open_some(folder: Path, manifest: Manifest, held: Mapping[int, Part], *, whole_topology: bool) -> Store:
-    """Some parts of several, and of the others their topology or nothing."""
-    schema, everything = manifest.schema, range(len(manifest.parts))
-    routes = routes_of(schema, manifest.parts)
-    shards = [held.get(number) or Absent(schema, number, tuple(held)) for number in everything]
-    graph = features = Sharded(schema, shards, routes)
-    topology = tuple(held.values())
-    if whole_topology:
-        topology = tuple(held.get(number) or open_topology(folder, manifest, number) for number in everything)
-        graph = Sharded(schema, topology, routes)
-    return Store(
-        schema,
-        graph,
-        features,
-        tuple(held.values()),
-        identity=manifest.identity,
-        ranges=manifest.parts,
-        shards=tuple(shards),
-        topology=topology,
-    )
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> None:
@@ -211,11 +149,6 @@ def _open_lists(folder: Path, manifest: Manifest, part: int, index: int) -> Edge
         column("weight", "float32", (num_edges,)) if schema.weight in relation.fields else None,
         column("time", "int64", (num_edges,)) if timed else None,
     )
-
-
-def id_dtype(num_nodes: int) -> str:
-    """Ids take 32 bits while they fit."""
-    return "int32" if num_nodes < ID_LIMIT else "int64"
 
 
 def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Sequence[int]) -> Tensor:

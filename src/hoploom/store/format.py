@@ -14,11 +14,22 @@ import numpy as np
 
 from hoploom.errors import StoreError
 from hoploom.schema import DTYPES, Field, NodeType, Relation, Schema
-from hoploom.store.ranges import PartRange as PartRange
 
 FORMAT, VERSION = "hoploom-store", 1
+ID_LIMIT = 2**31
 STORE_FILE = "store.json"
 NPY_DTYPES = {"bfloat16": "<u2", "bool": "|b1", "uint8": "|u1", "int8": "|i1"}
+
+
+@dataclass(frozen=True)
+class PartRange:
+    """What one part holds, by node type and by relation: contiguous ranges, so that ownership is a short search."""
+
+    first_nodes: tuple[int, ...]
+    num_nodes: tuple[int, ...]
+    first_edges: tuple[int, ...]
+    num_edges: tuple[int, ...]
+    splits: Mapping[str, Mapping[str, int]]  # node type -> split -> size
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,11 @@ def topology_file(part: int, relation: Relation, column: str) -> str:
 
 def relation_folder(part: int, relation: Relation) -> str:
     return f"{part_folder(part)}/relations/{'~'.join(map(_plain, relation.key))}"
+
+
+def id_dtype(num_nodes: int) -> str:
+    """Ids take 32 bits while they fit."""
+    return "int32" if num_nodes < ID_LIMIT else "int64"
 
 
 def npy_descr(dtype: str) -> str:

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.ops import Frontier, Picks
-from hoploom.schema import Owner, Schema
+from hoploom.schema import DTYPES, Owner, Schema
 from hoploom.store.base import Draw, Shard, Wanted
-from hoploom.store.held import empty_rows
-from hoploom.store.ranges import PartRange
+from hoploom.store.format import PartRange
 
 Answer = TypeVar("Answer")
 Begin: TypeAlias = Callable[[], Callable[[], Answer]]
@@ -136,3 +135,10 @@ def routes_of(schema: Schema, ranges: Sequence[PartRange]) -> dict[Owner, Routes
     for index, relation in enumerate(schema.relations):
         routes[relation.key] = Routes([held.first_edges[index] for held in ranges])
     return routes
+
+
+def empty_rows(schema: Schema, owner: Owner, name: str, count: int, *, pinned: bool = False) -> Tensor:
+    """Room for rows of a field."""
+    described = schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
+    of_field = described.fields[name]
+    return ops.empty((count, *of_field.shape), DTYPES[of_field.dtype], pinned=pinned)

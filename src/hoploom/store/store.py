@@ -1,6 +1,6 @@
 """What a user holds: a graph with its features, labels and splits, wherever they live."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import EdgeLists, InEdges
 from hoploom.schema import Owner, RelationName, Schema
+from hoploom.store import format as layout
 from hoploom.store.base import FeatureStore, GraphStore, Peers, Shard, Wanted
-from hoploom.store.part import Part, range_of
-from hoploom.store.ranges import PartRange
+from hoploom.store.disk import check_manifest, open_part, open_topology
+from hoploom.store.format import Manifest, PartRange
+from hoploom.store.part import Absent, Part, range_of
 from hoploom.store.sharded import Sharded, routes_of
+from hoploom.store.write import write_parts
 
 if TYPE_CHECKING:
     from hoploom.gpu.place.peer_memory import Among
@@ -204,9 +208,6 @@ class Store:
 
     def save(self, path: str | Path) -> "Store":
         """Write the store to a directory and open it from there."""
-        from hoploom.store.disk import open_store
-        from hoploom.store.write import write_parts
-
         if not all((owner, name) in part.tables for part in self.parts for owner, name in self._fields()):
             raise ConfigError("the store cannot be saved, some of its features lie elsewhere; use from_tensors")
         if not all(self._holds_all(node_type.name, self.parts) for node_type in self.schema.node_types):
@@ -222,6 +223,61 @@ def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
         return Store(schema, parts[0], parts[0], parts, ranges=ranges)
     sharded = Sharded(schema, parts, routes_of(schema, ranges))
     return Store(schema, sharded, sharded, parts, ranges=ranges)
+
+
+def open_store(
+    path: str | Path, *, parts: Sequence[int] | None = None, topology: Literal["own", "all"] = "own"
+) -> Store:
+    """Open a store from a directory. Nothing is read but store.json and the files' headers.
+
+    With `parts` only their folders are needed. Ids and schema are those of the whole store; splits are what of them
+    lies in these parts, and asking for anything of another part is a StoreError. With `topology="all"` the topology of
+    the other parts is needed too: sampling is whole, only their fields are not there.
+
+    >>> store = hoploom.open("papers.store")
+    >>> store = hoploom.open("papers.store", parts=[2])
+    >>> store = hoploom.open("papers.store", parts=[2], topology="all")
+    """
+    folder = Path(path)
+    manifest = layout.read_manifest(folder)
+    check_manifest(folder, manifest)
+    if topology not in ("own", "all"):
+        raise ConfigError(f"topology is {topology!r:.80}; choose 'own' or 'all'")
+    everything = range(len(manifest.parts))
+    numbers = tuple(everything) if parts is None else _checked_parts(parts, len(everything))
+    held = {number: open_part(folder, manifest, number) for number in numbers}
+    if len(held) == len(everything):
+        return replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity)
+    return _open_some(folder, manifest, held, whole_topology=topology == "all")
+
+
+def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
+    numbers = tuple(sorted({as_int("part", part, 0, f"give numbers below {num_parts}") for part in parts}))
+    if not numbers or numbers[-1] >= num_parts:
+        raise ConfigError(f"parts are {list(numbers)}, the store has {num_parts}; give numbers below {num_parts}")
+    return numbers
+
+
+def _open_some(folder: Path, manifest: Manifest, held: Mapping[int, Part], *, whole_topology: bool) -> Store:
+    """Some parts of several, and of the others their topology or nothing."""
+    schema, everything = manifest.schema, range(len(manifest.parts))
+    routes = routes_of(schema, manifest.parts)
+    shards = [held.get(number) or Absent(schema, number, tuple(held)) for number in everything]
+    graph = features = Sharded(schema, shards, routes)
+    topology = tuple(held.values())
+    if whole_topology:
+        topology = tuple(held.get(number) or open_topology(folder, manifest, number) for number in everything)
+        graph = Sharded(schema, topology, routes)
+    return Store(
+        schema,
+        graph,
+        features,
+        tuple(held.values()),
+        identity=manifest.identity,
+        ranges=manifest.parts,
+        shards=tuple(shards),
+        topology=topology,
+    )
 
 
 class Loops(NamedTuple):

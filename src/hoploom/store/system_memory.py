@@ -1,4 +1,4 @@
-"""How much memory this process may use: the host's, or what its container or job is given of it.
+"""How much memory this process may use (the host's, or what its container or job is given of it), and holds now.
 
 The kernel tells by files of its control groups, version 1 or 2; a group is bounded by those above it too. Where none
 can be read, it is the host's.
@@ -36,3 +36,15 @@ def _limit_files(membership: Path, mounted: Path) -> Iterator[Path]:
         folder, name = (mounted / "memory", "memory.limit_in_bytes") if controllers else (mounted, "memory.max")
         path = PurePosixPath(group.lstrip("/"))
         yield from (folder / one / name for one in (path, *path.parents))
+
+
+def resident_bytes() -> int:
+    """Resident pages, those of mapped files too; 0 where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -8,6 +8,7 @@ import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -18,15 +19,14 @@ from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Relation, Schema
 from hoploom.store import format as layout
-from hoploom.store.crc import combine
-from hoploom.store.disk import id_dtype
-from hoploom.store.durable import DISK_FULL, sync_folder
-from hoploom.store.format import FileEntry, Manifest, PartRange
+from hoploom.store.durable import DISK_FULL, WorkFolder, sync_folder
+from hoploom.store.format import FileEntry, Manifest, PartRange, id_dtype
 from hoploom.store.part import Part, Table, range_of
-from hoploom.store.workfolder import WorkFolder
 
 CHUNK_BYTES = 32 << 20
 SCRATCH = "scratch"
+POLYNOMIAL = 0xEDB88320
+Matrix = list[int]  # [32]: what each bit of a CRC becomes
 
 
 class ArrayWriter:
@@ -242,3 +242,43 @@ def _chunks(rows: Tensor, order: Tensor | None) -> Iterator[Tensor]:
     step = max(1, CHUNK_BYTES // row_bytes)
     for begin in range(0, count, step):
         yield rows[begin : begin + step] if order is None else rows[order[begin : begin + step]]
+
+
+# --- the CRC-32 of a file whose header is written last --------------------------------------
+#
+# Appending zero bytes to a text is linear in its CRC, so it is a matrix over bits; powers of it are found by squaring.
+
+
+def combine(first: int, second: int, second_bytes: int) -> int:
+    """The CRC-32 of a + b, where `first` is that of a, `second` that of b.
+
+    >>> combine(zlib.crc32(b"hop"), zlib.crc32(b"loom"), 4) == zlib.crc32(b"hoploom")
+    True
+    """
+    for bit in range(second_bytes.bit_length()):
+        if second_bytes >> bit & 1:
+            first = _apply(_zero_bytes(bit), first)
+    return first ^ second
+
+
+@cache
+def _zero_bytes(power: int) -> Matrix:
+    """What 2 to the power of this many zero bytes do to a CRC."""
+    if power == 0:
+        step = [POLYNOMIAL] + [1 << bit for bit in range(31)]  # one zero bit
+        for _ in range(3):
+            step = _times(step, step)
+        return step
+    return _times(_zero_bytes(power - 1), _zero_bytes(power - 1))
+
+
+def _apply(matrix: Matrix, crc: int) -> int:
+    out = 0
+    for bit in range(32):
+        if crc >> bit & 1:
+            out ^= matrix[bit]
+    return out
+
+
+def _times(left: Matrix, right: Matrix) -> Matrix:
+    return [_apply(left, column) for column in right]

@@ -23,7 +23,7 @@ from hoploom import ops
 from hoploom.cli import main
 from hoploom.ingest.tables.build import BuildOptions, engine_share
 from hoploom.store.check import problems
-from hoploom.store.memory import resident_bytes
+from hoploom.store.system_memory import resident_bytes
 
 MB = 1 << 20
 

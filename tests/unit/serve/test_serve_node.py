@@ -22,8 +22,7 @@ from hoploom.serve.graph_server import Making, Node
 from hoploom.serve.metrics import BATCHES, CACHE_ROWS, HELD
 from hoploom.serve.service import PICK_BYTES, Service
 from hoploom.serve.wire import Message
-from hoploom.store.format import Manifest, to_json
-from hoploom.store.ranges import PartRange
+from hoploom.store.format import Manifest, PartRange, to_json
 from hoploom.store.row_cache import CacheReport
 
 

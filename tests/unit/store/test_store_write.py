@@ -18,12 +18,11 @@ from torch_geometric.data import HeteroData
 
 import hoploom
 from hoploom import Store, StoreError
-from hoploom.ingest.pyg import read_pair
 from hoploom.schema import Field, NodeType, Schema
 from hoploom.store import format as layout
 from hoploom.store.check import problems
-from hoploom.store.crc import combine
-from hoploom.store.write import StoreWriter
+from hoploom.store.from_pyg import read_pair
+from hoploom.store.write import StoreWriter, combine
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.pyg import MASK_SUFFIX
-from hoploom.ingest.tensors import as_tensor, build_store
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner, RelationName
 from hoploom.store import Store
+from hoploom.store.from_pyg import MASK_SUFFIX
+from hoploom.store.from_tensors import as_tensor, build_store
 
 RENAMED = {"feat": "x", "label": "y"}  # what DGL's datasets call features and labels -> what models here look for
 

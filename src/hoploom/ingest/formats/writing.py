@@ -5,8 +5,7 @@ from pathlib import Path
 
 from hoploom.ingest.formats.pieces import Graph
 from hoploom.ingest.stream import StoreOptions, write_store
-from hoploom.store import Store
-from hoploom.store.disk import open_store
+from hoploom.store import Store, open_store
 from hoploom.store.write import StoreWriter
 
 Progress = Callable[[str], None]  # told what is written

@@ -14,11 +14,10 @@ from hoploom.errors import DataError
 from hoploom.ingest.stream.rows import Room, bucket_bounds, by_part
 from hoploom.ingest.stream.spool import MOST_BUCKETS, Bucket, Spool, as_bytes, from_bytes
 from hoploom.ingest.stream.streams import EdgeRows, EdgeStream
-from hoploom.ingest.tensors import check_ids
 from hoploom.ops import KEY_BYTES
-from hoploom.schema import DTYPES, Field, Relation
+from hoploom.schema import DTYPES, Field, Relation, check_ids
 from hoploom.store import format as layout
-from hoploom.store.disk import id_dtype
+from hoploom.store.format import id_dtype
 from hoploom.store.write import StoreWriter
 
 INDPTR, WEIGHT, TIME = Field("int64"), Field("float32"), Field("int64")

@@ -20,7 +20,7 @@ from hoploom.schema import Field, NodeType, Relation, Schema, check_schema
 from hoploom.store import format as layout
 from hoploom.store.disk import read_array
 from hoploom.store.format import PartRange
-from hoploom.store.memory import resident_bytes
+from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
 LEAST_ROOM = 64 << 20

@@ -20,7 +20,7 @@ from hoploom.ingest.tables.recipe import GraphRecipe
 from hoploom.ingest.tables.scan import check_readable, group_bytes
 from hoploom.ingest.tables.sources import Source
 from hoploom.ops import give_back_freed_memory
-from hoploom.store.memory import resident_bytes
+from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
 LEAST_SHARE = 80 << 20  # of the engine, and of what is written

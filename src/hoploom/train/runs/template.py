@@ -8,8 +8,7 @@ from typing import Any
 from hoploom.config.keys import default_of
 from hoploom.config.text import as_toml
 from hoploom.schema import NodeType, Schema
-from hoploom.store import Store
-from hoploom.store.disk import open_store
+from hoploom.store import Store, open_store
 from hoploom.train.runs.problem import largest_label
 from hoploom.train.runs.run_file import (
     KEYS,

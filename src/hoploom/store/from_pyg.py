@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.tensors import as_tensor, build_store
 from hoploom.schema import (
     DTYPE_NAMES,
     HOMOGENEOUS_RELATION,
@@ -22,6 +21,7 @@ from hoploom.schema import (
 )
 from hoploom.store import FeatureStore as HoploomFeatures
 from hoploom.store import Store, Wanted
+from hoploom.store.from_tensors import as_tensor, build_store
 
 MASK_SUFFIX = "_mask"
 

@@ -9,25 +9,28 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.config.values import as_int
-from hoploom.errors import DataError, HoploomError
+from hoploom.errors import DataError
 from hoploom.ops import Csc, EdgeLists
 from hoploom.schema import (
     DTYPE_NAMES,
     EDGE_ID,
     HOMOGENEOUS_RELATION,
     HOMOGENEOUS_TYPE,
+    ID_DTYPES,
     Field,
     NodeType,
     Owner,
     Relation,
     RelationName,
     Schema,
+    check_ids,
     check_schema,
+    read_members,
+    read_permutation,
 )
 from hoploom.store import Part, Store, Table, assemble
 
 Fields = Mapping[str, Tensor]
-ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 Times = tuple[Tensor | None, Tensor | None]  # of the edges [e] int64, or else of the sources [n] int64
 TOPOLOGY = ("edge_index", "indptr", "indices", EDGE_ID)  # what of a relation is no field
 
@@ -168,46 +171,6 @@ def _describe(what: str, rows: Tensor, count: int) -> Field:
     if rows.dim() == 0 or rows.shape[0] != count:
         raise DataError(f"{what} has shape {tuple(rows.shape)}; give {count} rows")
     return Field(DTYPE_NAMES[rows.dtype], tuple(rows.shape[1:]))
-
-
-# --- ids ------------------------------------------------------------------------------------
-
-
-def read_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
-    """Ids [n] int64, each in [0, limit)."""
-    check_ids(what, ids, limit, error)
-    return ids.to(torch.int64).contiguous()
-
-
-def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = DataError) -> None:
-    """Raise unless these are integers [n], each in [0, limit)."""
-    if ids.dim() != 1 or (ids.dtype not in ID_DTYPES and ids.numel()):
-        raise error(f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
-    if not ids.numel():
-        return
-    least, most = (int(bound) for bound in ids.aminmax())
-    if least < 0 or most >= limit:
-        raise error(f"{what} holds id {least if least < 0 else most}, out of range [0, {limit})")
-
-
-def read_members(what: str, members: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
-    """Ids [n] int64 from ids, or from a mask over all of them."""
-    if members.dtype != torch.bool:
-        return read_ids(what, members, limit, error)
-    if members.shape != (limit,):
-        raise error(f"{what} is a mask of shape {tuple(members.shape)} for {limit} nodes; give one entry per node")
-    return torch.nonzero(members).view(-1)
-
-
-def read_permutation(what: str, ids: Tensor, count: int) -> Tensor:
-    """Ids [count] int64, every one of [0, count) once."""
-    ids = read_ids(what, ids, count)
-    if ids.numel() != count:
-        raise DataError(f"{what} has {ids.numel()} entries for {count} edges; give one per edge")
-    times = torch.bincount(ids, minlength=count)
-    if (times > 1).any():
-        raise DataError(f"{what} holds id {int(times.argmax())} twice; give every edge an id of its own")
-    return ids
 
 
 # --- edges ----------------------------------------------------------------------------------
