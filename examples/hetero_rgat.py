@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 import hoploom
 from hoploom import NeighborLoader
-from hoploom.infer import Inference
+from hoploom.inference import Inference
 from hoploom.nn import GNN, Shape
 from hoploom.train import Context, Learner, NodeClassification, Training
 

@@ -21,7 +21,7 @@ LAYERS = [
     {"nn", "serve", "dist"},
     {"train"},
     {"gpu"},
-    {"infer", "ingest", "partition"},
+    {"inference", "ingest", "partition"},
     {"scale"},
     {"deploy"},
     {"train.runs"},

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hoploom.dist.context import init
     from hoploom.dist.spawn import spawn
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
-    from hoploom.infer.infer import infer
+    from hoploom.inference.infer import infer
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
     from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
@@ -68,7 +68,7 @@ _HOMES = {
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _HOMES |= {name: "train" for name in __all__ if name not in _HOMES}
-_ROOMS = {"batch", "config", "deploy", "dist", "errors", "gpu", "infer", "ingest", "keys", "load", "nn", "ops"}
+_ROOMS = {"batch", "config", "deploy", "dist", "errors", "gpu", "inference", "ingest", "keys", "load", "nn", "ops"}
 _ROOMS |= {"partition", "sample", "scale", "schema", "serve", "store", "train"}
 
 

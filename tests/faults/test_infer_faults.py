@@ -31,7 +31,7 @@ from torch import nn
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
 from hoploom.dist import spawn
-from hoploom.infer import Inference, infer, rowfiles
+from hoploom.inference import Inference, infer, rowfiles
 from hoploom.nn import GNN, Shape
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")

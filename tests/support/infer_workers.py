@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 import hoploom
 from hoploom import PeerError
-from hoploom.infer import Inference, infer
+from hoploom.inference import Inference, infer
 from hoploom.nn import GNN, Shape
 from hoploom.train import Context
 from support.graphs import random_graph

@@ -3,7 +3,7 @@
 from hoploom.dist.context import Context, init, unwrap
 from hoploom.dist.spawn import spawn
 from hoploom.gpu.whole_step.whole_step import WholeStep
-from hoploom.infer import Inference, infer
+from hoploom.inference import Inference, infer
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluate import evaluate
 from hoploom.train.fit import Outcome, fit

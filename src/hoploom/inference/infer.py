@@ -22,10 +22,10 @@ from hoploom.dist import environment
 from hoploom.dist.context import DEADLINE, Context, unwrap
 from hoploom.dist.environment import Place
 from hoploom.errors import ConfigError, StoreError
-from hoploom.infer.layered import Plan, as_layered, plan_of
-from hoploom.infer.layerwise import LayerWise, Share
-from hoploom.infer.shared_folder import SharedFolder
-from hoploom.infer.slices import Costs, Slice, Slices
+from hoploom.inference.layered import Plan, as_layered, plan_of
+from hoploom.inference.layerwise import LayerWise, Share
+from hoploom.inference.shared_folder import SharedFolder
+from hoploom.inference.slices import Costs, Slice, Slices
 from hoploom.load.assemble import FEATURES
 from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store

@@ -1,5 +1,5 @@
 """Layer-wise inference over the whole graph, out of core."""
 
-from hoploom.infer.infer import Inference, infer
+from hoploom.inference.infer import Inference, infer
 
 __all__ = ["Inference", "infer"]

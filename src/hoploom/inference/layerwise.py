@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import StoreError
-from hoploom.infer.layered import Layered, Plan, Rows
-from hoploom.infer.parquet import Columns, ParquetFile
-from hoploom.infer.rowfiles import RowFile
-from hoploom.infer.shared_folder import SharedFolder
-from hoploom.infer.slices import Slice, Slices, degrees_without_loops
+from hoploom.inference.layered import Layered, Plan, Rows
+from hoploom.inference.parquet import Columns, ParquetFile
+from hoploom.inference.rowfiles import RowFile
+from hoploom.inference.shared_folder import SharedFolder
+from hoploom.inference.slices import Slice, Slices, degrees_without_loops
 from hoploom.load.assemble import FEATURES
 from hoploom.schema import RelationName
 from hoploom.store import Store, Wanted

@@ -1,0 +1,264 @@
+"""Layer-wise inference equals the full-graph forward, in slices, over ranks, out of core, and leaves no half result."""
+
+import ctypes
+import gc
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+from support.graphs import library, ring, save_in_parts
+from support.infer_workers import EVERYTHING, SMALL, assert_equal_to_forward, graph_with_loops, model_of, read
+from support.stores import left_in
+from torch import Tensor, nn
+
+import hoploom
+from hoploom import ConfigError, Store
+from hoploom.inference import Inference, infer
+from hoploom.inference.layered import plan_of
+from hoploom.inference.slices import Costs, Slices
+from hoploom.nn import GNN, Shape
+
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "norm": {"norm": True},
+    "residual": {"residual": True},
+    "both": {"norm": True, "residual": True},
+}
+TO = ("node", "to", "node")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat", "gin"])
+def test_slices_of_one_type_give_what_the_whole_graph_gives(kind: str, shape: str, tmp_path: Path) -> None:
+    graph = graph_with_loops()
+    store = hoploom.from_pyg(graph)
+    model = GNN(kind, store.schema, Shape(8, 3, 4, dropout=0.5, heads=2, **SHAPES[shape]))
+    calls: list[int] = []
+    infer(model, store, tmp_path / "out", inference=EVERYTHING, progress=lambda done, total: calls.append(done))
+    assert len(calls) > 15  # it was cut into slices
+    assert_equal_to_forward(tmp_path / "out", model, graph)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat"])
+def test_slices_of_many_types_give_what_the_whole_graph_gives(kind: str, shape: str, tmp_path: Path) -> None:
+    graph = library()
+    for node_type, num_nodes in (("author", 7), ("paper", 10), ("venue", 3)):
+        graph[node_type].n_id = torch.arange(num_nodes)
+    store = save_in_parts(hoploom.from_pyg(library(), weight_attr="weight"), tmp_path / "store", 3)
+    model = GNN(kind, store.schema, Shape(8, 3, 4, heads=2, **SHAPES[shape]))
+    infer(model, store, tmp_path / "out", inference=EVERYTHING)
+    assert_equal_to_forward(tmp_path / "out", model, graph)
+
+
+@pytest.mark.parametrize("held", ["one part", "three parts", "elsewhere"])
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_where_the_graph_lies_changes_nothing(kind: str, held: str, tmp_path: Path) -> None:
+    graph = graph_with_loops()
+    store = hoploom.from_pyg(graph, weight_attr="weight", time_attr="edge_time")
+    store = save_in_parts(store, tmp_path / "store", 1 if held == "one part" else 3)
+    if held == "elsewhere":
+        store = Store(store.schema, store.graph, store.features)
+    infer(model := model_of(store, kind), store, tmp_path / "out", inference=EVERYTHING)
+    assert_equal_to_forward(tmp_path / "out", model, graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.float64])
+def test_features_of_any_type_are_read_as_the_model_takes_them(dtype: torch.dtype, tmp_path: Path) -> None:
+    graph = graph_with_loops()
+    graph.x = (graph.x * 8).to(dtype)
+    store = hoploom.from_pyg(graph)
+    infer(model := model_of(store), store, tmp_path / "out", inference=EVERYTHING)
+    assert_equal_to_forward(tmp_path / "out", model, graph)
+
+
+def test_types_without_nodes_have_files_without_rows(tmp_path: Path) -> None:
+    graph = library()
+    graph["author"].x = torch.empty(0, 3)
+    for key in (("author", "writes", "paper"), ("author", "reviews", "paper")):
+        graph[key].edge_index, graph[key].edge_attr = torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 1)
+    del graph["author", "writes", "paper"].weight
+    store = hoploom.from_pyg(graph)
+    model = GNN("rsage", store.schema, Shape(8, 2, 4, residual=True))
+    infer(model, store, tmp_path / "out", inference=EVERYTHING)
+    assert pyarrow.parquet.read_table(tmp_path / "out" / "author").num_rows == 0
+    assert read(tmp_path / "out" / "paper", "id").tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_embeddings_are_what_the_last_learned_step_starts_from(residual: bool, tmp_path: Path) -> None:
+    graph = graph_with_loops()
+    store = hoploom.from_pyg(graph)
+    model = GNN("sage", store.schema, Shape(8, 2, 4, residual=residual)).eval()
+    first, second = (model.stage(depth).conv(TO) for depth in range(2))
+    x = nn.functional.gelu(model.inputs["node"](graph.x)) if residual else graph.x
+    expected = x + nn.functional.gelu(first(x, graph.edge_index)) if residual else first(x, graph.edge_index).relu()
+    if residual:
+        expected = expected + nn.functional.gelu(second(expected, graph.edge_index))
+    for columns in (["embedding"], ["embedding", "output"]):
+        out = infer(model, store, tmp_path / str(len(columns)), inference=Inference(columns=columns, memory=SMALL))
+        torch.testing.assert_close(read(out / "node", "embedding"), expected.detach(), atol=1e-5, rtol=1e-5)
+        assert pyarrow.parquet.read_table(out / "node").column_names == ["id", *columns]
+
+
+def test_embeddings_alone_do_not_compute_the_last_layer(ring_store: Store, tmp_path: Path) -> None:
+    totals = {}
+    for columns in (["embedding"], ["output"]):
+        chosen = Inference(columns=columns)
+        infer(
+            model_of(ring_store, "gcn"),
+            ring_store,
+            tmp_path / columns[0],
+            inference=chosen,
+            progress=lambda done, total, name=columns[0]: totals.update({name: (done, total)}),
+        )
+    # degrees, three projections, two layers and the last one; or two projections, two layers, and reading
+    assert totals == {"output": (12 * 7, 12 * 7), "embedding": (12 * 6, 12 * 6)}
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+def test_no_row_is_projected_twice(kind: str, ring_store: Store, tmp_path: Path, monkeypatch: Any) -> None:
+    model = model_of(ring_store, kind)
+    projected = []
+    stage = type(model.stage(0))
+    project = stage.project
+    monkeypatch.setattr(stage, "project", lambda self, key, x: projected.append(len(x)) or project(self, key, x))
+    infer(model, ring_store, tmp_path / "out", inference=Inference(memory=SMALL))
+    probed = 2 * 3  # twice a row per layer
+    assert sum(projected) == (probed if kind == "sage" else probed + 3 * 12)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("sage", {"rows"}), ("gcn", {"degrees", "rows", "projected"})])
+def test_rows_lie_on_disk_no_longer_than_they_are_needed(kind: str, kept: set[str], tmp_path: Path) -> None:
+    store = hoploom.from_pyg(ring(12))
+    model = GNN(kind, store.schema, Shape(hidden=8, num_layers=6, out=4))
+    seen: list[list[str]] = []
+    infer(
+        model,
+        store,
+        tmp_path / "out",
+        progress=lambda done, total: seen.append([p.name for p in tmp_path.rglob("*.rows")]),
+    )
+    assert {name.split("-")[0] for names in seen for name in names} == kept  # features are read where they are
+    assert max(map(len, seen)) == len(kept) + 1  # a layer's rows while those of the next are made
+
+
+def test_degrees_are_counted_only_for_those_who_ask(ring_store: Store) -> None:
+    for kind, asked in (("sage", set()), ("gin", set()), ("gcn", {TO})):
+        with torch.no_grad():
+            assert plan_of(model_of(ring_store, kind), ring_store.schema, None, embeds_only=False).with_degrees == asked
+
+
+def test_types_that_nobody_asks_for_are_not_computed(library_store: Store, tmp_path: Path) -> None:
+    model = GNN("rsage", library_store.schema, Shape(8, 2, 4))
+    everything = infer(model, library_store, tmp_path / "all")
+    totals: list[int] = []
+    chosen = Inference(node_types=["venue"])
+    infer(model, library_store, tmp_path / "venue", inference=chosen, progress=lambda done, total: totals.append(total))
+    assert left_in(tmp_path / "venue") == ["venue"]
+    assert torch.equal(read(tmp_path / "venue" / "venue", "embedding"), read(everything / "venue", "embedding"))
+    # embeddings of venues; layer one's papers and venues; layer two's venues
+    assert set(totals) == {3 + (10 + 3) + 3}
+
+
+def test_original_ids_are_written_where_the_store_keeps_them(tmp_path: Path) -> None:
+    graph = library()
+    graph["paper"].original_id = torch.arange(10).flip(0) * 7
+    graph["author"].name_id = torch.arange(7, dtype=torch.int32) + 100
+    graph["venue"].original_id = torch.tensor(
+        [list(b"KDD\0\0"), list("Zürs".encode()), list(b"NeurI")], dtype=torch.uint8
+    )
+    store = hoploom.from_pyg(graph)
+    model = GNN("rsage", store.schema, Shape(8, 1, 4))
+    out = infer(model, store, tmp_path / "out")
+    assert read(out / "paper", "id").tolist() == [63, 56, 49, 42, 35, 28, 21, 14, 7, 0]
+    assert pyarrow.parquet.read_table(out / "venue").column("id").to_pylist() == ["KDD", "Zürs", "NeurI"]
+    with pytest.raises(ConfigError, match=r"no node type has the id_field 'name_id'"):
+        infer(model, store, tmp_path / "named", inference=Inference(id_field="name_id"))
+    with pytest.raises(ConfigError, match=r"'x' of 'paper' is float32 \[4\]; ids are one integer each, or UTF-8"):
+        infer(model, store, tmp_path / "named", inference=Inference(id_field="x"))
+
+
+class Doubling(nn.Module):
+    """Adds the sources to twice the destination, in one layer, for any store with one relation."""
+
+    num_layers, relations = 1, (TO,)
+
+    def prepare(self, x: Any, n_id: Any) -> Any:
+        return x
+
+    def enter(self, depth: int, x: Any) -> Any:
+        return x
+
+    def stage(self, depth: int) -> Any:
+        return self
+
+    def project(self, key: Any, x: Tensor) -> Tensor:
+        return x
+
+    def propagate(self, z: Any, x_dst: Any, edges: Any, aggregated: None) -> Any:
+        return {"node": 2 * x_dst["node"] + hoploom.ops.aggregate(z[TO], edges[TO], "sum")}
+
+    def close(self, depth: int, rows: Any, own: Any) -> Any:
+        return rows
+
+    def finish(self, x: Any) -> Any:
+        return x
+
+
+def test_a_model_of_ones_own_needs_the_same_methods_only(ring_store: Store, tmp_path: Path) -> None:
+    out = infer(Doubling(), ring_store, tmp_path / "out", inference=Inference(columns=["output"], memory=SMALL))
+    # node v of the ring has the row v, and in-edges from v + 1 and v + 2
+    expected = [2 * v + (v + 1) % 12 + (v + 2) % 12 for v in range(12)]
+    assert read(out / "node", "output").tolist() == [[float(value)] * 4 for value in expected]
+
+
+# --- slices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_slices_have_every_node_once_and_fit_the_budget(num_parts: int, world_size: int, tmp_path: Path) -> None:
+    graph = graph_with_loops()
+    store = save_in_parts(hoploom.from_pyg(graph), tmp_path / "store", num_parts)
+    degrees = torch.bincount(graph.edge_index[1], minlength=60)
+    slices = Slices(store, [TO], Costs(budget=400, row_bytes={"node": 20}, edge_bytes=10))
+    found = [list(slices.of("node", rank, world_size)) for rank in range(world_size)]
+    assert [node for some in found for one in some for node in one.ids.tolist()] == list(range(60))
+    costs = [[int(20 * len(one) + 10 * degrees[one.span].sum()) for one in some] for some in found]
+    assert max(max(some) for some in costs) <= 400
+    assert sum(map(len, costs)) <= math.ceil((60 * 20 + 400 * 10) / 300) + num_parts + world_size
+    assert max(map(sum, costs)) - min(map(sum, costs)) <= 2 * (20 + 10 * int(degrees.max()))
+    assert [len(one) for one in Slices(store, [TO], Costs(1, {"node": 20}, 10)).of("node", 0, 1)] == [1] * 60
+
+
+def test_private_memory_does_not_grow_with_the_graph(tmp_path: Path) -> None:
+    count, width, memory = 60_000, 128, 4 << 20
+    torch.manual_seed(0)
+    edges = torch.randint(count, (2, 3 * count))
+    store = hoploom.from_tensors({"x": torch.rand(count, width)}, edges).save(tmp_path / "store")
+    model = GNN("gcn", store.schema, Shape(width, 3, width))
+    del edges
+    chosen = Inference(columns=["output"], memory=memory)
+    small = hoploom.from_pyg(ring(12))
+    infer(model_of(small), small, tmp_path / "warm", inference=chosen)  # libraries and threads
+    give_back_freed_memory()
+    before, peaks = private_bytes(), [0]
+    infer(model, store, tmp_path / "out", inference=chosen, progress=lambda done, total: peaks.append(private_bytes()))
+    assert max(peaks) - before < count * width * 4  # 30 MB: what the rows of one layer take
+
+
+def give_back_freed_memory() -> None:
+    """Else the process keeps it, and what is taken next does not show."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def private_bytes() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
