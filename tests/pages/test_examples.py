@@ -91,9 +91,10 @@ def test_every_example_is_run_and_short_enough_to_read() -> None:
     assert max(files.values()) < 120
 
 
-def test_two_processes_learn_reddit_from_the_files_that_pyg_downloads(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_reddit_is_learned_from_the_files_that_pyg_downloads(num_processes: int, run: Run, tmp_path: Path) -> None:
     write_reddit(tmp_path / "Reddit", num_nodes=3000, num_classes=5)
-    out = run("multi_gpu_sage", "--root", tmp_path / "Reddit", "--epochs", 4, "--processes", 2)
+    out = run("multi_gpu_sage", "--root", tmp_path / "Reddit", "--epochs", 4, "--processes", num_processes)
     assert re.findall(r"^Epoch (\d+):", out, re.MULTILINE) == ["01", "02", "03", "04"]  # rank 0 alone speaks
     assert number(out, "Test accuracy") > 0.8
     assert hoploom.open(tmp_path / "reddit.store").schema.node_type("node").num_nodes == 3000
@@ -122,6 +123,15 @@ def history(folder: Path) -> list[dict[str, float]]:
     return list(state["parts"]["standing"]["history"])
 
 
+def test_the_multi_node_script_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
+    assert "with 1 processes" in run("multi_node_gcn", "--nodes", 6000, "--epochs", 1)
+    [first] = history(tmp_path)
+    assert number(run("multi_node_gcn", "--nodes", 6000, "--epochs", 3), "Test accuracy") > 0.7  # one of 172 classes
+    assert [epoch["epoch"] for epoch in history(tmp_path)] == [0, 1, 2]
+    assert history(tmp_path)[0] == first
+
+
+@pytest.mark.slow
 def test_the_multi_node_script_learns_under_torchrun_and_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
     assert "with 1 processes" in run("multi_node_gcn", "--nodes", 6000, "--epochs", 1)
     [first] = history(tmp_path)
@@ -220,6 +230,22 @@ def curve(text: str) -> list[tuple[float, float]]:
     return [(float(loss), float(accuracy)) for loss, accuracy in found]
 
 
+def in_one_process(
+    name: str, checkout: Path, example: Callable[[str], ModuleType], capfd: pytest.CaptureFixture[str]
+) -> list[tuple[float, float]]:
+    """The curve of a cluster's script where the whole store is on this host."""
+    example(name).main(["--store", str(checkout / "demo" / "graph.parts"), "--epochs", "5"])
+    return curve(capfd.readouterr().out)
+
+
+@pytest.mark.parametrize("script", ["worker_mode_sage", "server_client_sage"])
+def test_the_scripts_of_clusters_learn_in_one_process(
+    script: str, checkout: Path, example: Callable[[str], ModuleType], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert in_one_process(script, checkout, example, capfd)[-1][1] > 0.6  # one of five classes
+
+
+@pytest.mark.slow
 def test_two_hosts_that_map_a_part_each_learn(checkout: Path) -> None:
     out = launched(checkout, "worker_mode", "worker_mode_sage")
     assert "one/trainers | rank 0 of 2 maps 1 of 2 parts" in out
@@ -234,6 +260,7 @@ def test_two_hosts_that_map_a_part_each_learn(checkout: Path) -> None:
     assert min(map(float, shares)) > 20  # a cache of 20 % of the rows, chosen by visits
 
 
+@pytest.mark.slow
 def test_trainers_without_a_graph_learn_what_one_process_with_all_of_it_learns(
     checkout: Path,
     example: Callable[[str], ModuleType],
@@ -244,8 +271,7 @@ def test_trainers_without_a_graph_learn_what_one_process_with_all_of_it_learns(
     assert all(f"train1/trainer-{rank} | rank {rank} of 2 maps 0 of 2 parts" in out for rank in range(2))
     module = example("server_client_sage")
     monkeypatch.setattr(module, "BATCH_SIZE", 2 * module.BATCH_SIZE)  # the same seeds a step, with half the ranks
-    module.main(["--store", str(checkout / "demo" / "graph.parts"), "--epochs", "5"])
-    expected = curve(capfd.readouterr().out)
+    expected = in_one_process("server_client_sage", checkout, example, capfd)
     assert expected[-1][1] > 0.6
     assert len(curve(out)) == 5
     for found, alone in zip(curve(out), expected, strict=True):
