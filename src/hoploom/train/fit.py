@@ -6,7 +6,6 @@ A run that is stopped anywhere and restored from its last checkpoint takes the s
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -14,13 +13,11 @@ import torch
 from hoploom.dist.context import Context
 from hoploom.dist.signals import StopRequests
 from hoploom.errors import ConfigError, TrainError
-from hoploom.gpu.whole_step.checks import check_closure
-from hoploom.gpu.whole_step.whole_step import StepCounts, WholeStep
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.progress import Progress
-from hoploom.train.step import EagerSteps, Feed, Stepper, StepReport, Steps
+from hoploom.train.step import Eager, StepCounts, Stepping, StepReport, check_closure
 from hoploom.train.tasks import check_labels
 
 Validate = Callable[[], Mapping[str, float]]
@@ -58,16 +55,16 @@ def fit(
     """
     _check(learner, context, validate)
     _find_place(learner)
-    whole = WholeStep(learner, training, context, checkpoint) if training.whole_steps else None
+    stepping = _stepping(learner, training, context, checkpoint)
     if journal is not None:
         journal.rewind(learner.standing.steps, learner.standing.epoch)
     shown = training.progress and context.is_main
-    with whole or nullcontext(), StopRequests() as requests, Progress(sys.stderr, shown=shown) as progress:
+    with stepping, StopRequests() as requests, Progress(sys.stderr, shown=shown) as progress:
         progress.expect(learner, training)
-        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, whole)
+        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepping)
         ending = run.until_it_ends()
     standing = learner.standing
-    best, counts = (standing.best, standing.best_epoch), None if whole is None else whole.counts
+    best, counts = (standing.best, standing.best_epoch), stepping.counts
     if counts is not None and counts.overflow_often:
         warnings.warn(
             f"{counts.overflow}: their batches did not fit, so they were made twice and nothing of them was replayed; "
@@ -75,6 +72,14 @@ def fit(
             stacklevel=2,
         )
     return Outcome(standing.steps, standing.epoch, *best, list(standing.history), ending, counts)
+
+
+def _stepping(learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> Stepping:
+    if not training.whole_steps:
+        return Eager(learner, training, context, checkpoint)
+    from hoploom.gpu.whole_step.whole_step import WholeStep  # imports Triton
+
+    return WholeStep(learner, training, context, checkpoint)
 
 
 def _check(learner: Learner, context: Context, validate: Validate | None) -> None:
@@ -121,7 +126,7 @@ class _Run:
     journal: Journal | None
     progress: Progress
     requests: StopRequests
-    whole: WholeStep | None
+    stepping: Stepping
 
     def until_it_ends(self) -> Ending:
         """Steps and validations in turn; a run that is resumed may begin with either."""
@@ -144,7 +149,7 @@ class _Run:
         learner, training, standing = self.learner, self.training, self.learner.standing
         learner.model.train()
         asked = False
-        with self._steps() as steps:
+        with self.stepping.steps() as steps:
             while not (asked or steps.is_empty) and standing.is_over(training) is None:
                 reports, asked = steps.take(self.requests)
                 self._tell(reports)
@@ -156,13 +161,6 @@ class _Run:
         if asked or self.validate is not None or not self._epoch_is_taken():
             self._save("last")
         return asked
-
-    def _steps(self) -> Steps:
-        """What is left of the epoch's steps."""
-        if self.whole is not None:
-            return self.whole.steps()
-        stepper = Stepper(self.learner, self.training, self.context, self.checkpoint)
-        return EagerSteps(stepper, Feed(self.learner.loader, self.training.accumulate, self.context.device))
 
     def _tell(self, reports: Sequence[StepReport]) -> None:
         for report in reports:
@@ -176,7 +174,7 @@ class _Run:
         metrics = dict(self.validate()) if self.validate is not None else {}
         standing.history.append({"epoch": standing.epoch, "train_loss": standing.loss_sum / standing.rows, **metrics})
         is_best = self.validate is not None and self._judge(metrics)
-        overflow = "" if self.whole is None else self.whole.counts.overflow
+        overflow = "" if self.stepping.counts is None else self.stepping.counts.overflow
         self.progress.epoch(standing.history[-1], is_best=is_best, note=overflow)
         if self.journal is not None:
             self.journal.epoch(standing.history[-1], step=standing.steps)

@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
-from hoploom.gpu.whole_step.shapes import MARGIN
 from hoploom.load.loader import Loader
 from hoploom.train.checkpoint import Part
 from hoploom.train.tasks import Mode, Task
@@ -19,6 +18,7 @@ from hoploom.train.tasks import Mode, Task
 Precision = Literal["fp32", "bf16", "fp16"]
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Ending = Literal["done", "early", "asked"]
+MARGIN = 0.1  # of what sampled batches took
 
 
 @dataclass(frozen=True)

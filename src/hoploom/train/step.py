@@ -4,6 +4,7 @@ Ranks and batches weigh by their rows, so that a step is the step that one proce
 Costs one small all-reduce on the CPU per step, before the backward pass that would wait for a failed rank.
 """
 
+import inspect
 import math
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -13,11 +14,12 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hoploom import keys
 from hoploom.dist.context import Context
 from hoploom.dist.signals import StopRequests
-from hoploom.errors import BatchError, TrainError
+from hoploom.errors import BatchError, ConfigError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
@@ -64,6 +66,49 @@ class Steps(Protocol):
         ...
 
     def __enter__(self) -> "Steps": ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+@dataclass
+class StepCounts:
+    """How the steps of a run were taken."""
+
+    replayed: int = 0
+    first: int = 0  # with batches of fixed size, before anything was recorded
+    overflowed: int = 0  # batches that did not fit, each taken at its own size
+    shorter: int = 0  # batches of fewer or more seeds, at an epoch's end, likewise
+
+    @property
+    def overflow(self) -> str:
+        """How many of all steps overflowed, in words; nothing where none has."""
+        num_steps = self.replayed + self.first + self.overflowed + self.shorter
+        return f"{self.overflowed:,} of {num_steps:,} steps overflowed" if self.overflowed else ""
+
+    @property
+    def overflow_often(self) -> bool:
+        """Whether more than a tenth of them did."""
+        return 9 * self.overflowed > self.replayed + self.first + self.shorter
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replayed:,} steps replayed, {self.first} before that, {self.overflowed:,} overflowed, "
+            f"{self.shorter:,} of another number of seeds"
+        )
+
+
+class Stepping(Protocol):
+    """How the steps of a run are taken."""
+
+    @property
+    def counts(self) -> StepCounts | None:
+        """How many were replayed; None where none is to be."""
+        ...
+
+    def steps(self) -> Steps:
+        """What is left of the loader's epoch."""
+        ...
+
+    def __enter__(self) -> "Stepping": ...
     def __exit__(self, *error: object) -> None: ...
 
 
@@ -312,3 +357,32 @@ class EagerSteps:
 
     def __exit__(self, *error: object) -> None:
         self._feed.__exit__(*error)
+
+
+class Eager:
+    """Steps with batches of their own size: `Stepping` on any device, for any learner."""
+
+    counts = None
+
+    def __init__(self, learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> None:
+        self._stepper = Stepper(learner, training, context, checkpoint)
+        self._loader, self._accumulate, self._device = learner.loader, training.accumulate, context.device
+
+    def steps(self) -> EagerSteps:
+        return EagerSteps(self._stepper, Feed(self._loader, self._accumulate, self._device))
+
+    def __enter__(self) -> "Eager":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def check_closure(optimizer: Optimizer) -> None:
+    """Raise ConfigError for an optimizer whose step cannot do without a closure."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"{type(optimizer).__name__} asks for a step's loss several times, a step has it once; take AdamW, Adam or "
+            "SGD, or train in a loop of your own"
+        )

@@ -4,7 +4,6 @@ A recording keeps every number of the host that it has seen. Learning rates go t
 schedule's changes are seen; any other option of the optimizer that changes later is refused.
 """
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from hoploom.dist.context import unwrap
 from hoploom.errors import ConfigError
 from hoploom.nn import GNN
 from hoploom.train.learner import Learner, Training
+from hoploom.train.step import check_closure
 from hoploom.train.tasks import NodeTask
 
 LEAVE = "leave whole steps off"
@@ -37,16 +37,6 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
     if training.accumulate > 1:
         raise ConfigError(f"accumulate is {training.accumulate}; take a larger batch_size instead, or {LEAVE}")
     check_optimizer(learner.optimizer, device, scheduled=learner.scheduler is not None)
-
-
-def check_closure(optimizer: Optimizer) -> None:
-    """Raise ConfigError for an optimizer whose step cannot do without a closure."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError(
-            f"{type(optimizer).__name__} asks for a step's loss several times, a step has it once; take AdamW, Adam or "
-            "SGD, or train in a loop of your own"
-        )
 
 
 def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:

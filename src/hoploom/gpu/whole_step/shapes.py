@@ -12,8 +12,8 @@ from hoploom.batch import Sampled
 from hoploom.gpu.batches.capacity import Plan, Room, first_room, used
 from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
+from hoploom.train.learner import MARGIN
 
-MARGIN = 0.1  # of what was seen
 PROBES = 8  # batches that are sampled
 ROUNDED = 64  # sizes are multiples of so many, as far as there is so much
 

@@ -27,40 +27,13 @@ from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.learner import HALF, Learner, Training
-from hoploom.train.step import Stepper, StepReport, Taken
+from hoploom.train.step import StepCounts, Stepper, StepReport, Taken
 from hoploom.train.tasks import NodeTask
 
 if TYPE_CHECKING:
     from hoploom.gpu.whole_step.replay import Plot, Slot
 
 SLOTS = 2  # one is filled while the other is learned from
-
-
-@dataclass
-class StepCounts:
-    """How the steps of a run were taken."""
-
-    replayed: int = 0
-    first: int = 0  # with batches of fixed size, before anything was recorded
-    overflowed: int = 0  # batches that did not fit, each taken at its own size
-    shorter: int = 0  # batches of fewer or more seeds, at an epoch's end, likewise
-
-    @property
-    def overflow(self) -> str:
-        """How many of all steps overflowed, in words; nothing where none has."""
-        num_steps = self.replayed + self.first + self.overflowed + self.shorter
-        return f"{self.overflowed:,} of {num_steps:,} steps overflowed" if self.overflowed else ""
-
-    @property
-    def overflow_often(self) -> bool:
-        """Whether more than a tenth of them did."""
-        return 9 * self.overflowed > self.replayed + self.first + self.shorter
-
-    def __str__(self) -> str:
-        return (
-            f"{self.replayed:,} steps replayed, {self.first} before that, {self.overflowed:,} overflowed, "
-            f"{self.shorter:,} of another number of seeds"
-        )
 
 
 class WholeStep:
