@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from hoploom.serve import wire
 from hoploom.serve.batch_client import RemoteBatches
-from hoploom.serve.batch_service import Makers
+from hoploom.serve.batch_service import BatchService
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 from support.shards import spread
@@ -50,7 +50,7 @@ def over_the_wire(message: Message) -> Message:
 class Servers:
     """Servers in this process, asked in turn."""
 
-    makers: list[Makers]
+    makers: list[BatchService]
     requests: list[dict[str, Any]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     _turns: Any = field(default_factory=count)
@@ -75,12 +75,12 @@ def sent(answer: Message) -> None:
         answer.done()
 
 
-def makers_of(store: Store, **options: Any) -> Makers:
+def makers_of(store: Store, **options: Any) -> BatchService:
     given: dict[str, Any] = {"threads": 2, "memory": 1 << 28, **options}
-    return Makers(store, **given)
+    return BatchService(store, **given)
 
 
-def without_graph(store: Store, *makers: Makers) -> tuple[Store, Servers]:
+def without_graph(store: Store, *makers: BatchService) -> tuple[Store, Servers]:
     """A trainer's store, whose parts all lie elsewhere, and the servers that make its batches."""
     servers = Servers(list(makers) or [makers_of(store)])
     return replace(spread(store, 2, ()), elsewhere=RemoteBatches(servers, store.identity)), servers

@@ -8,7 +8,7 @@ import json
 import sys
 from contextlib import ExitStack
 
-from hoploom.serve.graph_server import Making, Node
+from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.server import Server
 
@@ -19,8 +19,8 @@ def main() -> None:
             path, fleet, peers = json.loads(line)
             addresses = []
             for parts, listen in zip(fleet, peers or ["127.0.0.1:0"] * len(fleet), strict=True):
-                node = stack.enter_context(Node(path, parts, Making(peers=tuple(peers))))
-                server = Server(node.service, listen, ServerSecurity(), node.metrics)
+                held = stack.enter_context(GraphServer(path, parts, BatchOptions(peers=tuple(peers))))
+                server = Server(held.service, listen, ServerSecurity(), held.metrics)
                 addresses.append(stack.enter_context(server).address)
             print(json.dumps(addresses), flush=True)
 

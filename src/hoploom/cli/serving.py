@@ -17,7 +17,7 @@ from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.serve.address import read_addresses, split_address
 from hoploom.serve.endpoint import Endpoint
-from hoploom.serve.graph_server import Making, Node
+from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.serve.server import GRACE, Server
 from hoploom.serve.stalls import STALL
@@ -60,20 +60,20 @@ def _serve(arguments: Arguments) -> int:
     _warn(check_listen(host, security, insecure=arguments.insecure))
     stall = as_number("--stall", arguments.stall, "give seconds")
     grace = as_number("--grace", arguments.grace, "give seconds")
-    making = _making(arguments, security)
+    options = _batch_options(arguments, security)
     with ExitStack() as stack:
         asked = stack.enter_context(_asked_to_stop())
-        node = stack.enter_context(Node(arguments.store, arguments.part, making))
-        server = stack.enter_context(Server(node.service, arguments.listen, security, node.metrics, stall))
+        held = stack.enter_context(GraphServer(arguments.store, arguments.part, options))
+        server = stack.enter_context(Server(held.service, arguments.listen, security, held.metrics, stall))
         if arguments.metrics is not None:
             where = split_address(arguments.metrics)
-            endpoint = Endpoint(node.metrics, *where, security, insecure=arguments.insecure)
+            endpoint = Endpoint(held.metrics, *where, security, insecure=arguments.insecure)
             stack.callback(endpoint.close)
             _warn(endpoint.warning)
             print(f"metrics on {endpoint.address}", flush=True)
-        parts = ",".join(map(str, node.parts))
+        parts = ",".join(map(str, held.parts))
         print(f"serving parts {parts} of {arguments.store} on {server.address}", flush=True)
-        node.warm_up()
+        held.warm_up()
         asked.wait()  # for as long as the server is to run
         print(f"stopping: {server.under_way} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
@@ -88,10 +88,10 @@ def _end(code: int) -> int:
     os._exit(code)
 
 
-def _making(arguments: Arguments, security: ServerSecurity) -> Making:
+def _batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOptions:
     ca = read_ca(arguments.ca)
     peers = read_addresses(arguments.peers) if arguments.peers else []
-    return Making(
+    return BatchOptions(
         peers,
         towards_peers(security, ca) if peers else None,
         threads=as_int("--threads", arguments.threads, 1, "give a count of threads"),

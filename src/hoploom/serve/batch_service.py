@@ -16,8 +16,8 @@ from hoploom.load.batch_request import Asked
 from hoploom.load.maker import Workspaces, node_times
 from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.serve.batch_codec import packed
-from hoploom.serve.memory_budget import BusyError, Guarded, Room, busy
-from hoploom.serve.read_batch_request import Ground, maker_of, read_asked
+from hoploom.serve.memory_budget import BusyError, MemoryBudget, MeteredStore, busy
+from hoploom.serve.read_batch_request import BatchSource, maker_of, read_asked
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 
@@ -25,21 +25,21 @@ WAIT = 5.0  # seconds that a batch waits for a thread, or for room
 WEIGHTS = 4  # the part of the memory that weights of negatives may take
 
 
-class Makers:
+class BatchService:
     """Makes batches of a store, `threads` at a time. Those made and not yet sent take at most `memory` bytes."""
 
     def __init__(self, store: Store, threads: int, memory: int, *, wait: float = WAIT) -> None:
-        self.room = Room(memory, wait)
-        self._guarded, self._threads, self._wait = Guarded(store, self.room), threading.Semaphore(threads), wait
-        self._weights = KeptWeights(memory // WEIGHTS)
+        self.budget = MemoryBudget(memory, wait)
+        self._metered, self._threads, self._wait = MeteredStore(store, self.budget), threading.Semaphore(threads), wait
+        self._weights = WeightCache(memory // WEIGHTS)
         self._times = NodeTimes(store)
-        counted = replace(store, graph=self._guarded, features=self._guarded)
-        self._ground = Ground(counted, Workspaces(store), self._times.of)
+        counted = replace(store, graph=self._metered, features=self._metered)
+        self._source = BatchSource(counted, Workspaces(store), self._times.of)
 
     def answer(self, request: Message) -> Message:
         """A batch; or that weights are needed, or that there is no room. ConfigError for what cannot be made."""
         tensors = [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
-        asked = read_asked(request.header, tensors, self._ground.store.schema)
+        asked = read_asked(request.header, tensors, self._source.store.schema)
         negatives = asked.description.negatives
         sums = self._weights.find(negatives.weights if negatives is not None else [], asked.weights)
         if isinstance(sums, list):
@@ -54,15 +54,15 @@ class Makers:
             self._threads.release()
 
     def _make(self, asked: Asked, sums: Mapping[str, WeightSums]) -> Message:
-        with self._guarded.batch() as account:
+        with self._metered.batch() as reservation:
             count = next(iter(asked.seeds.values())).numel()
-            batch = maker_of(self._ground, asked, sums).make(torch.arange(count), asked.first, asked.key)
+            batch = maker_of(self._source, asked, sums).make(torch.arange(count), asked.first, asked.key)
             message = packed(batch)
-            account.settle(sum(tensor.nbytes for tensor in message.tensors if isinstance(tensor, Tensor)))
-            return message._replace(done=account.close)
+            reservation.settle(sum(tensor.nbytes for tensor in message.tensors if isinstance(tensor, Tensor)))
+            return message._replace(done=reservation.close)
 
 
-class KeptWeights:
+class WeightCache:
     """Weights made ready to be drawn by, under their hash; those not used for longest go first."""
 
     def __init__(self, memory: int) -> None:

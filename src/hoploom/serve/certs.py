@@ -35,7 +35,7 @@ class Certified(NamedTuple):
     key: "EllipticCurvePrivateKey"
 
 
-class Role(NamedTuple):
+class Subject(NamedTuple):
     """What a certificate says: whose it is, at which hosts, and whether as a CA or as a server too."""
 
     name: str
@@ -90,20 +90,20 @@ def make_certificates(hosts: Sequence[str], *, days: float = 30) -> Mapping[str,
         raise ConfigError("certificates are made with the package cryptography; give it: pip install cryptography")
     ends = datetime.now(UTC) + timedelta(days=days)
     begins = min(datetime.now(UTC), ends) - CLOCKS_DIFFER
-    authority = _certified(Role("hoploom test CA", ca=True), None, (begins, ends))
-    server = _certified(Role("hoploom server", tuple(hosts), serves=True), authority, (begins, ends))
-    client = _certified(Role("hoploom client"), authority, (begins, ends))
+    authority = _certified(Subject("hoploom test CA", ca=True), None, (begins, ends))
+    server = _certified(Subject("hoploom server", tuple(hosts), serves=True), authority, (begins, ends))
+    client = _certified(Subject("hoploom client"), authority, (begins, ends))
     texts = (_text(authority), _text(server), _key_text(server), _text(client), _key_text(client))
     return dict(zip(FILES, texts, strict=True))
 
 
-def _certified(role: Role, issuer: Certified | None, times: tuple[datetime, datetime]) -> Certified:
+def _certified(subject: Subject, issuer: Certified | None, times: tuple[datetime, datetime]) -> Certified:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, role.name)])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject.name)])
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -114,31 +114,31 @@ def _certified(role: Role, issuer: Certified | None, times: tuple[datetime, date
         .not_valid_after(times[1])
     )
     signer = issuer.key if issuer else key
-    for extension, critical in _extensions(role, key, signer):
+    for extension, critical in _extensions(subject, key, signer):
         builder = builder.add_extension(extension, critical=critical)
     return Certified(builder.sign(signer, hashes.SHA256()), key)
 
 
 def _extensions(
-    role: Role, key: "EllipticCurvePrivateKey", signer: "EllipticCurvePrivateKey"
+    subject: Subject, key: "EllipticCurvePrivateKey", signer: "EllipticCurvePrivateKey"
 ) -> list[tuple["x509.ExtensionType", bool]]:
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     usage = dict.fromkeys((*names, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False)
-    usage |= {"key_cert_sign": True, "crl_sign": True} if role.ca else {"digital_signature": True}
+    usage |= {"key_cert_sign": True, "crl_sign": True} if subject.ca else {"digital_signature": True}
     found: list[tuple[x509.ExtensionType, bool]] = [
-        (x509.BasicConstraints(ca=role.ca, path_length=0 if role.ca else None), True),
+        (x509.BasicConstraints(ca=subject.ca, path_length=0 if subject.ca else None), True),
         (x509.KeyUsage(**usage), True),
         (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
     ]
-    if not role.ca:  # a server is also its peers' client
-        uses = [ExtendedKeyUsageOID.SERVER_AUTH] if role.serves else []
+    if not subject.ca:  # a server is also its peers' client
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH] if subject.serves else []
         found.append((x509.ExtendedKeyUsage([*uses, ExtendedKeyUsageOID.CLIENT_AUTH]), False))
-    if role.hosts:
-        found.append((x509.SubjectAlternativeName([_general_name(host) for host in role.hosts]), False))
+    if subject.hosts:
+        found.append((x509.SubjectAlternativeName([_general_name(host) for host in subject.hosts]), False))
     return found
 
 

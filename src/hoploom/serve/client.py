@@ -121,7 +121,7 @@ class Peer:
         self.under_way = 0
         self.last_loss = ""  # why it was lost the last time
 
-    def begin(self, request: Message) -> "Asked":
+    def begin(self, request: Message) -> "PendingAnswer":
         """Send a request now; the answer is read later. LostError if it cannot be sent."""
         with self._lock:
             self.under_way += 1
@@ -140,7 +140,7 @@ class Peer:
             raise
         with self._lock:
             self.requests, self.bytes_sent = self.requests + 1, self.bytes_sent + sent
-        return Asked(self, stream)
+        return PendingAnswer(self, stream)
 
     def _new(self) -> Stream:
         arguments = client_arguments(self._security, self.address)
@@ -223,7 +223,7 @@ class _Watched:
                 return chunk
 
 
-class Asked:
+class PendingAnswer:
     """A request that is under way: its answer has to be read, once."""
 
     def __init__(self, peer: Peer, stream: Stream) -> None:
@@ -234,6 +234,6 @@ class Asked:
         return self._peer.read(self._stream, reading)
 
 
-def whole(incoming: Incoming, *, pinned: bool = False) -> Message:
+def read_message(incoming: Incoming, *, pinned: bool = False) -> Message:
     """The reading of an answer into recycled or pinned memory."""
     return incoming.into(partial(ops.empty, pinned=True) if pinned else None)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
-from hoploom.serve.client import LostError, Peer, whole
+from hoploom.serve.client import LostError, Peer, read_message
 from hoploom.serve.wire import PROTOCOL, Message
 from hoploom.store.disk import check_manifest
 from hoploom.store.format import Manifest, from_json
@@ -25,7 +25,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
-class About:
+class ServerInfo:
     """What a server says of itself."""
 
     address: str
@@ -42,12 +42,12 @@ ENDING = 2.0  # seconds that the threads get at the end: an attempt to connect t
 TICK = 0.05  # seconds between two looks for what nobody announces
 
 
-class Meeting:
+class Discovery:
     """Who has been met so far, and who of them is there now."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self._peers = peers
-        self._known: dict[Peer, About] = {}
+        self._known: dict[Peer, ServerInfo] = {}
         self._away: set[Peer] = set()
         self._error: HoploomError | None = None  # what waiting does not help against
         self._changed, self._closed = threading.Condition(), threading.Event()
@@ -59,16 +59,16 @@ class Meeting:
     def closed(self) -> bool:
         return self._closed.is_set()
 
-    def known(self) -> dict[Peer, About]:
+    def known(self) -> dict[Peer, ServerInfo]:
         """All that have been met, also those that are away now."""
         with self._changed:
             return dict(self._known)
 
-    def present(self) -> dict[Peer, About]:
+    def present(self) -> dict[Peer, ServerInfo]:
         with self._changed:
             return {peer: about for peer, about in self._known.items() if peer not in self._away}
 
-    def wait(self, missing: Callable[[Mapping[Peer, About]], str | None], seconds: float) -> About:
+    def wait(self, missing: Callable[[Mapping[Peer, ServerInfo]], str | None], seconds: float) -> ServerInfo:
         """Until nothing is missing; a moment longer for the rest. Raises what a peer was refused for."""
         peers = self._peers
 
@@ -86,7 +86,7 @@ class Meeting:
                 raise PeerError(f"{reason}{f' ({silent})' if silent else ''}")
             return next(iter(self._known.values()))
 
-    def wait_for(self, find: Callable[[Mapping[Peer, About]], Found | None], deadline: float) -> Found | None:
+    def wait_for(self, find: Callable[[Mapping[Peer, ServerInfo]], Found | None], deadline: float) -> Found | None:
         """What `find` finds among those present, as soon as it does; None when the time is over, or all is."""
         with self._changed:
             while (found := None if self.closed else find(self.present())) is None and not self.closed:
@@ -110,10 +110,10 @@ class Meeting:
         pause = FIRST_PAUSE
         while not self.closed:
             try:
-                answer = peer.begin(Message({"ask": "info"})).read(whole)
+                answer = peer.begin(Message({"ask": "info"})).read(read_message)
                 if "error" in answer.header:
                     raise LostError(f"{peer.address}: {answer.header.get('message')!r:.200}")
-                self._add(peer, about_of(answer, peer.address))
+                self._add(peer, read_info(answer, peer.address))
                 return
             except HoploomError as error:
                 peer.last_loss = str(error)
@@ -123,7 +123,7 @@ class Meeting:
             self._closed.wait(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _add(self, peer: Peer, about: About) -> None:
+    def _add(self, peer: Peer, about: ServerInfo) -> None:
         with self._changed:
             first = next(iter(self._known.values()), about)
             if about.identity != first.identity:
@@ -148,7 +148,7 @@ class Meeting:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def about_of(answer: Message, address: str) -> About:
+def read_info(answer: Message, address: str) -> ServerInfo:
     """An answer to "info", checked: about the server in the header, the manifest as text in a tensor."""
     header = answer.header
     if header.get("protocol") != PROTOCOL:
@@ -167,4 +167,4 @@ def about_of(answer: Message, address: str) -> About:
         assert all(isinstance(kind, str) for kind in answers)
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
         raise StoreError(f"what {address} says of its store cannot be read ({error}); see whether it is one") from error
-    return About(address, identity, manifest, parts, answers)
+    return ServerInfo(address, identity, manifest, parts, answers)

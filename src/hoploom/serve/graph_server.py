@@ -27,11 +27,11 @@ PRESAMPLED = 64  # batches that are looked at to fill the cache
 PICKS = 2  # the part of the memory that picks asked for by others may take beside
 
 if TYPE_CHECKING:
-    from hoploom.serve.batch_service import Makers
+    from hoploom.serve.batch_service import BatchService
 
 
 @dataclass(frozen=True)
-class Making:
+class BatchOptions:
     """How whole batches are made."""
 
     peers: Sequence[str] = ()  # servers of the other parts
@@ -44,20 +44,20 @@ class Making:
     timeout: float = 15.0  # below that of clients, who can then be told
 
 
-class Node:
+class GraphServer:
     """What a server process holds; close it when no request is under way any more."""
 
-    def __init__(self, path: Path, parts: Sequence[int] | None, making: Making) -> None:
-        self._path, self._making, self.metrics = path, making, Metrics()
+    def __init__(self, path: Path, parts: Sequence[int] | None, options: BatchOptions) -> None:
+        self._path, self._options, self.metrics = path, options, Metrics()
         self.parts = sorted(set(held_parts(path) if parts is None else parts))
         self.store = open_store(path, parts=self.parts)
         self._whole: Store | None = None
-        self._makers: Makers | None = None
+        self._batches: BatchService | None = None
         self._lock, self._counting, self._counted = threading.Lock(), threading.Lock(), (0, 0)
-        makes = len(self.parts) == len(self.store.ranges) or making.peers
+        makes = len(self.parts) == len(self.store.ranges) or options.peers
         more: dict[str, Callable[[Message], Message]] = {"batch": self._batch} if makes else {}
         held = dict(zip(self.parts, self.store.parts, strict=True))
-        self.service = Service(self.store, held, making.memory // PICKS, more)
+        self.service = Service(self.store, held, options.memory // PICKS, more)
 
     def warm_up(self) -> None:
         """Get ready for batches without being asked, in the background; a failure shows when one is asked for."""
@@ -72,47 +72,47 @@ class Node:
         threading.Thread(target=get_ready, name="hoploom-warm-up", daemon=True).start()
 
     def _batch(self, request: Message) -> Message:
-        makers = self._ready(WAIT)
-        if makers is None:
+        batches = self._ready(WAIT)
+        if batches is None:
             return Message({"error": "busy", "message": "the server is still getting ready; ask again, or another"})
-        made = makers.answer(request)
-        answer = made._replace(done=partial(self._sent, makers, made.done))
+        made = batches.answer(request)
+        answer = made._replace(done=partial(self._sent, batches, made.done))
         try:
             if "error" not in made.header:
                 self.metrics.add(BATCHES, 1)
-            self._count(makers)
+            self._count(batches)
         except BaseException:  # it will not be sent, and its room would be lost
-            self._sent(makers, made.done)
+            self._sent(batches, made.done)
             raise
         return answer
 
-    def _sent(self, makers: "Makers", done: Callable[[], None] | None) -> None:
+    def _sent(self, batches: "BatchService", done: Callable[[], None] | None) -> None:
         try:
             if done is not None:
                 done()
         finally:
-            self._count(makers)
+            self._count(batches)
 
-    def _count(self, makers: "Makers") -> None:
+    def _count(self, batches: "BatchService") -> None:
         """What the metrics tell of batches in memory and of the cache."""
         with self._counting:  # around the looking too: what another thread saw later must not be counted earlier
-            self.metrics.put(HELD, makers.room.taken)
+            self.metrics.put(HELD, batches.budget.taken)
             told = None if self._whole is None else report(self._whole)
             if told is not None:
                 self.metrics.count_cache(told.hits - self._counted[0], told.misses - self._counted[1])
                 self._counted = told.hits, told.misses
 
-    def _ready(self, seconds: float | None) -> "Makers | None":
-        """Makers over the whole store: the first call meets the peers, and others wait so long for it."""
+    def _ready(self, seconds: float | None) -> "BatchService | None":
+        """The maker of batches of the whole store: the first call meets the peers, and others wait so long for it."""
         if not self._lock.acquire(timeout=-1 if seconds is None else seconds):
             return None
         try:
-            if self._makers is None:
-                from hoploom.serve.batch_service import Makers
+            if self._batches is None:
+                from hoploom.serve.batch_service import BatchService
 
                 self._whole = self._whole_store()
-                self._makers = Makers(self._whole, self._making.threads, self._making.memory)
-            return self._makers
+                self._batches = BatchService(self._whole, self._options.threads, self._options.memory)
+            return self._batches
         finally:
             self._lock.release()
 
@@ -120,16 +120,16 @@ class Node:
         from hoploom.load.presample import Presampling, count_visits
         from hoploom.serve.connect import connect
 
-        making = self._making
+        options = self._options
         if len(self.parts) == len(self.store.ranges):
             return self.store
-        options = {"timeout": making.timeout, "security": making.security}
-        store = connect(making.peers, self._path, parts=self.parts, look_ahead=1, **options)  # type: ignore[arg-type]
-        if not making.cache:
+        given = {"timeout": options.timeout, "security": options.security}
+        store = connect(options.peers, self._path, parts=self.parts, look_ahead=1, **given)  # type: ignore[arg-type]
+        if not options.cache:
             return store
         try:
-            plan = Presampling(batches=range(PRESAMPLED), num_threads=making.threads)
-            return cached(store, making.cache, count_visits(store, making.fanouts, making.seeds, plan))
+            plan = Presampling(batches=range(PRESAMPLED), num_threads=options.threads)
+            return cached(store, options.cache, count_visits(store, options.fanouts, options.seeds, plan))
         except BaseException:
             store.close()
             raise
@@ -139,7 +139,7 @@ class Node:
         if self._whole is not None:
             self._whole.close()
 
-    def __enter__(self) -> "Node":
+    def __enter__(self) -> "GraphServer":
         return self
 
     def __exit__(

@@ -30,7 +30,7 @@ def busy(message: str) -> Message:
     return Message({"error": "busy", "message": message + "; ask again, or another server"})
 
 
-class Room:
+class MemoryBudget:
     """So many bytes for all answers of a kind together: `of` batches, or of picks."""
 
     def __init__(self, size: int, wait: float, of: str = "batches") -> None:
@@ -53,86 +53,88 @@ class Room:
             self._changed.notify_all()
 
 
-class Account:
+class Reservation:
     """What one batch, or the picks of one hop, has taken, from its beginning until it is sent."""
 
-    def __init__(self, room: Room) -> None:
-        self._room, self.taken = room, 0
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget, self.taken = budget, 0
 
     @property
     def left(self) -> int:
         """Bytes that it may still take, were it alone."""
-        return self._room.size - self.taken
+        return self._budget.size - self.taken
 
     def check(self, amount: int) -> None:
         """Raise ConfigError where that is more than there can be."""
         if amount > self.left:
             raise ConfigError(
-                f"a batch would take {self.taken + amount} bytes or more, the server has {self._room.size} for all "
-                f"{self._room.of}; lower the fanouts or batch_size, or give hoploom serve more --memory"
+                f"a batch would take {self.taken + amount} bytes or more, the server has {self._budget.size} for all "
+                f"{self._budget.of}; lower the fanouts or batch_size, or give hoploom serve more --memory"
             )
 
     def take(self, amount: int) -> None:
         """Take more, once there is room."""
         self.check(amount)
-        self._room.take(amount)
+        self._budget.take(amount)
         self.taken += amount
 
     def settle(self, amount: int) -> None:
         """It has come to this much."""
         if amount > self.taken:
             self.take(amount - self.taken)
-        self._room.give(self.taken - amount)
+        self._budget.give(self.taken - amount)
         self.taken = amount
 
     def close(self) -> None:
         """Give all of it back; a second time is nothing."""
         taken, self.taken = self.taken, 0
-        self._room.give(taken)
+        self._budget.give(taken)
 
 
-class Guarded:
-    """A GraphStore and FeatureStore that take room for what they return, in the account of this thread's batch."""
+class MeteredStore:
+    """A GraphStore and FeatureStore that take room for what they return, in the reservation of this thread's batch."""
 
-    def __init__(self, store: Store, room: Room) -> None:
+    def __init__(self, store: Store, budget: MemoryBudget) -> None:
         self.schema: Schema = store.schema
-        self._graph, self._features, self._room = store.graph, store.features, room
+        self._graph, self._features, self._budget = store.graph, store.features, budget
         self._of_thread = threading.local()
         holders: dict[Owner, Mapping[str, Field]] = {t.name: t.fields for t in self.schema.node_types}
         holders |= {r.key: r.fields for r in self.schema.relations}
         self._row_bytes = {(o, name): f.row_bytes for o, fields in holders.items() for name, f in fields.items()}
 
     @contextmanager
-    def batch(self) -> Iterator[Account]:
-        """The account of the batch that this thread makes; what goes wrong gives it back."""
-        account = self._of_thread.account = Account(self._room)
+    def batch(self) -> Iterator[Reservation]:
+        """The reservation of the batch that this thread makes; what goes wrong gives it back."""
+        reservation = self._of_thread.reservation = Reservation(self._budget)
         try:
-            yield account
+            yield reservation
         except BaseException:
-            account.close()
+            reservation.close()
             raise
         finally:
-            del self._of_thread.account
+            del self._of_thread.reservation
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         """One hop; in pieces where it is not known beforehand that the picks fit."""
-        account: Account = self._of_thread.account
-        if self._fit(frontiers, draw, account):
+        reservation: Reservation = self._of_thread.reservation
+        if self._fit(frontiers, draw, reservation):
             picks = self._graph.sample(frontiers, draw)
-            account.take(_num_picks(picks) * PICK_BYTES)
+            reservation.take(_num_picks(picks) * PICK_BYTES)
             return picks
         if draw.replace:  # every node with an in-edge has that many, so it would come to about this
-            account.check(self._most(frontiers, draw._replace(fanouts=[max(0, f) for f in draw.fanouts])) * PICK_BYTES)
+            reservation.check(
+                self._most(frontiers, draw._replace(fanouts=[max(0, f) for f in draw.fanouts])) * PICK_BYTES
+            )
         longest = max(frontier.nodes.numel() for frontier in frontiers if frontier is not None)
         answers = []
         for begin in range(0, longest, PIECE):
             answers.append(self._graph.sample([_piece(frontier, begin) for frontier in frontiers], draw))
-            account.take(_num_picks(answers[-1]) * PICK_BYTES)
+            reservation.take(_num_picks(answers[-1]) * PICK_BYTES)
         return [_joined(picks) for picks in zip(*answers, strict=True)]
 
-    def _fit(self, frontiers: Sequence[Frontier | None], draw: Draw, account: Account) -> bool:
+    def _fit(self, frontiers: Sequence[Frontier | None], draw: Draw, reservation: Reservation) -> bool:
         """Whether all picks are sure to fit."""
-        return self._most(frontiers, draw) * PICK_BYTES <= account.left
+        return self._most(frontiers, draw) * PICK_BYTES <= reservation.left
 
     def _most(self, frontiers: Sequence[Frontier | None], draw: Draw) -> int:
         """No more picks than this can come."""
@@ -146,7 +148,7 @@ class Guarded:
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[torch.Tensor]:
         """Rows, once there is room for them."""
         size = sum(want.ids.numel() * self._row_bytes[want.owner, want.field] for want in wanted)
-        self._of_thread.account.take(size)
+        self._of_thread.reservation.take(size)
         return self._features.gather(wanted, pinned=pinned)
 
 

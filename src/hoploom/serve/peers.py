@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from hoploom import errors
 from hoploom.errors import HoploomError, PeerError
-from hoploom.serve.client import Asked, LostError, Peer, Watch, whole
-from hoploom.serve.discovery import MAKES, About, Meeting
+from hoploom.serve.client import LostError, Peer, PendingAnswer, Watch, read_message
+from hoploom.serve.discovery import MAKES, Discovery, ServerInfo
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.wire import Incoming, Message
 from hoploom.store.format import Manifest
@@ -50,7 +50,7 @@ class Peers:
         self._rests_until = dict.fromkeys(self._peers, 0.0)
         self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
         self._lock = threading.Lock()
-        self._met = Meeting(self._peers)
+        self._met = Discovery(self._peers)
         try:
             self.about = self._met.wait(self._enough, timeout)
         except BaseException:
@@ -79,7 +79,7 @@ class Peers:
 
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
         """The answer of any peer that holds the part; of any peer at all for None."""
-        return self.read(request, part, lambda incoming: whole(incoming, pinned=pinned))
+        return self.read(request, part, lambda incoming: read_message(incoming, pinned=pinned))
 
     def read(self, request: Message, part: int | None, reading: Callable[[Incoming], Read]) -> Read:
         """The same, read by `reading`."""
@@ -90,7 +90,7 @@ class Peers:
         deadline = time.monotonic() + self._timeout
         if self._met.closed:
             raise self._lost(part)
-        asked: Asked | None = None
+        asked: PendingAnswer | None = None
         peer = self._choose(part, self._met.present())
         if peer is not None:
             try:
@@ -126,7 +126,7 @@ class Peers:
             return None  # and never will
         return self._met.wait_for(lambda present: self._choose(part, present), deadline)
 
-    def _answer(self, peer: Peer, asked: Asked, reading: Callable[[Incoming], Read]) -> Read:
+    def _answer(self, peer: Peer, asked: PendingAnswer, reading: Callable[[Incoming], Read]) -> Read:
         def checked(incoming: Incoming) -> Read:
             if "error" in incoming.header and incoming.header["error"] != "need":
                 raise_refusal(incoming.header, peer.address)
@@ -136,7 +136,7 @@ class Peers:
         self._pause[peer] = FIRST_PAUSE
         return found
 
-    def _enough(self, known: Mapping[Peer, About]) -> str | None:
+    def _enough(self, known: Mapping[Peer, ServerInfo]) -> str | None:
         """What is still missing."""
         if self._own is None:
             makes = any(holds(about, None) for about in known.values())
@@ -148,7 +148,7 @@ class Peers:
             return f"no server holds part {missing[0] if missing else 0}; start hoploom serve --part K for it"
         return None
 
-    def _choose(self, part: int | None, present: Mapping[Peer, About]) -> Peer | None:
+    def _choose(self, part: int | None, present: Mapping[Peer, ServerInfo]) -> Peer | None:
         """The one with the least under way of those that hold a part and do not rest; any of the equal ones."""
         now = time.monotonic()
         with self._lock:
@@ -195,7 +195,7 @@ class Peers:
         self.close()
 
 
-def holds(about: About, part: int | None) -> bool:
+def holds(about: ServerInfo, part: int | None) -> bool:
     """Whether a server answers for a part; for None, whether it makes whole batches."""
     return MAKES in about.answers if part is None else part in about.parts
 

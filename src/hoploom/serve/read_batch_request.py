@@ -198,7 +198,7 @@ def _check_weights(weights: Mapping[str, Tensor], description: Description, sche
 
 
 @dataclass(frozen=True)
-class Ground:
+class BatchSource:
     """What a server makes batches from."""
 
     store: Store
@@ -206,27 +206,27 @@ class Ground:
     node_times: Callable[[int], Mapping[int, Tensor]]  # by relation: see maker.node_times
 
 
-def maker_of(ground: Ground, asked: Asked, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
+def maker_of(source: BatchSource, asked: Asked, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
     """The maker of one batch: that of the loader that asks, over these seeds alone."""
-    store, description = ground.store, asked.description
-    sampler = Sampler(store.graph, description.sampling, ground.workspaces)
+    store, description = source.store, asked.description
+    sampler = Sampler(store.graph, description.sampling, source.workspaces)
     assembler = Assembler(store, empty_batch(store), {}, reduce=description.aggregate, degrees=description.degrees)
     if isinstance(description.owner, str):
         nodes = NodeSeeds(description.owner, asked.seeds["nodes"], times=asked.seeds.get("times"))
         return NodeMaker(sampler, assembler, nodes)
     ends = torch.stack([asked.seeds["sources"], asked.seeds["destinations"]])
     labels, times = asked.seeds.get("labels"), asked.seeds.get("times")
-    task = _link_task(ground, description, sums)
+    task = _link_task(source, description, sums)
     return LinkMaker(sampler, assembler, LinkInput(description.owner, ends, labels, times, task=task))
 
 
-def _link_task(ground: Ground, description: Description, sums: Mapping[str, WeightSums]) -> LinkTask:
-    relation = ground.store.schema.relation_index[description.owner]  # type: ignore[index]
+def _link_task(source: BatchSource, description: Description, sums: Mapping[str, WeightSums]) -> LinkTask:
+    relation = source.store.schema.relation_index[description.owner]  # type: ignore[index]
     asked = description.negatives
     if asked is None:
         return LinkTask(relation)
     timed = description.sampling.temporal is not None
-    node_times = ground.node_times(relation) if timed else {}
+    node_times = source.node_times(relation) if timed else {}
     weights = [None if name is None else sums[name] for name in (asked.src_weight, asked.dst_weight)]
     negatives = NegativeSampling(asked.mode, asked.amount)
     return LinkTask(relation, negatives, asked.strict, node_times, (weights[0], weights[1]))

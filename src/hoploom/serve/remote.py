@@ -13,7 +13,7 @@ from hoploom import ops
 from hoploom.errors import PeerError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Schema
-from hoploom.serve.client import whole
+from hoploom.serve.client import read_message
 from hoploom.serve.peers import Peers
 from hoploom.serve.wire import Incoming, Message
 from hoploom.store.base import Draw, Wanted
@@ -21,7 +21,7 @@ from hoploom.store.base import Draw, Wanted
 PIECE_IDS = 1 << 22  # ids in one request: 32 MiB, of wire.MAX_REQUEST
 
 
-class Column(NamedTuple):
+class IdColumn(NamedTuple):
     """The ids ids[places], by which rows of some fields are asked for."""
 
     ids: Tensor  # [n] int64
@@ -71,7 +71,7 @@ class RemotePart:
             "labor": draw.labor,
             "weighted": draw.weighted,
         }
-        finish = self._peers.begin(Message(header, tensors), self.number, whole)
+        finish = self._peers.begin(Message(header, tensors), self.number, read_message)
         return lambda: self._picks(finish(), asked, frontiers)
 
     def _picks(self, answer: Message, asked: Sequence[int], frontiers: Sequence[Frontier | None]) -> list[Picks | None]:
@@ -97,11 +97,11 @@ class RemotePart:
 
         What one request cannot ask for is asked for by more of them, when the call returned is made.
         """
-        columns: dict[tuple[int, int], Column] = {}
+        columns: dict[tuple[int, int], IdColumn] = {}
         for index, (want, place) in enumerate(zip(wanted, places, strict=True)):
             if place.numel():
                 key = want.ids.data_ptr(), place.data_ptr()  # fields of one type share their ids
-                columns.setdefault(key, Column(want.ids, place, [])).wants.append(index)
+                columns.setdefault(key, IdColumn(want.ids, place, [])).wants.append(index)
         if not columns:
             return lambda: None
         first, *others = _cut(list(columns.values()), PIECE_IDS)
@@ -115,7 +115,7 @@ class RemotePart:
         return finish_all if others else finish
 
     def _begin_gather(
-        self, columns: Sequence[Column], wanted: Sequence[Wanted], outs: Sequence[Tensor]
+        self, columns: Sequence[IdColumn], wanted: Sequence[Wanted], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
         """One request."""
         listed: list[list[object]] = []
@@ -156,9 +156,9 @@ class RemotePart:
         return members
 
 
-def _cut(columns: Sequence[Column], most: int) -> list[list[Column]]:
+def _cut(columns: Sequence[IdColumn], most: int) -> list[list[IdColumn]]:
     """The columns of each request: no more than so many ids in one."""
-    requests: list[list[Column]] = [[]]
+    requests: list[list[IdColumn]] = [[]]
     left = most
     for column in columns:
         for begin in range(0, column.places.numel(), most):

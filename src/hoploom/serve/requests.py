@@ -21,7 +21,7 @@ MAX_WANTED = 1024
 MAX_NAME = 1000  # characters
 
 
-def text(holder: Mapping[str, Any], key: str) -> str:
+def read_text(holder: Mapping[str, Any], key: str) -> str:
     """A name."""
     value = holder.get(key)
     if not isinstance(value, str) or len(value) > MAX_NAME:
@@ -29,7 +29,7 @@ def text(holder: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def whole(holder: Mapping[str, Any], key: str, least: int, limit: int) -> int:
+def read_integer(holder: Mapping[str, Any], key: str, least: int, limit: int) -> int:
     """A whole number."""
     value = holder.get(key)
     if type(value) is not int or not least <= value < limit:
@@ -37,7 +37,7 @@ def whole(holder: Mapping[str, Any], key: str, least: int, limit: int) -> int:
     return value
 
 
-def flag(holder: Mapping[str, Any], key: str) -> bool:
+def read_flag(holder: Mapping[str, Any], key: str) -> bool:
     """true or false."""
     value = holder.get(key)
     if not isinstance(value, bool):
@@ -45,17 +45,17 @@ def flag(holder: Mapping[str, Any], key: str) -> bool:
     return value
 
 
-def draw(header: Mapping[str, Any], num_relations: int) -> Draw:
+def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
     """How a hop is drawn."""
     fanouts = header.get("fanouts")
     if not isinstance(fanouts, list) or len(fanouts) != num_relations:
         raise ConfigError(f"fanouts of a request are {fanouts!r:.80}; one per relation is needed, {num_relations}")
-    read = [whole({"fanout": fanout}, "fanout", -1, MAX_FANOUT) for fanout in fanouts]
-    flags = [flag(header, name) for name in ("replace", "last", "labor", "weighted")]
-    return Draw(whole(header, "key", 0, 1 << 64), whole(header, "hop", 0, 1 << 16), read, *flags)
+    read = [read_integer({"fanout": fanout}, "fanout", -1, MAX_FANOUT) for fanout in fanouts]
+    flags = [read_flag(header, name) for name in ("replace", "last", "labor", "weighted")]
+    return Draw(read_integer(header, "key", 0, 1 << 64), read_integer(header, "hop", 0, 1 << 16), read, *flags)
 
 
-def ids(tensor: Tensor, what: str, first: int, count: int) -> Tensor:
+def read_ids(tensor: Tensor, what: str, first: int, count: int) -> Tensor:
     """Ids that a part owns."""
     if tensor.dtype is not torch.int64 or tensor.dim() != 1:
         raise ConfigError(
@@ -72,7 +72,7 @@ def ids(tensor: Tensor, what: str, first: int, count: int) -> Tensor:
     return tensor
 
 
-def frontiers(request: Message, part: Part) -> list[Frontier | None]:
+def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
     """The frontier of each node type. The header lists which types have one, and what comes with its nodes."""
     schema, listed = part.schema, request.header.get("frontiers")
     if not isinstance(listed, list) or len(listed) > len(schema.node_types):
@@ -82,10 +82,10 @@ def frontiers(request: Message, part: Part) -> list[Frontier | None]:
     try:
         for one in listed:
             index, has_trees, has_times = one
-            number = whole({"type": index}, "type", 0, len(schema.node_types))
+            number = read_integer({"type": index}, "type", 0, len(schema.node_types))
             name = schema.node_types[number].name
-            nodes = ids(next(columns), repr(name), part.first_nodes[number], part.num_nodes[number])
-            trees, times = [_beside(next(columns), nodes) if given else None for given in (has_trees, has_times)]
+            nodes = read_ids(next(columns), repr(name), part.first_nodes[number], part.num_nodes[number])
+            trees, times = [_column_of(next(columns), nodes) if given else None for given in (has_trees, has_times)]
             found[number] = Frontier(nodes, trees, times)
     except (TypeError, ValueError, StopIteration) as error:
         if isinstance(error, ConfigError):
@@ -94,7 +94,7 @@ def frontiers(request: Message, part: Part) -> list[Frontier | None]:
     return found
 
 
-def _beside(column: Tensor, nodes: Tensor) -> Tensor:
+def _column_of(column: Tensor, nodes: Tensor) -> Tensor:
     if column.dtype is not torch.int64 or column.shape != nodes.shape:
         raise ConfigError(f"a column of {column.dtype} {list(column.shape)} for {nodes.numel()} nodes; int64, one each")
     return column
@@ -130,7 +130,7 @@ def _num_picks(lists: EdgeLists, nodes: Tensor, fanout: int, *, replace: bool) -
     return fanout * int((degrees > 0).sum()) if replace else int(np.minimum(degrees, fanout).sum())
 
 
-def wanted(request: Message, part: Part) -> list[Wanted]:
+def read_wanted(request: Message, part: Part) -> list[Wanted]:
     """Rows that are asked for. The header lists [owner, field, which tensor has the ids]."""
     listed, columns = request.header.get("wanted"), _tensors(request)
     if not isinstance(listed, list) or len(listed) > MAX_WANTED:
@@ -139,17 +139,17 @@ def wanted(request: Message, part: Part) -> list[Wanted]:
     for one in listed:
         if not isinstance(one, list) or len(one) != 3:
             raise ConfigError(f"wanted of a request holds {one!r:.80}; give [owner, field, ids]")
-        owner = owner_of(part.schema, one[0])
-        name = text({"field": one[1]}, "field")
+        owner = read_owner(part.schema, one[0])
+        name = read_text({"field": one[1]}, "field")
         if (owner, name) not in part.tables:
             raise ConfigError(f"a request is for {name!r:.80} of {owner!r}, which the part has not")
         first, count = _range(part, owner)
-        column = columns[whole({"ids": one[2]}, "ids", 0, len(columns))]
-        found.append(Wanted(owner, name, ids(column, f"{owner!r}", first, count)))
+        column = columns[read_integer({"ids": one[2]}, "ids", 0, len(columns))]
+        found.append(Wanted(owner, name, read_ids(column, f"{owner!r}", first, count)))
     return found
 
 
-def owner_of(schema: Schema, given: Any) -> Owner:
+def read_owner(schema: Schema, given: Any) -> Owner:
     """A node type's name, or a relation's three."""
     if isinstance(given, str):
         return schema.node_type(given).name

@@ -19,7 +19,7 @@ from hoploom.serve.address import check_free, join_address, split_address
 from hoploom.serve.metrics import DRAINING, Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
-from hoploom.serve.stalls import STALL, Attendant, Conversation
+from hoploom.serve.stalls import STALL, Conversation, StallWatch
 from hoploom.serve.token_auth import server_arguments
 from hoploom.serve.wire import MalformedError, Message
 
@@ -36,8 +36,8 @@ class Server:
     ) -> None:
         host, port = split_address(address)
         check_free(host, port)
-        self._metrics, self._attendant = metrics, Attendant(stall)
-        self._flight = _Flight(service, metrics, server_arguments(security, host, port), self._attendant)
+        self._metrics, self._stalls = metrics, StallWatch(stall)
+        self._flight = _Flight(service, metrics, server_arguments(security, host, port), self._stalls)
         self.host, self.port = host, int(self._flight.port)
 
     @property
@@ -64,7 +64,7 @@ class Server:
         closing = threading.Thread(target=self._flight.shutdown, daemon=True)
         closing.start()
         closing.join(LAST_WORDS)
-        self._attendant.close()
+        self._stalls.close()
 
     def __enter__(self) -> "Server":
         return self
@@ -97,8 +97,8 @@ class _UnderWay:
 
 
 class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
-    def __init__(self, service: Service, metrics: Metrics, arguments: dict[str, Any], attendant: Attendant) -> None:
-        self._attendant = attendant
+    def __init__(self, service: Service, metrics: Metrics, arguments: dict[str, Any], stalls: StallWatch) -> None:
+        self._stalls = stalls
         self.draining, self.idle = threading.Event(), _UnderWay()
         self._service, self._metrics = service, metrics
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
@@ -120,7 +120,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
         try:
             writer.begin(wire.SCHEMA)
             conversation = Conversation(context.peer(), reader, writer)
-            with self._metrics.stream(), self._attendant.attending(conversation), contextlib.suppress(StopIteration):
+            with self._metrics.stream(), self._stalls.watching(conversation), contextlib.suppress(StopIteration):
                 while True:
                     self._converse(conversation)
         finally:

@@ -16,8 +16,8 @@ import hoploom
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import Picks
-from hoploom.serve import requests as checks
-from hoploom.serve.memory_budget import Account, BusyError, Room, busy
+from hoploom.serve import requests
+from hoploom.serve.memory_budget import BusyError, MemoryBudget, Reservation, busy
 from hoploom.serve.wire import PROTOCOL, Described, Message, Streamed, rows_at_once
 from hoploom.store import Part, Store
 from hoploom.store.base import Wanted
@@ -40,7 +40,7 @@ class Service:
         self, store: Store, parts: Mapping[int, Part], memory: int, more: Mapping[str, Answer] | None = None
     ) -> None:
         self.store, self.parts = store, dict(parts)
-        self.room = Room(memory, WAIT, "picks")
+        self.budget = MemoryBudget(memory, WAIT, "picks")
         own: dict[str, Answer] = {
             "info": self._info,
             "sample": self._sample,
@@ -55,9 +55,9 @@ class Service:
 
     def answer(self, request: Message) -> Message:
         """The answer to one request; ConfigError for one that has none, StoreError for another store's."""
-        kind = checks.text(request.header, "ask")
+        kind = requests.read_text(request.header, "ask")
         if kind != "info" and "identity" in request.header:
-            self._check_identity(checks.text(request.header, "identity"))
+            self._check_identity(requests.read_text(request.header, "identity"))
         if kind not in self._kinds:
             raise ConfigError(f"a request asks for {kind!r:.40}; this server answers {self.kinds}")
         return self._kinds[kind](request)
@@ -91,7 +91,7 @@ class Service:
 
     def _split(self, request: Message) -> Message:
         part, schema = self._part(request.header), self.store.schema
-        node_type, name = (checks.text(request.header, key) for key in ("type", "split"))
+        node_type, name = (requests.read_text(request.header, key) for key in ("type", "split"))
         if name not in schema.node_type(node_type).splits:
             raise ConfigError(f"a request is for split {name!r:.80} of {node_type!r}, which has none of that name")
         return Message({}, [part.split(node_type, name)])
@@ -99,26 +99,26 @@ class Service:
     def _sample(self, request: Message) -> Message:
         """One hop, all relations of a part."""
         part, schema = self._part(request.header), self.store.schema
-        draw = checks.draw(request.header, len(schema.relations))
-        frontiers = checks.frontiers(request, part)
-        most, account = checks.most_picks(part, frontiers, draw) * PICK_BYTES, Account(self.room)
+        draw = requests.read_draw(request.header, len(schema.relations))
+        frontiers = requests.read_frontiers(request, part)
+        most, reservation = requests.most_picks(part, frontiers, draw) * PICK_BYTES, Reservation(self.budget)
         try:
-            account.take(most if most > FREE else 0)
+            reservation.take(most if most > FREE else 0)
             picks = part.sample(frontiers, draw)
             columns = _columns(picks)
-            account.settle(min(account.taken, sum(column.nbytes for column in columns)))
+            reservation.settle(min(reservation.taken, sum(column.nbytes for column in columns)))
         except BusyError as error:
-            account.close()
+            reservation.close()
             return busy(str(error))
         except BaseException:
-            account.close()
+            reservation.close()
             raise
-        return Message({"relations": [i for i, p in enumerate(picks) if p is not None]}, columns, account.close)
+        return Message({"relations": [i for i, p in enumerate(picks) if p is not None]}, columns, reservation.close)
 
     def _gather(self, request: Message) -> Message:
         """Rows of many fields of a part."""
         part = self._part(request.header)
-        return Message({}, [_rows(part, want) for want in checks.wanted(request, part)])
+        return Message({}, [_rows(part, want) for want in requests.read_wanted(request, part)])
 
 
 def _rows(part: Part, want: Wanted) -> Tensor | Streamed:

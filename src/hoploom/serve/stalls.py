@@ -93,7 +93,7 @@ def _shut_down(descriptor: int, where: tuple[str, int]) -> None:
             same.shutdown(socket.SHUT_RDWR)
 
 
-class Attendant:
+class StallWatch:
     """Looks after all conversations of a server: one thread tells, another one cuts off."""
 
     def __init__(self, stall: float) -> None:
@@ -104,7 +104,7 @@ class Attendant:
             threading.Thread(target=look, name=f"hoploom{look.__name__}", daemon=True).start()
 
     @contextmanager
-    def attending(self, conversation: Conversation) -> Iterator[Conversation]:
+    def watching(self, conversation: Conversation) -> Iterator[Conversation]:
         """Look after it for as long as the block lasts."""
         with self._lock:
             self._all.add(conversation)
@@ -137,7 +137,7 @@ class Attendant:
         """End the threads."""
         self._closed.set()
 
-    def __enter__(self) -> "Attendant":
+    def __enter__(self) -> "StallWatch":
         return self
 
     def __exit__(

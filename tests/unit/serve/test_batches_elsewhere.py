@@ -16,7 +16,7 @@ import hoploom
 from hoploom import ConfigError, PeerError
 from hoploom.serve import batch_codec as codec
 from hoploom.serve.batch_codec import packed, unpacked
-from hoploom.serve.batch_service import KeptWeights
+from hoploom.serve.batch_service import WeightCache
 from hoploom.serve.read_batch_request import read_description
 from hoploom.serve.wire import Message
 from hoploom.store import Store, assemble
@@ -75,7 +75,7 @@ def test_servers_make_the_batches_of_the_local_loader(
     assert_same_batches(make(store), loader)
     assert servers.answers == ["ok"] * len(loader)
     assert asked == sum(shard.samples + len(shard.gathers) for shard in elsewhere_of(trainer))
-    assert all(makers.room.taken == 0 for makers in servers.makers)
+    assert all(makers.budget.taken == 0 for makers in servers.makers)
 
 
 @every_case
@@ -194,7 +194,7 @@ def test_picks_made_in_pieces_are_the_same(
 ) -> None:
     store = store_of(heterogeneous, attrs)
     monkeypatch.setattr("hoploom.serve.memory_budget.PIECE", 3)
-    monkeypatch.setattr("hoploom.serve.memory_budget.Guarded._fit", lambda *_: False)
+    monkeypatch.setattr("hoploom.serve.memory_budget.MeteredStore._fit", lambda *_: False)
     trainer, _ = without_graph(store)
     assert_same_batches(make(store), make(trainer))
 
@@ -220,12 +220,12 @@ def test_weights_are_sent_once_to_each_server() -> None:
 def test_a_server_without_memory_for_weights_still_makes_batches() -> None:
     store = hoploom.from_pyg(random_graph(60, 500, seed=1))
     trainer, servers = without_graph(store, makers_of(store, memory=1 << 15))
-    servers.makers[0]._weights = KeptWeights(60 * 8)  # one of the two
+    servers.makers[0]._weights = WeightCache(60 * 8)  # one of the two
     assert_same_batches(_weighted(store), _weighted(trainer))
 
 
 def test_the_weights_used_last_stay() -> None:
-    kept = KeptWeights(2 * 10 * 8)
+    kept = WeightCache(2 * 10 * 8)
     weights = {name: torch.ones(10) for name in "abc"}
     for name in "ab":
         assert not isinstance(kept.find([name], weights), list)

@@ -13,7 +13,7 @@ from support.refusals import WAY_OUT
 import hoploom
 from hoploom import ConfigError, HoploomError
 from hoploom.load.batch_request import weight_hash
-from hoploom.serve.batch_service import Makers
+from hoploom.serve.batch_service import BatchService
 from hoploom.serve.memory_budget import PICK_BYTES
 from hoploom.serve.read_batch_request import MAX_SEEDS
 from hoploom.serve.wire import Message
@@ -22,7 +22,7 @@ from hoploom.store import Store
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def _asked(**changes: Any) -> tuple[Makers, dict[str, Any], list[torch.Tensor]]:
+def _asked(**changes: Any) -> tuple[BatchService, dict[str, Any], list[torch.Tensor]]:
     """A server of the library, and a request for links that it answers, if nothing is changed."""
     store = hoploom.from_pyg(library(), weight_attr="weight")
     trainer, servers = without_graph(store)
@@ -97,7 +97,7 @@ def test_a_bad_request_is_refused(changes: dict[str, Any], said: str) -> None:
         makers.answer(Message(header, tensors))
     assert said in str(caught.value)
     assert WAY_OUT.search(str(caught.value)), caught.value
-    assert makers.room.taken == 0
+    assert makers.budget.taken == 0
 
 
 BAD_SEEDS: dict[str, tuple[list[torch.Tensor], str]] = {
@@ -134,7 +134,7 @@ def test_weights_are_checked_against_their_hash_and_their_nodes() -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
-def _request(store: Store, **options: Any) -> Callable[[Makers], Message]:
+def _request(store: Store, **options: Any) -> Callable[[BatchService], Message]:
     """A request for a batch of all nodes, to be put to any server."""
     trainer, servers = without_graph(store)
     given: dict[str, Any] = {"batch_size": store.schema.node_types[0].num_nodes, **options}
@@ -152,18 +152,18 @@ def test_a_slow_consumer_holds_no_more_than_the_memory() -> None:
     ask = _request(store)
     roomy = makers_of(store)
     size = _size(ask(roomy))
-    assert roomy.room.taken == size
+    assert roomy.budget.taken == size
     making = 40 * 600 * 3 + 600 * 60  # what making one takes for a while: its picks, and rows of 5 floats and so on
     makers = makers_of(store, memory=3 * size + making, threads=8, wait=0.02)
     answers = [ask(makers) for _ in range(12)]
     made = [answer for answer in answers if "error" not in answer.header]
     assert 1 <= len(made) < 12
     assert {answer.header.get("error", "ok") for answer in answers} == {"ok", "busy"}
-    assert makers.room.taken == len(made) * size <= makers.room.size
+    assert makers.budget.taken == len(made) * size <= makers.budget.size
     for answer in made:
         sent(answer)
         sent(answer)  # twice is once
-    assert makers.room.taken == 0
+    assert makers.budget.taken == 0
     assert "error" not in ask(makers).header
 
 
@@ -171,12 +171,12 @@ def test_a_batch_waits_for_room_and_is_made_when_another_is_sent() -> None:
     store = hoploom.from_pyg(random_graph(600, 5000, seed=1))
     ask = _request(store)
     first = ask(makers := makers_of(store, memory=1 << 20, wait=30.0))
-    makers.room.take(makers.room.size - makers.room.taken)
+    makers.budget.take(makers.budget.size - makers.budget.taken)
     found: list[Message] = []
     waiting = threading.Thread(target=lambda: found.append(ask(makers)))
     waiting.start()
     sent(first)
-    makers.room.give(makers.room.taken)
+    makers.budget.give(makers.budget.taken)
     waiting.join(30)
     assert [_size(answer) for answer in found] == [_size(first)]
 
@@ -199,7 +199,7 @@ def test_a_batch_that_can_never_fit_is_refused_before_it_is_made(options: dict[s
     loader = hoploom.NeighborLoader(trainer, options.pop("num_neighbors"), batch_size=600, **options)
     with pytest.raises(ConfigError, match="--memory"):
         next(iter(loader))
-    assert servers.makers[0].room.taken == 0
+    assert servers.makers[0].budget.taken == 0
     assert "error" not in ask(servers.makers[0]).header
 
 
@@ -211,8 +211,8 @@ def test_a_batch_that_fails_gives_its_room_back(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: Any, **__: Any) -> Any:
         raise HoploomError("on purpose")
 
-    monkeypatch.setattr(type(makers._guarded._features), "gather", fail)
+    monkeypatch.setattr(type(makers._metered._features), "gather", fail)
     with pytest.raises(HoploomError, match="on purpose"):
         ask(makers)
-    assert makers.room.taken == 0
+    assert makers.budget.taken == 0
     assert makers._threads.acquire(timeout=0)

@@ -21,7 +21,7 @@ from hoploom.load import arguments as inputs
 from hoploom.load.maker import node_times
 from hoploom.schema import EDGE_ID
 from hoploom.serve import remote, wire
-from hoploom.serve.graph_server import Making, Node
+from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity, ServerSecurity
 from hoploom.serve.server import Server
@@ -36,7 +36,10 @@ LIMIT = 200 * 8  # bytes of a request: 200 ids
 @contextmanager
 def _served(path: Path) -> Iterator[str]:
     """A server of all parts in this process, whose limits can be set; its address."""
-    with Node(path, None, Making()) as node, Server(node.service, "127.0.0.1:0", ServerSecurity(), node.metrics) as it:
+    with (
+        GraphServer(path, None, BatchOptions()) as held,
+        Server(held.service, "127.0.0.1:0", ServerSecurity(), held.metrics) as it,
+    ):
         yield it.address
 
 

@@ -15,10 +15,9 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import ConfigError, Store, StoreError
-from hoploom.serve import requests as checks
-from hoploom.serve import service, wire
-from hoploom.serve.discovery import about_of
-from hoploom.serve.graph_server import Making, Node
+from hoploom.serve import requests, service, wire
+from hoploom.serve.discovery import read_info
+from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.metrics import BATCHES, CACHE_ROWS, HELD
 from hoploom.serve.service import PICK_BYTES, Service
 from hoploom.serve.wire import Message
@@ -34,12 +33,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def node(path: Path) -> Iterator[Node]:
-    with Node(path, None, Making()) as node:
+def node(path: Path) -> Iterator[GraphServer]:
+    with GraphServer(path, None, BatchOptions()) as node:
         yield node
 
 
-def _batch_request(node: Node) -> Message:
+def _batch_request(node: GraphServer) -> Message:
     trainer, servers = without_graph(hoploom.from_pyg(random_graph(60, 500, seed=1)))
     next(iter(hoploom.NeighborLoader(trainer, [2], torch.arange(4), batch_size=4)))
     return Message(servers.requests[0] | {"identity": node.store.identity}, [torch.arange(4)])
@@ -48,7 +47,7 @@ def _batch_request(node: Node) -> Message:
 # --- what is counted -----------------------------------------------------------------------------
 
 
-def test_room_is_given_back_even_where_counting_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_given_back_even_where_counting_fails(node: GraphServer, monkeypatch: pytest.MonkeyPatch) -> None:
     request = _batch_request(node)
     answer = node.service.answer(request)
     assert node.metrics.value(HELD) > 0
@@ -62,11 +61,13 @@ def test_room_is_given_back_even_where_counting_fails(node: Node, monkeypatch: p
     monkeypatch.setattr(node.metrics, "add", fail)
     with pytest.raises(AssertionError, match="on purpose"):
         node.service.answer(request)
-    assert node._makers is not None
-    assert node._makers.room.taken == 0
+    assert node._batches is not None
+    assert node._batches.budget.taken == 0
 
 
-def test_threads_that_count_a_cache_at_once_count_every_row_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_count_a_cache_at_once_count_every_row_once(
+    node: GraphServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first thread is held up between what it saw and counting it; the second one saw more."""
     node.service.answer(_batch_request(node))
     saw, counted, seen = threading.Event(), threading.Event(), iter([10, 20])
@@ -79,7 +80,7 @@ def test_threads_that_count_a_cache_at_once_count_every_row_once(node: Node, mon
         return CacheReport(0, 0, hits, 2 * hits)
 
     monkeypatch.setattr("hoploom.serve.graph_server.report", report)
-    makers: Any = node._makers
+    makers: Any = node._batches
     failures: list[BaseException] = []
 
     def count() -> None:
@@ -119,29 +120,29 @@ def whole() -> Store:
 def test_the_most_picks_are_those_that_come(fanout: int, replace: bool, whole: Store) -> None:
     asked = _sample(whole, fanout, replace=replace)
     (part,) = whole.parts
-    frontiers = checks.frontiers(asked, part)
-    draw = checks.draw(asked.header, 1)
+    frontiers = requests.read_frontiers(asked, part)
+    draw = requests.read_draw(asked.header, 1)
     (picks,) = part.sample(frontiers, draw)
     assert picks is not None
     (lists,) = part.lists
-    assert picks.sources.numel() == checks._num_picks(lists, asked.tensors[0], fanout, replace=replace)  # type: ignore[arg-type]
-    assert picks.sources.numel() <= checks.most_picks(part, frontiers, draw)
+    assert picks.sources.numel() == requests._num_picks(lists, asked.tensors[0], fanout, replace=replace)  # type: ignore[arg-type]
+    assert picks.sources.numel() <= requests.most_picks(part, frontiers, draw)
 
 
 def test_picks_of_all_relations_together_are_bounded(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
-    monkeypatch.setattr(checks, "MAX_PICKS", 499)
+    monkeypatch.setattr(requests, "MAX_PICKS", 499)
     with pytest.raises(ConfigError, match="would pick 500 edges; at most 499"):
         Service(whole, {0: whole.parts[0]}, 1 << 20).answer(_sample(whole, -1))
 
 
 def test_many_picks_take_room_until_they_are_sent_and_few_do_not(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
     serving = Service(whole, {0: whole.parts[0]}, 500 * PICK_BYTES)
-    serving.room.wait = 0.02
+    serving.budget.wait = 0.02
     free = serving.answer(_sample(whole, -1))  # under a megabyte
-    assert serving.room.taken == 0
+    assert serving.budget.taken == 0
     monkeypatch.setattr(service, "FREE", 60 * PICK_BYTES)
     many = serving.answer(_sample(whole, -1))
-    assert serving.room.taken == 500 * PICK_BYTES
+    assert serving.budget.taken == 500 * PICK_BYTES
     assert all(map(torch.equal, free.tensors, many.tensors))  # type: ignore[arg-type]
     assert serving.answer(_sample(whole, -1)).header["error"] == "busy"
     few = serving.answer(_sample(whole, 1))
@@ -149,7 +150,7 @@ def test_many_picks_take_room_until_they_are_sent_and_few_do_not(monkeypatch: py
     for answer in (many, many, few):
         assert answer.done is not None
         answer.done()  # twice is once
-    assert serving.room.taken == 0
+    assert serving.budget.taken == 0
     assert "error" not in serving.answer(_sample(whole, -1)).header
 
 
@@ -158,7 +159,7 @@ def test_picks_that_never_fit_are_refused(monkeypatch: pytest.MonkeyPatch, whole
     serving = Service(whole, {0: whole.parts[0]}, 499 * PICK_BYTES)
     with pytest.raises(ConfigError, match=r"for all picks; lower the fanouts .* more --memory"):
         serving.answer(_sample(whole, -1))
-    assert serving.room.taken == 0
+    assert serving.budget.taken == 0
 
 
 def test_picks_that_fail_give_their_room_back(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
@@ -171,7 +172,7 @@ def test_picks_that_fail_give_their_room_back(monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.setattr(type(whole.parts[0]), "sample", fail)
     with pytest.raises(RuntimeError, match="on purpose"):
         serving.answer(_sample(whole, -1))
-    assert serving.room.taken == 0
+    assert serving.budget.taken == 0
 
 
 # --- whose store ---------------------------------------------------------------------------------
@@ -180,19 +181,19 @@ GATHER = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}
 
 
 @pytest.mark.parametrize("kind", ["sample", "gather", "split", "batch", "anything"])
-def test_a_request_for_another_store_is_refused_before_anything_else(kind: str, node: Node) -> None:
+def test_a_request_for_another_store_is_refused_before_anything_else(kind: str, node: GraphServer) -> None:
     with pytest.raises(StoreError, match=f"another store \\({node.store.identity[:12]}\\) than was asked for"):
         node.service.answer(Message({"ask": kind, "identity": "0" * 64}))
 
 
-def test_info_is_told_to_everybody_and_rows_to_who_names_the_store(node: Node) -> None:
+def test_info_is_told_to_everybody_and_rows_to_who_names_the_store(node: GraphServer) -> None:
     assert node.service.answer(Message({"ask": "info", "identity": "0" * 64})).header["identity"] == node.store.identity
     asked = {**GATHER, "identity": node.store.identity}
     assert len(node.service.answer(Message(asked, [torch.arange(3)])).tensors) == 1
 
 
 @pytest.mark.parametrize("ask", [["x"], {"x": 1}, None, 7])
-def test_a_kind_that_is_no_name_is_refused(ask: Any, node: Node) -> None:
+def test_a_kind_that_is_no_name_is_refused(ask: Any, node: GraphServer) -> None:
     with pytest.raises(ConfigError, match=r"ask of a request is .*, not a name"):
         node.service.answer(Message({"ask": ask}))
 
@@ -208,7 +209,7 @@ def test_a_store_of_thousands_of_parts_introduces_itself() -> None:
     told = over_the_wire(
         Service(store, dict.fromkeys(range(many), store.parts[0]), 1 << 20).answer(Message({"ask": "info"}))
     )
-    about = about_of(told, "here:1")
+    about = read_info(told, "here:1")
     assert (about.manifest.parts, about.manifest.schema) == (store.ranges, store.schema)
     assert about.parts == tuple(range(many))
 
@@ -224,20 +225,20 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", WRONG.values(), ids=WRONG.keys())
-def test_what_a_server_says_of_itself_is_checked(changes: dict[str, Any], node: Node) -> None:
+def test_what_a_server_says_of_itself_is_checked(changes: dict[str, Any], node: GraphServer) -> None:
     told = node.service.answer(Message({"ask": "info"}))
     with pytest.raises(StoreError, match="cannot be read"):
-        about_of(Message(told.header | changes, told.tensors), "here:1")
+        read_info(Message(told.header | changes, told.tensors), "here:1")
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[]", b"[" * 100_000, json.dumps({"parts": 1}).encode(), None])
-def test_a_manifest_that_is_none_is_refused(text: bytes | None, node: Node) -> None:
+def test_a_manifest_that_is_none_is_refused(text: bytes | None, node: GraphServer) -> None:
     told = node.service.answer(Message({"ask": "info"}))
     tensors = [] if text is None else [torch.tensor(list(text), dtype=torch.uint8)]
     with pytest.raises(StoreError, match="cannot be read"):
-        about_of(Message(told.header, tensors), "here:1")
+        read_info(Message(told.header, tensors), "here:1")
 
 
 def test_picks_may_take_half_of_what_batches_may(path: Path) -> None:
-    with Node(path, [0], Making(memory=1000)) as node:
-        assert node.service.room.size == 500
+    with GraphServer(path, [0], BatchOptions(memory=1000)) as node:
+        assert node.service.budget.size == 500

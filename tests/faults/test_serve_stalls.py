@@ -27,8 +27,8 @@ NODES, WIDTH = 20_000, 256  # 20 MB of features
 MEMORY = 64_000_000  # of which three whole batches have no room
 SLOW = """
 import sys, threading
-from hoploom.serve import attend, service
-attend.BEAT = 0.1
+from hoploom.serve import service, stalls
+stalls.BEAT = 0.1
 answer = service.Service.answer
 
 def late(self, request):
