@@ -19,7 +19,7 @@ from hoploom import NeighborLoader
 from hoploom.nn import GraphSAGE
 from hoploom.store import Store
 from hoploom.train import Learner, NodeClassification, Training, fit
-from hoploom.train.fit import Outcome
+from hoploom.train.loop import Outcome
 
 LAYERS = 3
 CPU_THREADS = 16  # of the loader that makes batches on the CPU

@@ -33,7 +33,7 @@ DOORS = {  # what users reach from an object that stands above: imported when it
     "store.store": {"gpu"},  # Store.place
     "dist.context": {"deploy"},  # Context.open
     "train": {"gpu", "inference"},  # public names of hoploom.train: WholeStep, infer, Inference
-    "train.fit": {"gpu"},  # fit with Training(whole_steps=True)
+    "train.loop": {"gpu"},  # fit with Training(whole_steps=True)
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

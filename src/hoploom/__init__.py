@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hoploom.store.from_pyg import from_pyg
     from hoploom.store.from_tensors import from_tensors
     from hoploom.train.checkpoint import Checkpoint
-    from hoploom.train.evaluate import evaluate
-    from hoploom.train.fit import fit
+    from hoploom.train.evaluation import evaluate
+    from hoploom.train.loop import fit
 
 __version__ = "0.1.0"
 
@@ -66,10 +66,11 @@ _HOMES = {
     "generate": "ingest.synthetic",
     "open": "store",
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
+_HOMES |= {"infer": "inference.infer", "init": "dist.context", "spawn": "dist.spawn"}
+_HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
-_HOMES |= {name: "train" for name in __all__ if name not in _HOMES}
-_ROOMS = {"batch", "config", "deploy", "dist", "errors", "gpu", "inference", "ingest", "keys", "load", "nn", "ops"}
-_ROOMS |= {"partition", "sample", "scale", "schema", "serve", "store", "train"}
+_ROOMS = {"batch", "config", "deploy", "dist", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}
+_ROOMS |= {"ops", "partition", "sample", "scale", "schema", "serve", "store", "train"}
 
 
 def __getattr__(name: str) -> Any:

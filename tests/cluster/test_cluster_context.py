@@ -22,8 +22,8 @@ from support.servers import serving
 import hoploom
 from hoploom import ConfigError, PeerError
 from hoploom.deploy.local_server import Beside
-from hoploom.dist import spawn
 from hoploom.dist.environment import Deployment, read_deployment
+from hoploom.dist.spawn import spawn
 from hoploom.train import init
 
 # --- what the environment says -------------------------------------------------------------------

@@ -13,7 +13,7 @@ from support.whole_steps import homogeneous_learner
 import hoploom
 from hoploom import BatchError, PeerError, StoreError, TrainError
 from hoploom.dist.context import Context, init
-from hoploom.dist.signals import StopRequests
+from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.batches.memory import Pool, Reading
 from hoploom.gpu.place import copy as placing
 from hoploom.gpu.place import peer_memory as peermemory

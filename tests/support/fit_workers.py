@@ -17,9 +17,9 @@ from hoploom import LinkNeighborLoader, NeighborLoader, Store
 from hoploom.dist.context import Context, init
 from hoploom.load.loader import Loader
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.evaluate import evaluate
-from hoploom.train.fit import Outcome, fit
+from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import Outcome, fit
 from hoploom.train.state_json import encode
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
 

@@ -16,7 +16,7 @@ from hoploom import NeighborLoader, Store
 from hoploom.dist.context import Context, _backend
 from hoploom.nn import GNN, Shape
 from hoploom.train import Learner, NodeClassification, Training, evaluate, fit
-from hoploom.train.fit import Outcome
+from hoploom.train.loop import Outcome
 
 
 @dataclass(frozen=True)

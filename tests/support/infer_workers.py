@@ -85,8 +85,8 @@ class ThreadContext:
     def sync_buffers(self, model: nn.Module) -> None:
         pass
 
-    def max(self, value: int) -> int:
-        return max(self._board.exchange(self.rank, value))
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        return self._board.exchange(self.rank, tensor)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         sent: Tensor = self._board.exchange(self.rank, tensor)[0]

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom import NeighborLoader, Store
 from hoploom.dist.context import init
-from hoploom.dist.signals import StopRequests
+from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.whole_step.whole_step import WholeStep
 from hoploom.nn import GNN, Shape
 from hoploom.train.learner import Learner, Training

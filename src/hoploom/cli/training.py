@@ -64,7 +64,7 @@ def train_rank(context: Context, recipe: Recipe, resume: bool, progress: bool) -
     return result.is_complete
 
 
-def _num_processes(arguments: Arguments, recipe: Recipe, started: environment.Place) -> int:
+def _num_processes(arguments: Arguments, recipe: Recipe, started: environment.RankPlace) -> int:
     wanted = arguments.processes
     if wanted is not None:
         wanted = as_int("--processes", wanted, 1, "give the number of processes")

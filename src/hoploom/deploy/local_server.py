@@ -21,7 +21,7 @@ from hoploom.errors import ConfigError, PeerError
 
 AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
 UNDER_THIS = (
-    "import runpy; from hoploom.dist.parent_death import die_with_stdin; die_with_stdin(); "
+    "import runpy; from hoploom.dist.stopping import die_with_stdin; die_with_stdin(); "
     "runpy.run_module('hoploom', run_name='__main__', alter_sys=True)"
 )
 READY = " on "  # what stands before the address in the server's first line

@@ -4,7 +4,6 @@ What ranks must know of each other (who holds which part, where servers listen, 
 `Context.gather`, so a rank that fails here ends the others with its name, within the context's deadline.
 """
 
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,12 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from hoploom.config.values import as_int
 from hoploom.deploy.local_server import Beside, address_towards, token_in_file
 from hoploom.dist import environment
-from hoploom.dist.environment import Deployment, Place
+from hoploom.dist.collectives import gather_json
+from hoploom.dist.environment import Deployment, RankPlace
 from hoploom.dist.rendezvous import LOOPBACK
 from hoploom.errors import ConfigError
 from hoploom.store import Store, open_store
@@ -55,7 +53,7 @@ class Opening:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
 
 
-def open_for(context: "Context", place: Place, opening: Opening, closing: ExitStack) -> Store:
+def open_for(context: "Context", place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
     """The store; what has to be closed with it is put on `closing`. All ranks call."""
     opening.check()
     deployment = environment.read_deployment()
@@ -101,7 +99,7 @@ def _connected(opening: Opening, closing: ExitStack) -> Store:
 def _with_homes(context: "Context", store: Store) -> Store:
     """With what every rank maps, for locality."""
     own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part)]
-    homes = tuple(tuple(parts) for parts in tell_all(context, own))
+    homes = tuple(tuple(parts) for parts in gather_json(context, own))
     return replace(store, homes=homes if any(homes) else ())
 
 
@@ -122,7 +120,7 @@ class Hosts:
         return address_towards(others[0], self.meeting[1]) if others else address_towards(*self.meeting)
 
 
-def _hosts(place: Place, deployment: Deployment) -> Hosts:
+def _hosts(place: RankPlace, deployment: Deployment) -> Hosts:
     if place.on_one_host:
         return Hosts(place.rank, None)  # each rank stands for a host of its own
     node = place.rank // place.local_world_size if deployment.node is None else deployment.node
@@ -132,10 +130,10 @@ def _hosts(place: Place, deployment: Deployment) -> Hosts:
 def _side_by_side(context: "Context", hosts: Hosts, opening: Opening, closing: ExitStack) -> Store:
     """Start this host's server, once on each host, and connect to all of them."""
     assert opening.path is not None
-    nodes = tell_all(context, hosts.node)
+    nodes = gather_json(context, hosts.node)
     leaders = [nodes.index(node) for node in sorted(set(nodes))]  # a rank on each host
     parts = _own_parts(opening, leaders.index(nodes.index(hosts.node)), len(leaders))
-    told = tell_all(context, {"parts": parts, "token": secrets.token_urlsafe(32) if context.is_main else ""})
+    told = gather_json(context, {"parts": parts, "token": secrets.token_urlsafe(32) if context.is_main else ""})
     _check_covered([told[rank]["parts"] for rank in leaders], opening.path)
     with token_in_file(told[0]["token"]) as file:
         opening = replace(opening, parts=tuple(parts), options={"token_file": file} | dict(opening.options))
@@ -144,7 +142,7 @@ def _side_by_side(context: "Context", hosts: Hosts, opening: Opening, closing: E
         if context.rank in leaders and parts:  # a host may hold none of them
             server = Beside(_words(opening, address), context.timeout)
             closing.push(partial(_stop, server, context.after_the_others()))
-        servers = tell_all(context, "" if server is None else server.address)
+        servers = gather_json(context, "" if server is None else server.address)
         return _connected(replace(opening, servers=[one for one in servers if one]), closing)
 
 
@@ -169,7 +167,7 @@ def _check_covered(held: Sequence[Sequence[int]], path: Path) -> None:
 def _address(context: "Context", hosts: Hosts, leaders: Sequence[int]) -> str:
     """Where this host listens: the first host only learns from a second one by which way it is reached."""
     first = context.rank == leaders[0] and len(leaders) > 1
-    known = tell_all(context, "" if first else hosts.address([]))
+    known = gather_json(context, "" if first else hosts.address([]))
     return hosts.address([known[leaders[1]]]) if first else known[context.rank]
 
 
@@ -196,14 +194,6 @@ def _stop(
     if kind is None:
         wait_for_the_others()
     server.close()
-
-
-def tell_all(context: "Context", said: Any) -> list[Any]:
-    """What every rank says, as JSON, in the order of ranks."""
-    content = json.dumps(said).encode()
-    size = context.max(len(content))
-    told = context.gather(torch.tensor(list(content.ljust(size)), dtype=torch.uint8))
-    return [json.loads(bytes(entry.tolist())) for entry in told]
 
 
 def read_parts(parts: Sequence[int] | None) -> tuple[int, ...] | None:

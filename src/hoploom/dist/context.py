@@ -5,7 +5,6 @@ int64 or float64, so that counts are exact. Never pickled objects. A single proc
 Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; the price of naming it is a second.
 """
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,9 +26,10 @@ from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.store import Store
 from hoploom.dist import environment
+from hoploom.dist.collectives import gather_json
 from hoploom.deploy.open import Opening, Serve, open_for, read_parts
-from hoploom.dist.environment import Place
-from hoploom.dist.rendezvous import Peers, meeting_point
+from hoploom.dist.environment import RankPlace
+from hoploom.dist.rendezvous import RankNotes, meeting_point
 
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
 LABEL = 120  # bytes in which ranks tell each other the shape of a tensor
@@ -65,7 +65,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 class Context:
     """One rank among the others. Made by `init`; leaves its peers when closed."""
 
-    def __init__(self, place: Place, device: torch.device, backend: str, timeout: float) -> None:
+    def __init__(self, place: RankPlace, device: torch.device, backend: str, timeout: float) -> None:
         self.rank = place.rank
         self.local_rank = place.local_rank
         self.world_size = place.world_size
@@ -74,7 +74,7 @@ class Context:
         self.timeout = timeout  # seconds that this rank waits for another
         self._place = place
         self._opened = ExitStack()
-        self._peers: Peers | None = None
+        self._peers: RankNotes | None = None
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
@@ -113,9 +113,8 @@ class Context:
     def _check_alike(self, model: nn.Module) -> None:
         """DDP pairs parameters by position: another order on another rank would mix them up in silence."""
         listed = [f"{name} {list(parameter.shape)}" for name, parameter in model.named_parameters()]
-        digest = hashlib.sha256("\n".join(listed).encode()).digest()
-        for rank, other in enumerate(self.gather(torch.tensor(list(digest), dtype=torch.uint8))):
-            if bytes(other.tolist()) != digest:
+        for rank, other in enumerate(gather_json(self, listed)):
+            if other != listed:
                 raise ConfigError(
                     f"rank {self.rank} has a model of other parameters, or in another order, than rank {rank}; build "
                     "it alike on all ranks (a loop over a set has another order in every process)"
@@ -246,14 +245,14 @@ class Context:
             self._leave(f"ended with {type(error).__name__}: {error}"[:300])
             self._opened.__exit__(kind, error, trace)
 
-    def _join(self, place: Place, backend: str) -> None:
+    def _join(self, place: RankPlace, backend: str) -> None:
         if dist.is_initialized():
             raise ConfigError("torch.distributed is in use already; leave init_process_group to hoploom.init()")
         if place.on_one_host:
             environment.stay_on_loopback()
         wait = timedelta(seconds=self.timeout)
         store = PrefixStore(f"hoploom/{place.restarts}", meeting_point(place, wait))
-        self._peers = Peers(place, store)
+        self._peers = RankNotes(place, store)
         try:
             with self.guard("meeting the other ranks"):
                 dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=self.world_size)
@@ -298,7 +297,7 @@ class Context:
                 talk()
 
 
-def _device(wanted: str | torch.device | None, place: Place) -> torch.device:
+def _device(wanted: str | torch.device | None, place: RankPlace) -> torch.device:
     try:
         device = (
             torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else torch.device(wanted)

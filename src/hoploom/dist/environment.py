@@ -25,7 +25,7 @@ FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where a process stands among the ranks, and where they meet."""
 
     rank: int = 0
@@ -44,7 +44,7 @@ class Place:
         return self.local_world_size == self.world_size
 
 
-def read(variables: Variables | None = None) -> Place:
+def read(variables: Variables | None = None) -> RankPlace:
     """The place that torchrun, else Slurm gave this process."""
     variables = os.environ if variables is None else variables
     if "RANK" not in variables and _in_slurm_step(variables):
@@ -52,7 +52,7 @@ def read(variables: Variables | None = None) -> Place:
     present = [name for name in (*REQUIRED, "LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in variables]
     if "RANK" not in variables and _in_slurm_job(variables):
         present = []  # batch scripts export the rest of them for srun
-    return _from_torchrun(variables, present[0]) if present else Place()
+    return _from_torchrun(variables, present[0]) if present else RankPlace()
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _parts(variables: Variables) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def enter(place: Place) -> None:
+def enter(place: RankPlace) -> None:
     """Make `read` in this process return this place, which a launcher of ours gives it."""
     os.environ.update(
         RANK=str(place.rank),
@@ -115,7 +115,7 @@ def stay_on_loopback() -> None:
         os.environ.setdefault(variable, str(loopback))
 
 
-def _from_torchrun(variables: Variables, present: str) -> Place:
+def _from_torchrun(variables: Variables, present: str) -> RankPlace:
     missing = [name for name in REQUIRED if name not in variables]
     if missing:
         raise ConfigError(
@@ -131,7 +131,7 @@ def _from_torchrun(variables: Variables, present: str) -> Place:
         raise ConfigError(
             f"LOCAL_WORLD_SIZE is {local_world_size}, but WORLD_SIZE is {world_size}; start the script with torchrun"
         )
-    return Place(
+    return RankPlace(
         rank,
         local_rank,
         world_size,
@@ -155,14 +155,14 @@ def _in_slurm_step(variables: Variables) -> bool:
     return "SLURM_PROCID" in variables and not in_batch_script
 
 
-def _from_slurm(variables: Variables) -> Place:
+def _from_slurm(variables: Variables) -> RankPlace:
     tasks = _present(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     rank, world_size = _rank_of(variables, "SLURM_PROCID", tasks)
     if world_size == 1:
-        return Place(source="slurm", restarts=_number(variables, "SLURM_RESTART_COUNT", 0, default=0))
+        return RankPlace(source="slurm", restarts=_number(variables, "SLURM_RESTART_COUNT", 0, default=0))
     local_rank = _number(variables, "SLURM_LOCALID", 0)
     local_world_size = min(world_size, max(local_rank + 1, _tasks_of_this_host(variables, world_size)))
-    return Place(
+    return RankPlace(
         rank,
         local_rank,
         world_size,

@@ -14,17 +14,17 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError, PeerError
-from hoploom.dist.environment import Place
+from hoploom.dist.environment import RankPlace
 
 FAREWELL = 3.0  # seconds for what ranks say to each other at the end; peers that hang can hold it up
 ROLL_CALL = 1.0  # seconds to find out which peer it was
 LOOPBACK = "127.0.0.1"
 
 
-class Peers:
+class RankNotes:
     """Short notes that ranks leave for each other where they met, to say who is to blame when talking fails."""
 
-    def __init__(self, place: Place, notes: PrefixStore) -> None:
+    def __init__(self, place: RankPlace, notes: PrefixStore) -> None:
         self._rank, self._notes = place.rank, notes
         self._keeper = _keeper(place)
         self._others = [rank for rank in range(place.world_size) if rank != place.rank]
@@ -99,7 +99,7 @@ def hold_meeting_point(port: int, wait: timedelta) -> TCPStore:
         )
 
 
-def meeting_point(place: Place, wait: timedelta) -> TCPStore:
+def meeting_point(place: RankPlace, wait: timedelta) -> TCPStore:
     """The store that all ranks reach, held by rank 0 where no launcher holds it."""
     holds = place.rank == 0 and not place.hosted
     address = LOOPBACK if place.on_one_host and not place.hosted else place.address
@@ -119,7 +119,7 @@ def meeting_point(place: Place, wait: timedelta) -> TCPStore:
         ) from error
 
 
-def _keeper(place: Place) -> str:
+def _keeper(place: RankPlace) -> str:
     return "the launcher" if place.hosted else "rank 0"
 
 

@@ -30,8 +30,8 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.dist import environment
 from hoploom.dist.context import DEADLINE, init
-from hoploom.dist.environment import Place
-from hoploom.dist.parent_death import die_with
+from hoploom.dist.environment import RankPlace
+from hoploom.dist.stopping import die_with
 from hoploom.dist.rendezvous import hold_meeting_point
 
 AFTER_FAILURE = 5.0  # seconds that the other ranks get to end by themselves once one has failed
@@ -66,7 +66,7 @@ def spawn(
     store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
     with _Ranks() as ranks:
         for rank in range(num_ranks):
-            place = Place(rank, rank, num_ranks, num_ranks, port=store.port, hosted=True)
+            place = RankPlace(rank, rank, num_ranks, num_ranks, port=store.port, hosted=True)
             ranks.start(place, (fn, tuple(args), options))
         ranks.wait()
 
@@ -87,7 +87,7 @@ class _Ranks:
     ranks: list[_Rank] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)  # in the order in which they came in
 
-    def start(self, place: Place, work: tuple[Callable[..., object], tuple[Any, ...], Options]) -> None:
+    def start(self, place: RankPlace, work: tuple[Callable[..., object], tuple[Any, ...], Options]) -> None:
         reports, report = multiprocessing.Pipe(duplex=False)
         spawning = multiprocessing.get_context("spawn")
         process = spawning.Process(
@@ -190,7 +190,7 @@ class _Ranks:
 
 
 def _run_rank(
-    place: Place,
+    place: RankPlace,
     parent: int,
     report: Connection,
     fn: Callable[..., object],

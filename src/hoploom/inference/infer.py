@@ -20,7 +20,7 @@ from torch import nn
 from hoploom.config.values import as_int
 from hoploom.dist import environment
 from hoploom.dist.context import DEADLINE, Context, unwrap
-from hoploom.dist.environment import Place
+from hoploom.dist.environment import RankPlace
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.layered import Plan, as_layered, plan_of
 from hoploom.inference.layerwise import LayerWise, Share
@@ -30,7 +30,7 @@ from hoploom.load.assemble import FEATURES
 from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store
 from hoploom.store.durable import sync_folder
-from hoploom.train.evaluate import evaluating
+from hoploom.train.evaluation import evaluating
 from hoploom.train.progress import BAR_CELLS, REDRAW_SECONDS, Progress
 
 Column = Literal["embedding", "output", "prediction"]
@@ -110,7 +110,7 @@ def _alone() -> Context:
     place = environment.read()
     if place.world_size > 1:
         raise ConfigError(f"this is rank {place.rank} of {place.world_size}; give infer the context of hoploom.init()")
-    return Context(Place(), torch.device("cpu"), "gloo", DEADLINE)
+    return Context(RankPlace(), torch.device("cpu"), "gloo", DEADLINE)
 
 
 def _on_cpu(model: nn.Module) -> nn.Module:

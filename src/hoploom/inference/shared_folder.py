@@ -14,8 +14,9 @@ from types import TracebackType
 
 import torch
 
+from hoploom.dist.collectives import all_or_none
 from hoploom.dist.context import Context
-from hoploom.errors import HoploomError, PeerError, StoreError
+from hoploom.errors import HoploomError, StoreError
 
 
 class _PeerFailedError(Exception):
@@ -52,48 +53,26 @@ class SharedFolder:
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
         """A pass of all ranks. Left when all have finished it; an error of one is an error of all."""
-        failure: BaseException | None = None
-        is_stopped = False
-        try:
-            yield
-        except _PeerFailedError:
-            is_stopped = True
-        except BaseException as error:
-            failure = self._explained(error)
-            self._leave_note()
-        try:
-            failed = self._meet(failure)
-            if failure is not None:
-                raise failure
-        finally:
-            del failure  # its traceback leads here: together they would hold what is mapped until a collection
-        if failed is not None or is_stopped:
-            raise PeerError(f"rank {failed} failed {doing}; its own message says why")
+        with all_or_none(self._context, doing):
+            try:
+                yield
+            except _PeerFailedError:
+                pass  # the rank that failed tells the others
+            except BaseException as error:
+                self._leave_note()
+                if not isinstance(error, OSError) or isinstance(error, HoploomError):
+                    raise
+                raise StoreError(self._explained(error)) from error
 
     def check_peers(self) -> None:
         """Leave the pass if another rank has failed."""
         if any(self._note(rank).exists() for rank in range(self._context.world_size) if rank != self._context.rank):
             raise _PeerFailedError
 
-    def _meet(self, failure: BaseException | None) -> int | None:
-        """Wait for all ranks; the first that failed."""
-        world_size = self._context.world_size
-        try:
-            worst = self._context.max(0 if failure is None else world_size - self._context.rank)
-        except PeerError:
-            if failure is None:
-                raise
-            return None
-        return world_size - worst if worst else None
-
-    def _explained(self, error: BaseException) -> BaseException:
-        if not isinstance(error, OSError) or isinstance(error, HoploomError):
-            return error
-        explained = StoreError(f"cannot write {self._target}: {error}")
+    def _explained(self, error: OSError) -> str:
         if error.errno == errno.ENOSPC:
-            explained = StoreError(f"the disk is full writing {self._target} and nothing was kept; free some space")
-        explained.__cause__ = error
-        return explained
+            return f"the disk is full writing {self._target} and nothing was kept; free some space"
+        return f"cannot write {self._target}: {error}"
 
     def _leave_note(self) -> None:
         if self.is_shared:

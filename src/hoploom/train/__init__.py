@@ -1,21 +1,44 @@
-"""Training: the ranks and what they do together, the loop, metrics, checkpoints, and inference."""
+"""Training: the loop, tasks, metrics and checkpoints; and by their old home the ranks and inference."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hoploom.dist.context import Context, init, unwrap
-from hoploom.dist.spawn import spawn
-from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.evaluate import evaluate
-from hoploom.train.fit import Outcome, fit
-from hoploom.train.journal import Journal
-from hoploom.train.learner import Learner, Training
-from hoploom.train.step import StepReport
-from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
-
 if TYPE_CHECKING:
+    from hoploom.dist.context import Context, init, unwrap
+    from hoploom.dist.spawn import spawn
     from hoploom.gpu.whole_step.whole_step import WholeStep
     from hoploom.inference.infer import Inference, infer
+    from hoploom.train.checkpoint import Checkpoint
+    from hoploom.train.evaluation import evaluate
+    from hoploom.train.journal import Journal
+    from hoploom.train.learner import Learner, Training
+    from hoploom.train.loop import Outcome, fit
+    from hoploom.train.step import StepReport
+    from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
+
+# At first use: who only talks to other ranks need not import PyG, which takes seconds.
+_HOMES = {
+    "Checkpoint": "train.checkpoint",
+    "Context": "dist.context",
+    "Inference": "inference.infer",
+    "Journal": "train.journal",
+    "Learner": "train.learner",
+    "LinkPrediction": "train.tasks",
+    "MultiLabel": "train.tasks",
+    "NodeClassification": "train.tasks",
+    "NodeRegression": "train.tasks",
+    "Outcome": "train.loop",
+    "StepReport": "train.step",
+    "Task": "train.tasks",
+    "Training": "train.learner",
+    "WholeStep": "gpu.whole_step.whole_step",
+    "evaluate": "train.evaluation",
+    "fit": "train.loop",
+    "infer": "inference.infer",
+    "init": "dist.context",
+    "spawn": "dist.spawn",
+    "unwrap": "dist.context",
+}
 
 __all__ = [
     "Checkpoint",
@@ -40,11 +63,8 @@ __all__ = [
     "unwrap",
 ]
 
-# Public names of packages that import this one.
-_BELOW = {"Inference": "inference.infer", "WholeStep": "gpu.whole_step.whole_step", "infer": "inference.infer"}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _BELOW:
-        return getattr(import_module(f"hoploom.{_BELOW[name]}"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"hoploom.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'hoploom.train' has no attribute {name!r}")

@@ -3,22 +3,22 @@
 Costs every rank a whole read at the start; nothing is sharded.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from hoploom.dist.collectives import all_or_none
 from hoploom.dist.context import Context, unwrap
 from hoploom.errors import ConfigError, HoploomError, StoreError
 from hoploom.train import tensorfile
 
 FORMAT = 1
-TEXT_BYTES = 2048  # of an error, on its way to the other ranks
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """What can be saved: a model, an optimizer, a scheduler, a loader, ..."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
@@ -42,20 +42,18 @@ class Checkpoint:
             raise ConfigError(f"a checkpoint cannot be called {name!r}; give a plain name, e.g. 'last'")
         return self.folder / f"{name}.safetensors"
 
-    def save(self, name: str, parts: Mapping[str, Part], **extra: Any) -> None:
+    def save(self, name: str, parts: Mapping[str, Stateful], **extra: Any) -> None:
         """Write the parts' state and `extra`. All ranks call; the file before it stays until the new one is whole."""
         path, random = self.path(name), _random_states(self._context)
 
-        def write() -> None:
-            states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
-            kinds = {part: _kind(owner) for part, owner in parts.items()}
-            tensorfile.write(
-                path, {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
-            )
+        with all_or_none(self._context, f"writing {path}"):
+            if self._context.is_main:
+                states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
+                kinds = {part: _kind(owner) for part, owner in parts.items()}
+                state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
+                tensorfile.write(path, state)
 
-        self._together(write if self._context.is_main else lambda: None)
-
-    def restore(self, name: str, parts: Mapping[str, Part]) -> dict[str, Any] | None:
+    def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
         """Put the parts back and return `extra`; None where there is no such checkpoint. All ranks call.
 
         The state of torch's random generators comes back too, where the number of ranks is the same.
@@ -69,44 +67,15 @@ class Checkpoint:
                 f"{path} is there for {num_found} of {self._context.world_size} ranks; "
                 "put the folder on a file system that all ranks share"
             )
-        extra: dict[str, Any] = {}
-
-        def read() -> None:
+        with all_or_none(self._context, f"reading {path}"):
             state = _checked(path, tensorfile.read(path))
             for part in parts:
                 _check_part(path, state, part, _unwrapped(parts[part]))
             for part, owner in parts.items():
                 _load(path, part, _unwrapped(owner), state["parts"][part])
             _set_random_states(self._context, state["random"])
-            extra.update(state["extra"])
-
-        self._together(read)
+        extra: dict[str, Any] = state["extra"]
         return extra
-
-    def _together(self, action: Callable[[], None]) -> None:
-        """Do it, and raise on every rank what it raised on any."""
-        failure: HoploomError | None = None
-        try:
-            action()
-        except HoploomError as error:
-            failure = error
-        if self._context.sum(float(failure is not None)) == 0:
-            return
-        text = "" if failure is None else f"{type(failure).__name__}:{failure}"
-        texts = [_text(sent) for sent in self._context.gather(_bytes(text))]
-        if failure is not None:
-            raise failure
-        kind, _, message = next(text for text in texts if text).partition(":")
-        raise (ConfigError if kind == "ConfigError" else StoreError)(message)
-
-
-def _bytes(text: str) -> Tensor:
-    raw = text.encode()[:TEXT_BYTES]
-    return torch.tensor(list(raw.ljust(TEXT_BYTES, b"\0")), dtype=torch.uint8)
-
-
-def _text(sent: Tensor) -> str:
-    return bytes(sent.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
 def _unwrapped(part: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.load.loader import Loader
-from hoploom.train.checkpoint import Part
+from hoploom.train.checkpoint import Stateful
 from hoploom.train.tasks import Mode, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -119,7 +119,7 @@ class Learner:
         device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
         self.scaler = torch.amp.GradScaler(device)
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Stateful]:
         """What a checkpoint must hold for training to continue at the very next step."""
         parts: dict[str, Any] = {
             "model": self.model,

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from hoploom import keys
 from hoploom.dist.context import Context
-from hoploom.dist.signals import StopRequests
+from hoploom.dist.stopping import StopRequests
 from hoploom.errors import BatchError, ConfigError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader

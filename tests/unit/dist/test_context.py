@@ -15,7 +15,7 @@ from support import TESTS
 from support.train_workers import FEATURES, LABELS, losses, model
 
 from hoploom import ConfigError, PeerError
-from hoploom.dist.environment import Place, first_host, read
+from hoploom.dist.environment import RankPlace, first_host, read
 from hoploom.train import Context, init, unwrap
 
 
@@ -27,7 +27,7 @@ SLURM |= {"SLURM_JOB_NODELIST": "gpu[003-004]", "SLURM_TASKS_PER_NODE": "4(x2)",
 
 def test_torchruns_variables_say_where_a_rank_stands() -> None:
     restarted = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
-    assert read(TORCHRUN | restarted) == Place(3, 1, 8, 2, "torchrun", 2, "gpu7", 29400, hosted=True)
+    assert read(TORCHRUN | restarted) == RankPlace(3, 1, 8, 2, "torchrun", 2, "gpu7", 29400, hosted=True)
 
 
 def test_torchrun_inside_slurm_has_the_last_word() -> None:
@@ -36,7 +36,7 @@ def test_torchrun_inside_slurm_has_the_last_word() -> None:
 
 def test_slurms_variables_say_where_a_rank_stands() -> None:
     place = read(SLURM | {"OMP_NUM_THREADS": "2"})
-    assert place == Place(5, 1, 8, 4, "slurm", 0, "gpu003", place.port)
+    assert place == RankPlace(5, 1, 8, 4, "slurm", 0, "gpu003", place.port)
     assert 1024 < place.port < 32768  # below the ports that Linux hands out by itself
 
 
@@ -227,8 +227,9 @@ LOOPBACK = "0100007F"
 SCRIPT = """
 import gc
 gc.disable()
-import hoploom.train as train, train_workers
-with train.init(timeout=60) as context:
+import hoploom
+from support import train_workers
+with hoploom.init(timeout=60) as context:
     train_workers.tell_all(context, "{folder}")
 gc.freeze()
 """
@@ -294,6 +295,13 @@ def test_slurms_tasks_do_together_what_one_process_does(tmp_path: Path) -> None:
             task.kill()
             task.wait()
     check_two_ranks(tmp_path)
+
+
+def test_ranks_that_only_talk_import_no_pyg() -> None:
+    script = "import sys, hoploom, hoploom.train as train; hoploom.spawn, train.Context, train.Checkpoint"
+    script += "; print([name for name in ('torch_geometric', 'torch._dynamo', 'pyarrow') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_process_that_trains_on_the_cpu_faults_its_pages_in_once() -> None:

@@ -16,8 +16,8 @@ from support import train_workers
 from test_context import check_two_ranks
 
 from hoploom import ConfigError, PeerError, StoreError, TrainError
-from hoploom.dist import spawn
-from hoploom.train import Context
+from hoploom.dist.context import Context
+from hoploom.dist.spawn import spawn
 
 
 SPAWN = sys.modules["hoploom.dist.spawn"]
@@ -118,7 +118,7 @@ def test_what_cannot_be_spawned_is_refused_at_once(monkeypatch: pytest.MonkeyPat
 SCRIPT = """
 import gc, sys
 gc.disable()
-import hoploom.train
+import hoploom
 from support import train_workers
 gc.freeze()
 gc.enable()
@@ -127,7 +127,7 @@ def train(context, folder):
     train_workers.wait_to_be_ended(context, folder)
 
 if __name__ == "__main__":
-    hoploom.dist.spawn(train, 2, sys.argv[1:])
+    hoploom.spawn(train, 2, sys.argv[1:])
 """
 
 

@@ -13,9 +13,9 @@ import hoploom
 from hoploom import DataError, LinkNeighborLoader, NeighborLoader
 from hoploom.dist.context import Context, init
 from hoploom.train import tasks
-from hoploom.train.evaluate import evaluate
-from hoploom.train.fit import fit
+from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import fit
 from hoploom.train.tasks import LinkPrediction, NodeClassification, check_labels
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

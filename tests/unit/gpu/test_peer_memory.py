@@ -11,6 +11,7 @@ from support import place_workers
 from support.graphs import random_graph, save_in_parts
 
 import hoploom
+from hoploom.dist.collectives import gather_json
 from hoploom.dist.context import init
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import peer_memory as peermemory
@@ -53,7 +54,7 @@ def test_a_rank_that_fails_is_not_waited_for(folder: Path, path: Path) -> None:
 def test_one_rank_alone_holds_all(monkeypatch: pytest.MonkeyPatch, folder: Path, path: Path) -> None:
     monkeypatch.setattr(hostmemory, "FOLDER", folder)
     with init(device=place_workers.DEVICE) as context:
-        assert peermemory.tell(context, {"a": [1, None]}) == [{"a": [1, None]}]
+        assert gather_json(context, {"a": [1, None]}) == [{"a": [1, None]}]
         assert peermemory.neighbours(context) == (0,)
         with context.open(path).place(features="spread", device=place_workers.DEVICE, among=context) as store:
             assert store.placed is not None

@@ -293,7 +293,7 @@ def test_ranks_that_share_a_device_share_what_is_free_there(
 ) -> None:
     said: list[Any] = []
     monkeypatch.setattr(placeplan, "free_memory", lambda device: 10)
-    monkeypatch.setattr(placeplan, "tell", lambda among, words: said.append(words) or told)
+    monkeypatch.setattr(placeplan, "gather_json", lambda among, words: said.append(words) or told)
     among: Any = object()
     assert placeplan._room(device, among, [0, 1, 2]) == room
     assert said == [[10, placeplan.name_of_device(device)]]

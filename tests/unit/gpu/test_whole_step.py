@@ -28,9 +28,9 @@ from hoploom.dist.context import init
 from hoploom.gpu.whole_step import shapes as capacity
 from hoploom.gpu.whole_step.whole_step import StepCounts, WholeStep
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.fit import Outcome, fit
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import Outcome, fit
 from hoploom.train.runs.check_run_file import check_whole_steps
 from hoploom.train.runs.read_run_file import parse_recipe
 from hoploom.train.runs.run import run, summary

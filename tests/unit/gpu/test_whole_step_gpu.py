@@ -11,11 +11,11 @@ from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, li
 
 import hoploom
 from hoploom.dist.context import init
-from hoploom.dist.signals import StopRequests
+from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.whole_step.record import WARM_UP, Lane, Recording
 from hoploom.gpu.whole_step.whole_step import WholeStep
-from hoploom.train.fit import fit
 from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import fit
 
 pytestmark = pytest.mark.gpu
 EPOCHS = 4

@@ -11,7 +11,7 @@ from support.fit_workers import NUM_CLASSES, Sage, alone, labelled, link_loader,
 from torch import Tensor, nn
 
 from hoploom import ConfigError, DataError, NeighborLoader, PeerError
-from hoploom.train.evaluate import evaluate
+from hoploom.train.evaluation import evaluate
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
 

@@ -30,8 +30,8 @@ from torch import nn
 
 from hoploom import ConfigError, StoreError, TrainError
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.fit import Outcome
 from hoploom.train.learner import Training
+from hoploom.train.loop import Outcome
 from hoploom.train.tasks import NodeClassification
 
 pytestmark = pytest.mark.usefixtures("no_sync")

@@ -12,8 +12,8 @@ from hoploom import TrainError
 from hoploom.dist.spawn import spawn
 from hoploom.train import tensorfile
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.fit import fit
 from hoploom.train.learner import Training
+from hoploom.train.loop import fit
 
 COUNTED = ("accuracy", "f1", "confusion")  # integers summed up: equal to the last bit
 

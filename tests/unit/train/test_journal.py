@@ -17,9 +17,9 @@ from support.fit_workers import QUIET, alone, learner_of
 from hoploom import StoreError
 from hoploom.train import progress
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.fit import fit
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import fit
 from hoploom.train.progress import Progress
 from hoploom.train.step import StepReport
 

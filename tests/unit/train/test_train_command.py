@@ -21,7 +21,7 @@ from hoploom.dist.context import init
 from hoploom.ingest.synthetic import generate
 from hoploom.nn import KINDS
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.evaluate import evaluate
+from hoploom.train.evaluation import evaluate
 from hoploom.train.runs.factories import eval_loader, model_of
 from hoploom.train.runs.problem import goal_of
 from hoploom.train.runs.read_run_file import parse_recipe, read_recipe
@@ -278,7 +278,7 @@ def test_a_run_may_be_made_longer(here: Path, capsys: pytest.CaptureFixture[str]
 def test_a_restarted_run_resumes_by_itself(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "trap").write_text("0 7 self SIGINT")
     assert train(here) == 130
-    place = replace(environment.Place(), source="torchrun", restarts=1)
+    place = replace(environment.RankPlace(), source="torchrun", restarts=1)
     monkeypatch.setattr(environment, "read", lambda: place)
     assert train(here) == 0
     monkeypatch.undo()

@@ -8,7 +8,6 @@ device, lets go of what the others hold, waits for them within their context's d
 """
 
 import base64
-import json
 import os
 import secrets
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hoploom.dist.collectives import gather_json
 from hoploom.errors import ConfigError, PeerError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import Fill, HostMemory, name_of
@@ -39,23 +39,13 @@ class Among(Protocol):
         """Wait for all ranks, not for ever."""
 
 
-def tell(among: Among, words: Any) -> list[Any]:
-    """What every rank says, as JSON, in the order of ranks. All ranks call."""
-    own = json.dumps(words).encode()
-    sizes = [int(size) for size in among.gather(torch.tensor([len(own)]))]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    told = [entry.numpy().tobytes() for entry in among.gather(padded)]
-    return [json.loads(entry[:size]) for entry, size in zip(told, sizes, strict=True)]
-
-
 def neighbours(among: Among) -> tuple[int, ...]:
     """The ranks that share memory with this one, itself among them, ascending. All ranks call."""
     try:
         place = [BOOT.read_text().strip(), os.stat(hostmemory.FOLDER).st_dev]
     except OSError:  # no Linux, or no /dev/shm: alone
         place = [secrets.token_hex(16), among.rank]
-    return tuple(rank for rank, other in enumerate(tell(among, place)) if other == place)
+    return tuple(rank for rank, other in enumerate(gather_json(among, place)) if other == place)
 
 
 class PeerMemory:
@@ -72,7 +62,7 @@ class PeerMemory:
         share = _DeviceShare if device.type == "cuda" else _HostShare
         self._own: _DeviceShare | _HostShare = share(sizes[own], fill, device)
         try:
-            told = tell(among, {str(rank): self._own.export() for rank in ranks if rank != among.rank})
+            told = gather_json(among, {str(rank): self._own.export() for rank in ranks if rank != among.rank})
             self.bytes = [  # per rank: [size] uint8
                 self._own.bytes if rank == among.rank else self._own.open(told[rank][str(among.rank)], size)
                 for rank, size in zip(ranks, sizes, strict=True)

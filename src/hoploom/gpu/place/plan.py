@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from hoploom.config import amounts
+from hoploom.dist.collectives import gather_json
 from hoploom.errors import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import name_of
-from hoploom.gpu.place.peer_memory import Among, neighbours, tell
+from hoploom.gpu.place.peer_memory import Among, neighbours
 from hoploom.gpu.place.pieces import Block, Column, kept_dtype, topology_block
 from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Asked, Features
 from hoploom.ops import EdgeLists
@@ -160,7 +161,7 @@ def _room(device: torch.device, among: Among | None, peers: Sequence[int]) -> Ro
     """The least of all ranks of this host: they choose alike, so that they share what they keep in host memory."""
     if among is None:
         return Room(free_memory(device), 1)
-    told = tell(among, [free_memory(device), name_of_device(device)])
+    told = gather_json(among, [free_memory(device), name_of_device(device)])
     counts = Counter(told[rank][1] for rank in peers)
     return min(Room(told[rank][0] // counts[told[rank][1]], counts[told[rank][1]]) for rank in peers)
 

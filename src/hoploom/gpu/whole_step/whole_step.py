@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hoploom.dist.context import Context, unwrap
-from hoploom.dist.signals import StopRequests
+from hoploom.dist.stopping import StopRequests
 from hoploom.errors import ConfigError, TrainError
 from hoploom.gpu.whole_step.checks import LEAVE, Rates, check_learner
 from hoploom.gpu.whole_step.record import Lane, Recording

@@ -19,10 +19,10 @@ from hoploom.gpu.whole_step.checks import prepare
 from hoploom.store.durable import write_whole
 from hoploom.store.row_cache import CacheReport
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.evaluate import evaluate
-from hoploom.train.fit import Outcome, Validate, fit
+from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import Outcome, Validate, fit
 from hoploom.train.runs.check_run_file import check_whole_steps, check_world
 from hoploom.train.runs.factories import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
 from hoploom.train.runs.open_graph import as_plain, cache_report, open_graph, with_cache, with_placement

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hoploom.dist.context import Context
-from hoploom.dist.signals import StopRequests
+from hoploom.dist.stopping import StopRequests
 from hoploom.errors import ConfigError, TrainError
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
