@@ -42,7 +42,7 @@ def serving(path: Path, parts: Sequence[Sequence[int]], *more: str) -> Iterator[
             stack.callback(process.kill)
             assert process.stdout is not None
             lines.append(process.stdout.readline())
-        yield [line.split()[-1] for line in lines]
+        yield [str(json.loads(line)["ready"]) for line in lines]
 
 
 class Trainers:

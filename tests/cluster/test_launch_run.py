@@ -28,7 +28,7 @@ def test_trainers_start_when_servers_serve_and_servers_stop_when_trainers_have_e
     assert code == 0
     assert out.splitlines() == [
         "a/server   | not yet",
-        "a/server   | serving parts 0 of a.store on 127.0.0.1:7700",
+        'a/server   | {"ready": "127.0.0.1:7700", "parts": [0]}',
         "a/trainers | trained",
     ]
     assert (tmp_path / "a-server.SIGTERM").exists()

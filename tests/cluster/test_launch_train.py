@@ -73,7 +73,7 @@ def result(folder: Path) -> dict[str, Any]:
 def test_a_launch_trains_as_one_process_does(here: Path, tmp_path: Path, cluster: str, num_servers: int) -> None:
     (here / "cluster.toml").write_text(cluster)
     done = hoploom(here, "launch", "cluster.toml", "--", "train", "run.toml", "--set", f"output.folder={tmp_path}/run")
-    assert done.stdout.count("serving part") == num_servers
+    assert (done.stdout + done.stderr).count("serving parts") == num_servers
     alone, launched = result(here / "alone"), result(tmp_path / "run")
     assert launched["steps"] == alone["steps"]
     assert launched["test"]["loss"] == pytest.approx(alone["test"]["loss"], rel=1e-3)

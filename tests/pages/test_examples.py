@@ -250,7 +250,7 @@ def test_two_hosts_that_map_a_part_each_learn(checkout: Path) -> None:
     out = launched(checkout, "worker_mode", "worker_mode_sage")
     assert "one/trainers | rank 0 of 2 maps 1 of 2 parts" in out
     assert "two/trainers | rank 1 of 2 maps 1 of 2 parts" in out
-    assert re.findall(r"^(\w+)/server +\| serving parts (\d)", out, re.MULTILINE) in (
+    assert re.findall(r'^(\w+)/server +\| {"ready": .*\[(\d)\]', out, re.MULTILINE) in (
         [("one", "0"), ("two", "1")],
         [("two", "1"), ("one", "0")],
     )

@@ -70,9 +70,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 def gauge(server: Server, name: str) -> float:
     """A number in what a server tells at /metrics."""
-    found = re.search(r"^metrics on (\S+)$", server.said, re.MULTILINE)
-    assert found is not None
-    with urllib.request.urlopen(f"http://{found[1]}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     value = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
     assert value is not None, text

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import select
 import signal
 import socket
@@ -13,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from hoploom.serve.ready import Ready
 
 START_DEADLINE = 60.0  # seconds: importing torch on a busy machine
 STOP_DEADLINE = 20.0
@@ -25,7 +26,8 @@ class Server:
     process: subprocess.Popen[str]
     address: str
     command: Sequence[str]
-    said: str
+    said: str = ""
+    metrics: str | None = None
 
     def stop(self) -> int:
         """SIGTERM, as a supervisor sends it; the exit code."""
@@ -68,11 +70,11 @@ def command_of(store: Path, parts: Sequence[int], listen: str, more: Sequence[st
 
 def _started(command: Sequence[str]) -> Server:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return Server(process, "", command, "")
+    return Server(process, "", command)
 
 
 def _wait_until_serving(server: Server, deadline: float) -> None:
-    """Its address, from the line that says it is ready."""
+    """Its addresses, from the line that says it is ready."""
     assert server.process.stdout is not None
     output = server.process.stdout.fileno()  # select does not see what a buffer holds
     while time.monotonic() < deadline:
@@ -80,8 +82,10 @@ def _wait_until_serving(server: Server, deadline: float) -> None:
             continue
         some = os.read(output, 1 << 16).decode()
         server.said += some
-        if found := re.search(r"^serving .* on (\S+)\n", server.said, re.MULTILINE):
-            server.address = found[1]
+        if "\n" in server.said:
+            ready = Ready.read(server.said)
+            assert ready is not None, server.said
+            server.address, server.metrics = ready.address, ready.metrics
             return
         if not some:
             break

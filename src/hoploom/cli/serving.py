@@ -18,6 +18,7 @@ from hoploom.errors import ConfigError
 from hoploom.serve.address import read_addresses, split_address
 from hoploom.serve.endpoint import Endpoint
 from hoploom.serve.graph_server import BatchOptions, GraphServer
+from hoploom.serve.ready import Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.serve.server import GRACE, Server
 from hoploom.serve.stalls import STALL
@@ -65,20 +66,27 @@ def _serve(arguments: Arguments) -> int:
         asked = stack.enter_context(_asked_to_stop())
         held = stack.enter_context(GraphServer(arguments.store, arguments.part, options))
         server = stack.enter_context(Server(held.service, arguments.listen, security, held.metrics, stall))
+        metrics = None
         if arguments.metrics is not None:
             where = split_address(arguments.metrics)
-            endpoint = Endpoint(held.metrics, *where, security, insecure=arguments.insecure)
-            stack.callback(endpoint.close)
+            endpoint = stack.enter_context(Endpoint(held.metrics, *where, security, insecure=arguments.insecure))
             _warn(endpoint.warning)
-            print(f"metrics on {endpoint.address}", flush=True)
-        parts = ",".join(map(str, held.parts))
-        print(f"serving parts {parts} of {arguments.store} on {server.address}", flush=True)
+            metrics = endpoint.address
+        _say_ready(Ready(server.address, tuple(held.parts), metrics), arguments.store)
         held.warm_up()
         asked.wait()  # for as long as the server is to run
         print(f"stopping: {server.under_way} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
         print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)
     return _end(0 if finished else 1)
+
+
+def _say_ready(ready: Ready, store: Path) -> None:
+    """A sentence for people on stderr, and then a line for programs on stdout."""
+    metrics = "" if ready.metrics is None else f", metrics on {ready.metrics}"
+    parts = ",".join(map(str, ready.parts))
+    print(f"serving parts {parts} of {store} on {ready.address}{metrics}", file=sys.stderr, flush=True)
+    print(ready.line(), flush=True)
 
 
 def _end(code: int) -> int:

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import TracebackType
 
 from hoploom.errors import ConfigError, PeerError
+from hoploom.serve.ready import Ready
 
 AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
 UNDER_THIS = (
     "import runpy; from hoploom.dist.stopping import die_with_stdin; die_with_stdin(); "
     "runpy.run_module('hoploom', run_name='__main__', alter_sys=True)"
 )
-READY = " on "  # what stands before the address in the server's first line
 
 
 class Beside:
@@ -34,13 +34,13 @@ class Beside:
         line = [sys.executable, "-c", UNDER_THIS, "serve", *words]
         self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         try:
-            self.address = self._first_line(time.monotonic() + seconds).rpartition(READY)[2].strip()
+            self.address = self._ready(time.monotonic() + seconds).address
         except BaseException:
             self._process.kill()
             self.close()
             raise
 
-    def _first_line(self, deadline: float) -> str:
+    def _ready(self, deadline: float) -> Ready:
         assert self._process.stdout is not None
         pipe, line = self._process.stdout.fileno(), b""
         while b"\n" not in line:
@@ -51,7 +51,10 @@ class Beside:
                 code = self._process.wait(AFTER_TERMINATE)
                 raise PeerError(f"the graph server of this host ended with exit code {code}; its own words are above")
             line += more
-        return line.decode(errors="replace").splitlines()[0]
+        ready = Ready.read(line.decode(errors="replace").splitlines()[0])
+        if ready is None:
+            raise PeerError(f"the graph server of this host says {line!r:.200}, not that it is ready; see its output")
+        return ready
 
     def close(self) -> None:
         """Ask it to stop, then make it."""

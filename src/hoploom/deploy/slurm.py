@@ -30,7 +30,7 @@ FUNCTIONS = r"""
 follow_server() {  # NODE: label its lines, and note that it serves
   local line
   while IFS= read -r line || [ -n "$line" ]; do
-    [[ $line == "serving parts "* ]] && : >"$marks/$1"
+    [[ $line == '{"ready": '* ]] && : >"$marks/$1"
     [ -e "$marks/stopping" ] && [[ $line == slurmstepd-*CANCELLED* ]] && continue  # that was us
     printf '%s/server | %s\n' "${hosts[$1]}" "$line"
   done

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -16,8 +15,8 @@ from hoploom.deploy.cluster_file import Process
 from hoploom.deploy.failure import Failure
 from hoploom.deploy.view import View
 from hoploom.errors import ConfigError
+from hoploom.serve.ready import Ready
 
-SERVING = re.compile(r"serving parts? .* on \S+:\d+")
 LONGEST_LINE = 65536  # bytes; a longer one is shown in pieces
 MOST_JOB = 60_000  # bytes: what a pipe takes before anybody reads it
 LAST_LINES = 5.0  # seconds for readers to come to the end once the process is gone
@@ -125,7 +124,7 @@ class Started:
         if self._view.is_deaf and not self._told_deaf:
             self._told_deaf = True
             self._report(Event("deaf", self.label))
-        if self.process.is_server and not is_error and not self.serves and SERVING.match(line):
+        if self.process.is_server and not is_error and not self.serves and Ready.read(line) is not None:
             self.serves = True
             self._report(Event("serves", self.label))
 
