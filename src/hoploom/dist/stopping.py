@@ -1,0 +1,60 @@
+"""What ends a process early: Ctrl-C and SIGTERM, which training answers between two steps, and its parent's end.
+
+Signals reach the main thread only: elsewhere nothing is caught, and nothing is changed.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+class StopRequests:
+    """While entered, SIGINT and SIGTERM set `asked`; a second SIGINT raises KeyboardInterrupt at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequests":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            if handler is not None:  # None: it was not Python's, and cannot be put back
+                signal.signal(number, handler)
+        self._before.clear()
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; elsewhere than on Linux, a lost store ends it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we could ask
+        os._exit(1)
+
+
+def die_with_stdin() -> None:
+    """End this process when stdin ends: with the last process that holds its other end, whichever thread opened it."""
+    threading.Thread(target=_wait_for_the_end, name="lifeline", daemon=True).start()
+
+
+def _wait_for_the_end() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
