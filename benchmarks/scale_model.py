@@ -27,7 +27,7 @@ from hoploom import NeighborLoader, ops
 from hoploom.batch import Sampled
 from hoploom.ingest.synthetic import generate
 from hoploom.ingest.tables.build import BuildOptions, build
-from hoploom.ingest.tables.reader import read_graph
+from hoploom.ingest.tables.read_graph_file import read_graph
 from hoploom.nn import GraphSAGE
 from hoploom.scale import Constants, Plan, Question, plan
 from hoploom.scale.batches import crowd_of

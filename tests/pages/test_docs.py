@@ -14,9 +14,9 @@ from support import ROOT
 
 import hoploom
 from hoploom import HoploomError, cli, errors
-from hoploom.config.keys import default_of, key_of, keys_in
-from hoploom.config.text import as_toml
-from hoploom.deploy.sections import SECTIONS, HostKeys, TopKeys
+from hoploom.config.declare import default_of, key_of, keys_in
+from hoploom.config.toml import as_toml
+from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys
 from hoploom.serve.metrics import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more

@@ -10,7 +10,7 @@ import pytest
 
 from hoploom import DataError, HoploomError
 from hoploom.ingest.tables.files import Source, read_sources
-from hoploom.ingest.tables.reader import parse_graph
+from hoploom.ingest.tables.read_graph_file import parse_graph
 
 NODES = "nodes.node"
 EDGES = 'edges."node to node"'

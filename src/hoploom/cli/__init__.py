@@ -15,7 +15,7 @@ from importlib import import_module
 
 import hoploom
 from hoploom.cli.command import Command
-from hoploom.config.keys import nearest
+from hoploom.config.values import nearest
 from hoploom.errors import BatchError, HoploomError, PeerError, TrainError
 
 # name -> (the module that has it, what it does): only the module of the command that runs is imported.

@@ -85,7 +85,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _build(arguments: Arguments) -> int:
     from hoploom.ingest.tables.build import BuildOptions, build
-    from hoploom.ingest.tables.reader import read_graph
+    from hoploom.ingest.tables.read_graph_file import read_graph
 
     options = BuildOptions(
         parts=_whole_number("--parts", arguments.parts),

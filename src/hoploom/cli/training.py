@@ -14,14 +14,13 @@ from hoploom.dist import environment
 from hoploom.dist.context import Context, init
 from hoploom.dist.spawn import spawn
 from hoploom.errors import ConfigError
-from hoploom.train.runs.check_run_file import check_world
-from hoploom.train.runs.read_run_file import read_recipe
+from hoploom.train.runs.read_run_file import check_world, read_recipe
 from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
-from hoploom.train.runs.run_file import Recipe
+from hoploom.train.runs.run_file import RunFile
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", type=Path, help="run.toml; `hoploom init` writes one")
+    parser.add_argument("file", type=Path, help="run.toml; `hoploom init` writes one")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="another value for a key, e.g. train.epochs=3"
     )
@@ -33,50 +32,50 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: Arguments) -> int:
-    recipe = read_recipe(arguments.recipe, arguments.set)
+    run_file = read_recipe(arguments.file, arguments.set)
     started = environment.read()
-    num_processes = _num_processes(arguments, recipe, started)
-    check_world(recipe, num_processes)
+    num_processes = _num_processes(arguments, run_file, started)
+    check_world(run_file, num_processes)
     resume = arguments.resume or started.restarts > 0
     if started.rank == 0:
-        check_folder(recipe, resume=resume)
+        check_folder(run_file, resume=resume)
     try:
-        work = (recipe, resume, not arguments.quiet)
+        work = (run_file, resume, not arguments.quiet)
         if started.world_size > 1 or num_processes == 1:
-            with init(device=_device(recipe)) as context:
+            with init(device=_device(run_file)) as context:
                 complete = train_rank(context, *work)
         else:
             with _terminated_as_interrupted():
-                spawn(train_rank, num_processes, work, device=_device(recipe))
-            complete = (recipe.output.folder / RESULT_FILE).exists()
+                spawn(train_rank, num_processes, work, device=_device(run_file))
+            complete = (run_file.output.folder / RESULT_FILE).exists()
     except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(*_way_on(arguments, recipe)) from interrupt
+        raise KeyboardInterrupt(*_way_on(arguments, run_file)) from interrupt
     if not complete:
-        raise KeyboardInterrupt(*_way_on(arguments, recipe))
+        raise KeyboardInterrupt(*_way_on(arguments, run_file))
     return 0
 
 
-def train_rank(context: Context, recipe: Recipe, resume: bool, progress: bool) -> bool:
+def train_rank(context: Context, run_file: RunFile, resume: bool, progress: bool) -> bool:
     """What every rank does; whether it was left to finish."""
-    result = run(recipe, context, resume=resume, progress=progress)
+    result = run(run_file, context, resume=resume, progress=progress)
     if context.is_main:
         print(summary(result), flush=True)
     return result.is_complete
 
 
-def _num_processes(arguments: Arguments, recipe: Recipe, started: environment.RankPlace) -> int:
+def _num_processes(arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> int:
     wanted = arguments.processes
     if wanted is not None:
         wanted = as_int("--processes", wanted, 1, "give the number of processes")
     if started.source == "single":
-        return wanted or recipe.train.processes
+        return wanted or run_file.train.processes
     if wanted not in (None, started.world_size):
         raise ConfigError(f"--processes is {wanted}, but {started.source} started {started.world_size}; leave it out")
     return started.world_size
 
 
-def _device(recipe: Recipe) -> str | None:
-    return None if recipe.train.device == "auto" else recipe.train.device
+def _device(run_file: RunFile) -> str | None:
+    return None if run_file.train.device == "auto" else run_file.train.device
 
 
 @contextmanager
@@ -93,11 +92,11 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _way_on(arguments: Arguments, recipe: Recipe) -> list[str]:
+def _way_on(arguments: Arguments, run_file: RunFile) -> list[str]:
     """The command that goes on, if there is something to go on from."""
-    if not (recipe.output.folder / f"{LAST}.safetensors").exists():
+    if not (run_file.output.folder / f"{LAST}.safetensors").exists():
         return ["there is no checkpoint yet"]
-    words = ["hoploom", "train", str(arguments.recipe)]
+    words = ["hoploom", "train", str(arguments.file)]
     for override in arguments.set:
         words += ["--set", override]
     words += ["--processes", str(arguments.processes)] if arguments.processes else []

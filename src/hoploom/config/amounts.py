@@ -1,27 +1,19 @@
-"""Amounts as people write them, both ways: 1e10, 512GB, 100Gb, 256xfp16, and back into text.
+"""Amounts as people write them, both ways: 1e10, 512GB, 20%, 100Gb, 15,10,5, and back into text.
 
 Bytes go by powers of 1000 (GB) or 1024 (GiB). Text has three digits, which is more than the model is good for.
 """
 
 import math
+import numbers
 import re
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 
-from hoploom.config.keys import nearest
+from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
-from hoploom.schema import DTYPES, Field
 
 COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 PREFIXES = {"": 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("kmgtp", 1) for i in ("", "i")}
-SHORT_DTYPES = {
-    "fp16": "float16",
-    "half": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "float": "float32",
-    "fp64": "float64",
-    "double": "float64",
-}
 NUMBER = r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
 LIMIT = 10**18  # of any count or size: far beyond any graph, far below int64
 
@@ -77,30 +69,32 @@ def parse_bandwidth(what: str, text: str) -> float:
     return value
 
 
-def parse_features(what: str, text: str) -> Field | None:
-    """Numbers per row and their dtype: 256xfp16, 100xfloat32, or none.
+def parse_share_or_bytes(what: str, value: object, way_out: str) -> float | int:
+    """A share from 0 to 1 as a float, of 0.2 or "20%"; bytes as an int, of 4_000_000_000 or "4GB".
 
-    >>> parse_features("--features", "256xfp16")
+    >>> parse_share_or_bytes("cache", "20%", "give a share or a size")
     """
-    if text.strip() in ("none", "0"):
-        return None
-    match = re.fullmatch(NUMBER + r"[x*]\s*([A-Za-z]\w*)\s*", text)
-    if match is None:
-        raise ConfigError(f"{what} is {text!r:.80}; give a width and a dtype such as 256xfp16, or none")
-    width = parse_count(what, match[1])
-    if width < 1:
-        raise ConfigError(f"{what} is {text!r:.80}; give a width of at least 1, or none")
-    return Field(parse_dtype(what, match[2]), (width,))
+    if isinstance(value, str):
+        share = _share_or_bytes(what, value, way_out)
+    elif isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        share = as_number(what, value, way_out)
+    else:
+        return as_int(what, value, 0, way_out)
+    if isinstance(share, float) and not 0 <= share <= 1:
+        raise ConfigError(f"{what} is {value!r:.80}; {way_out}")
+    return share
 
 
-def parse_dtype(what: str, text: str) -> str:
-    """The store's name of a dtype, from its own or a short one."""
-    name = SHORT_DTYPES.get(text.lower(), text.lower())
-    if name in DTYPES:
-        return name
-    close = nearest(text, [*SHORT_DTYPES, *DTYPES])
-    hint = f"did you mean {close}?" if close else f"choose one of {', '.join([*SHORT_DTYPES, *DTYPES])}"
-    raise ConfigError(f"{what} has dtype {text!r:.80}; {hint}")
+def _share_or_bytes(what: str, text: str, way_out: str) -> float | int:
+    bare = text.strip()
+    percent = re.fullmatch(NUMBER + "%", bare)
+    if percent is not None:
+        return float(_decimal(percent[1])) / 100
+    if not bare[:1].isdigit() or bare.endswith("%"):
+        raise ConfigError(f"{what} is {text!r:.80}; {way_out}")
+    if not bare[-1].isalpha():  # "0.5" may mean a share, or GB
+        raise ConfigError(f"{what} is {text!r:.80}; give '50%' for a share or '4GB' for bytes")
+    return parse_bytes(what, text)
 
 
 def parse_fanouts(what: str, text: str) -> tuple[int, ...]:
@@ -111,7 +105,14 @@ def parse_fanouts(what: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.strip().strip("[]").split(",")]
     if not all(re.fullmatch(r"-1|[0-9]+", word) for word in words):
         raise ConfigError(f"{what} is {text!r:.80}; give one count per layer, e.g. 15,10,5, or -1 for all neighbours")
-    return tuple(map(int, words))
+    return as_fanouts(map(int, words))
+
+
+def as_fanouts(value: object) -> tuple[int, ...]:
+    """A list of fanouts, checked."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ConfigError(f"fanouts are {value!r:.80}; give one per layer in a list, e.g. [15, 10, 5]")
+    return tuple(as_int("fanout", fanout, -1, "give a count, or -1 for all neighbours") for fanout in value)
 
 
 def _decimal(text: str) -> Decimal:

@@ -1,8 +1,10 @@
-"""Numbers that a program was given, checked where they arrive."""
+"""Numbers and words that a program was given, checked where they arrive."""
 
 import math
 import numbers
 import operator
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 from hoploom.errors import ConfigError
 
@@ -23,3 +25,10 @@ def as_number(what: str, value: object, way_out: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
         raise ConfigError(f"{what} is {value!r:.80}; {way_out}")
     return float(value)
+
+
+def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
+    """The known word most like this one."""
+    lowered = {word.lower(): word for word in known}
+    found = get_close_matches(name.lower(), list(lowered), n=1, cutoff=cutoff)
+    return lowered[found[0]] if found else None

@@ -5,9 +5,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hoploom.deploy.cluster_file import Cluster, Host
-from hoploom.deploy.documents import Document, full_name
-from hoploom.deploy.sections import HOSTS
+from hoploom.config.document import Document, full_name
+from hoploom.deploy.cluster_file import HOSTS, Cluster, Host
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve.security import is_loopback
 

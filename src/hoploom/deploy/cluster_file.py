@@ -1,15 +1,16 @@
-"""A cluster: its hosts, what runs on each, and who starts it. What cluster.toml or cluster.yaml says, checked.
+"""A cluster: its hosts, what runs on each, who starts it. The keys of cluster.toml or cluster.yaml, and what they mean.
 
 A field made by `key` is a key of the file: the reader and the documentation take it, its rule and its help from here.
 """
+
+# ruff: noqa: RUF009  (key() is dataclasses.field)
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hoploom.config import rules
-from hoploom.config.keys import key
-from hoploom.deploy import rules as own_rules
+from hoploom.config.declare import Headings, key
 from hoploom.serve.address import join_address
 
 Executor = Literal["local", "ssh", "slurm", "kubernetes"]
@@ -19,14 +20,98 @@ EXECUTORS = ("local", "ssh", "slurm", "kubernetes")
 MODES = ("worker", "server-client", "none")
 
 
+# --- as it is written: what is left out is worked out from the rest in resolve.py ----------------
+
+
+@dataclass(frozen=True)
+class TopKeys:
+    """What stands above the sections."""
+
+    store: str | None = key(
+        None,
+        "the graph, at the same path on every host; left out: the command knows it",
+        rules.path_on_hosts(),
+        example="graph.store",
+    )
+    mode: str | None = key(
+        None,
+        "worker: servers beside trainers; server-client: apart; none: trainers only. Left out: worker with a store",
+        rules.choice(*MODES),
+        example="worker",
+    )
+    executor: str | None = key(
+        None,
+        "who starts it; left out: local if all hosts are this one, ssh if they have names, else slurm",
+        rules.choice(*EXECUTORS),
+        example="ssh",
+    )
+    servers: int | None = key(
+        None, "how many of `hosts = 4` serve, where they have no names yet", rules.whole(1, 100_000), example=2
+    )
+    processes: int | None = key(None, "trainers per host; left out: one per device", rules.whole(1, 4096), example=4)
+    python: str | None = key(
+        None,
+        "the Python that runs them; left out: the path of this one",
+        rules.path_on_hosts(),
+        example="/opt/venv/bin/python",
+    )
+    folder: str | None = key(
+        None,
+        "the working directory on every host; left out: the current one",
+        rules.path_on_hosts(),
+        example="/srv/papers",
+    )
+    rendezvous: str | None = key(
+        None,
+        "where torchrun's processes meet; left out: port 29500 of the first trainers' host",
+        rules.address(),
+        example="10.0.0.1:29500",
+    )
+    max_restarts: int = key(
+        0, "how often torchrun starts failed trainers again, where one host has them all", rules.whole(0, 1000)
+    )
+    environment: dict[str, str] = key(
+        {}, "variables of every process", rules.variables(), example={"NCCL_DEBUG": "INFO"}
+    )
+
+
+@dataclass(frozen=True)
+class HostKeys:
+    """One host: [hosts.NAME]."""
+
+    address: str | None = key(
+        None, "what other hosts reach it by; left out: its name", rules.host(), example="10.0.0.1"
+    )
+    ssh: str | None = key(None, "what ssh connects to; left out: the address", rules.login(), example="root@10.0.0.1")
+    ssh_port: int | None = key(
+        None, "the port of its ssh; left out: as ssh's configuration says", rules.port(), example=22
+    )
+    processes: int | None = key(None, "trainers on it", rules.whole(0, 4096), example=4)
+    devices: tuple[int, ...] | None = key(None, "the GPUs that its trainers see", rules.ids("GPUs"), example=[0, 1])
+    serves: bool | None = key(None, "whether a graph server runs on it", rules.flag(), example=True)
+    port: int | None = key(None, "where that server listens", rules.port(), example=7700)
+    parts: tuple[int, ...] | None = key(None, "the store's parts that it holds", rules.ids("parts"), example=[0])
+    python: str | None = key(
+        None, "another Python than the others'", rules.path_on_hosts(), example="/opt/venv/bin/python"
+    )
+    folder: str | None = key(None, "another working directory", rules.path_on_hosts(), example="/srv/papers")
+    environment: dict[str, str] = key(
+        {}, "variables of its processes", rules.variables(), example={"NCCL_DEBUG": "INFO"}
+    )
+
+
 @dataclass(frozen=True)
 class Security:
     """How servers and trainers know each other: paths of files as each host has them, never what is in them."""
 
-    token_file: str | None = key(None, "the file with the token", own_rules.place(), example="/etc/hoploom/token")
-    ca: str | None = key(None, "the CA's certificate, to check servers by", own_rules.place(), example="certs/ca.pem")
-    cert: str | None = key(None, "the hosts' certificate", own_rules.place(), example="certs/host.pem")
-    private_key: str | None = key(None, "the certificate's private key", own_rules.place(), example="certs/host.key")
+    token_file: str | None = key(None, "the file with the token", rules.path_on_hosts(), example="/etc/hoploom/token")
+    ca: str | None = key(
+        None, "the CA's certificate, to check servers by", rules.path_on_hosts(), example="certs/ca.pem"
+    )
+    cert: str | None = key(None, "the hosts' certificate", rules.path_on_hosts(), example="certs/host.pem")
+    private_key: str | None = key(
+        None, "the certificate's private key", rules.path_on_hosts(), example="certs/host.key"
+    )
     mutual: bool = key(False, "servers ask trainers for a certificate of the same CA, too", rules.flag())
     insecure: bool = key(False, "serve beyond loopback with neither; it warns", rules.flag())
 
@@ -35,26 +120,22 @@ class Security:
 class ServerOptions:
     """What every graph server is told."""
 
-    port: int = key(7700, "where servers listen; a host may have its own", own_rules.port())
+    port: int = key(7700, "where servers listen; a host may have its own", rules.port())
     threads: int | None = key(None, "batches made at once", rules.whole(1, 4096), example=8)
-    memory: str | None = key(None, "what batches made and not yet sent may take", own_rules.amount(), example="4GB")
-    cache: str | None = key(None, "rows of other parts that are kept", own_rules.share_or_amount(), example="20%")
-    fanouts: tuple[int, ...] | None = key(
-        None, "of batches that the cache is for", own_rules.fanouts(), example=[15, 10]
-    )
+    memory: str | None = key(None, "what batches made and not yet sent may take", rules.size(), example="4GB")
+    cache: str | None = key(None, "rows of other parts that are kept", rules.share_or_size(), example="20%")
+    fanouts: tuple[int, ...] | None = key(None, "of batches that the cache is for", rules.fanouts(), example=[15, 10])
     seeds: str | None = key(
         None, "what such batches start from; left out: the split train", rules.text(), example="train"
     )
-    metrics_port: int | None = key(
-        None, "where metrics are read, on the server's address", own_rules.port(), example=7701
-    )
+    metrics_port: int | None = key(None, "where metrics are read, on the server's address", rules.port(), example=7701)
 
 
 @dataclass(frozen=True)
 class SshOptions:
     """How the system's ssh is called; users, keys and host keys are as your own configuration of ssh has them."""
 
-    config: str | None = key(None, "another file than ~/.ssh/config", own_rules.place(), example="ssh_config")
+    config: str | None = key(None, "another file than ~/.ssh/config", rules.path_on_hosts(), example="ssh_config")
     connect_timeout: int = key(20, "seconds to reach a host", rules.whole(1, 3600))
 
 
@@ -62,7 +143,7 @@ class SshOptions:
 class SlurmOptions:
     """What sbatch is told. Slurm picks the hosts."""
 
-    name: str = key("hoploom", "the job's name", own_rules.label())
+    name: str = key("hoploom", "the job's name", rules.label())
     partition: str | None = key(None, "the partition", rules.text(), example="gpu")
     account: str | None = key(None, "whom it is charged to", rules.text(), example="research")
     qos: str | None = key(None, "the quality of service", rules.text(), example="normal")
@@ -74,21 +155,29 @@ class SlurmOptions:
     memory: str | None = key(None, "memory per host", rules.text(), example="200G")
     exclusive: bool = key(False, "hosts are shared with no other job", rules.flag())
     output: str = key("%x-%j.out", "the file with what the job prints", rules.text())
-    setup: tuple[str, ...] = key((), "shell lines before all else", own_rules.texts('["module load cuda"]'))
-    options: tuple[str, ...] = key((), "more for #SBATCH, one per line", own_rules.texts('["--mail-type=END"]'))
+    setup: tuple[str, ...] = key(
+        (), "shell lines before all else", rules.texts('a list of texts, e.g. ["module load cuda"]')
+    )
+    options: tuple[str, ...] = key(
+        (), "more for #SBATCH, one per line", rules.texts('a list of texts, e.g. ["--mail-type=END"]')
+    )
     container_image: str | None = key(
         None, "pyxis: the image", rules.text(), example="nvcr.io#nvidia/pytorch:25.01-py3"
     )
-    container_mounts: tuple[str, ...] = key((), "pyxis: what it sees of the host", own_rules.texts('["/data:/data"]'))
-    container_workdir: str | None = key(None, "pyxis: its working directory", own_rules.place(), example="/workspace")
+    container_mounts: tuple[str, ...] = key(
+        (), "pyxis: what it sees of the host", rules.texts('a list of texts, e.g. ["/data:/data"]')
+    )
+    container_workdir: str | None = key(
+        None, "pyxis: its working directory", rules.path_on_hosts(), example="/workspace"
+    )
 
 
 @dataclass(frozen=True)
 class KubernetesOptions:
     """What the manifests say: a Kubeflow TrainJob for trainers, a StatefulSet for servers."""
 
-    name: str = key("hoploom", "what all objects are called", own_rules.label())
-    namespace: str = key("default", "where they live", own_rules.label())
+    name: str = key("hoploom", "what all objects are called", rules.label())
+    namespace: str = key("default", "where they live", rules.label())
     image: str | None = key(None, "the image with Python and hoploom", rules.text(), example="registry/hoploom:1")
     gpus: int | None = key(
         None,
@@ -98,20 +187,34 @@ class KubernetesOptions:
     )
     cpu: str | None = key(None, "cores per pod", rules.text(), example="16")
     memory: str | None = key(None, "memory per pod", rules.text(), example="64Gi")
-    claim: str | None = key(None, "the PersistentVolumeClaim with the store", own_rules.label(), example="graph")
-    mount: str = key("/stores", "where pods see that claim", own_rules.place())
-    secret: str | None = key(
-        None, "the Secret with the files of [security]", own_rules.label(), example="hoploom-certs"
-    )
-    secret_mount: str = key("/etc/hoploom", "where pods see that Secret", own_rules.place())
+    claim: str | None = key(None, "the PersistentVolumeClaim with the store", rules.label(), example="graph")
+    mount: str = key("/stores", "where pods see that claim", rules.path_on_hosts())
+    secret: str | None = key(None, "the Secret with the files of [security]", rules.label(), example="hoploom-certs")
+    secret_mount: str = key("/etc/hoploom", "where pods see that Secret", rules.path_on_hosts())
     user: int | None = key(
         None,
         "the user that runs pods; left out: as the image says, and only root reads the Secret",
         rules.whole(1),
         example=1000,
     )
-    service_account: str | None = key(None, "the pods' service account", own_rules.label(), example="trainer")
-    pull_secrets: tuple[str, ...] = key((), "Secrets to pull the image with", own_rules.texts('["registry"]'))
+    service_account: str | None = key(None, "the pods' service account", rules.label(), example="trainer")
+    pull_secrets: tuple[str, ...] = key(
+        (), "Secrets to pull the image with", rules.texts('a list of texts, e.g. ["registry"]')
+    )
+
+
+HOSTS = "hosts"
+SECTIONS: Headings = {
+    "server": ServerOptions,
+    "security": Security,
+    "ssh": SshOptions,
+    "slurm": SlurmOptions,
+    "kubernetes": KubernetesOptions,
+}
+HEADINGS: Headings = {"": TopKeys, **SECTIONS, f"{HOSTS}.NAME": HostKeys}
+
+
+# --- as it is meant ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.keys import nearest
-from hoploom.config.rules import Rule
-from hoploom.deploy import rules as own_rules
-from hoploom.deploy.documents import Document
+from hoploom.config.document import Document
+from hoploom.config.values import nearest
+from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys
 from hoploom.deploy.resolve import Written
-from hoploom.deploy.sections import SECTIONS, HostKeys, TopKeys
 
 LISTS = {  # one entry per node
-    "nodes": own_rules.host(),
-    "ports": own_rules.port(),
-    "python_bins": own_rules.place(),
-    "usernames": own_rules.login(),
+    "nodes": rules.host(),
+    "ports": rules.port(),
+    "python_bins": rules.path_on_hosts(),
+    "usernames": rules.login(),
     "node_ranks": rules.whole(0),
-    "dst_paths": own_rules.place(),
-    "visible_devices": own_rules.ids("GPUs"),
+    "dst_paths": rules.path_on_hosts(),
+    "visible_devices": rules.ids("GPUs"),
 }
 SINGLE = {"dataset": rules.text(), "in_channel": rules.whole(1), "out_channel": rules.whole(1)}
 OPTIONAL = ("dataset", "in_channel", "out_channel", "node_ranks", "ports")
@@ -84,14 +82,14 @@ def _check_keys(document: Document) -> None:
             raise document.problem("nodes", f"{name} is missing; give it one entry per node, as nodes has")
 
 
-def _column(document: Document, name: str, rule: Rule) -> list[Any]:
+def _column(document: Document, name: str, rule: rules.KeyRule) -> list[Any]:
     given = document.parsed[name]
     if not isinstance(given, list) or not given:
         raise document.problem(name, f"{name} is {given!r:.80}; give a list with one entry per node")
     return [_read(document, name, rule, entry) for entry in given]
 
 
-def _read(document: Document, name: str, rule: Rule, given: Any) -> Any:
+def _read(document: Document, name: str, rule: rules.KeyRule, given: Any) -> Any:
     value = rule.read(given)
     if value is None:
         raise document.problem(name, f"{name} has {given!r:.80}; give {rule.expects}")

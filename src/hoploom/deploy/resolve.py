@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hoploom.config.document import Document, full_name
 from hoploom.deploy.checks import check, number_of_parts
-from hoploom.deploy.cluster_file import Cluster, Host, Security, SshOptions
-from hoploom.deploy.documents import Document, full_name
-from hoploom.deploy.sections import HOSTS, HostKeys, TopKeys
+from hoploom.deploy.cluster_file import HOSTS, Cluster, Host, HostKeys, Security, SshOptions, TopKeys
 from hoploom.serve.address import join_address, split_address
 from hoploom.serve.security import is_loopback
 

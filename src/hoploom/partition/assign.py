@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hoploom import keys, ops
-from hoploom.config.keys import nearest
+from hoploom.config.values import nearest
 from hoploom.errors import ConfigError
 from hoploom.load.presample import read_seeds
 from hoploom.ops import PartitionRule, RelationLists, Topology

@@ -1,10 +1,10 @@
 """How batches are sampled: the options, checked against a schema before any loop starts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from hoploom.config.values import as_int
+from hoploom.config.amounts import as_fanouts
 from hoploom.errors import ConfigError
 from hoploom.schema import RelationName, Schema
 
@@ -40,20 +40,20 @@ def resolve_fanouts(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[
     if isinstance(num_neighbors, Mapping):
         per_relation = _hops_by_relation(schema, num_neighbors)
     else:
-        per_relation = [_hops(num_neighbors)] * len(schema.relations)
+        per_relation = [as_fanouts(num_neighbors)] * len(schema.relations)
     num_hops = len(per_relation[0]) if per_relation else 0
     if num_hops == 0:
         raise ConfigError("fanouts are empty; give one per layer, e.g. [15, 10, 5]")
     return tuple(tuple(hops[hop] for hops in per_relation) for hop in range(num_hops))
 
 
-def _hops_by_relation(schema: Schema, num_neighbors: Mapping[RelationName, Sequence[int]]) -> list[list[int]]:
+def _hops_by_relation(schema: Schema, num_neighbors: Mapping[RelationName, Sequence[int]]) -> list[tuple[int, ...]]:
     unknown = [key for key in num_neighbors if key not in schema.relation_index]
     if unknown:
         raise ConfigError(f"fanouts name {unknown[0]!r}; the relations are {list(schema.relation_index)}")
     if not num_neighbors:
         return []
-    by_relation = {key: _hops(hops) for key, hops in num_neighbors.items()}
+    by_relation = {key: as_fanouts(hops) for key, hops in num_neighbors.items()}
     lengths = {len(hops) for hops in by_relation.values()}
     if len(lengths) > 1:
         raise ConfigError(f"fanouts have {sorted(lengths)} entries; give every relation the same number of hops")
@@ -61,12 +61,6 @@ def _hops_by_relation(schema: Schema, num_neighbors: Mapping[RelationName, Seque
     if missing:
         raise ConfigError(f"fanouts leave out {missing[0]!r}; give it a list too, [0, ...] to skip it")
     return [by_relation[key] for key in schema.relation_index]
-
-
-def _hops(fanouts: Any) -> list[int]:
-    if isinstance(fanouts, str) or not isinstance(fanouts, Iterable):
-        raise ConfigError(f"fanouts are {fanouts!r:.80}; give one per layer in a list, e.g. [15, 10, 5]")
-    return [as_int("fanout", fanout, -1, "give a count, or -1 for all neighbours") for fanout in fanouts]
 
 
 def make_sampling(

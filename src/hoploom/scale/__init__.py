@@ -5,13 +5,12 @@ from hoploom.config.amounts import (
     parse_bytes,
     parse_count,
     parse_fanouts,
-    parse_features,
     parse_number,
 )
 from hoploom.scale.constants import Constants, default_constants, read_constants, to_json
 from hoploom.scale.limits import Finding, findings
 from hoploom.scale.plan import Plan, plan
-from hoploom.scale.spec import Question, parse_cut
+from hoploom.scale.spec import Question, parse_cut, parse_features
 from hoploom.scale.text import as_json, as_text, constants_as_text
 
 __all__ = [

@@ -1,17 +1,26 @@
 """What `hoploom plan` is asked: a graph, its cluster, and the training; checked when it is made."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hoploom.config.amounts import LIMIT, parse_dtype
-from hoploom.config.keys import nearest
-from hoploom.config.values import as_int, as_number
+from hoploom.config.amounts import LIMIT, NUMBER, as_fanouts, parse_count
+from hoploom.config.values import as_int, as_number, nearest
 from hoploom.errors import ConfigError
 from hoploom.scale.growth import Mode
-from hoploom.schema import Field
+from hoploom.schema import DTYPES, Field
 
 DEFAULT_FEATURES = Field("float32", (128,))
 Topology = Literal["auto", "everywhere", "parts"]
+SHORT_DTYPES = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
+}
 MOST_LAYERS = 32
 MAX_PARTS = 100_000  # a part's folder has five digits
 
@@ -90,6 +99,32 @@ class Question:
         return max(1, round(self.nodes * self.train_share))
 
 
+def parse_features(what: str, text: str) -> Field | None:
+    """Numbers per row and their dtype: 256xfp16, 100xfloat32, or none.
+
+    >>> parse_features("--features", "256xfp16")
+    """
+    if text.strip() in ("none", "0"):
+        return None
+    match = re.fullmatch(NUMBER + r"[x*]\s*([A-Za-z]\w*)\s*", text)
+    if match is None:
+        raise ConfigError(f"{what} is {text!r:.80}; give a width and a dtype such as 256xfp16, or none")
+    width = parse_count(what, match[1])
+    if width < 1:
+        raise ConfigError(f"{what} is {text!r:.80}; give a width of at least 1, or none")
+    return Field(parse_dtype(what, match[2]), (width,))
+
+
+def parse_dtype(what: str, text: str) -> str:
+    """The store's name of a dtype, from its own or a short one."""
+    name = SHORT_DTYPES.get(text.lower(), text.lower())
+    if name in DTYPES:
+        return name
+    close = nearest(text, [*SHORT_DTYPES, *DTYPES])
+    hint = f"did you mean {close}?" if close else f"choose one of {', '.join([*SHORT_DTYPES, *DTYPES])}"
+    raise ConfigError(f"{what} has dtype {text!r:.80}; {hint}")
+
+
 def parse_cut(what: str, text: str) -> float | str:
     """A share, or the name of a method."""
     try:
@@ -164,5 +199,4 @@ def _check_fanouts(question: Question) -> None:
         raise ConfigError("fanouts are empty; give one per layer, e.g. 15,10,5")
     if len(question.fanouts) > MOST_LAYERS:
         raise ConfigError(f"fanouts are {len(question.fanouts)}; give one per layer, at most {MOST_LAYERS}")
-    for fanout in question.fanouts:
-        as_int("fanout", fanout, -1, "give a count, or -1 for all neighbours")
+    as_fanouts(question.fanouts)

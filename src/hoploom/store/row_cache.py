@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.config import amounts
-from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.ops import Found, Frontier, IdMap, Picks
 from hoploom.schema import DTYPES, NodeType, Owner
@@ -246,18 +245,7 @@ def _budget(size: float | str, remote: list[Remote]) -> int:
 
 def read_size(size: float | str) -> float | int:
     """A cache's size: a share as a float, bytes as an int; ConfigError for what is neither."""
-    share: float | None = None
-    if isinstance(size, str) and size.strip().endswith("%"):
-        share = amounts.parse_number("the cache's size", size.strip()[:-1]) / 100
-    elif isinstance(size, str):
-        return amounts.parse_bytes("the cache's size", size)
-    elif isinstance(size, float):
-        share = as_number("the cache's size", size, WAY_OUT)
-    if share is None:
-        return as_int("the cache's size", size, 0, WAY_OUT)
-    if not 0 <= share <= 1:
-        raise ConfigError(f"the cache's size is {size!r:.80}; {WAY_OUT}")
-    return share
+    return amounts.parse_share_or_bytes("the cache's size", size, WAY_OUT)
 
 
 def _checked(store: Store, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

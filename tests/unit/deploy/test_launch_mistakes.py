@@ -35,7 +35,7 @@ MISTAKES = [
     ('hosts = ["a", "a"]', 'cluster.toml:1: hosts has "a" 2 times; name each once'),
     ("[hosts.a]\nproceses = 2", "cluster.toml:2: unknown key proceses in [hosts.a]; did you mean processes?"),
     ('stroe = "x"\nhosts = ["a"]', "cluster.toml:1: unknown key stroe; did you mean store?"),
-    ('host = ["a"]', "cluster.toml:1: unknown key host; did you mean [hosts]?"),
+    ('host = ["a"]', "cluster.toml:1: unknown key host; did you mean [hosts.NAME]?"),
     ('token_file = "x"\nhosts = ["a"]', "unknown key token_file; did you mean token_file in [security]?"),
     ('hosts = ["a"]\n[slurm]\nport = 3', "cluster.toml:3: unknown key port in [slurm]; did you mean port in [server]?"),
     ("[hosts.10.0.0.1]\nprocesses = 2", 'put a name with dots in quotes: [hosts."10.0'),

@@ -22,7 +22,7 @@ from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import plan as placeplan
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Draw, Wanted, assemble
-from hoploom.train.runs.link_splits import Shares, hold_out
+from hoploom.train.runs.link_splits import LinkShares, hold_out
 
 ON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FEATURES = {"device": ON_DEVICE, "host": "host", "share": "30%", "number": 0.5, "bytes": 700, "auto": "auto"}
@@ -121,7 +121,7 @@ def test_edge_ids_are_the_users_own(ring_store: Store) -> None:
 
 def test_edges_held_out_are_not_placed() -> None:
     store = hoploom.from_pyg(random_graph(40, 300, 3), weight_attr="weight")
-    left = hold_out(store, store.schema.relations[0].key, None, Shares(1, 0.2, 0.2)).store
+    left = hold_out(store, store.schema.relations[0].key, None, LinkShares(1, 0.2, 0.2)).store
     assert left.schema.relations[0].num_edges < 300
     with left.place(ON_DEVICE, "40%") as placed:
         assert_same_rows(placed)

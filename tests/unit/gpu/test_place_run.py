@@ -16,7 +16,7 @@ from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import request as placement
 from hoploom.train.runs.read_run_file import parse_recipe
 from hoploom.train.runs.run import Result, run
-from hoploom.train.runs.write_run_file import to_toml
+from hoploom.train.runs.run_file import to_toml
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 

@@ -31,8 +31,7 @@ from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, fit
-from hoploom.train.runs.check_run_file import check_whole_steps
-from hoploom.train.runs.read_run_file import parse_recipe
+from hoploom.train.runs.read_run_file import check_whole_steps, parse_recipe
 from hoploom.train.runs.run import run, summary
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")

@@ -6,9 +6,8 @@ import pytest
 from support import ROOT
 
 from hoploom import ConfigError
-from hoploom.ingest.tables.reader import parse_graph, read_graph
-from hoploom.ingest.tables.recipe import ColumnRule, EdgeTable, GraphRecipe, NodeTable
-from hoploom.ingest.tables.reference import reference
+from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable, reference
+from hoploom.ingest.tables.read_graph_file import parse_graph, read_graph
 
 NODES = '[nodes.paper]\nfiles = "p.parquet"\nid = "paper_id"\n'  # three lines
 MORE = "[nodes.author]\ncount = 10\n"  # two
@@ -20,8 +19,8 @@ TOO_MUCH = "give a column in quotes, or shares above 0 that add up to at most 1"
 
 MISTAKES = {  # claim: text, line (0: none), what the message says
     "no TOML": ("[nodes.paper\n", 1, "not TOML"),
-    "unknown section": (WITH + "[node.x]\n", 9, r"unknown section or key node; did you mean \[nodes.<type>\]\?"),
-    "key above": ("seed = 3\n" + WITH, 1, r"unknown section or key seed; did you mean \["),
+    "unknown section": (WITH + "[node.x]\n", 9, r"unknown key node; did you mean \[nodes.<type>\]\?"),
+    "key above": ("seed = 3\n" + WITH, 1, r"unknown key seed; did you mean seed in \[graph\]\?"),
     "key of a table": (WITH + "[nodes]\nfiles = 'x'\n", 10, r"nodes.files stands outside .* below \[nodes.<type>\]"),
     "unknown key": (NODES + "feature = 'x'\n", 4, r"unknown key feature in \[nodes.paper\]; did you mean features\?"),
     "nothing alike": (NODES + "qqqq = 'x'\n", 4, r"unknown key qqqq .* did you mean one of files, count, id"),
@@ -174,7 +173,7 @@ def test_every_key_is_read() -> None:
         columns={"a": ColumnRule(cast="string")},
     )
     nodes = {"paper": paper, "author": NodeTable("author", count=10)}
-    expected = GraphRecipe(nodes, {writes.relation: writes, cites.relation: cites}, 7, Path("here"))
+    expected = GraphFile(nodes, {writes.relation: writes, cites.relation: cites}, 7, Path("here"))
     found = parse_graph(EVERY_KEY, folder=Path("here"))
     assert found == expected
     assert list(found.nodes) == ["paper", "author"]

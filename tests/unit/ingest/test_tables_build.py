@@ -13,7 +13,7 @@ import torch
 from support.tables import build_here, by_id, contents, edges_of, field, original, shuffled, write_table
 
 from hoploom.ingest.tables.build import BuildOptions, build
-from hoploom.ingest.tables.reader import parse_graph
+from hoploom.ingest.tables.read_graph_file import parse_graph
 from hoploom.ingest.tables.standardise import Moments
 from hoploom.ingest.tables.texts import padded
 from hoploom.schema import ORIGINAL_ID

@@ -13,7 +13,7 @@ import hoploom
 from hoploom.ingest.tables import csv as csv_module
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.files import read_sources
-from hoploom.ingest.tables.reader import parse_graph
+from hoploom.ingest.tables.read_graph_file import parse_graph
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from hoploom import ConfigError
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.draft import draft
-from hoploom.ingest.tables.reader import parse_graph
-from hoploom.ingest.tables.recipe import ColumnRule, EdgeTable, GraphRecipe, NodeTable
+from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable
+from hoploom.ingest.tables.read_graph_file import parse_graph
 
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 
@@ -34,7 +34,7 @@ def _write(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
             path.write_text("\n".join(lines) + "\n")
 
 
-def _drafted(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> GraphRecipe:
+def _drafted(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> GraphFile:
     """The recipe drafted from tables, which is also built."""
     _write(folder, tables)
     recipe = parse_graph(draft(folder, folder), folder=folder)

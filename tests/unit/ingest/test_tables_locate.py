@@ -13,7 +13,7 @@ from hoploom import ConfigError, DataError, HoploomError
 from hoploom.ingest.tables import locate as locate_module
 from hoploom.ingest.tables.files import Source, Spot, find_rows, locate, read_sources
 from hoploom.ingest.tables.idtypes import id_kind
-from hoploom.ingest.tables.reader import parse_graph
+from hoploom.ingest.tables.read_graph_file import parse_graph
 
 ENDS = '[edges."a to b"]\nfiles = "e.parquet"\nsource = "s"\ndestination = "d"\n'
 TABLES = f'[nodes.a]\nfiles = "a.parquet"\nid = "id"\n[nodes.b]\ncount = 5\n{ENDS}'

@@ -14,7 +14,7 @@ from support.tables import build_here, by_id, field, write_table
 from hoploom.errors import ConfigError, DataError, HoploomError
 from hoploom.ingest.tables import plan
 from hoploom.ingest.tables.diagnose import UnfitError
-from hoploom.ingest.tables.recipe import ColumnRule
+from hoploom.ingest.tables.graph_file import ColumnRule
 from hoploom.ingest.tables.standardise import Moments
 from hoploom.ingest.tables.transforms import Column, numbers_of
 

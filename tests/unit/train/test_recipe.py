@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from support import ROOT
 
 from hoploom import ConfigError
-from hoploom.config.lines import lines_of
-from hoploom.config.text import as_toml
-from hoploom.train.runs.check_run_file import check_world
-from hoploom.train.runs.read_run_file import parse_recipe, read_recipe
-from hoploom.train.runs.run_file import KEYS, SECTIONS, Recipe
+from hoploom.config.toml import as_toml, lines_of
+from hoploom.train.runs.read_run_file import check_world, parse_recipe, read_recipe
+from hoploom.train.runs.run_file import HEADINGS, KEYS, RunFile, reference, to_toml, values_of
 from hoploom.train.runs.template import template
-from hoploom.train.runs.write_run_file import reference, to_toml, values_of
 
 STORE = 'store = "s"\n'
 
@@ -340,7 +337,7 @@ def test_the_template_holds_every_key_and_the_defaults() -> None:
     assert full == least
     for name in KEYS:
         assert f"{name.rpartition('.')[2]} = " in text
-    assert [line[1 : line.index("]")] for line in text.splitlines() if line.startswith("[")] == list(SECTIONS)
+    assert [line[1 : line.index("]")] for line in text.splitlines() if line.startswith("[")] == list(HEADINGS)[1:]
 
 
 def test_what_the_template_comments_out_is_right_as_it_stands() -> None:
@@ -389,7 +386,7 @@ def test_a_step_is_shared_out_evenly_or_refused(size: int, world_size: int, ways
 
 
 def test_a_recipe_can_be_made_in_python() -> None:
-    recipe = Recipe(Path("graph.store"))
+    recipe = RunFile(Path("graph.store"))
     assert (recipe.train.epochs, recipe.output.tensorboard) == (10, True)
     with pytest.raises(ConfigError, match=r"^no labels$"):
         raise recipe.problem("task.label", "no labels")

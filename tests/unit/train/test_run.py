@@ -13,7 +13,7 @@ import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.ingest.synthetic import generate
 from hoploom.train.runs.factories import model_of, optimizer_of, scheduler_of, train_loader
-from hoploom.train.runs.link_splits import Shares, hold_out
+from hoploom.train.runs.link_splits import LinkShares, hold_out
 from hoploom.train.runs.problem import goal_of
 from hoploom.train.runs.read_run_file import parse_recipe
 from hoploom.train.runs.run_file import Recipe
@@ -158,7 +158,7 @@ def test_held_out_links_leave_the_graph_in_both_directions(graph: Path) -> None:
     store = hoploom.open(graph)
     key = store.schema.relations[0].key
     before = edges_of(store, 0)
-    held_out = hold_out(store, key, None, Shares(5, 0.2, 0.1))
+    held_out = hold_out(store, key, None, LinkShares(5, 0.2, 0.1))
     splits = {name: pairs(ends) for name, ends in held_out.links.items()}
     assert sorted(edges_of(held_out.store, 0)) == sorted(e for e in before if e in splits["train"])
     assert held_out.store.schema.relations[0].num_edges == held_out.links["train"].shape[1]
@@ -183,7 +183,7 @@ def test_the_reverse_of_a_held_out_link_is_held_out_too() -> None:
         ("paper", "by", "author"): {"edge_index": writes.flip(0), "w": numbers},
     }
     store = hoploom.from_tensors({"author": {}, "paper": {}}, edges, num_nodes={"author": 20, "paper": 50})
-    held_out = hold_out(store, ("author", "writes", "paper"), ("paper", "by", "author"), Shares(0, 0.3, 0.0))
+    held_out = hold_out(store, ("author", "writes", "paper"), ("paper", "by", "author"), LinkShares(0, 0.3, 0.0))
     left = [sorted(edges_of(held_out.store, index)) for index in range(2)]
     assert left[0] == sorted((b, a) for a, b in left[1])
     assert 0 < len(left[0]) < 180

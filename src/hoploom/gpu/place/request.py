@@ -1,13 +1,11 @@
 """What `place` is asked for: words, shares and sizes for topology and features, a dtype, and the device they mean."""
 
-import numbers
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from hoploom.config import amounts
-from hoploom.config.values import as_int, as_number
+from hoploom.config.amounts import parse_share_or_bytes
 from hoploom.errors import ConfigError
 
 DEVICE, HOST, AUTO, SPREAD = "device", "host", "auto", "spread"
@@ -58,7 +56,7 @@ def read_features(value: object) -> Features | None:
         return value  # type: ignore[return-value]
     if _is_device(value):
         return "device"
-    return _amount(value)
+    return parse_share_or_bytes("features", value, FEATURES_WAY_OUT)
 
 
 def read_dtype(value: object) -> torch.dtype | None:
@@ -69,34 +67,6 @@ def read_dtype(value: object) -> torch.dtype | None:
     if not isinstance(name, str) or name not in NARROW:
         raise ConfigError(f"dtype is {value!r:.80}; give 'int8', 'float16' or 'bfloat16', or leave it out")
     return NARROW[name]
-
-
-def _amount(value: Any) -> float | int:
-    if isinstance(value, str):
-        return _amount_of(value)
-    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
-        return _checked(as_number("features", value, FEATURES_WAY_OUT), value)
-    return as_int("features", value, 0, FEATURES_WAY_OUT)
-
-
-def _amount_of(text: str) -> float | int:
-    bare = text.strip()
-    if bare.endswith("%"):
-        try:
-            return _checked(float(bare[:-1]) / 100, text)
-        except ValueError as error:
-            raise ConfigError(f"features is {text!r:.80}; {FEATURES_WAY_OUT}") from error
-    if not bare[:1].isdigit():
-        raise ConfigError(f"features is {text!r:.80}; {FEATURES_WAY_OUT}")
-    if not bare[-1].isalpha():  # '0.5' may mean a share, or GB
-        raise ConfigError(f"features is {text!r:.80}; give '50%' for a share or '4GB' for bytes")
-    return amounts.parse_bytes("features", text)
-
-
-def _checked(share: float, given: object) -> float:
-    if not 0 <= share <= 1:
-        raise ConfigError(f"features is {given!r:.80}; {FEATURES_WAY_OUT}")
-    return share
 
 
 # --- the device ----------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from hoploom.ingest.stream import EdgeStream, NodeStream, StoreOptions, write_st
 from hoploom.ingest.tables.edges import EdgeTables, Tally
 from hoploom.ingest.tables.engine import Engine, EngineOptions, UnreadableError, check_engine, open_engine
 from hoploom.ingest.tables.files import read_sources
+from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.ids import MOST_PARTS, Numbering, number_nodes
 from hoploom.ingest.tables.nodes import NodeRows, original_ids
 from hoploom.ingest.tables.places import Place
-from hoploom.ingest.tables.recipe import GraphRecipe
 from hoploom.ingest.tables.scan import check_readable, group_bytes
 from hoploom.ingest.tables.sources import Source
 from hoploom.ops import give_back_freed_memory
@@ -52,7 +52,7 @@ class Report:
     seconds: Mapping[str, float]  # by stage
 
 
-def build(recipe: GraphRecipe, out: str | Path, options: BuildOptions, *, progress: Progress | None = None) -> Report:
+def build(recipe: GraphFile, out: str | Path, options: BuildOptions, *, progress: Progress | None = None) -> Report:
     """Build a store from the tables that a recipe names; it is there complete, or not at all.
 
     >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
@@ -130,7 +130,7 @@ def engine_share(options: BuildOptions) -> int:
     return share
 
 
-def store_options(recipe: GraphRecipe, memory: int) -> StoreOptions:
+def store_options(recipe: GraphFile, memory: int) -> StoreOptions:
     """What the store is prepared for."""
     timed = [table.time for table in recipe.nodes.values()] + [table.time for table in recipe.edges.values()]
     return StoreOptions(
@@ -146,7 +146,7 @@ class Tables:
     """The tables of a recipe, on an engine."""
 
     engine: Engine
-    recipe: GraphRecipe
+    recipe: GraphFile
     sources: Mapping[str, Source]  # by owner
     scratch: Path
 

@@ -4,11 +4,11 @@ import fnmatch
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hoploom.config.keys import nearest
-from hoploom.config.text import as_key, quoted
+from hoploom.config.toml import as_key, quoted
+from hoploom.config.values import nearest
 from hoploom.errors import ConfigError
+from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
 from hoploom.ingest.tables.places import MAGIC
-from hoploom.ingest.tables.recipe import EdgeTable, GraphRecipe, NodeTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +32,7 @@ def single_columns(table: Table) -> dict[str, str]:
     return found | {f"fields.{as_key(field)}": column for field, column in table.fields.items()}
 
 
-def features_of(recipe: GraphRecipe, table: Table, names: Sequence[str], shown: str) -> tuple[str, ...]:
+def features_of(recipe: GraphFile, table: Table, names: Sequence[str], shown: str) -> tuple[str, ...]:
     """The feature columns in their order. A glob leaves out what has another role."""
     at = f"{table.owner}.features"
     others = set(single_columns(table).values())
@@ -54,7 +54,7 @@ def used_columns(table: Table, features: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*single_columns(table).values(), *features]))
 
 
-def check_columns(recipe: GraphRecipe, table: Table, features: Sequence[str], names: Sequence[str], shown: str) -> None:
+def check_columns(recipe: GraphFile, table: Table, features: Sequence[str], names: Sequence[str], shown: str) -> None:
     """Raise ConfigError unless a file has every column, once whatever the case, and every rule is for one of them."""
     for role, column in [*single_columns(table).items(), *(("features", column) for column in features)]:
         if column not in names or sum(name.lower() == column.lower() for name in names) > 1:
@@ -68,7 +68,7 @@ def check_columns(recipe: GraphRecipe, table: Table, features: Sequence[str], na
             raise recipe.problem(at, f"{at}: no key uses a column {quoted(column)}; {hint}")
 
 
-def _not_there(recipe: GraphRecipe, at: str, column: str, names: Sequence[str], shown: str) -> ConfigError:
+def _not_there(recipe: GraphFile, at: str, column: str, names: Sequence[str], shown: str) -> ConfigError:
     if column in names:
         same = ", ".join(quoted(name) for name in names if name.lower() == column.lower())
         return recipe.problem(at, f"{at}: {shown} has columns {same}, which engines take for one; rename one")

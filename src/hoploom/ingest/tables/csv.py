@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.text import as_key, quoted
+from hoploom.config.toml import as_key, quoted
 from hoploom.errors import DataError
 from hoploom.ingest.tables.columns import Table, id_columns
+from hoploom.ingest.tables.graph_file import ColumnRule, NodeTable
 from hoploom.ingest.tables.places import Place
-from hoploom.ingest.tables.recipe import ColumnRule, NodeTable
 from hoploom.ingest.tables.staging import stage
 
 BLOCK = 4 << 20  # bytes read at once

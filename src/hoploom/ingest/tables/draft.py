@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.text import as_key, as_toml
+from hoploom.config.toml import as_key, as_toml
 from hoploom.ingest.tables.binary import array_file
 from hoploom.ingest.tables.guess import (
     EDGE_WORDS,

@@ -14,11 +14,11 @@ from hoploom.errors import DataError
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.engine import Engine
+from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile
 from hoploom.ingest.tables.ids import NULL, Numbering, id_column
 from hoploom.ingest.tables.idtypes import id_kind
 from hoploom.ingest.tables.nodes import checked_rows
 from hoploom.ingest.tables.plan import Planner, Role, arrays_of, row_bytes
-from hoploom.ingest.tables.recipe import EdgeTable, GraphRecipe
 from hoploom.ingest.tables.sources import Source
 from hoploom.ingest.tables.splits import int64_of
 from hoploom.ingest.tables.transforms import FieldColumns
@@ -42,7 +42,7 @@ class EdgeTables:
     """A relation's table; `nodes` are the numberings of its source and destination types."""
 
     engine: Engine
-    recipe: GraphRecipe
+    recipe: GraphFile
     table: EdgeTable
     source: Source
     nodes: tuple[Numbering, Numbering]

@@ -14,10 +14,10 @@ from hoploom.errors import DataError
 from hoploom.ingest.tables.binary import array_file, arrow_schema, parquet_footer, stage_arrow
 from hoploom.ingest.tables.columns import Table, check_columns, features_of, plain_schema, used_columns
 from hoploom.ingest.tables.csv import csv_names, stage_csv
+from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
 from hoploom.ingest.tables.idtypes import check_ids
 from hoploom.ingest.tables.locate import find_rows, locate
 from hoploom.ingest.tables.places import Place, is_url, places
-from hoploom.ingest.tables.recipe import GraphRecipe, NodeTable
 from hoploom.ingest.tables.scan import group_bytes, pieces
 from hoploom.ingest.tables.sources import ArrayFile, Source, Spot
 from hoploom.ingest.tables.staging import stage
@@ -30,7 +30,7 @@ __all__ = ["ArrayFile", "Source", "Spot", "find_rows", "locate", "read_sources"]
 PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # what no engine takes for a pattern or a partition
 
 
-def read_sources(recipe: GraphRecipe, scratch: Path, most_bytes: int | None = None) -> Mapping[str, Source]:
+def read_sources(recipe: GraphFile, scratch: Path, most_bytes: int | None = None) -> Mapping[str, Source]:
     """Every table with files by its owner; what is not Parquet is rewritten into the scratch folder, which exists.
 
     So is Parquet in row groups of more than `most_bytes` (None: as they are), which an engine would read at once.
@@ -46,7 +46,7 @@ def read_sources(recipe: GraphRecipe, scratch: Path, most_bytes: int | None = No
     return sources
 
 
-def _source(recipe: GraphRecipe, table: Table, folder: Path, most_bytes: int | None) -> Source:
+def _source(recipe: GraphFile, table: Table, folder: Path, most_bytes: int | None) -> Source:
     found = places(recipe, f"{table.owner}.files", table.files)
     if len({place.kind for place in found}) > 1:
         one, other = next((a, b) for a, b in pairwise(found) if a.kind != b.kind)
@@ -132,7 +132,7 @@ def _check_alike(files: Sequence[tuple[Place, "pa.Schema"]]) -> None:
                 raise DataError(f"{message}; write all files of a table with the same types")
 
 
-def _arrays(recipe: GraphRecipe, table: Table, num_rows: int, tables: str) -> tuple[ArrayFile, ...]:
+def _arrays(recipe: GraphFile, table: Table, num_rows: int, tables: str) -> tuple[ArrayFile, ...]:
     """The .npy files with the features of the table's rows."""
     if not isinstance(table, NodeTable) or not table.features_npy:
         return ()

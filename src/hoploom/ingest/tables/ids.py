@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hoploom.errors import DataError
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.engine import Engine, rows_of
+from hoploom.ingest.tables.graph_file import NodeTable
 from hoploom.ingest.tables.idtypes import TEXT, id_kind
-from hoploom.ingest.tables.recipe import NodeTable
 from hoploom.ingest.tables.sources import Source
 
 if TYPE_CHECKING:

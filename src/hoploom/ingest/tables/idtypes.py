@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from hoploom.config.text import as_key
+from hoploom.config.toml import as_key
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.columns import Table, id_columns
+from hoploom.ingest.tables.graph_file import ColumnRule, GraphFile
 from hoploom.ingest.tables.locate import find_rows
-from hoploom.ingest.tables.recipe import ColumnRule, GraphRecipe
 from hoploom.ingest.tables.sources import Source
 
 INTEGERS, TEXT = "integers", "text"
@@ -22,7 +22,7 @@ def id_kind(source: Source, table: Table, column: str) -> str:
     return TEXT if table.columns.get(column, ColumnRule()).cast == "string" else INTEGERS
 
 
-def check_ids(recipe: GraphRecipe, sources: Mapping[str, Source]) -> None:
+def check_ids(recipe: GraphFile, sources: Mapping[str, Source]) -> None:
     """Raise ConfigError or DataError unless all ids are integers or text, as their nodes' are."""
     tables: list[Table] = [*recipe.nodes.values(), *recipe.edges.values()]
     for table in tables:
@@ -43,7 +43,7 @@ def check_ids(recipe: GraphRecipe, sources: Mapping[str, Source]) -> None:
                 raise _mismatch(recipe, edges, role, sources, nodes.owner)
 
 
-def _check_type(recipe: GraphRecipe, table: Table, role: str, column: str, source: Source) -> None:
+def _check_type(recipe: GraphFile, table: Table, role: str, column: str, source: Source) -> None:
     import pyarrow as pa
 
     kind = source.schema.field(column).type
@@ -69,7 +69,7 @@ def _check_fits(column: str, source: Source) -> None:
 
 
 def _mismatch(
-    recipe: GraphRecipe, edges: Table, role: str, sources: Mapping[str, Source], nodes_owner: str
+    recipe: GraphFile, edges: Table, role: str, sources: Mapping[str, Source], nodes_owner: str
 ) -> ConfigError:
     at = f"{edges.owner}.{role}"
     column = id_columns(edges)[role]

@@ -18,10 +18,10 @@ from hoploom.ingest.stream import Block, NodeStream, Rows
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.diagnose import UnfitError
 from hoploom.ingest.tables.engine import Engine
+from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
 from hoploom.ingest.tables.ids import Numbering, file_name, id_column
 from hoploom.ingest.tables.idtypes import id_kind
 from hoploom.ingest.tables.plan import Planner, Role, arrays_of, row_bytes
-from hoploom.ingest.tables.recipe import GraphRecipe, NodeTable
 from hoploom.ingest.tables.scan import scan
 from hoploom.ingest.tables.sources import Source
 from hoploom.ingest.tables.splits import MOST_SPLITS, Shares, Splits, by_column, int64_of
@@ -42,7 +42,7 @@ class NodeRows:
     """A node type's table, numbered."""
 
     engine: Engine
-    recipe: GraphRecipe
+    recipe: GraphFile
     table: NodeTable
     source: Source
     numbering: Numbering

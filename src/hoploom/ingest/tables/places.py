@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.keys import nearest
-from hoploom.config.text import quoted
-from hoploom.ingest.tables.recipe import GraphRecipe
+from hoploom.config.toml import quoted
+from hoploom.config.values import nearest
+from hoploom.ingest.tables.graph_file import GraphFile
 
 KINDS = {
     ".parquet": "parquet",
@@ -63,7 +63,7 @@ def kind_of(name: str, *, arrays: bool = False) -> str | None:
     return KINDS.get(os.path.splitext(lowered)[1])
 
 
-def places(recipe: GraphRecipe, key: str, patterns: tuple[str, ...], *, arrays: bool = False) -> tuple[Place, ...]:
+def places(recipe: GraphFile, key: str, patterns: tuple[str, ...], *, arrays: bool = False) -> tuple[Place, ...]:
     """The files that a key names, e.g. those of nodes.paper.files."""
     found: dict[str, Place] = {}
     for pattern in patterns:
@@ -78,7 +78,7 @@ def places(recipe: GraphRecipe, key: str, patterns: tuple[str, ...], *, arrays: 
     return tuple(found.values())
 
 
-def _matches(recipe: GraphRecipe, key: str, pattern: str, *, arrays: bool) -> Iterator[tuple[str, str]]:
+def _matches(recipe: GraphFile, key: str, pattern: str, *, arrays: bool) -> Iterator[tuple[str, str]]:
     """Absolute paths, and as messages call them."""
     if is_url(pattern):
         yield from ((url, url) for url in _remote(recipe, key, pattern, arrays=arrays))
@@ -118,7 +118,7 @@ def _files_in(entry: Path, *, arrays: bool) -> Iterator[Path]:
             yield from _files_in(child, arrays=arrays)
 
 
-def _remote(recipe: GraphRecipe, key: str, url: str, *, arrays: bool) -> list[str]:
+def _remote(recipe: GraphFile, key: str, url: str, *, arrays: bool) -> list[str]:
     """The objects that a URL names: one, those below it, or those that match it."""
     import pyarrow as pa
     from pyarrow import fs

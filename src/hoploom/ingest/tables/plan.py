@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hoploom.config.text import as_key
+from hoploom.config.toml import as_key
 from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.tables.engine import Engine
-from hoploom.ingest.tables.recipe import ColumnRule, EdgeTable, GraphRecipe, NodeTable
+from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable
 from hoploom.ingest.tables.scan import scan
 from hoploom.ingest.tables.sources import Source
 from hoploom.ingest.tables.transforms import FLOATS, Column, FieldColumns, fill_scalar, prepared
@@ -39,7 +39,7 @@ class Planner:
     """Makes fields of one table's columns."""
 
     engine: Engine
-    recipe: GraphRecipe
+    recipe: GraphFile
     table: NodeTable | EdgeTable
     source: Source
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hoploom.ingest.tables.diagnose import UnfitError
-from hoploom.ingest.tables.recipe import ColumnRule
+from hoploom.ingest.tables.graph_file import ColumnRule
 from hoploom.schema import DTYPES, Field
 
 if TYPE_CHECKING:

@@ -2,13 +2,12 @@
 
 from hoploom.train.runs.read_run_file import parse_recipe, read_recipe
 from hoploom.train.runs.run import Result, run, summary
-from hoploom.train.runs.run_file import Recipe
+from hoploom.train.runs.run_file import RunFile, to_toml
 from hoploom.train.runs.template import template, template_for
-from hoploom.train.runs.write_run_file import to_toml
 
 __all__ = [
-    "Recipe",
     "Result",
+    "RunFile",
     "parse_recipe",
     "read_recipe",
     "run",

@@ -1,7 +1,7 @@
-"""The pieces of a run as a recipe names them: model, loaders, optimizer, schedule. Each could be made by hand as well.
+"""The pieces of a run as run.toml names them: model, loaders, optimizer, schedule. Each could be made by hand as well.
 
 Schedules are closed forms of the step, so that a resumed run follows the same curve; they take the number of steps
-from the recipe and know nothing of an early stop.
+from run.toml and know nothing of an early stop.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from hoploom.load.loader import Loader
 from hoploom.nn import GNN, Shape
 from hoploom.schema import DTYPES, RelationName
 from hoploom.train.runs.problem import Goal, relation_of
-from hoploom.train.runs.run_file import LINKS, Recipe
+from hoploom.train.runs.run_file import LINKS, RunFile
 from hoploom.train.tasks import Mode
 
 Fanouts = list[int] | dict[RelationName, list[int]]
@@ -31,15 +31,15 @@ LEAST_TAIL = 64  # seeds; fewer join the step before them, whatever the number o
 # --- model ---------------------------------------------------------------------------------------
 
 
-def model_of(recipe: Recipe, goal: Goal) -> nn.Module:
-    """The model, with weights that follow from the recipe's seed."""
-    torch.manual_seed(recipe.seed)
-    if recipe.model.factory is not None:
-        return _from_factory(recipe, goal)
-    section = recipe.model
+def model_of(run_file: RunFile, goal: Goal) -> nn.Module:
+    """The model, with weights that follow from the file's seed."""
+    torch.manual_seed(run_file.seed)
+    if run_file.model.factory is not None:
+        return _from_factory(run_file, goal)
+    section = run_file.model
     shape = Shape(
         hidden=section.hidden,
-        num_layers=len(recipe.loader.fanouts),
+        num_layers=len(run_file.loader.fanouts),
         out=goal.num_outputs,
         dropout=section.dropout,
         heads=section.heads,
@@ -49,41 +49,43 @@ def model_of(recipe: Recipe, goal: Goal) -> nn.Module:
     try:
         return GNN(section.name, goal.store.schema, shape, goal.out_types)
     except ConfigError as error:
-        raise recipe.problem("model.name", f"model.name = {section.name!r} does not fit the store: {error}") from error
+        raise run_file.problem(
+            "model.name", f"model.name = {section.name!r} does not fit the store: {error}"
+        ) from error
 
 
-def _from_factory(recipe: Recipe, goal: Goal) -> nn.Module:
+def _from_factory(run_file: RunFile, goal: Goal) -> nn.Module:
     """What the user's function makes of the store."""
-    address = str(recipe.model.factory)
-    make = _function_at(recipe, address)
+    address = str(run_file.model.factory)
+    make = _function_at(run_file, address)
     try:
-        model = make(goal.store, goal.num_outputs, **recipe.model.options)
+        model = make(goal.store, goal.num_outputs, **run_file.model.options)
     except HoploomError:
         raise
     except Exception as error:
-        message = f"{address}(store, {goal.num_outputs}, **{recipe.model.options}) failed: {_shown(error)}"
-        raise recipe.problem("model.factory", f"{message}; mend it") from error
+        message = f"{address}(store, {goal.num_outputs}, **{run_file.model.options}) failed: {_shown(error)}"
+        raise run_file.problem("model.factory", f"{message}; mend it") from error
     if not isinstance(model, nn.Module):
         message = f"{address} returned a {type(model).__name__}; return a torch.nn.Module"
-        raise recipe.problem("model.factory", message)
+        raise run_file.problem("model.factory", message)
     return model
 
 
-def _function_at(recipe: Recipe, address: str) -> Callable[..., Any]:
+def _function_at(run_file: RunFile, address: str) -> Callable[..., Any]:
     """The function at `module:function`. The module is looked for in `model.modules` first, then as Python does."""
     module_name, _, function_name = address.partition(":")
-    folder = recipe.model.modules
+    folder = run_file.model.modules
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         message = f"{module_name} cannot be imported: {_shown(error)}; mend it, or name its folder in model.modules"
-        raise recipe.problem("model.factory", message) from error
+        raise run_file.problem("model.factory", message) from error
     found = getattr(module, function_name, None)
     if not callable(found):
         message = f"{module_name} ({module.__file__}) has no function {function_name!r}; write one"
-        raise recipe.problem("model.factory", message)
+        raise run_file.problem("model.factory", message)
     return found  # type: ignore[no-any-return]
 
 
@@ -94,33 +96,33 @@ def _shown(error: Exception) -> str:
 # --- loaders -------------------------------------------------------------------------------------
 
 
-def train_loader(recipe: Recipe, goal: Goal, context: Context, model: nn.Module) -> Loader:
+def train_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module) -> Loader:
     """This rank's share of the training seeds, shuffled."""
-    section = recipe.loader
+    section = run_file.loader
     placement: dict[str, Any] = {
         "rank": context.rank,
         "world_size": context.world_size,
-        "seed": recipe.seed,
+        "seed": run_file.seed,
         "shuffle": True,
         "batch_size": section.batch_size // context.world_size,
         "least_tail": LEAST_TAIL,
-        "locality": recipe.cluster.locality,
+        "locality": run_file.cluster.locality,
         "device": context.device,
     }
-    return _loader(recipe, goal, model, "train", per_relation(recipe, goal), **placement)
+    return _loader(run_file, goal, model, "train", per_relation(run_file, goal), **placement)
 
 
-def eval_loader(recipe: Recipe, goal: Goal, context: Context, model: nn.Module, split: str) -> Loader:
+def eval_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module, split: str) -> Loader:
     """All seeds of a split, in order; `evaluate` shares its steps out."""
-    section = recipe.loader
-    fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(recipe, goal)
+    section = run_file.loader
+    fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(run_file, goal)
     batch_size = section.eval_batch_size or section.batch_size
-    placement: dict[str, Any] = {"batch_size": batch_size, "device": context.device, "seed": recipe.seed}
-    return _loader(recipe, goal, model, split, fanouts, **placement)
+    placement: dict[str, Any] = {"batch_size": batch_size, "device": context.device, "seed": run_file.seed}
+    return _loader(run_file, goal, model, split, fanouts, **placement)
 
 
-def _loader(recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **placement: Any) -> Loader:
-    section, task = recipe.loader, recipe.task
+def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **placement: Any) -> Loader:
+    section, task = run_file.loader, run_file.task
     schema = goal.store.schema
     options: dict[str, Any] = placement | {
         "replace": section.replace,
@@ -132,9 +134,9 @@ def _loader(recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: F
     module = unwrap(model)
     if isinstance(module, GNN):  # layer one is aggregated where its rows lie
         floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
-        is_whole = split == "train" and recipe.train.whole_steps  # then layer one is part of what is recorded
+        is_whole = split == "train" and run_file.train.whole_steps  # then layer one is part of what is recorded
         reduce = module.first_reduce if all(floats) and not is_whole else None
-        options |= {"aggregate": reduce, "degrees": _needs_degrees(recipe, goal, module)}
+        options |= {"aggregate": reduce, "degrees": _needs_degrees(run_file, goal, module)}
     if task.kind == LINKS:
         options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
         return LinkNeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
@@ -143,29 +145,31 @@ def _loader(recipe: Recipe, goal: Goal, model: nn.Module, split: str, fanouts: F
     return NeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
 
 
-def _needs_degrees(recipe: Recipe, goal: Goal, module: GNN) -> bool:
+def _needs_degrees(run_file: RunFile, goal: Goal, module: GNN) -> bool:
     store = goal.store
     if module.needs_degrees and store.elsewhere is None and len(store.topology) < len(store.ranges):
-        message = f'model.name = "{recipe.model.name}" needs in-degrees, and a process maps the edges of its parts only'
-        raise recipe.problem("cluster.topology", f'{message}; set cluster.topology = "local", or take another model')
+        message = (
+            f'model.name = "{run_file.model.name}" needs in-degrees, and a process maps the edges of its parts only'
+        )
+        raise run_file.problem("cluster.topology", f'{message}; set cluster.topology = "local", or take another model')
     return module.needs_degrees
 
 
-def per_relation(recipe: Recipe, goal: Goal) -> Fanouts:
-    """One list for all relations, or one for each where the recipe sets some apart."""
-    fanouts, others, schema = recipe.loader.fanouts, recipe.loader.relation_fanouts, goal.store.schema
+def per_relation(run_file: RunFile, goal: Goal) -> Fanouts:
+    """One list for all relations, or one for each where run.toml sets some apart."""
+    fanouts, others, schema = run_file.loader.fanouts, run_file.loader.relation_fanouts, goal.store.schema
     if not others:
         return list(fanouts)
-    apart = {relation_of(recipe, "loader.relation_fanouts", schema, name): counts for name, counts in others.items()}
+    apart = {relation_of(run_file, "loader.relation_fanouts", schema, name): counts for name, counts in others.items()}
     return {relation.key: list(apart.get(relation.key, fanouts)) for relation in schema.relations}
 
 
 # --- optimizer and schedule ----------------------------------------------------------------------
 
 
-def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
+def optimizer_of(run_file: RunFile, model: nn.Module) -> Optimizer:
     """The optimizer of all parameters that are learned."""
-    section = recipe.optimizer
+    section = run_file.optimizer
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if section.name == "sgd":
         return SGD(learned, section.lr, section.momentum, weight_decay=section.weight_decay)
@@ -175,29 +179,29 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 
 def scheduler_of(
-    recipe: Recipe, optimizer: Optimizer, num_batches: int, mode: Mode
+    run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
 ) -> LRScheduler | ReduceLROnPlateau | None:
     """The schedule, for epochs of that many batches. A plateau is judged per epoch, all others go by the step."""
-    section = recipe.scheduler
+    section = run_file.scheduler
     if section.name == "none":
         return None
     if section.name == "plateau":
         return ReduceLROnPlateau(optimizer, mode, section.factor, section.wait, min_lr=section.min_lr)
-    steps_per_epoch = math.ceil(num_batches / recipe.train.accumulate)
-    return LambdaLR(optimizer, _curve(recipe, steps_per_epoch))
+    steps_per_epoch = math.ceil(num_batches / run_file.train.accumulate)
+    return LambdaLR(optimizer, _curve(run_file, steps_per_epoch))
 
 
-def _curve(recipe: Recipe, steps_per_epoch: int) -> Callable[[int], float]:
+def _curve(run_file: RunFile, steps_per_epoch: int) -> Callable[[int], float]:
     """What the learning rate is multiplied by at a step."""
-    section = recipe.scheduler
+    section = run_file.scheduler
     if section.name == "step":
         cut_every = section.every * steps_per_epoch
         return lambda step: float(section.factor ** (step // cut_every))
-    num_steps = recipe.train.epochs * steps_per_epoch
-    if recipe.train.max_steps is not None:
-        num_steps = min(num_steps, recipe.train.max_steps)
+    num_steps = run_file.train.epochs * steps_per_epoch
+    if run_file.train.max_steps is not None:
+        num_steps = min(num_steps, run_file.train.max_steps)
     num_warm = int(section.warmup * num_steps) if section.name == "warmup-cosine" else 0
-    least = section.min_lr / recipe.optimizer.lr
+    least = section.min_lr / run_file.optimizer.lr
 
     def cosine(step: int) -> float:
         if step < num_warm:

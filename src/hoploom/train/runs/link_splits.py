@@ -35,7 +35,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Shares:
+class LinkShares:
     """How edges fall into splits."""
 
     seed: int
@@ -67,10 +67,10 @@ def _mix(state: Words, value: Words) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
-def hold_out(store: Store, relation: RelationName, reverse: RelationName | None, shares: Shares) -> HeldOut:
+def hold_out(store: Store, relation: RelationName, reverse: RelationName | None, shares: LinkShares) -> HeldOut:
     """Split a relation's edges; those to validate and to test leave the graph, and their reverses with them.
 
-    >>> held_out = hold_out(store, ("node", "to", "node"), None, Shares(seed=0, val=0.05, test=0.1))
+    >>> held_out = hold_out(store, ("node", "to", "node"), None, LinkShares(seed=0, val=0.05, test=0.1))
     """
     schema = store.schema
     splits = {relation: _splits(store, relation, shares, turned=False)}
@@ -97,7 +97,7 @@ def _edges(store: Store, key: RelationName) -> Iterator[Tensor]:
         yield torch.stack([lists.indices.to(torch.int64), torch.repeat_interleave(nodes, lists.indptr.diff())])
 
 
-def _splits(store: Store, key: RelationName, shares: Shares, *, turned: bool) -> list[Tensor]:
+def _splits(store: Store, key: RelationName, shares: LinkShares, *, turned: bool) -> list[Tensor]:
     """The split of every edge, per part. turned: destinations stand first, as in the relation's mirror image."""
     out = []
     for edges in _edges(store, key):

@@ -20,57 +20,57 @@ from hoploom.load.presample import Presampling, add_visits, no_visits, read_seed
 from hoploom.store import Store
 from hoploom.store.part import Part
 from hoploom.store.row_cache import CacheReport, cached, report
-from hoploom.train.runs.check_run_file import NO_CACHE
 from hoploom.train.runs.factories import per_relation
 from hoploom.train.runs.problem import Goal
-from hoploom.train.runs.run_file import LINKS, Recipe
+from hoploom.train.runs.read_run_file import NO_CACHE
+from hoploom.train.runs.run_file import LINKS, RunFile
 
 NUM_BATCHES = 64  # that are sampled to know what is visited
 OPTIONS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
 NO_LOCALITY = "cluster.locality has no say where servers make the batches: no process holds a part; leave it out"
 
 
-def open_graph(recipe: Recipe, context: Context) -> Store:
+def open_graph(run_file: RunFile, context: Context) -> Store:
     """The store of a run; its context closes it."""
-    section = recipe.cluster
+    section = run_file.cluster
     options = {name: getattr(section, name) for name in OPTIONS}
-    store = context.open(recipe.store, parts=section.parts, servers=section.servers, **options)
+    store = context.open(run_file.store, parts=section.parts, servers=section.servers, **options)
     if store.elsewhere is not None and section.cache is not None:
-        raise recipe.problem("cluster.cache", NO_CACHE)
+        raise run_file.problem("cluster.cache", NO_CACHE)
     if store.elsewhere is not None and section.locality:
-        raise recipe.problem("cluster.locality", NO_LOCALITY)
+        raise run_file.problem("cluster.locality", NO_LOCALITY)
     return store
 
 
-def with_placement(recipe: Recipe, goal: Goal, context: Context) -> Goal:
+def with_placement(run_file: RunFile, goal: Goal, context: Context) -> Goal:
     """The goal over a store that lies where the run's device reads it. All ranks call."""
-    section = recipe.placement
+    section = run_file.placement
     if section.topology is None and section.features is None:
         return goal
     name = "placement.features" if section.topology is None else "placement.topology"
-    _check_device(recipe, name, context.device)
+    _check_device(run_file, name, context.device)
     try:
         store = goal.store.place(
             section.topology, section.features, dtype=section.dtype, device=context.device, among=context
         )
     except ConfigError as error:
-        raise recipe.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
+        raise run_file.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
     return replace(goal, store=store)
 
 
-def _check_device(recipe: Recipe, name: str, device: torch.device) -> None:
+def _check_device(run_file: RunFile, name: str, device: torch.device) -> None:
     """Raise ConfigError where the run is on a CPU, unless kernels are interpreted there and no GPU is named."""
     if device.type != "cpu":
         return
-    section = recipe.placement
+    section = run_file.placement
     named = {word for word in (section.topology, section.features) if str(word).startswith("cuda")}
     if not named and _kernels_are_interpreted():
         return
-    if recipe.train.device == "cpu":
+    if run_file.train.device == "cpu":
         why = 'train.device is "cpu"'
     else:
         why = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
-    raise recipe.problem(name, f"{name} has no say: this run is on cpu ({why}); leave [placement] out")
+    raise run_file.problem(name, f"{name} has no say: this run is on cpu ({why}); leave [placement] out")
 
 
 def _kernels_are_interpreted() -> bool:
@@ -80,21 +80,21 @@ def _kernels_are_interpreted() -> bool:
         return False
 
 
-def with_cache(recipe: Recipe, goal: Goal, context: Context) -> Goal:
+def with_cache(run_file: RunFile, goal: Goal, context: Context) -> Goal:
     """The goal over a store that keeps what this rank is going to ask others for most."""
-    size, store = recipe.cluster.cache, goal.store
+    size, store = run_file.cluster.cache, goal.store
     if size is None or all(isinstance(shard, Part) for shard in store.shards):
         return goal
-    return replace(goal, store=cached(store, size, _counts(recipe, goal, context)))
+    return replace(goal, store=cached(store, size, _counts(run_file, goal, context)))
 
 
-def _counts(recipe: Recipe, goal: Goal, context: Context) -> dict[str, Tensor]:
+def _counts(run_file: RunFile, goal: Goal, context: Context) -> dict[str, Tensor]:
     """In how many of some batches each node is, by type."""
-    section, schema = recipe.loader, goal.store.schema
+    section, schema = run_file.loader, goal.store.schema
     plan = Presampling(
         batch_size=section.batch_size // context.world_size,
         batches=range(NUM_BATCHES),
-        seed=recipe.seed,
+        seed=run_file.seed,
         num_threads=section.threads,
         options={
             "replace": section.replace,
@@ -103,18 +103,18 @@ def _counts(recipe: Recipe, goal: Goal, context: Context) -> dict[str, Tensor]:
         },
     )
     counts = no_visits(goal.store)
-    for node_type, ids in _seeds(recipe, goal):
-        near = _own(goal.store, node_type, ids) if recipe.cluster.locality else ids
+    for node_type, ids in _seeds(run_file, goal):
+        near = _own(goal.store, node_type, ids) if run_file.cluster.locality else ids
         seeds = near if schema.homogeneous else (node_type, near)
-        for nodes in visited(goal.store, per_relation(recipe, goal), seeds, plan):
+        for nodes in visited(goal.store, per_relation(run_file, goal), seeds, plan):
             add_visits(counts, nodes)
     return counts
 
 
-def _seeds(recipe: Recipe, goal: Goal) -> Iterator[tuple[str, Tensor]]:
+def _seeds(run_file: RunFile, goal: Goal) -> Iterator[tuple[str, Tensor]]:
     """The nodes that batches are made around, by type; of links both ends."""
     schema, given = goal.store.schema, goal.seeds["train"]
-    if recipe.task.kind != LINKS:
+    if run_file.task.kind != LINKS:
         yield read_seeds(goal.store, given)
         return
     (source, _, destination), ends = (schema.relations[0].key, given) if schema.homogeneous else given
@@ -132,9 +132,9 @@ def _own(store: Store, node_type: str, ids: Tensor) -> Tensor:
     return ids[own] if bool(own.any()) else ids
 
 
-def cache_report(recipe: Recipe, goal: Goal, context: Context) -> CacheReport | None:
+def cache_report(run_file: RunFile, goal: Goal, context: Context) -> CacheReport | None:
     """How the caches of all ranks did. All ranks call."""
-    if recipe.cluster.cache is None:
+    if run_file.cluster.cache is None:
         return None
     own = report(goal.store) or CacheReport(0, 0, 0, 0)
     found = context.sum(torch.tensor([own.num_rows, own.num_bytes, own.hits, own.misses]))

@@ -1,201 +1,60 @@
-"""run.toml and --set become a recipe; what is wrong is named with its file and line, and with the nearest right word.
+"""run.toml and --set become a RunFile; what is wrong is named with its file and line.
 
-The first mistake ends the reading: one message is read, ten are not.
+What must hold between keys is checked here, too; what needs the store or the processes is for the run.
 """
 
-import os
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.keys import REQUIRED, default_of, nearest, problem
-from hoploom.config.lines import KeyPath, lines_of
-from hoploom.config.parse import parse, read_text
-from hoploom.config.text import as_key, quoted
+from hoploom.config.declare import default_of, keys_in, problem
+from hoploom.config.document import SET, Document, absolute, parse_document, read_document
 from hoploom.dist import environment
-from hoploom.errors import ConfigError
-from hoploom.train.runs.check_run_file import check
-from hoploom.train.runs.run_file import (
-    KEYS,
-    SECTIONS,
-    Recipe,
-    all_keys,
-    applies,
-    full_name,
-    keys_of,
-)
+from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, RunFile, applies
 
-SET = "--set "
-Values = dict[str, Any]
+NO_CACHE = "cluster.cache has no say where servers make the batches; leave it out, and start them with --cache"
 
 
-@dataclass(frozen=True)
-class Given:
-    """A value that a file or --set gives, as TOML has it."""
-
-    value: Any
-    where: str  # "run.toml:7", "--set train.epochs=3"
-    folder: Path  # what relative paths are relative to
-    raw: str | None = None  # as --set has it
-
-
-def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file; overrides are `section.key=value`.
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
+    """The run.toml at a path; overrides are `section.key=value`.
 
     Relative paths are relative to the file, those of overrides to the current directory.
     """
-    file = Path(path)
-    text = read_text(file, f"`hoploom init {file}` writes one to start from", example="run.toml")
-    return parse_recipe(text, overrides, name=str(file), folder=file.parent)
+    absent = f"`hoploom init {path}` writes one to start from"
+    return _run_file(read_document(path, HEADINGS, absent=absent, overrides=overrides))
 
 
-def parse_recipe(text: str, overrides: Sequence[str] = (), *, name: str = "run.toml", folder: Path = Path()) -> Recipe:
-    """The recipe in a text. `name` is what messages call it, `folder` what its relative paths are relative to."""
-    given = dict(_from_text(text, name, folder))
-    for override in overrides:
-        for key, entry in _from_override(override):
-            given[key] = _merged(given.get(key), entry) if _is_table(key) else entry
-    return _build(given, name, folder)
+def parse_recipe(text: str, overrides: Sequence[str] = (), *, name: str = "run.toml", folder: Path = Path()) -> RunFile:
+    """The run.toml in a text. `name` is what messages call it, `folder` what its relative paths are relative to."""
+    return _run_file(parse_document(text, HEADINGS, name=name, folder=folder, overrides=overrides))
 
 
-# --- what is given -------------------------------------------------------------------------------
-
-
-def _from_text(text: str, name: str, folder: Path) -> Iterator[tuple[str, Given]]:
-    parsed = parse(text, name)
-    lines = lines_of(text)
-
-    def where(path: KeyPath) -> str:
-        return f"{name}:{lines[path]}"
-
-    for path, value in sorted(_leaves(parsed, where), key=lambda leaf: lines[leaf[0]]):
-        yield _known(path, where(path)), Given(value, where(path), folder)
-
-
-def _leaves(parsed: Mapping[str, Any], where: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """Every key outside and inside of the sections, and its value."""
-    for name, value in parsed.items():
-        if name not in SECTIONS:
-            yield (name,), value
-        elif isinstance(value, dict):
-            yield from (((name, key), entry) for key, entry in value.items())
-        else:
-            raise ConfigError(
-                f"{where((name,))}: {name} is {value!r:.60}; it is a section, write [{name}] and its keys"
-            )
-
-
-def _from_override(override: str) -> Iterator[tuple[str, Given]]:
-    where, raw = f"{SET}{override}", override.partition("=")[2].strip()
-    parsed = _parse_override(override)
-    for path, value in _leaves(parsed, lambda path: where):
-        yield _known(path, where), Given(value, where, Path(), raw)
-
-
-def _parse_override(override: str) -> dict[str, Any]:
-    """As TOML; what is no TOML value is text."""
-    name, equals, raw = override.partition("=")
-    if "\n" in override:
-        raise ConfigError(f"{SET}{override.splitlines()[0]}: there is a line end behind it; give one --set per key")
-    if not equals or not name.strip():
-        raise ConfigError(f"{SET}{override}: there is no key=value; give one, e.g. --set train.epochs=3")
-    for value in (raw, quoted(raw.strip())):
-        try:
-            return tomllib.loads(f"{name} = {value}")
-        except (ValueError, RecursionError):
-            if raw.strip()[:1] in ("[", "{", '"', "'"):
-                break
-    raise ConfigError(f"{SET}{override}: not TOML; give a key and a value, e.g. --set 'loader.fanouts=[10, 5]'")
-
-
-def _is_table(name: str) -> bool:
-    return name in ("model.options", "loader.relation_fanouts")
-
-
-def _merged(before: Given | None, now: Given) -> Given:
-    """--set of one option leaves the others."""
-    if before is None or not isinstance(before.value, dict) or not isinstance(now.value, dict):
-        return now
-    return replace(now, value=before.value | now.value)
-
-
-# --- keys that are not known ---------------------------------------------------------------------
-
-
-def _known(path: KeyPath, where: str) -> str:
-    section, name = path if len(path) > 1 else ("", path[0])
-    if name in keys_of(section):
-        return full_name(section, name)
-    inside = f" in [{section}]" if section else ""
-    raise ConfigError(f"{where}: unknown key {as_key(name)}{inside}; did you mean {_nearest_key(section, name)}?")
-
-
-def _nearest_key(section: str, name: str) -> str:
-    """The same name in another section, else one alike in this one, else one alike anywhere."""
-    elsewhere = {known.rpartition(".")[2]: known for known in reversed(list(KEYS))}
-    here = (*keys_of(section), *(() if section else SECTIONS))
-    if name in elsewhere:
-        return _written(section, elsewhere[name])
-    if alike := nearest(name, here):
-        return alike if section or alike in KEYS else f"[{alike}]"
-    if alike := nearest(name, tuple(elsewhere)):
-        return _written(section, elsewhere[alike])
-    return nearest(name, here, cutoff=0.0) or here[0]
-
-
-def _written(section: str, name: str) -> str:
-    owner, _, key = name.rpartition(".")
-    return f"{key} in [{owner}]" if owner else f"{key}, above the sections"
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-def _build(given: Mapping[str, Given], name: str, folder: Path) -> Recipe:
-    where = {"": name} | {key: entry.where for key, entry in given.items()}
-    values: Values = {}
-    for key, described in all_keys():
-        values[key] = _value(key, given[key]) if key in given else default_of(described)
-        if values[key] is REQUIRED and key == "store" and _has_servers(given):
-            values[key] = None  # they make the batches
-        if values[key] is REQUIRED:
-            raise problem(where, key, f"{key} is missing; add a line such as {key} = {quoted(KEYS[key].example)}")
-    for key in given:
-        if not applies(key, values):
+def _run_file(document: Document) -> RunFile:
+    where = document.where
+    served = "cluster.servers" in where or bool(environment.read_deployment().servers)
+    values = document.top(optional=("store",) if served else ())  # servers can make the batches
+    for section, owner in HEADINGS.items():
+        if section:
+            read = document.section((section,), owner=owner)
+            values |= {f"{section}.{name}": value for name, value in read.items()}
+    unused = [key for key in FIELDS if not applies(key, values)]
+    for key in unused:
+        if key in where:
             _check_asked_for(key, values, where)
-    unused = {key: default_of(described) for key, described in all_keys() if not applies(key, values)}
-    values |= unused
-    values["output.folder"] = _absolute(folder / values["output.folder"])
+    values |= {key: default_of(FIELDS[key]) for key in unused}
+    values["output.folder"] = absolute(document.folder, values["output.folder"])
     if values["model.factory"] is not None and values["model.modules"] is None:
-        values["model.modules"] = _absolute(folder)
-    check(values, where)
-    return _assemble(values, where)
+        values["model.modules"] = absolute(document.folder, Path())
+    _check(values, where)
+    sections = {
+        section: owner(**{name: values[f"{section}.{name}"] for name in keys_in(owner)})
+        for section, owner in HEADINGS.items()
+        if section
+    }
+    return RunFile(**{name: values[name] for name in keys_in(RunFile)}, **sections, where=where)
 
 
-def _has_servers(given: Mapping[str, Given]) -> bool:
-    return "cluster.servers" in given or bool(environment.read_deployment().servers)
-
-
-def _value(key: str, given: Given) -> Any:
-    rule = KEYS[key].rule
-    value = given.value
-    if rule.is_text and given.raw is not None and not isinstance(value, str):
-        value = given.raw
-    read = rule.read(value)
-    if read is None:
-        alike = nearest(value, rule.words) if isinstance(value, str) else None
-        hint = f"; did you mean {quoted(alike)}?" if alike else ""
-        raise ConfigError(f"{given.where}: {key} is {value!r:.80}; give {rule.expects}{hint}")
-    return _absolute(given.folder / read) if isinstance(read, Path) else read
-
-
-def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))
-
-
-def _check_asked_for(key: str, values: Values, where: Mapping[str, str]) -> None:
+def _check_asked_for(key: str, values: Mapping[str, Any], where: Mapping[str, str]) -> None:
     """A key without a say is a mistake, unless it was the other key that --set has changed since."""
     only = KEYS[key].only
     assert only is not None
@@ -206,9 +65,130 @@ def _check_asked_for(key: str, values: Values, where: Mapping[str, str]) -> None
     raise problem(where, key, f"{key} {only.refusal(values[only.selector])}")
 
 
-def _assemble(values: Values, where: Mapping[str, str]) -> Recipe:
-    sections = {
-        section: owner(**{name: values[full_name(section, name)] for name in keys_of(section)})
-        for section, owner in SECTIONS.items()
+# --- what must hold between keys -----------------------------------------------------------------
+
+
+def _check(values: dict[str, Any], where: Mapping[str, str]) -> None:
+    """Raise ConfigError for the first pair of keys that disagree; set what follows from others."""
+    _check_layers(values, where)
+    _check_heads(values, where)
+    _check_sampling(values, where)
+    _check_links(values, where)
+    _check_validation(values, where)
+    _check_cluster(values, where)
+    if values["scheduler.min_lr"] >= values["optimizer.lr"]:
+        message = f"scheduler.min_lr is {values['scheduler.min_lr']}, optimizer.lr only {values['optimizer.lr']}"
+        raise problem(where, "scheduler.min_lr", f"{message}; give less")
+
+
+def _check_layers(values: dict[str, Any], where: Mapping[str, str]) -> None:
+    fanouts, layers = values["loader.fanouts"], values["model.layers"]
+    if layers is not None and layers != len(fanouts):
+        at = f" (model.layers, {where['model.layers']})" if "loader.fanouts" in where else ""
+        name = "loader.fanouts" if "loader.fanouts" in where else "model.layers"
+        example = [*fanouts, *fanouts[-1:] * layers][:layers]
+        message = f"loader.fanouts has {_entries(fanouts)} for {layers} layers{at}; give one per layer, e.g. {example}"
+        raise problem(where, name, message)
+    lists = {
+        f"loader.relation_fanouts, {name!r},": counts for name, counts in values["loader.relation_fanouts"].items()
     }
-    return Recipe(**{name: values[name] for name in keys_of("")}, **sections, where=where)
+    if values["loader.eval_fanouts"] is not None:
+        lists["loader.eval_fanouts"] = values["loader.eval_fanouts"]
+    for name, counts in lists.items():
+        if len(counts) != len(fanouts):
+            message = f"{name} has {_entries(counts)}, loader.fanouts {len(fanouts)}; give one per layer"
+            raise problem(where, name.partition(",")[0], message)
+    values["model.layers"] = len(fanouts)
+
+
+def _check_heads(values: dict[str, Any], where: Mapping[str, str]) -> None:
+    hidden, heads = values["model.hidden"], values["model.heads"]
+    beside = values["model.layers"] > 1 or values["model.residual"]  # else they are averaged
+    if applies("model.heads", values) and beside and hidden % heads:
+        name = "model.hidden" if "model.hidden" in where else "model.heads"
+        raise problem(where, name, f"model.hidden is {hidden}, no multiple of model.heads = {heads}; make it one")
+
+
+def _entries(counts: tuple[int, ...]) -> str:
+    return f"{len(counts)} entr{'y' if len(counts) == 1 else 'ies'}"
+
+
+def _check_sampling(values: dict[str, Any], where: Mapping[str, str]) -> None:
+    if values["loader.labor"]:
+        for name in ("replace", "weighted", "temporal"):
+            if values[f"loader.{name}"]:
+                raise problem(where, f"loader.{name}", f"loader.{name} cannot be combined with loader.labor; drop one")
+    if values["loader.weighted"] and values["loader.temporal"] == "last":
+        message = 'loader.temporal = "last" draws nothing, so loader.weighted has no say; drop one'
+        raise problem(where, "loader.temporal", message)
+
+
+def _check_links(values: dict[str, Any], where: Mapping[str, str]) -> None:
+    if values["task.kind"] != LINKS:
+        return
+    held_out = values["task.val_share"] + values["task.test_share"]
+    if held_out >= 1:
+        name = "task.test_share" if "task.test_share" in where else "task.val_share"
+        raise problem(where, name, f"task.val_share and task.test_share add up to {held_out:g}; leave some to train on")
+    for name in ("task.val_share", "task.test_share"):
+        if values["task.links"] is not None and name in where:
+            raise problem(where, name, f"{name} has no say beside task.links; drop one of the two")
+
+
+def _check_validation(values: dict[str, Any], where: Mapping[str, str]) -> None:
+    """What looks at the validation split needs one."""
+    if values["task.kind"] == LINKS:
+        missing = values["task.links"] is None and values["task.val_share"] == 0
+        way_out = "set task.val_share"
+    else:
+        missing, way_out = not values["task.val"], "name one in task.val"
+    if not missing:
+        return
+    for name in ("train.patience", "train.monitor"):
+        if values[name] is not None:
+            raise problem(where, name, f"{name} needs a validation split; {way_out}, or leave it out")
+    if values["scheduler.name"] == "plateau":
+        message = f'scheduler.name = "plateau" needs a validation split; {way_out}, or take another schedule'
+        raise problem(where, "scheduler.name", message)
+
+
+def _check_cluster(values: dict[str, Any], where: Mapping[str, str]) -> None:
+    given = {name for name in ("cert", "key") if values[f"cluster.{name}"] is not None}
+    if len(given) == 1:
+        name = given.pop()
+        raise problem(where, f"cluster.{name}", f"cluster.{name} is given alone; give cluster.cert and cluster.key")
+    if "cert" in given and values["cluster.ca"] is None:
+        raise problem(where, "cluster.cert", "cluster.cert is given without cluster.ca; give the CA of the servers too")
+    if values["store"] is None and values["cluster.cache"] is not None:
+        raise problem(where, "cluster.cache", NO_CACHE)
+
+
+def check_world(run_file: RunFile, world_size: int) -> None:
+    """Raise ConfigError unless the seeds of a step can be shared out evenly."""
+    batch_size = run_file.loader.batch_size
+    if batch_size % world_size == 0:
+        return
+    below = batch_size // world_size * world_size
+    nearest = " or ".join(str(size) for size in (below, below + world_size) if size)
+    message = f"loader.batch_size is {batch_size} for {world_size} processes; give {nearest}"
+    raise run_file.problem("loader.batch_size", message)
+
+
+def check_whole_steps(run_file: RunFile, world_size: int) -> None:
+    """Raise ConfigError where whole steps cannot be taken, as far as the file shows."""
+    if not run_file.train.whole_steps:
+        return
+    placement = run_file.placement
+    reasons = {
+        f"are for one process, this is one of {world_size}": world_size > 1,
+        "need a graph on the device; set placement.topology and placement.features": None
+        in (placement.topology, placement.features),
+        "are for the built-in models": run_file.model.factory is not None,
+        "are for tasks on nodes": run_file.task.kind == LINKS,
+        "do not go with loader.temporal": run_file.loader.temporal is not None,
+        'do not go with train.precision = "fp16"; take "bf16"': run_file.train.precision == "fp16",
+        "do not go with train.accumulate; take a larger loader.batch_size": run_file.train.accumulate > 1,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise run_file.problem("train.whole_steps", f"whole steps {reason}; or leave train.whole_steps out")

@@ -1,4 +1,4 @@
-"""One run: a recipe becomes a store, a goal, a learner; then fit, and evaluate with the best checkpoint.
+"""One run: run.toml becomes a store, a goal, a learner; then fit, and evaluate with the best checkpoint.
 
 There is no training in here: the pieces are public, and a script can put them together in the same way.
 """
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.text import as_toml
+from hoploom.config.toml import as_toml
 from hoploom.dist.context import Context
 from hoploom.errors import StoreError
 from hoploom.gpu.whole_step.checks import prepare
@@ -23,15 +23,13 @@ from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, Validate, fit
-from hoploom.train.runs.check_run_file import check_whole_steps, check_world
 from hoploom.train.runs.factories import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
 from hoploom.train.runs.open_graph import as_plain, cache_report, open_graph, with_cache, with_placement
 from hoploom.train.runs.problem import Goal, goal_of
-from hoploom.train.runs.read_run_file import read_recipe
-from hoploom.train.runs.run_file import Recipe, keys_of
-from hoploom.train.runs.write_run_file import to_toml, values_of
+from hoploom.train.runs.read_run_file import check_whole_steps, check_world, read_recipe
+from hoploom.train.runs.run_file import FIELDS, RunFile, to_toml, values_of
 
-RECIPE_FILE, RESULT_FILE = "run.toml", "result.json"
+RUN_FILE, RESULT_FILE = "run.toml", "result.json"
 LAST, BEST = "last", "best"
 # What may differ between a run and its continuation: how long and where, not what is learned.
 MAY_CHANGE = {
@@ -45,7 +43,7 @@ MAY_CHANGE = {
     ),
     "placement.topology",
     "placement.features",
-    *(f"cluster.{name}" for name in keys_of("cluster") if name != "locality"),
+    *(name for name in FIELDS if name.startswith("cluster.") and name != "cluster.locality"),
     *("train.epochs", "train.max_steps", "train.patience", "train.processes", "train.device", "train.checkpoint_every"),
     *("train.whole_steps", "train.margin"),
 }
@@ -68,69 +66,69 @@ class Result:
         return self.outcome.stopped != "asked"
 
 
-def run(recipe: Recipe, context: Context, *, resume: bool = False, progress: bool = True) -> Result:
-    """Train and evaluate as the recipe says. All ranks call.
+def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True) -> Result:
+    """Train and evaluate as run.toml says. All ranks call.
 
     >>> with hoploom.init() as context:
     ...     result = run(read_recipe("run.toml"), context)
     """
     began = time.perf_counter()
-    check_world(recipe, context.world_size)
-    check_whole_steps(recipe, context.world_size)
-    check_folder(recipe, resume=resume)
-    goal = with_cache(recipe, goal_of(recipe, open_graph(recipe, context)), context)
-    goal = with_placement(recipe, goal, context)
+    check_world(run_file, context.world_size)
+    check_whole_steps(run_file, context.world_size)
+    check_folder(run_file, resume=resume)
+    goal = with_cache(run_file, goal_of(run_file, open_graph(run_file, context)), context)
+    goal = with_placement(run_file, goal, context)
     if goal.store.placed is not None and progress and context.is_main:
         print(goal.store.placed, file=sys.stderr)
     with goal.store.placed or nullcontext():
-        outcome, test, num_parameters = _learn(recipe, goal, context, resume=resume, progress=progress)
+        outcome, test, num_parameters = _learn(run_file, goal, context, resume=resume, progress=progress)
     seconds = time.perf_counter() - began
-    kept = cache_report(recipe, goal, context)
-    result = Result(recipe.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
+    kept = cache_report(run_file, goal, context)
+    result = Result(run_file.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
     if context.is_main and result.is_complete:
-        write_whole(recipe.output.folder / RESULT_FILE, [as_json(result).encode()])
+        write_whole(run_file.output.folder / RESULT_FILE, [as_json(result).encode()])
     return result
 
 
 def _learn(
-    recipe: Recipe, goal: Goal, context: Context, *, resume: bool, progress: bool
+    run_file: RunFile, goal: Goal, context: Context, *, resume: bool, progress: bool
 ) -> tuple[Outcome, Mapping[str, float], int]:
     """Fit, then test: the outcome, the test's metrics, the number of parameters."""
-    learner = make_learner(recipe, goal, context)
-    checkpoint = Checkpoint(recipe.output.folder, context)
+    learner = make_learner(run_file, goal, context)
+    checkpoint = Checkpoint(run_file.output.folder, context)
     if resume:
         checkpoint.restore(LAST, learner.parts())
-    prepare(learner.optimizer, recorded=recipe.train.whole_steps and context.device.type == "cuda")
+    prepare(learner.optimizer, recorded=run_file.train.whole_steps and context.device.type == "cuda")
     if context.is_main:
-        write_whole(recipe.output.folder / RECIPE_FILE, [to_toml(recipe).encode()])
-        (recipe.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
-    with Journal(recipe.output.folder, context, tensorboard=recipe.output.tensorboard) as journal:
-        validate = _validation(recipe, goal, learner, context)
-        training = _training(recipe, progress=progress)
+        write_whole(run_file.output.folder / RUN_FILE, [to_toml(run_file).encode()])
+        (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
+    with Journal(run_file.output.folder, context, tensorboard=run_file.output.tensorboard) as journal:
+        validate = _validation(run_file, goal, learner, context)
+        training = _training(run_file, progress=progress)
         outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
-    test = {} if outcome.stopped == "asked" else _test(recipe, goal, learner, checkpoint, context)
+    test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
     return outcome, test, sum(parameter.numel() for parameter in learner.model.parameters())
 
 
-def make_learner(recipe: Recipe, goal: Goal, context: Context) -> Learner:
+def make_learner(run_file: RunFile, goal: Goal, context: Context) -> Learner:
     """Model, optimizer, schedule and this rank's loader."""
-    plain = model_of(recipe, goal)
-    loader = train_loader(recipe, goal, context, plain)
-    own = recipe.model.factory is not None  # of a user's model nobody knows
+    plain = model_of(run_file, goal)
+    loader = train_loader(run_file, goal, context, plain)
+    own = run_file.model.factory is not None  # of a user's model nobody knows
     model = context.wrap(plain, find_unused_parameters=own)
-    optimizer = optimizer_of(recipe, model)
-    scheduler = scheduler_of(recipe, optimizer, len(loader), goal.task.monitor[1])
+    optimizer = optimizer_of(run_file, model)
+    scheduler = scheduler_of(run_file, optimizer, len(loader), goal.task.monitor[1])
     return Learner(model, optimizer, goal.task, loader, scheduler)
 
 
-def _training(recipe: Recipe, *, progress: bool) -> Training:
-    section = recipe.train
+def _training(run_file: RunFile, *, progress: bool) -> Training:
+    section = run_file.train
     return Training(
         epochs=section.epochs,
         accumulate=section.accumulate,
         clip_norm=section.clip_norm,
         precision=section.precision,  # type: ignore[arg-type]
-        seed=recipe.seed,
+        seed=run_file.seed,
         patience=section.patience,
         checkpoint_every=section.checkpoint_every,
         max_steps=section.max_steps,
@@ -140,15 +138,15 @@ def _training(recipe: Recipe, *, progress: bool) -> Training:
     )
 
 
-def _validation(recipe: Recipe, goal: Goal, learner: Learner, context: Context) -> Validate | None:
+def _validation(run_file: RunFile, goal: Goal, learner: Learner, context: Context) -> Validate | None:
     if "val" not in goal.seeds:
         return None
-    loader = eval_loader(recipe, goal, context, learner.model, "val")
-    return lambda: evaluate(learner.model, loader, goal.task, context, precision=recipe.train.precision)
+    loader = eval_loader(run_file, goal, context, learner.model, "val")
+    return lambda: evaluate(learner.model, loader, goal.task, context, precision=run_file.train.precision)
 
 
 def _test(
-    recipe: Recipe, goal: Goal, learner: Learner, checkpoint: Checkpoint, context: Context
+    run_file: RunFile, goal: Goal, learner: Learner, checkpoint: Checkpoint, context: Context
 ) -> Mapping[str, float]:
     if "test" not in goal.seeds:
         return {}
@@ -159,32 +157,32 @@ def _test(
                 f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
                 "--resume, or start anew in another output.folder"
             )
-    loader = eval_loader(recipe, goal, context, learner.model, "test")
-    return evaluate(learner.model, loader, goal.task, context, precision=recipe.train.precision)
+    loader = eval_loader(run_file, goal, context, learner.model, "test")
+    return evaluate(learner.model, loader, goal.task, context, precision=run_file.train.precision)
 
 
 # --- the output folder ---------------------------------------------------------------------------
 
 
-def check_folder(recipe: Recipe, *, resume: bool) -> None:
+def check_folder(run_file: RunFile, *, resume: bool) -> None:
     """Raise ConfigError if the folder holds a run that must not be overwritten, or that this one cannot continue."""
-    folder = recipe.output.folder
+    folder = run_file.output.folder
     if not (folder / f"{LAST}.safetensors").exists():
         return
     if not resume:
         message = f"{folder} holds a run already; continue it with --resume, or name another output.folder"
-        raise recipe.problem("output.folder", message)
-    if (folder / RECIPE_FILE).exists():
-        _check_same(recipe, read_recipe(folder / RECIPE_FILE))
+        raise run_file.problem("output.folder", message)
+    if (folder / RUN_FILE).exists():
+        _check_same(run_file, read_recipe(folder / RUN_FILE))
 
 
-def _check_same(recipe: Recipe, before: Recipe) -> None:
+def _check_same(run_file: RunFile, before: RunFile) -> None:
     earlier = values_of(before)
-    for key, value in values_of(recipe).items():
+    for key, value in values_of(run_file).items():
         if key not in MAY_CHANGE and value != earlier[key]:
             was, now = (as_toml(entry) if entry is not None else "left out" for entry in (earlier[key], value))
-            message = f"{key} is {now}, but was {was} when the run in {recipe.output.folder} began"
-            raise recipe.problem(key, f"{message}; leave it so, or start anew in another output.folder")
+            message = f"{key} is {now}, but was {was} when the run in {run_file.output.folder} began"
+            raise run_file.problem(key, f"{message}; leave it so, or start anew in another output.folder")
 
 
 # --- what is told --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A recipe: everything that a run follows from, as frozen dataclasses. run.toml is one, section by section.
+"""run.toml: everything that a run follows from, as frozen dataclasses, section by section.
 
 Each key stands here once, with its default, its rule and its help; the reader, the template of `hoploom init` and the
 table in docs/training.md are made from them. A key that is for some choices only says so with `only`.
@@ -6,17 +6,20 @@ table in docs/training.md are made from them. A key that is for some choices onl
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
-from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.keys import REQUIRED, Key, Only, key, key_of, keys_in, problem
-from hoploom.config.rules import MOST_SEED
+from hoploom.config.declare import REQUIRED, Headings, Key, Only, key, key_of, key_table, keys_in, problem
+from hoploom.config.rules import MOST_SEED, accepted
+from hoploom.config.toml import as_toml
 from hoploom.errors import ConfigError
+from hoploom.gpu.place.request import NARROW, read_features, read_topology
 from hoploom.nn import KINDS
-from hoploom.train.runs import run_rules as own_rules
+from hoploom.serve.address import read_addresses
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
@@ -32,6 +35,34 @@ CURVES = Only("scheduler.name", ("cosine", "plateau", "warmup-cosine"))
 WITH_STORE = Only("store")
 PLACED = Only("placement.features")
 CUTS = Only("scheduler.name", ("step", "plateau"))
+
+RELATION_FANOUTS = rules.table_of(
+    rules.fanouts(), 'a table of lists by relation, e.g. { "author writes paper" = [5, 5] }'
+)
+TOPOLOGY = accepted('"cuda", "host" or "auto"', read_topology, words=("cuda", "host", "auto"))
+FEATURES = accepted(
+    '"cuda", "host", "auto", "spread", a share such as "20%" or 0.2, or a size such as "4GB"',
+    read_features,
+    kinds=str | float,
+    words=("cuda", "host", "auto", "spread"),
+)
+
+
+def _parts() -> rules.KeyRule:
+    """Numbers of parts, in order."""
+    one = rules.whole(0)
+
+    def read(value: Any) -> tuple[int, ...] | None:
+        numbers = value if isinstance(value, list) else [value]
+        return tuple(sorted(set(numbers))) if numbers and all(one.read(n) is not None for n in numbers) else None
+
+    return rules.KeyRule("a list of numbers from 0 on, e.g. [0]", read)
+
+
+def _addresses() -> rules.KeyRule:
+    """Where servers listen: a list, or a text with commas."""
+    given = accepted('a list of host:port, e.g. ["10.0.0.1:7000", "10.0.0.2:7000"]', read_addresses, kinds=str | list)
+    return replace(given, read=lambda value: None if given.read(value) is None else tuple(read_addresses(value)))
 
 
 @dataclass(frozen=True)
@@ -89,7 +120,7 @@ class ModelSection:
     factory: str | None = key(
         None,
         "your own model instead: factory(store, num_outputs, **options)",
-        own_rules.factory(),
+        rules.function(),
         example="my_model:make",
     )
     options: dict[str, Any] = key({}, "what the factory is given besides", rules.options(), only=OWN)
@@ -102,11 +133,9 @@ class ModelSection:
 class LoaderSection:
     """How batches are sampled."""
 
-    fanouts: tuple[int, ...] = key(
-        (15, 10), "picks per node, one count per layer; -1: all neighbours", own_rules.fanouts()
-    )
+    fanouts: tuple[int, ...] = key((15, 10), "picks per node, one count per layer; -1: all neighbours", rules.fanouts())
     relation_fanouts: dict[str, tuple[int, ...]] = key(
-        {}, "other fanouts for some relations", own_rules.relation_fanouts(), example={"author writes paper": (5, 5)}
+        {}, "other fanouts for some relations", RELATION_FANOUTS, example={"author writes paper": (5, 5)}
     )
     batch_size: int = key(
         1024, "seeds of a step over all processes: results do not depend on their number", rules.whole(1)
@@ -120,7 +149,7 @@ class LoaderSection:
         None, "pick no edge younger than its seed", rules.choice("uniform", "last"), example="uniform", only=OF_NODES
     )
     eval_fanouts: tuple[int, ...] | None = key(
-        None, "fanouts to evaluate with; left out: fanouts", own_rules.fanouts(), example=(-1, -1)
+        None, "fanouts to evaluate with; left out: fanouts", rules.fanouts(), example=(-1, -1)
     )
     eval_batch_size: int | None = key(
         None, "seeds of a batch to evaluate; left out: batch_size", rules.whole(1), example=4096
@@ -185,11 +214,11 @@ class ClusterSection:
         None,
         "graph servers; with store, each process maps its parts and asks them for the rest, without it they make the "
         "batches; left out: those of hoploom launch, or one beside the processes of each host",
-        own_rules.addresses(),
+        _addresses(),
         example=("10.0.0.1:7000", "10.0.0.2:7000"),
     )
     parts: tuple[int, ...] | None = key(
-        None, "the parts that this host maps; left out: its share", own_rules.parts(), example=(0,), only=WITH_STORE
+        None, "the parts that this host maps; left out: its share", _parts(), example=(0,), only=WITH_STORE
     )
     topology: str = key(
         "auto",
@@ -199,7 +228,7 @@ class ClusterSection:
     )
     locality: bool = key(False, "seeds go to the processes whose host holds them", rules.flag(), only=WITH_STORE)
     cache: str | None = key(
-        None, "rows of other hosts that a process keeps, the most visited ones", own_rules.size(), example="20%"
+        None, "rows of other hosts that a process keeps, the most visited ones", rules.share_or_size(), example="20%"
     )
     look_ahead: int | None = key(
         None, "batches whose missing rows are fetched together", rules.whole(1, 1024), example=4, only=WITH_STORE
@@ -220,19 +249,19 @@ class PlacementSection:
     topology: str | None = key(
         None,
         "device memory, pinned host memory, or what fits; left out: the host samples",
-        own_rules.topology(),
+        TOPOLOGY,
         example="cuda",
         only=WITH_STORE,
     )
     features: str | float | None = key(
         None,
         "the same, or how much of them to device memory, the rest to host memory; spread: over the GPUs of this host",
-        own_rules.features(),
+        FEATURES,
         example="20%",
         only=WITH_STORE,
     )
     dtype: str | None = key(
-        None, "float features are kept narrower, which loses digits", own_rules.narrow(), example="int8", only=PLACED
+        None, "float features are kept narrower, which loses digits", rules.choice(*NARROW), example="int8", only=PLACED
     )
 
 
@@ -245,11 +274,11 @@ class OutputSection:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RunFile:
     """Everything that a run follows from.
 
-    >>> recipe = read_recipe("run.toml", ["train.epochs=3"])
-    >>> recipe.train.epochs
+    >>> run_file = read_recipe("run.toml", ["train.epochs=3"])
+    >>> run_file.train.epochs
     3
     """
 
@@ -276,7 +305,8 @@ class Recipe:
         return problem(self.where, name, message)
 
 
-SECTIONS: Mapping[str, type[Any]] = {
+HEADINGS: Headings = {
+    "": RunFile,
     "task": TaskSection,
     "model": ModelSection,
     "loader": LoaderSection,
@@ -287,24 +317,12 @@ SECTIONS: Mapping[str, type[Any]] = {
     "placement": PlacementSection,
     "output": OutputSection,
 }
-
-
-def keys_of(section: str) -> dict[str, Field[Any]]:
-    """The keys of a section by name; "": those above the sections."""
-    owner = SECTIONS[section] if section else Recipe
-    return keys_in(owner)
-
-
-def full_name(section: str, name: str) -> str:
-    """As messages and --set call a key: `loader.fanouts`."""
-    return f"{section}.{name}" if section else name
-
-
-def all_keys() -> Iterator[tuple[str, Field[Any]]]:
-    """Every key by its full name."""
-    for section in ("", *SECTIONS):
-        for name, described in keys_of(section).items():
-            yield full_name(section, name), described
+FIELDS: Mapping[str, Field[Any]] = {  # every key by its full name, as messages and --set call it: `loader.fanouts`
+    f"{section}.{name}".removeprefix("."): described
+    for section, owner in HEADINGS.items()
+    for name, described in keys_in(owner).items()
+}
+KEYS: Mapping[str, Key] = {name: key_of(described) for name, described in FIELDS.items()}
 
 
 def applies(name: str, values: Mapping[str, Any]) -> bool:
@@ -313,4 +331,27 @@ def applies(name: str, values: Mapping[str, Any]) -> bool:
     return only is None or (applies(only.selector, values) and only.allows(values[only.selector]))
 
 
-KEYS: Mapping[str, Key] = {name: key_of(described) for name, described in all_keys()}
+# --- as text -------------------------------------------------------------------------------------
+
+
+def values_of(run_file: RunFile) -> dict[str, Any]:
+    """Every key's value by its full name."""
+    return {name: reduce(getattr, name.split("."), run_file) for name in FIELDS}
+
+
+def to_toml(run_file: RunFile) -> str:
+    """Every key that has a say, so that `read_recipe` gives an equal one: the run.toml that a run leaves behind."""
+    values = values_of(run_file)
+    lines: list[str] = []
+    for section, owner in HEADINGS.items():
+        lines += [f"\n[{section}]"] if section else []
+        for name in keys_in(owner):
+            key = f"{section}.{name}".removeprefix(".")
+            if applies(key, values) and values[key] is not None:
+                lines.append(f"{name} = {as_toml(values[key])}")
+    return "\n".join(lines) + "\n"
+
+
+def reference() -> str:
+    """The table of every key, in Markdown, for the documentation."""
+    return "\n".join(key_table(FIELDS.items())) + "\n"

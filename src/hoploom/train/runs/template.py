@@ -5,21 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.keys import default_of
-from hoploom.config.text import as_toml
+from hoploom.config.declare import default_of, keys_in
+from hoploom.config.toml import as_toml
 from hoploom.schema import NodeType, Schema
 from hoploom.store import Store, open_store
 from hoploom.train.runs.problem import largest_label
-from hoploom.train.runs.run_file import (
-    KEYS,
-    LINKS,
-    SECTIONS,
-    Recipe,
-    all_keys,
-    applies,
-    full_name,
-    keys_of,
-)
+from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, applies
 
 HEADER = """\
 # What `hoploom train` does. Every key may be left out but `store`: a line shows its default, and a line behind
@@ -35,13 +26,13 @@ def template(known: Mapping[str, Any] | None = None, notes: Mapping[str, str] | 
     >>> Path("run.toml").write_text(template({"store": "papers.store", "loader.fanouts": (10, 5)}))
     """
     known, notes = known or {}, notes or {}
-    defaults = {key: default_of(described) for key, described in all_keys()}
+    defaults = {key: default_of(described) for key, described in FIELDS.items()}
     values = defaults | {"store": KEYS["store"].example} | dict(known)
     lines = [HEADER]
-    for section, owner in ("", Recipe), *SECTIONS.items():
+    for section, owner in HEADINGS.items():
         lines += [f"\n[{section}]  # {str(owner.__doc__).rstrip('.').lower()}"] if section else []
-        for name in keys_of(section):
-            key = full_name(section, name)
+        for name in keys_in(owner):
+            key = f"{section}.{name}".removeprefix(".")
             lines.append(_template_line(name, key, values, notes.get(key, KEYS[key].help)))
     return "\n".join(lines) + "\n"
 
@@ -64,7 +55,7 @@ def template_for(store: Path, *, beside: Path) -> str:
 
 
 def _of_store(folder: Path, beside: Path) -> tuple[dict[str, object], dict[str, str]]:
-    """What a store says of its recipe: values, and notes that take the place of some keys' help."""
+    """What a store says of its run.toml: values, and notes that take the place of some keys' help."""
     store = open_store(folder)
     schema = store.schema
     known: dict[str, object] = {"store": os.path.relpath(folder, beside)}

@@ -1,10 +1,17 @@
-"""Which line of a TOML text sets which key. tomllib does not tell, so the text is walked once more.
+"""TOML as people write it: parsed, with the line of every key, and values written as TOML text.
 
-The text must be one that tomllib has read: nothing is checked again, and what is no key is only stepped over.
+tomllib does not say which line sets a key, so the text is walked once more; what tomllib has read is not checked again.
 """
 
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+from hoploom.errors import ConfigError
 
 KeyPath = tuple[str, ...]
 BLANK = " \t"
@@ -12,6 +19,26 @@ BARE_END = BLANK + ".=]\n"  # what ends a bare key
 SCALAR_END = ",]}#\n"  # what ends a number, a boolean or a date
 ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", "e": "\x1b"}
 HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+LINE = re.compile(r"at line (\d+)")
+BARE = re.compile(r"[A-Za-z0-9_-]+")
+ESCAPED = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """The tables of a text; `name` is what messages call it."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{name}: brackets are nested too deep; close them") from error
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+        found = LINE.search(str(error))
+        line = int(found[1]) if found else text.rstrip().count("\n") + 1
+        reason = re.sub(r" \(at .*\)$", "", str(error))
+        raise ConfigError(f"{name}:{line}: not TOML: {reason}; strings need quotes, tables a [header]") from error
+
+
+# --- lines ---------------------------------------------------------------------------------------
 
 
 def lines_of(text: str) -> Mapping[KeyPath, int]:
@@ -168,3 +195,39 @@ def _character(walk: _Walk, *, escapes: bool) -> str:
     digits = walk.text[walk.at : walk.at + HEX_DIGITS[letter]]
     walk.step(len(digits))
     return chr(int(digits, 16))
+
+
+# --- text from values ----------------------------------------------------------------------------
+
+
+def as_toml(value: Any) -> str:
+    """A value as it stands behind `key = `."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        return quoted(str(value))
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{as_key(key)} = {as_toml(entry)}" for key, entry in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    return f"[{', '.join(map(as_toml, value))}]"
+
+
+def as_key(name: str) -> str:
+    """A key, in quotes where it needs them."""
+    return name if BARE.fullmatch(name) else quoted(name)
+
+
+def quoted(text: str) -> str:
+    """A basic string."""
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in ESCAPED:
+        return ESCAPED[character]
+    is_control = ord(character) < 0x20 or ord(character) == 0x7F
+    return f"\\u{ord(character):04X}" if is_control else character

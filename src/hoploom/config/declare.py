@@ -3,13 +3,15 @@
 Readers, templates and the tables of the documentation are made from them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any
 
-from hoploom.config.rules import Rule
+from hoploom.config.rules import KeyRule
+from hoploom.config.toml import as_toml
 from hoploom.errors import ConfigError
+
+Headings = Mapping[str, type[Any]]  # "train", "hosts.NAME", "" above the sections -> the dataclass with the keys
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,26 @@ class Only:
         listed = " or ".join(f'"{word}"' for word in self.words)
         return f'is for {self.selector} = {listed}, and that is "{value}"; leave it out'
 
+    def condition(self) -> str:
+        """For the tables of the documentation."""
+        if self.absent:
+            return f"; not beside `{self.selector}`"
+        return f"; with `{self.selector}`" + (
+            f" {' or '.join(f'`{word}`' for word in self.words)}" if self.words else ""
+        )
+
 
 @dataclass(frozen=True)
 class Key:
     """One key of a section."""
 
     help: str
-    rule: Rule
+    rule: KeyRule
     example: Any = None  # what the template shows where there is no default
     only: Only | None = None
 
 
-def key(default: Any, help: str, rule: Rule, *, example: Any = None, only: Only | None = None) -> Any:
+def key(default: Any, help: str, rule: KeyRule, *, example: Any = None, only: Only | None = None) -> Any:
     """A dataclass field that is a key. default=REQUIRED: it must be given; None: it may be left out."""
     described = {"key": Key(help, rule, example, only)}
     if default is REQUIRED:
@@ -86,8 +96,12 @@ def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
     return ConfigError(f"{place}: {message}" if place else message)
 
 
-def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """The known word most like this one."""
-    lowered = {word.lower(): word for word in known}
-    found = get_close_matches(name.lower(), list(lowered), n=1, cutoff=cutoff)
-    return lowered[found[0]] if found else None
+def key_table(keys: Iterable[tuple[str, "Field[Any]"]]) -> list[str]:
+    """The rows of a table of keys for the documentation, in Markdown: names, and what they declare."""
+    rows = ["| Key | Default | Takes | What it says |", "|---|---|---|---|"]
+    for name, described in keys:
+        key, default = key_of(described), default_of(described)
+        shown = "required" if default is REQUIRED else "" if default in (None, (), {}) else f"`{as_toml(default)}`"
+        condition = "" if key.only is None else key.only.condition()
+        rows.append(f"| `{name}` | {shown} | {key.rule.expects} | {key.help}{condition} |")
+    return rows

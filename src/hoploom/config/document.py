@@ -1,0 +1,255 @@
+"""A file that people write, parsed: the line of every key, and its sections as the dataclasses that declare them.
+
+TOML and YAML say the same with the same keys. The first mistake ends the reading: one message is read, ten are not.
+"""
+
+import os
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hoploom.config.declare import REQUIRED, Headings, default_of, key_of, keys_in, problem
+from hoploom.config.toml import KeyPath, as_key, as_toml, lines_of, parse_toml, quoted
+from hoploom.config.values import nearest
+from hoploom.errors import ConfigError
+
+SET = "--set "
+YAML_SUFFIXES = (".yaml", ".yml")
+
+
+def full_name(path: KeyPath) -> str:
+    """As messages call a key: hosts.gpu1.devices, hosts."10.0.0.1".devices."""
+    return ".".join(map(as_key, path))
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file says, where it says so, and which keys it may have."""
+
+    parsed: Mapping[str, Any]
+    where: Mapping[str, str]  # full name of a key -> "run.toml:7", "--set train.epochs=3"; "" -> the file
+    folder: Path  # what its relative paths are relative to
+    headings: Headings
+
+    def problem(self, name: str, message: str) -> ConfigError:
+        """An error about a key, to be raised: it begins with where that key was set."""
+        return problem(self.where, name, message)
+
+    def table(self, path: KeyPath) -> Mapping[str, Any]:
+        """The table at a path; {} where it is left out, or a section of YAML without keys."""
+        found: Any = self.parsed
+        for depth, name in enumerate(path, 1):
+            found = found.get(name)
+            if found is None:
+                return {}
+            if not isinstance(found, dict):
+                at = full_name(path[:depth])
+                raise self.problem(at, f"{at} is {found!r:.60}; it is a section, write [{at}] and its keys")
+        return found  # type: ignore[no-any-return]
+
+    def section(
+        self, path: KeyPath, *, owner: type[Any], tables: Sequence[str] = (), optional: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Every key of a section, read or by default.
+
+        `tables` are names of tables in it that are read by themselves, `optional` required keys that may be missing.
+        """
+        given, known = self.table(path), keys_in(owner)
+        self._check_known(given, (*known, *tables), path)
+        return {name: self._value(described, path, given, optional) for name, described in known.items()}
+
+    def top(self, *, optional: Collection[str] = ()) -> dict[str, Any]:
+        """The keys above the sections."""
+        owner = self.headings.get("", _Nothing)
+        return self.section((), owner=owner, tables=list(self._sections()), optional=optional)
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def _value(
+        self, described: "Field[Any]", path: KeyPath, given: Mapping[str, Any], optional: Collection[str]
+    ) -> Any:
+        name, rule = full_name((*path, described.name)), key_of(described).rule
+        value = given.get(described.name)
+        if value is None:
+            return self._default(described, path, optional)
+        place = self.where.get(name, "")
+        if rule.is_text and place.startswith(SET) and not isinstance(value, str):
+            value = place.partition("=")[2].strip()  # --set task.label=12
+        read = rule.read(value)
+        if read is None:
+            alike = nearest(value, rule.words) if isinstance(value, str) else None
+            hint = f"; did you mean {quoted(alike)}?" if alike else ""
+            raise self.problem(name, f"{name} is {value!r:.80}; give {rule.expects}{hint}")
+        if isinstance(read, Path):
+            return absolute(Path() if place.startswith(SET) else self.folder, read)
+        return read
+
+    def _default(self, described: "Field[Any]", path: KeyPath, optional: Collection[str]) -> Any:
+        default, name = default_of(described), full_name((*path, described.name))
+        if default is not REQUIRED:
+            return default
+        if name in optional:
+            return None
+        line = f"{described.name} = {as_toml(key_of(described).example)}"
+        raise self.problem(full_name(path), f"{name} is missing; add a line such as {line}")
+
+    # --- keys that are not known -----------------------------------------------------------------
+
+    def _check_known(self, given: Iterable[str], known: Sequence[str], path: KeyPath) -> None:
+        for name in given:
+            if name not in known:
+                inside = f" in [{full_name(path)}]" if path else ""
+                message = f"unknown key {as_key(name)}{inside}; did you mean {self._nearest(name, known)}?"
+                raise self.problem(full_name((*path, name)), message)
+
+    def _nearest(self, name: str, known: Sequence[str]) -> str:
+        """The same name in another section, else one alike in this one, else one alike anywhere, else what there is."""
+        homes = {key: heading for heading, owner in reversed(list(self.headings.items())) for key in keys_in(owner)}
+        found = name if name in homes else nearest(name, known) or nearest(name, list(homes))
+        if found is None:
+            return f"one of {', '.join(known)}"
+        if found in known:
+            return f"[{self._sections()[found]}]" if found in self._sections() else found
+        return f"{found} in [{homes[found]}]" if homes[found] else f"{found}, above the sections"
+
+    def _sections(self) -> dict[str, str]:
+        """Headings by their first word."""
+        return {heading.partition(".")[0]: heading for heading in self.headings if heading}
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """The keys above the sections, where there are none."""
+
+
+def absolute(folder: Path, path: str | Path) -> Path:
+    """A path that is relative to a folder, in full; links stay."""
+    return Path(os.path.abspath(folder / path))
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_document(path: str | Path, headings: Headings, *, absent: str, overrides: Sequence[str] = ()) -> Document:
+    """A file as a document. `absent`: the way out where there is none; overrides are `section.key=value`."""
+    file = Path(path)
+    text = _read_text(file, absent)
+    return parse_document(text, headings, name=str(file), folder=file.parent, overrides=overrides)
+
+
+def parse_document(
+    text: str, headings: Headings, *, name: str, folder: Path, overrides: Sequence[str] = ()
+) -> Document:
+    """A text as a document. `name` is what messages call it; YAML is known by its suffix."""
+    if Path(name).suffix in YAML_SUFFIXES:
+        parsed, lines = _parse_yaml(text, name)
+    else:
+        parsed = parse_toml(text, name)
+        lines = lines_of(text)
+    where = {"": name} | {full_name(path): f"{name}:{line}" for path, line in lines.items()}
+    for override in overrides:
+        given = _parse_override(override)
+        where |= dict.fromkeys(map(full_name, _paths(given)), f"{SET}{override}")
+        parsed = _merged(parsed, given)
+    return Document(parsed, where, folder, headings)
+
+
+def _read_text(file: Path, absent: str) -> str:
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file} does not exist; {absent}") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}; give a file that can be read") from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{file}:{line}: byte {content[error.start]:#04x} is not UTF-8; save it as UTF-8") from error
+
+
+# --- --set ---------------------------------------------------------------------------------------
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    """As TOML; what is no TOML value is text."""
+    name, equals, raw = override.partition("=")
+    if "\n" in override:
+        raise ConfigError(f"{SET}{override.splitlines()[0]}: there is a line end behind it; give one --set per key")
+    if not equals or not name.strip():
+        raise ConfigError(f"{SET}{override}: there is no key=value; give one, e.g. --set train.epochs=3")
+    for value in (raw, quoted(raw.strip())):
+        try:
+            return tomllib.loads(f"{name} = {value}")
+        except (ValueError, RecursionError):
+            if raw.strip()[:1] in ("[", "{", '"', "'"):
+                break
+    raise ConfigError(f"{SET}{override}: not TOML; give a key and a value, e.g. --set 'loader.fanouts=[10, 5]'")
+
+
+def _paths(table: Mapping[str, Any]) -> Iterable[KeyPath]:
+    """Every key in tables inside of tables."""
+    for name, value in table.items():
+        yield (name,)
+        if isinstance(value, dict):
+            yield from ((name, *inside) for inside in _paths(value))
+
+
+def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """--set of one key leaves the others of its table."""
+    merged = dict(before)
+    for name, value in given.items():
+        had = merged.get(name)
+        merged[name] = _merged(had, value) if isinstance(had, dict) and isinstance(value, dict) else value
+    return merged
+
+
+# --- YAML ----------------------------------------------------------------------------------------
+
+
+def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, int]]:
+    yaml = _yaml(name)
+    lines: dict[KeyPath, int] = {}
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if tree is not None:
+            _note_lines(tree, (), lines, name)
+        parsed = yaml.safe_load(text)
+    except RecursionError as error:
+        raise ConfigError(f"{name}: brackets are nested too deep; close them") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that there is not
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark is not None else name
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{place}: not YAML: {reason}; check its indentation and quotes") from error
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{name} is {parsed!r:.60}; give keys and values, such as hosts: [gpu1, gpu2]")
+    return parsed, lines
+
+
+def _yaml(name: str) -> Any:
+    try:
+        return import_module("yaml")  # when the first YAML file is read: nothing else here needs it
+    except ImportError as error:
+        message = f"{name} is YAML, and PyYAML is not installed; `pip install pyyaml`, or write TOML"
+        raise ConfigError(message) from error
+
+
+def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
+    """The line of every key of mappings inside of mappings; a key twice is a mistake that YAML's loader passes over."""
+    if node.id != "mapping":
+        return
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.id != "scalar" or key.tag != "tag:yaml.org,2002:str":
+            written = key.value if key.id == "scalar" else key.id
+            raise ConfigError(f"{name}:{line}: the key {written!s:.60} is no text; put it in quotes")
+        inside = (*path, key.value)
+        if inside in lines:
+            at = f"{full_name(inside)} is set in line {lines[inside]}, too"
+            raise ConfigError(f"{name}:{line}: {at}; keep one of them")
+        lines[inside] = line
+        _note_lines(value, inside, lines, name)
