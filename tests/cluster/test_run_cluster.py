@@ -18,7 +18,7 @@ from hoploom.nn import GNN, Shape
 from hoploom.train import init
 from hoploom.train.runs.read_run_file import parse_recipe
 from hoploom.train.runs.run import Result, run, summary
-from hoploom.train.runs.run_file import Recipe
+from hoploom.train.runs.run_file import RunFile
 
 RUN = """
 store = "graph.store"
@@ -54,11 +54,11 @@ def alone(here: Path) -> Result:
     return _run(_recipe(here, "alone"))
 
 
-def _recipe(here: Path, name: str, *overrides: str, text: str = RUN) -> Recipe:
+def _recipe(here: Path, name: str, *overrides: str, text: str = RUN) -> RunFile:
     return parse_recipe(text, [*overrides, f"output.folder={here / name}"], folder=here)
 
 
-def _run(recipe: Recipe) -> Result:
+def _run(recipe: RunFile) -> Result:
     with init(device="cpu") as context:
         return run(recipe, context, progress=False)
 
@@ -76,7 +76,7 @@ def test_without_a_store_servers_make_the_batches(here: Path, alone: Result) -> 
     assert again.outcome.epochs == 2
 
 
-def _resumed(folder: Path) -> Recipe:
+def _resumed(folder: Path) -> RunFile:
     return parse_recipe((folder / "run.toml").read_text(), [f"output.folder={folder / 'again'}"])
 
 
