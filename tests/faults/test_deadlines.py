@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hoploom.dist.stopping import StopRequests
 from support.device_loaders import loading, nodes, placed
 from support.graphs import random_graph
 from support.whole_steps import homogeneous_learner
@@ -14,6 +13,7 @@ from support.whole_steps import homogeneous_learner
 import hoploom
 from hoploom import BatchError, PeerError, StoreError, TrainError
 from hoploom.dist.context import Context, init
+from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.batches.memory import Pool, Reading
 from hoploom.gpu.place import copy as placing
 from hoploom.gpu.place import peer_memory as peermemory

@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from hoploom.dist.stopping import StopRequests
 from torch import Tensor
 from torch_geometric.data import Data
 
 import hoploom
 from hoploom import NeighborLoader, Store
 from hoploom.dist.context import init
+from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.whole_step.whole_step import WholeStep
 from hoploom.nn import GNN, Shape
 from hoploom.train.learner import Learner, Training

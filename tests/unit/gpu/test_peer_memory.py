@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hoploom.dist.collectives import gather_json
 from support import place_workers
 from support.graphs import random_graph, save_in_parts
 
 import hoploom
+from hoploom.dist.collectives import gather_json
 from hoploom.dist.context import init
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import peer_memory as peermemory

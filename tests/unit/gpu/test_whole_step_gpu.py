@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
-from hoploom.dist.stopping import StopRequests
 from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, library_learner, parameters_of, taken
 
 import hoploom
 from hoploom.dist.context import init
+from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.whole_step.record import WARM_UP, Lane, Recording
 from hoploom.gpu.whole_step.whole_step import WholeStep
 from hoploom.train.learner import Learner, Training

@@ -16,7 +16,7 @@ from hoploom.train.runs.factories import model_of, optimizer_of, scheduler_of, t
 from hoploom.train.runs.link_splits import LinkShares, hold_out
 from hoploom.train.runs.problem import goal_of
 from hoploom.train.runs.read_run_file import parse_recipe
-from hoploom.train.runs.run_file import Recipe
+from hoploom.train.runs.run_file import RunFile
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def small_store(**fields: Any) -> Store:
     return hoploom.from_tensors({"x": x, "y": torch.arange(10) % 3} | fields, ring, splits=splits)
 
 
-def recipe_with(*overrides: str) -> Recipe:
+def recipe_with(*overrides: str) -> RunFile:
     return parse_recipe('store = "s"\n[loader]\nfanouts = [2]\n', overrides)
 
 
