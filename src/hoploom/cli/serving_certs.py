@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from hoploom.cli.command import Arguments, Command
-from hoploom.serve.certs import write_certificates
 
 WHAT = {
     "ca.pem": "the CA, for everyone; its key is not kept",
@@ -24,6 +23,8 @@ def _certs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _certs(arguments: Arguments) -> int:
+    from hoploom.serve.certs import write_certificates  # cryptography is of hoploom[cluster]
+
     folder: Path = arguments.folder
     hosts = arguments.hosts.split(",")
     for path in write_certificates(folder, hosts, arguments.days):

@@ -1,7 +1,7 @@
 """A CA, a server's and a client's certificate, for tests and closed networks.
 
 The CA's own key is not kept: nothing more can be signed in its name, and there is one secret less to guard. So a new
-host means a new set. Needs the package `cryptography`, which nothing else here does.
+host means a new set.
 """
 
 import ipaddress
@@ -11,15 +11,16 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from hoploom.errors import ConfigError
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 FILES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
 MAX_DAYS = 3650
@@ -31,8 +32,8 @@ NAME = re.compile(rf"(\*\.)?{LABEL}(\.{LABEL})*", re.IGNORECASE)
 class Certified(NamedTuple):
     """A certificate and its key."""
 
-    certificate: "x509.Certificate"
-    key: "EllipticCurvePrivateKey"
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
 
 
 class Subject(NamedTuple):
@@ -86,8 +87,6 @@ def _host(host: str) -> str:
 
 def make_certificates(hosts: Sequence[str], *, days: float = 30) -> Mapping[str, bytes]:
     """File name -> PEM text. Days below zero make certificates that have expired, which tests need."""
-    if find_spec("cryptography") is None:
-        raise ConfigError("certificates are made with the package cryptography; give it: pip install cryptography")
     ends = datetime.now(UTC) + timedelta(days=days)
     begins = min(datetime.now(UTC), ends) - CLOCKS_DIFFER
     authority = _certified(Subject("hoploom test CA", ca=True), None, (begins, ends))
@@ -98,10 +97,6 @@ def make_certificates(hosts: Sequence[str], *, days: float = 30) -> Mapping[str,
 
 
 def _certified(subject: Subject, issuer: Certified | None, times: tuple[datetime, datetime]) -> Certified:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject.name)])
     builder = (
@@ -120,11 +115,8 @@ def _certified(subject: Subject, issuer: Certified | None, times: tuple[datetime
 
 
 def _extensions(
-    subject: Subject, key: "EllipticCurvePrivateKey", signer: "EllipticCurvePrivateKey"
-) -> list[tuple["x509.ExtensionType", bool]]:
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
+    subject: Subject, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
+) -> list[tuple[x509.ExtensionType, bool]]:
     names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     usage = dict.fromkeys((*names, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False)
     usage |= {"key_cert_sign": True, "crl_sign": True} if subject.ca else {"digital_signature": True}
@@ -142,9 +134,7 @@ def _extensions(
     return found
 
 
-def _general_name(host: str) -> "x509.GeneralName":
-    from cryptography import x509
-
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -152,15 +142,11 @@ def _general_name(host: str) -> "x509.GeneralName":
 
 
 def _text(certified: Certified) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     text: bytes = certified.certificate.public_bytes(Encoding.PEM)
     return text
 
 
 def _key_text(certified: Certified) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
     text: bytes = certified.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return text
 

@@ -1,5 +1,6 @@
 """Who may listen, and who may ask: a bearer token, TLS, or both. All is checked when it is given.
 
+Whether a certificate counts now and belongs to its key is asked when it is given, not when the first peer calls.
 Secrets come from files alone: what stands on a command line is shown by `ps`. Neither `repr` nor an error shows one.
 Loopback needs nothing: whoever runs a process on this host is trusted, other users of it too.
 """
@@ -8,15 +9,21 @@ import ipaddress
 import os
 import re
 import secrets
+import ssl
 import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hoploom.errors import ConfigError
-from hoploom.serve.pem import check_certificates, check_pair
 
 MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: not to be guessed, and it fits in a header
 MAX_FILE = 1 << 20
+REMAKE = "`hoploom certs FOLDER --hosts ...` makes new ones for tests"
 PathLike = str | os.PathLike[str]
 
 
@@ -201,6 +208,62 @@ def _shown(security: ServerSecurity | ClientSecurity) -> str:
     """Which of them are given, and nothing of what they are."""
     given = ", ".join(f"{name}=..." for name, value in vars(security).items() if value is not None)
     return f"{type(security).__name__}({given})"
+
+
+# --- certificates and keys -----------------------------------------------------------------------
+
+
+def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the certificate", "the key")) -> None:
+    """Refuse a certificate that is damaged, out of date, or of another key."""
+    check_certificates(certificate, named[0])
+    if b"ENCRYPTED" in key:  # OpenSSL would ask at the terminal, and the server has nobody to ask
+        raise ConfigError(
+            f"{named[1]} is locked with a passphrase; give it without one: openssl pkey -in locked.key -out server.key"
+        )
+    try:
+        load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(f"{named[1]} is not the key of {named[0]}; give the two that belong together") from error
+        reason = error.reason or "no PEM text"
+        raise ConfigError(f"{named[1]} with {named[0]} cannot be used: {reason}; give PEM files; {REMAKE}") from error
+
+
+def check_certificates(text: bytes, named: str) -> None:
+    """Refuse what holds no certificate, or whose first one does not count now; the rest of it may be of any age."""
+    from cryptography import x509  # of hoploom[cluster], as TLS is
+
+    if b"-----BEGIN CERTIFICATE-----" not in text:
+        raise ConfigError(f"{named} holds no PEM certificate; give a file with -----BEGIN CERTIFICATE----- in it")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text.decode("ascii", "replace"))
+        first = x509.load_pem_x509_certificate(text)
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigError(f"{named} holds a damaged certificate: {reason}; copy it again") from error
+    now, begins, ends = datetime.now(UTC), first.not_valid_before_utc, first.not_valid_after_utc
+    if now > ends:
+        raise ConfigError(f"{named} has expired on {ends:%Y-%m-%d %H:%M} UTC; give one that counts now; {REMAKE}")
+    if now < begins:
+        raise ConfigError(f"{named} counts only from {begins:%Y-%m-%d %H:%M} UTC; wait, or set this host's clock right")
+
+
+def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Give a context its certificate and key, which it reads from files only: from two without a name, so none is left.
+
+    A key in an unnamed file of mode 0600 is never to be seen by others, however this process ends.
+    """
+    with _unnamed(certificate) as certificate_path, _unnamed(key) as key_path:
+        context.load_cert_chain(certificate_path, key_path, password="")
+
+
+@contextmanager
+def _unnamed(content: bytes) -> Iterator[str]:
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)  # flushes, and systems other than Linux share the position with whoever opens the path
+        folder = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+        yield os.path.join(folder, str(file.fileno()))
 
 
 # --- where a server may listen -------------------------------------------------------------------
