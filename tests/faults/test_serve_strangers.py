@@ -30,7 +30,6 @@ from hoploom import PeerError, Store
 from hoploom.serve import wire
 from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.batch_codec import unpacked
-from hoploom.serve.metrics import HELD, STREAMS, UNDER_WAY
 from hoploom.serve.wire import Message
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # a server is watched: its memory, and when it is idle
@@ -38,6 +37,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # a server is watche
 NODES, WIDTH = 20_000, 1024  # of a batch of all rows, 80 MB, the buffers on the way hold but a part
 ROWS = NODES * WIDTH * 4  # bytes of all features
 MEMORY = 256_000_000
+STREAMS, UNDER_WAY, HELD = "hoploom_open_streams", "hoploom_requests_under_way", "hoploom_held_bytes"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from hoploom import HoploomError, cli, errors
 from hoploom.config.declare import default_of, key_of, keys_in
 from hoploom.config.toml import as_toml
 from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys
-from hoploom.serve.metrics import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
 
@@ -137,13 +136,6 @@ def _rows_of_keys() -> list[str]:
             shown = f"e.g. `{as_toml(key.example)}`" if default in (None, {}) else f"`{as_toml(default)}`"
             rows.append(f"| `{f'{section}.{name}'.lstrip('.')}` | {shown} | {key.help} |")
     return rows
-
-
-def test_the_page_of_operations_has_every_metric_as_the_server_tells_it() -> None:
-    page = (DOCS / "operations.md").read_text()
-    for name, family in FAMILIES.items():
-        labels = ", ".join(f"`{label}`" for label in family.labels)
-        assert f"| `{name}` | {family.type} | {labels} | {family.text} |" in page.splitlines()
 
 
 def test_the_tree_of_errors_is_the_one_in_the_code() -> None:

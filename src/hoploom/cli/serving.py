@@ -16,8 +16,8 @@ from hoploom.config.amounts import parse_bytes
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.serve.address import read_addresses, split_address
-from hoploom.serve.endpoint import Endpoint
 from hoploom.serve.graph_server import BatchOptions, GraphServer
+from hoploom.serve.metrics import MetricsEndpoint
 from hoploom.serve.ready import Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.serve.server import GRACE, Server
@@ -68,8 +68,8 @@ def _serve(arguments: Arguments) -> int:
         server = stack.enter_context(Server(held.service, arguments.listen, security, held.metrics, stall))
         metrics = None
         if arguments.metrics is not None:
-            where = split_address(arguments.metrics)
-            endpoint = stack.enter_context(Endpoint(held.metrics, *where, security, insecure=arguments.insecure))
+            where, insecure = split_address(arguments.metrics), arguments.insecure
+            endpoint = stack.enter_context(MetricsEndpoint(held.metrics, where, security, insecure=insecure))
             _warn(endpoint.warning)
             metrics = endpoint.address
         _say_ready(Ready(server.address, tuple(held.parts), metrics), arguments.store)

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hoploom.errors import HoploomError
-from hoploom.serve.metrics import BATCHES, HELD, Metrics
+from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.wire import Message
@@ -48,12 +47,13 @@ class GraphServer:
     """What a server process holds; close it when no request is under way any more."""
 
     def __init__(self, path: Path, parts: Sequence[int] | None, options: BatchOptions) -> None:
-        self._path, self._options, self.metrics = path, options, Metrics()
+        self._path, self._options = path, options
+        self.metrics = Metrics(self._held_bytes, self._cache_rows)
         self.parts = sorted(set(held_parts(path) if parts is None else parts))
         self.store = open_store(path, parts=self.parts)
         self._whole: Store | None = None
         self._batches: BatchService | None = None
-        self._lock, self._counting, self._counted = threading.Lock(), threading.Lock(), (0, 0)
+        self._lock = threading.Lock()
         makes = len(self.parts) == len(self.store.ranges) or options.peers
         more: dict[str, Callable[[Message], Message]] = {"batch": self._batch} if makes else {}
         held = dict(zip(self.parts, self.store.parts, strict=True))
@@ -75,32 +75,18 @@ class GraphServer:
         batches = self._ready(WAIT)
         if batches is None:
             return Message({"error": "busy", "message": "the server is still getting ready; ask again, or another"})
-        made = batches.answer(request)
-        answer = made._replace(done=partial(self._sent, batches, made.done))
-        try:
-            if "error" not in made.header:
-                self.metrics.add(BATCHES, 1)
-            self._count(batches)
-        except BaseException:  # it will not be sent, and its room would be lost
-            self._sent(batches, made.done)
-            raise
+        answer = batches.answer(request)
+        if "error" not in answer.header:
+            self.metrics.batches.inc()
         return answer
 
-    def _sent(self, batches: "BatchService", done: Callable[[], None] | None) -> None:
-        try:
-            if done is not None:
-                done()
-        finally:
-            self._count(batches)
+    def _held_bytes(self) -> float:
+        return 0 if self._batches is None else self._batches.budget.taken
 
-    def _count(self, batches: "BatchService") -> None:
-        """What the metrics tell of batches in memory and of the cache."""
-        with self._counting:  # around the looking too: what another thread saw later must not be counted earlier
-            self.metrics.put(HELD, batches.budget.taken)
-            told = None if self._whole is None else report(self._whole)
-            if told is not None:
-                self.metrics.count_cache(told.hits - self._counted[0], told.misses - self._counted[1])
-                self._counted = told.hits, told.misses
+    def _cache_rows(self) -> tuple[int, int]:
+        """Those that the cache had, and those that it had not."""
+        counted = None if self._whole is None else report(self._whole)
+        return (0, 0) if counted is None else (counted.hits, counted.misses)
 
     def _ready(self, seconds: float | None) -> "BatchService | None":
         """The maker of batches of the whole store: the first call meets the peers, and others wait so long for it."""

@@ -1,56 +1,48 @@
-"""What a server counts: requests, bytes, seconds, batches, cache rows; told as Prometheus text (format 0.0.4).
+"""What a server counts, and two pages over HTTP that tell it: /metrics for Prometheus and /health for probes.
 
-One lock for all of it: a request costs under ten microseconds, and every text is of one moment. No library, so
-nothing but counters, gauges and histograms with fixed buckets.
+The pages are made to be asked every few seconds by one or two monitors, and to take no harm from others: few
+connections at once, small requests, and an end to each connection after some seconds whatever it does. Nothing is
+logged. /metrics asks for what the server asks for (token, client certificate); /health says one word, to everybody,
+because the probes of load balancers and Kubernetes carry neither. On loopback both are free, as the server is.
 """
 
+import functools
+import http.client
+import http.server
+import socket
+import socketserver
+import ssl
 import threading
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from hoploom.errors import ConfigError
+from hoploom.serve.address import join_address
+from hoploom.serve.security import ServerSecurity, check_listen, is_loopback, load_pair
+from hoploom.serve.token_auth import HEADER, carries, expected_header
+
 KINDS = ("info", "sample", "gather", "split", "batch")
 OTHER = "other"  # what a client may call a request is unbounded, what is counted is not
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PLAIN = "text/plain; charset=utf-8"
+CLOSING = 5.0  # seconds for the thread to end
 
 Outcome = Literal["ok", "refused", "failed"]
-Labels = tuple[str, ...]
 
 
-class Family(NamedTuple):
-    """One metric: its type, what it tells, and the names of its labels."""
-
-    type: Literal["counter", "gauge", "histogram"]
-    text: str
-    labels: Labels = ()
-
-
-REQUESTS, SECONDS = "hoploom_requests_total", "hoploom_request_seconds"
-RECEIVED, SENT = "hoploom_received_bytes_total", "hoploom_sent_bytes_total"
-UNDER_WAY, STREAMS = "hoploom_requests_under_way", "hoploom_open_streams"
-BATCHES, CACHE_ROWS, HELD = "hoploom_batches_total", "hoploom_cache_rows_total", "hoploom_held_bytes"
-DRAINING = "hoploom_draining"
-
-FAMILIES: Mapping[str, Family] = {
-    REQUESTS: Family("counter", "Requests answered; refused: the client's mistake, failed: ours.", ("kind", "outcome")),
-    SECONDS: Family("histogram", "Seconds from a request to its answer.", ("kind",)),
-    RECEIVED: Family("counter", "Bytes of tensors in requests.", ("kind",)),
-    SENT: Family("counter", "Bytes of tensors in answers.", ("kind",)),
-    UNDER_WAY: Family("gauge", "Requests being answered now."),
-    STREAMS: Family("gauge", "Streams that clients hold open."),
-    BATCHES: Family("counter", "Batches made."),
-    CACHE_ROWS: Family("counter", "Rows wanted of other parts, by whether the cache had them.", ("outcome",)),
-    HELD: Family("gauge", "Bytes of batches made and not yet sent."),
-    DRAINING: Family("gauge", "1 while the server finishes what is in flight and refuses new requests."),
-}
+# --- the counts ----------------------------------------------------------------------------------
 
 
 @dataclass
-class Request:
+class RequestCount:
     """What a request turned out to be; whoever answers it fills this in."""
 
     outcome: Outcome = "ok"
@@ -58,120 +50,304 @@ class Request:
     sent: int = 0
 
 
-class Histogram:
-    """How many observations fell into each bucket, and their sum."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(BUCKETS, value)] += 1
-        self.sum += value
-
-
 class Metrics:
-    """The counts of one server, from any thread."""
+    """The counts of one server, from any thread; `held_bytes` and `cache_rows` (hits, misses) are asked when read."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: dict[str, dict[Labels, float]] = {name: {} for name in FAMILIES}
-        self._histograms: dict[Labels, Histogram] = {}
-        for name, family in FAMILIES.items():
-            if not family.labels:
-                self._values[name][()] = 0
-        self._values[CACHE_ROWS] = {("hit",): 0, ("miss",): 0}
+    def __init__(
+        self,
+        held_bytes: Callable[[], float] = lambda: 0,
+        cache_rows: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.draining = False
+        self._clock = clock
+        self.registry = at = _Registry()
+        self._requests = Counter(
+            "hoploom_requests",
+            "Requests answered; refused: the client's mistake, failed: ours.",
+            ("kind", "outcome"),
+            registry=at,
+        )
+        self._seconds = Histogram(
+            "hoploom_request_seconds", "Seconds from a request to its answer.", ("kind",), registry=at, buckets=BUCKETS
+        )
+        self._received = Counter("hoploom_received_bytes", "Bytes of tensors in requests.", ("kind",), registry=at)
+        self._sent = Counter("hoploom_sent_bytes", "Bytes of tensors in answers.", ("kind",), registry=at)
+        self._under_way = Gauge("hoploom_requests_under_way", "Requests being answered now.", registry=at)
+        self._streams = Gauge("hoploom_open_streams", "Streams that clients hold open.", registry=at)
+        self.batches = Counter("hoploom_batches", "Batches made.", registry=at)
+        at.register(_CacheRows(cache_rows))
+        held = Gauge("hoploom_held_bytes", "Bytes of batches made and not yet sent.", registry=at)
+        held.set_function(held_bytes)
+        draining = "1 while the server finishes what is in flight and refuses new requests."
+        Gauge("hoploom_draining", draining, registry=at).set_function(lambda: self.draining)
 
     @contextmanager
-    def request(self, kind: str) -> Iterator[Request]:
+    def request(self, kind: str) -> Iterator[RequestCount]:
         """Counts one request from its first byte to its last; an error that leaves the block makes it failed."""
         known = kind if kind in KINDS else OTHER
-        told = Request()
-        begun = time.perf_counter()
-        self.add(UNDER_WAY, 1)
+        count, begun = RequestCount(), self._clock()
         try:
-            yield told
+            with self._under_way.track_inprogress():
+                yield count
         except BaseException:
-            told.outcome = "failed"
+            count.outcome = "failed"
             raise
         finally:
-            self._finish(known, told, time.perf_counter() - begun)
-
-    def _finish(self, kind: str, told: Request, seconds: float) -> None:
-        with self._lock:
-            self._add(UNDER_WAY, -1)
-            self._add(REQUESTS, 1, kind, told.outcome)
-            self._add(RECEIVED, told.received, kind)
-            self._add(SENT, told.sent, kind)
-            self._histograms.setdefault((kind,), Histogram()).observe(seconds)
+            self._seconds.labels(known).observe(self._clock() - begun)
+            self._requests.labels(known, count.outcome).inc()
+            self._received.labels(known).inc(count.received)
+            self._sent.labels(known).inc(count.sent)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Counts a stream as open."""
-        self.add(STREAMS, 1)
-        try:
+        with self._streams.track_inprogress():
             yield
-        finally:
-            self.add(STREAMS, -1)
 
-    def count_cache(self, hits: int, misses: int) -> None:
-        """Rows that a cache had, and that it had not."""
-        with self._lock:
-            self._add(CACHE_ROWS, hits, "hit")
-            self._add(CACHE_ROWS, misses, "miss")
-
-    def add(self, name: str, amount: float, *labels: str) -> None:
-        """Add to a counter or a gauge, e.g. add(HELD, batch_bytes)."""
-        with self._lock:
-            self._add(name, amount, *labels)
-
-    def put(self, name: str, value: float) -> None:
-        """Set a gauge."""
-        assert FAMILIES[name].type == "gauge", name
-        with self._lock:
-            self._values[name][()] = value
-
-    def value(self, name: str, *labels: str) -> float:
+    def value(self, name: str, **labels: str) -> float:
         """What a counter or gauge stands at."""
-        with self._lock:
-            return self._values[name].get(labels, 0)
-
-    def _add(self, name: str, amount: float, *labels: str) -> None:
-        family, values = FAMILIES[name], self._values[name]
-        assert len(labels) == len(family.labels), (name, labels)
-        assert family.type != "counter" or amount >= 0, (name, amount)
-        values[labels] = values.get(labels, 0) + amount
+        return self.registry.get_sample_value(name, labels) or 0.0
 
     def text(self) -> str:
         """All of it, as Prometheus reads it."""
+        return generate_latest(self.registry).decode()
+
+
+class _Registry(CollectorRegistry):
+    """Without the times at which counters were made, which are no counts."""
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in super().collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+class _CacheRows(Collector):
+    """What a cache has counted itself."""
+
+    def __init__(self, count: Callable[[], tuple[int, int]]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Rows wanted of other parts, by whether the cache had them."
+        metric = CounterMetricFamily("hoploom_cache_rows", text, labels=("outcome",))
+        for outcome, count in zip(("hit", "miss"), self._count(), strict=True):
+            metric.add_metric((outcome,), count)
+        yield metric
+
+
+# --- over HTTP -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """What one connection may take, and how many there may be."""
+
+    connections: int = 16
+    seconds: float = 10.0  # for a connection, from the first byte to the last
+    request: int = 16 * 1024  # bytes of request line and headers
+
+
+class MetricsEndpoint:
+    """Answers from the moment it is made until close(); `address` is what it listens on, with its port resolved."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        address: tuple[str, int],
+        security: ServerSecurity | None = None,
+        *,
+        insecure: bool = False,
+        limits: HttpLimits | None = None,
+    ) -> None:
+        (host, port), given = address, security or ServerSecurity()
+        self.warning = check_listen(host, given, insecure=insecure, flag="--metrics")
+        asked = ServerSecurity() if is_loopback(host) else given
+        try:
+            self._server = _Server((host.strip("[]"), port), metrics, asked, limits or HttpLimits())
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(f"--metrics {host}:{port} cannot be listened on: {reason}; give another port") from error
+        self._thread = threading.Thread(target=self._server.run, name="hoploom-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        host, port = self._server.server_address[:2]
+        return join_address(str(host), port)
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.deadlines)
+
+    def close(self) -> None:
+        """End every connection and the thread."""
+        self._server.stop()
+        self._thread.join(CLOSING)
+        self._server.server_close()
+
+    def __enter__(self) -> "MetricsEndpoint":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _tls(security: ServerSecurity) -> ssl.SSLContext | None:
+    if security.certificate is None or security.key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_pair(context, security.certificate, security.key)
+    if security.client_ca is not None:
+        context.load_verify_locations(cadata=security.client_ca.decode("ascii", "replace"))
+        context.verify_mode = ssl.CERT_OPTIONAL  # a wrong one is refused here, none by the page
+    return context
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """Accepts in one thread, answers in a few; the accepting one ends what takes too long."""
+
+    daemon_threads = False  # so that server_close() waits for them
+    request_queue_size = 16
+
+    def __init__(
+        self, address: tuple[str, int], metrics: Metrics, security: ServerSecurity, limits: HttpLimits
+    ) -> None:
+        self._tls, self._limits = _tls(security), limits
+        self.deadlines: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, functools.partial(_Handler, metrics, security, limits))
+
+    def server_bind(self) -> None:
+        """Without the look-up of this host's name that HTTPServer does: a broken resolver would hang it."""
+        socketserver.TCPServer.server_bind(self)
+
+    def run(self) -> None:
+        """Serve until stop()."""
+        self.serve_forever(poll_interval=0.1)
+
+    def stop(self) -> None:
+        """Take no more, and end what is there."""
+        self.shutdown()
+        self._end(float("inf"))
+
+    def get_request(self) -> tuple[Any, Any]:
+        """The handshake waits for the handler's thread: here a silent client would hold up all others."""
+        connection, address = super().get_request()
+        if self._tls is None:
+            return connection, address
+        try:
+            return self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
+        except ValueError as error:
+            raise OSError(f"no TLS with {address}") from error
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Refuses, by hanging up, what is one connection too many."""
         with self._lock:
-            lines = [line for name in FAMILIES for line in self._lines(name)]
-        return "\n".join(lines) + "\n"
+            if len(self.deadlines) >= self._limits.connections:
+                return False
+            self.deadlines[request] = time.monotonic() + self._limits.seconds
+        return True
 
-    def _lines(self, name: str) -> Iterator[str]:
-        family = FAMILIES[name]
-        yield f"# HELP {name} {family.text}"
-        yield f"# TYPE {name} {family.type}"
-        for labels, value in sorted(self._values[name].items()):
-            yield _sample(name, zip(family.labels, labels, strict=True), value)
-        if family.type == "histogram":
-            for labels, histogram in sorted(self._histograms.items()):
-                yield from _histogram_lines(name, tuple(zip(family.labels, labels, strict=True)), histogram)
+    def service_actions(self) -> None:
+        """Called between requests and ten times a second."""
+        self._end(time.monotonic())
 
+    def _end(self, now: float) -> None:
+        with self._lock:
+            for connection, deadline in self.deadlines.items():
+                if deadline <= now:
+                    with suppress(OSError):  # not SSLSocket's own, which another thread may be reading with
+                        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
-def _histogram_lines(name: str, labels: tuple[tuple[str, str], ...], histogram: Histogram) -> Iterator[str]:
-    so_far = 0
-    for bound, count in zip((*map(str, BUCKETS), "+Inf"), histogram.counts, strict=True):
-        so_far += count
-        yield _sample(f"{name}_bucket", (*labels, ("le", bound)), so_far)
-    yield _sample(f"{name}_sum", labels, histogram.sum)
-    yield _sample(f"{name}_count", labels, so_far)
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, and forget it before another gets its descriptor."""
+        with self._lock:
+            self.deadlines.pop(request, None)
+        super().shutdown_request(request)
 
-
-def _sample(name: str, labels: "Iterator[tuple[str, str]] | tuple[tuple[str, str], ...]", value: float) -> str:
-    inner = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
-    return f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}"
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client's broken connection is no event for the server's output."""
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+class _Bounded:
+    """Reads lines of a request until they are too many bytes; http.client would allow some megabytes."""
+
+    def __init__(self, file: Any, left: int) -> None:
+        self._file = file
+        self._left = left
+
+    def readline(self, limit: int) -> bytes:
+        line: bytes = self._file.readline(min(limit, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise http.client.LineTooLong("request")
+        return line
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Reply(NamedTuple):
+    status: int
+    text: str
+    type: str = PLAIN
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """One request, one answer, and the connection is closed."""
+
+    server_version = "hoploom"
+    sys_version = ""
+
+    def __init__(self, metrics: Metrics, security: ServerSecurity, limits: HttpLimits, *arguments: Any) -> None:
+        self._metrics, self._security, self._limits = metrics, security, limits
+        super().__init__(*arguments)
+
+    def setup(self) -> None:
+        """The handshake, and a reader that stops at so many bytes."""
+        self.request.settimeout(self._limits.seconds)
+        super().setup()
+        if isinstance(self.connection, ssl.SSLSocket):
+            self.connection.do_handshake()
+        self.rfile: Any = _Bounded(self.rfile, self._limits.request)
+
+    def do_GET(self) -> None:  # http.server's name
+        reply = self._reply(self.path.partition("?")[0])
+        content = reply.text.encode()
+        self.send_response(reply.status)
+        self.send_header("Content-Type", reply.type)
+        self.send_header("Content-Length", str(len(content)))
+        if reply.status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _reply(self, path: str) -> _Reply:
+        if path == "/health":
+            return _Reply(503, "draining\n") if self._metrics.draining else _Reply(200, "ok\n")
+        if self._security.client_ca is not None and not self._is_certified():
+            return _Reply(403, "show a client certificate\n")
+        if self._security.token is not None and not self._has_token(self._security.token):
+            return _Reply(401, "send the header Authorization: Bearer TOKEN\n")
+        if path == "/metrics":
+            return _Reply(200, self._metrics.text(), METRICS_TYPE)
+        return _Reply(404, "there are /metrics and /health\n")
+
+    def _has_token(self, token: str) -> bool:
+        values = self.headers.get_all(HEADER) or []
+        return len(values) == 1 and carries(str(values[0]), expected_header(token))
+
+    def _is_certified(self) -> bool:
+        return isinstance(self.connection, ssl.SSLSocket) and bool(self.connection.getpeercert())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a request may hold anything, a token too."""

@@ -16,7 +16,7 @@ import hoploom
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.address import check_free, join_address, split_address
-from hoploom.serve.metrics import DRAINING, Metrics
+from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.stalls import STALL, Conversation, StallWatch
@@ -55,7 +55,7 @@ class Server:
     def drain(self, grace: float = GRACE) -> bool:
         """Refuse what is new, wait for what is under way; whether all of it was finished."""
         self._flight.draining.set()
-        self._metrics.put(DRAINING, 1)
+        self._metrics.draining = True
         return self._flight.idle.wait_for_none(grace)
 
     def close(self) -> None:
@@ -133,14 +133,14 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
         except MalformedError as error:
             wire.write(conversation, refusal(ConfigError(f"a request is malformed: {error}")))
             raise flight.FlightServerError(f"a request is malformed: {error}") from error
-        with self.idle, self._metrics.request(str(request.header.get("ask"))) as told:
-            told.received = sum(tensor.nbytes for tensor in request.tensors if isinstance(tensor, Tensor))
+        with self.idle, self._metrics.request(str(request.header.get("ask"))) as count:
+            count.received = sum(tensor.nbytes for tensor in request.tensors if isinstance(tensor, Tensor))
             with conversation.making():
                 answer = self._answer(request)
             error_name = answer.header.get("error")
-            told.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
+            count.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
             try:
-                told.sent = wire.write(conversation, answer)
+                count.sent = wire.write(conversation, answer)
             finally:
                 if answer.done is not None:
                     answer.done()

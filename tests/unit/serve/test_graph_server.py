@@ -1,7 +1,6 @@
-"""A server's node and service without the wire: room that comes back, picks within it, and whose store is asked."""
+"""A graph server without the wire: memory that comes back, picks within it, and whose store is asked."""
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +17,10 @@ from hoploom import ConfigError, Store, StoreError
 from hoploom.serve import requests, service, wire
 from hoploom.serve.discovery import read_info
 from hoploom.serve.graph_server import BatchOptions, GraphServer
-from hoploom.serve.metrics import BATCHES, CACHE_ROWS, HELD
+from hoploom.serve.metrics import KINDS
 from hoploom.serve.service import PICK_BYTES, Service
 from hoploom.serve.wire import Message
 from hoploom.store.format import Manifest, PartRange, to_json
-from hoploom.store.row_cache import CacheReport
 
 
 @pytest.fixture(scope="module")
@@ -47,56 +45,18 @@ def _batch_request(node: GraphServer) -> Message:
 # --- what is counted -----------------------------------------------------------------------------
 
 
-def test_room_is_given_back_even_where_counting_fails(node: GraphServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = _batch_request(node)
-    answer = node.service.answer(request)
-    assert node.metrics.value(HELD) > 0
+def test_what_is_held_and_made_is_told(node: GraphServer) -> None:
+    answer = node.service.answer(_batch_request(node))
+    size = sum(tensor.nbytes for tensor in answer.tensors if isinstance(tensor, torch.Tensor))
+    assert node.metrics.value("hoploom_held_bytes") == size > 0
     assert answer.done is not None
     answer.done()
-    assert (node.metrics.value(HELD), node.metrics.value(BATCHES)) == (0, 1)
-
-    def fail(*_: Any) -> None:
-        raise AssertionError("on purpose")
-
-    monkeypatch.setattr(node.metrics, "add", fail)
-    with pytest.raises(AssertionError, match="on purpose"):
-        node.service.answer(request)
-    assert node._batches is not None
-    assert node._batches.budget.taken == 0
+    assert node.metrics.value("hoploom_held_bytes") == 0
+    assert node.metrics.value("hoploom_batches_total") == 1
 
 
-def test_threads_that_count_a_cache_at_once_count_every_row_once(
-    node: GraphServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first thread is held up between what it saw and counting it; the second one saw more."""
-    node.service.answer(_batch_request(node))
-    saw, counted, seen = threading.Event(), threading.Event(), iter([10, 20])
-
-    def report(_: Store) -> CacheReport:
-        hits = next(seen)
-        if hits == 10:
-            saw.set()
-            counted.wait(0.3)
-        return CacheReport(0, 0, hits, 2 * hits)
-
-    monkeypatch.setattr("hoploom.serve.graph_server.report", report)
-    makers: Any = node._batches
-    failures: list[BaseException] = []
-
-    def count() -> None:
-        try:
-            node._count(makers)
-        except AssertionError as error:
-            failures.append(error)
-
-    first = threading.Thread(target=count)
-    first.start()
-    assert saw.wait(10)
-    node._count(makers)
-    counted.set()
-    first.join(10)
-    assert failures == []
-    assert [node.metrics.value(CACHE_ROWS, outcome) for outcome in ("hit", "miss")] == [20, 40]
+def test_every_kind_of_request_is_counted_by_its_name(node: GraphServer) -> None:
+    assert set(node.service.kinds) == set(KINDS)
 
 
 # --- picks ---------------------------------------------------------------------------------------
