@@ -21,7 +21,8 @@ from support.servers import serving
 
 import hoploom
 from hoploom import ConfigError, PeerError
-from hoploom.deploy.local_server import Beside
+from hoploom.deploy.local_server import LocalServer
+from hoploom.deploy.server_command import ServerCommand
 from hoploom.dist.environment import Deployment, read_deployment
 from hoploom.dist.spawn import spawn
 from hoploom.train import init
@@ -178,10 +179,11 @@ def test_a_server_stays_until_the_last_rank_has_left(graph: Path, tmp_path: Path
 KILLED = """
 import gc, os, signal, sys
 gc.disable()
-import cluster_workers, hoploom.train
-context = hoploom.train.init()
+from hoploom.deploy.keeper import descendants
+from hoploom.dist.context import init
+context = init()
 context.open(sys.argv[1], serve=True)
-print(*cluster_workers.children(), flush=True)
+print(*descendants(os.getpid()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -190,17 +192,18 @@ def test_a_killed_trainer_takes_its_server_with_it(graph: Path, temporary: Path)
     line, env = [sys.executable, "-c", KILLED, str(graph)], os.environ | {"PYTHONPATH": str(TESTS)}
     done = subprocess.run(line, env=env, stdout=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    (pid,) = map(int, done.stdout.split())
-    _until(lambda: not _is_running(pid))
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2  # the server and its keeper
+    _until(lambda: not any(map(_is_running, pids)))
     assert not list(temporary.glob("hoploom-*"))
 
 
 def test_a_server_outlives_the_thread_that_opened_it(graph: Path) -> None:
-    opened: list[Beside] = []
+    opened: list[LocalServer] = []
 
     def open_server() -> None:
         tasks.append(Path(f"/proc/self/task/{threading.get_native_id()}"))
-        opened.append(Beside([str(graph)], 60))
+        opened.append(LocalServer(ServerCommand(str(graph), (), "127.0.0.1:0"), 60))
 
     tasks: list[Path] = []
     thread = threading.Thread(target=open_server)
@@ -236,7 +239,8 @@ def _until(what: Callable[[], bool], seconds: float = 15) -> None:
 SCRIPT = """
 import gc
 gc.disable()
-import cluster_workers, hoploom.train
+import hoploom.train
+from support import cluster_workers
 with hoploom.train.init(timeout=60) as context:
     cluster_workers.tell_batches(context, "{folder}", "{graph}", {{}})
 gc.freeze()

@@ -12,8 +12,7 @@ import pytest
 from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching, runs, until
 
 from hoploom.cli import main
-from hoploom.deploy.failure import Failure, first_of, without_noise
-from hoploom.deploy.view import View
+from hoploom.deploy.view import Failure, View, first_of, without_noise
 
 FOREVER = "sleep:100"
 SERVER = ["note:SIGTERM", "serve:127.0.0.1:7700", FOREVER]
@@ -46,13 +45,13 @@ def test_lines_are_whole_and_say_whose_they_are(tmp_path: Path) -> None:
 
 
 def test_variables_reach_a_process_and_no_command_line(tmp_path: Path) -> None:
-    programs = {"a/trainers": ["tell:API_KEY", "await_file:seen"]}
+    programs = {"a/trainers": ["keep:API_KEY", "await_file:seen"]}
     with launching(tmp_path, programs, environment={"API_KEY": "top secret ü"}) as started:
-        until((tmp_path / "a-trainers.told").exists, "the variable")
+        until((tmp_path / "a-trainers.variable").exists, "the variable")
         shown = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
         (tmp_path / "seen").write_text("")
         started.communicate(timeout=30)
-    assert (tmp_path / "a-trainers.told").read_text() == "top secret ü"
+    assert (tmp_path / "a-trainers.variable").read_text() == "top secret ü"
     assert "launch_workers" in shown
     assert "top secret" not in shown
 

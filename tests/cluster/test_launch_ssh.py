@@ -13,7 +13,7 @@ from support.launched import assert_nothing_is_left, await_programs, interrupt, 
 from support.sshd import Sshd, free_port, running_sshd
 
 from hoploom.deploy import keeper
-from hoploom.deploy.local import BOOT
+from hoploom.deploy.supervise import BOOT
 
 FOREVER = "sleep:100"
 
@@ -34,25 +34,30 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 def test_processes_run_over_there_and_are_seen_here(sshd: Sshd, tmp_path: Path) -> None:
     programs = {
         "a/server": ["note:SIGTERM", "serve:127.0.0.1:7700", FOREVER],
-        "a/trainers": ["tell:API_KEY", "tell:SSH_CONNECTION", "complain:a warning", "print:trained"],
+        "a/trainers": [
+            "keep:API_KEY",
+            "keep:SSH_CONNECTION",
+            "complain:a warning",
+            "print:trained",
+        ],
     }
     code, out, err = launched(tmp_path, programs, ssh=str(sshd.config), environment={"API_KEY": 'it\'s "top" $ecret'})
     assert code == 0, err
     assert out.splitlines()[1:] == ["a/trainers | trained"]
     assert err.splitlines() == ["a/trainers | a warning"]
-    assert (tmp_path / "a-trainers.told").read_text()  # sshd's own variable: it was there
+    assert (tmp_path / "a-trainers.variable").read_text()  # sshd's own variable: it was there
     assert (tmp_path / "a-server.SIGTERM").exists()
     assert_nothing_is_left(tmp_path)
 
 
 def test_a_secret_is_on_no_command_line(sshd: Sshd, tmp_path: Path) -> None:
-    programs = {"a/trainers": ["tell:API_KEY", "await_file:seen"]}
+    programs = {"a/trainers": ["keep:API_KEY", "await_file:seen"]}
     with launching(tmp_path, programs, ssh=str(sshd.config), environment={"API_KEY": 'it\'s "top" $ecret'}) as started:
-        until((tmp_path / "a-trainers.told").exists, "the variable")
+        until((tmp_path / "a-trainers.variable").exists, "the variable")
         shown = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
         (tmp_path / "seen").write_text("")
         started.communicate(timeout=30)
-    assert (tmp_path / "a-trainers.told").read_text() == 'it\'s "top" $ecret'
+    assert (tmp_path / "a-trainers.variable").read_text() == 'it\'s "top" $ecret'
     assert "BatchMode=yes" in shown
     assert "$ecret" not in shown
 

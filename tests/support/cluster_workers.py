@@ -4,10 +4,12 @@ import json
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hoploom
+from hoploom.deploy.keeper import descendants
 from hoploom.train import Context
 
 
@@ -48,14 +50,10 @@ def tell_batches(context: Context, folder: str, path: str | None, opening: dict[
 def children() -> list[int]:
     """The graph servers that this process has started."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-            words = (path.parent / "cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[1]) == os.getpid() and b"serve" in words:
-            found.append(int(path.parent.name))
+    for pid in descendants(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
     return found
 
 

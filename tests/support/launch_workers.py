@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -57,8 +58,8 @@ class Program:
 
         signal.signal(getattr(signal, name), write)
 
-    def tell(self, variable: str) -> None:
-        Path(f"{self.name}.told").write_text(os.environ[variable])
+    def keep(self, variable: str) -> None:
+        Path(f"{self.name}.variable").write_text(os.environ[variable])
 
     def leave(self, words: str) -> None:
         """Start another program in a session of its own."""
@@ -80,38 +81,22 @@ def _until(path: Path) -> None:
         time.sleep(0.01)
 
 
-def launch(plan: dict[str, object], folder: Path) -> int:
+def launch(plan: dict[str, Any], folder: Path) -> int:
     """Run the programs of a plan: {"ssh": {...} or null, "programs": {label: [words]}, "environment": {...}}."""
-    from hoploom.deploy import run as running
     from hoploom.deploy.cluster_file import Host, Process, SshOptions
-    from hoploom.deploy.local import Local
-    from hoploom.deploy.run import Launch
+    from hoploom.deploy.launch import Launch, Patience
     from hoploom.deploy.ssh import Ssh
-    from hoploom.deploy.started import Executor
-    from hoploom.deploy.view import View
+    from hoploom.deploy.supervise import Executor, Local
 
-    ssh, programs, environment = plan["ssh"], plan["programs"], plan["environment"]
-    assert isinstance(programs, dict)
-    assert isinstance(environment, dict)
-    parts = plan.get("parts") or {}
-    assert isinstance(parts, dict)
+    python, working_folder = plan.get("python", sys.executable), plan.get("working_folder", str(folder))
     planned = []
-    for label, words in programs.items():
-        python = str(plan.get("python") or sys.executable)
-        host = Host("127.0.0.1", "127.0.0.1", "127.0.0.1", parts=tuple(parts.get(label, ())), python=python)
-        name = label.replace("/", "-")
-        planned.append(
-            Process(
-                label,
-                host,
-                (sys.executable, str(Path(__file__)), name, *words),
-                environment,
-                str(plan.get("working_folder") or folder),
-            )
-        )
-    running.AFTER_FAILURE = 0.5
-    executor: Executor = Local() if ssh is None else Ssh(SshOptions(config=str(ssh), connect_timeout=10))
-    with Launch(planned, executor, View([process.label for process in planned])) as launched:
+    for label, words in plan["programs"].items():
+        parts = tuple(plan.get("parts", {}).get(label, ()))
+        host = Host("127.0.0.1", "127.0.0.1", "127.0.0.1", parts=parts, python=python)
+        command = (sys.executable, "-S", str(Path(__file__)), label.replace("/", "-"), *words)
+        planned.append(Process(label, host, command, plan["environment"], working_folder))
+    executor: Executor = Local() if plan["ssh"] is None else Ssh(SshOptions(config=plan["ssh"], connect_timeout=10))
+    with Launch(planned, executor, Patience(after_failure=0.5)) as launched:
         return launched.run()
 
 

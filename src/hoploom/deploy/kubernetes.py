@@ -15,7 +15,7 @@ from shlex import join
 from typing import Any
 
 from hoploom.deploy.cluster_file import Cluster, Host, KubernetesOptions, Security
-from hoploom.deploy.programs import script_words, server_words, trainer_environment
+from hoploom.deploy.programs import script_words, server_command, trainer_environment
 from hoploom.deploy.yaml_text import documents
 from hoploom.errors import ConfigError
 
@@ -132,11 +132,11 @@ def _by_ordinal(cluster: Cluster) -> str:
     return "\n".join(["case ${POD_NAME##*-} in", *branches, "esac"])
 
 
-def _server_words(cluster: Cluster, host: Host) -> list[str]:
+def _server_words(cluster: Cluster, host: Host) -> Sequence[str]:
     """It listens on all of the pod's addresses: its name may not be known yet when it starts."""
-    words = list(server_words(cluster, host, f"0.0.0.0:{host.port}"))
-    words[words.index("--metrics") + 1] = f"0.0.0.0:{_metrics_port(cluster)}"
-    return [*words, "--grace", str(GRACE)]
+    listen, metrics = f"0.0.0.0:{host.port}", f"0.0.0.0:{_metrics_port(cluster)}"
+    command = replace(server_command(cluster, host), listen=listen, metrics=metrics, grace=GRACE)
+    return command.words(host.python)
 
 
 # --- trainers ------------------------------------------------------------------------------------

@@ -1,80 +1,63 @@
-"""The graph server beside the trainers of a host: a child process, for as long as the trainers need it.
+"""The graph server beside the trainers of a host: a process under a keeper, for as long as the trainers need it.
 
 It listens for the other hosts' ranks with a token that only this run knows. It does not hear the terminal's Ctrl-C,
-as trainers still fetch rows for their last step then; if this process dies, its stdin ends, and it with that.
+as trainers still fetch rows for their last step then; if this process dies, its keeper ends it.
 """
 
 import os
-import select
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from hoploom.deploy.cluster_file import Host, Process
+from hoploom.deploy.server_command import ServerCommand
+from hoploom.deploy.supervise import Local, Supervisor
 from hoploom.errors import ConfigError, PeerError
-from hoploom.serve.ready import Ready
 
 AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
-UNDER_THIS = (
-    "import runpy; from hoploom.dist.stopping import die_with_stdin; die_with_stdin(); "
-    "runpy.run_module('hoploom', run_name='__main__', alter_sys=True)"
-)
 
 
-class Beside:
-    """A running `hoploom serve`."""
+class LocalServer:
+    """A running `hoploom serve`. What it says on stderr is shown as it is."""
 
-    def __init__(self, words: Sequence[str], seconds: float) -> None:
-        line = [sys.executable, "-c", UNDER_THIS, "serve", *words]
-        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    def __init__(self, command: ServerCommand, seconds: float) -> None:
+        host = Host("here", "", "", python=sys.executable, folder=os.getcwd())
+        process = Process("here/server", host, command.words(host.python), {}, host.folder)
+        self._supervisor = Supervisor(Local(), _show, lambda event: None)
         try:
-            self.address = self._ready(time.monotonic() + seconds).address
-        except BaseException:
-            self._process.kill()
-            self.close()
-            raise
-
-    def _ready(self, deadline: float) -> Ready:
-        assert self._process.stdout is not None
-        pipe, line = self._process.stdout.fileno(), b""
-        while b"\n" not in line:
-            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            (kept,) = self._supervisor.start([process])
+            if not self._supervisor.until(lambda: kept.ready is not None or kept.code is not None, seconds):
                 raise PeerError("the graph server of this host was not ready in time; give hoploom.init more timeout")
-            more = os.read(pipe, 4096)
-            if not more:
-                code = self._process.wait(AFTER_TERMINATE)
-                raise PeerError(f"the graph server of this host ended with exit code {code}; its own words are above")
-            line += more
-        ready = Ready.read(line.decode(errors="replace").splitlines()[0])
-        if ready is None:
-            raise PeerError(f"the graph server of this host says {line!r:.200}, not that it is ready; see its output")
-        return ready
+            if kept.ready is None:
+                message = f"the graph server of this host ended with exit code {kept.code}; its own words are above"
+                raise PeerError(message)
+        except BaseException:
+            self._supervisor.close()
+            raise
+        self.address = kept.ready.address
 
     def close(self) -> None:
         """Ask it to stop, then make it."""
-        self._process.send_signal(signal.SIGTERM)  # no error where it has ended
-        try:
-            self._process.wait(AFTER_TERMINATE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(AFTER_TERMINATE)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._supervisor.stop("TERM", AFTER_TERMINATE)
+        self._supervisor.close()
 
-    def __enter__(self) -> "Beside":
+    def __enter__(self) -> "LocalServer":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _show(label: str, line: str, *, is_error: bool) -> None:
+    """By the file's number: a thread may still write while the interpreter ends."""
+    if is_error:
+        os.write(2, f"{line}\n".encode())
 
 
 @contextmanager

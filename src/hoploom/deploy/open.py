@@ -11,22 +11,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hoploom.config.values import as_int
-from hoploom.deploy.local_server import Beside, address_towards, token_in_file
+from hoploom.deploy.cluster_file import Security
+from hoploom.deploy.local_server import LocalServer, address_towards, token_in_file
+from hoploom.deploy.server_command import ServerCommand
 from hoploom.dist import environment
 from hoploom.dist.collectives import gather_json
+from hoploom.dist.context import Context
 from hoploom.dist.environment import Deployment, RankPlace
 from hoploom.dist.rendezvous import LOOPBACK
 from hoploom.errors import ConfigError
+from hoploom.serve.address import join_address
 from hoploom.store import Store, open_store
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
 from hoploom.store.part import Part
-
-if TYPE_CHECKING:
-    from hoploom.dist.context import Context
 
 Serve = bool | Literal["auto"]
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
@@ -53,7 +54,7 @@ class Opening:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
 
 
-def open_for(context: "Context", place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
+def open_for(context: Context, place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
     """The store; what has to be closed with it is put on `closing`. All ranks call."""
     opening.check()
     deployment = environment.read_deployment()
@@ -96,7 +97,7 @@ def _connected(opening: Opening, closing: ExitStack) -> Store:
     return store
 
 
-def _with_homes(context: "Context", store: Store) -> Store:
+def _with_homes(context: Context, store: Store) -> Store:
     """With what every rank maps, for locality."""
     own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part)]
     homes = tuple(tuple(parts) for parts in gather_json(context, own))
@@ -127,7 +128,7 @@ def _hosts(place: RankPlace, deployment: Deployment) -> Hosts:
     return Hosts(node, (place.address, place.port))
 
 
-def _side_by_side(context: "Context", hosts: Hosts, opening: Opening, closing: ExitStack) -> Store:
+def _side_by_side(context: Context, hosts: Hosts, opening: Opening, closing: ExitStack) -> Store:
     """Start this host's server, once on each host, and connect to all of them."""
     assert opening.path is not None
     nodes = gather_json(context, hosts.node)
@@ -140,7 +141,7 @@ def _side_by_side(context: "Context", hosts: Hosts, opening: Opening, closing: E
         address = _address(context, hosts, leaders)
         server = None
         if context.rank in leaders and parts:  # a host may hold none of them
-            server = Beside(_words(opening, address), context.timeout)
+            server = LocalServer(_server_command(opening, address), context.timeout)
             closing.push(partial(_stop, server, context.after_the_others()))
         servers = gather_json(context, "" if server is None else server.address)
         return _connected(replace(opening, servers=[one for one in servers if one]), closing)
@@ -164,27 +165,26 @@ def _check_covered(held: Sequence[Sequence[int]], path: Path) -> None:
         raise ConfigError(f"no host holds part {min(missing)} of {path}, they hold {list(held)}; give parts= on each")
 
 
-def _address(context: "Context", hosts: Hosts, leaders: Sequence[int]) -> str:
+def _address(context: Context, hosts: Hosts, leaders: Sequence[int]) -> str:
     """Where this host listens: the first host only learns from a second one by which way it is reached."""
     first = context.rank == leaders[0] and len(leaders) > 1
     known = gather_json(context, "" if first else hosts.address([]))
     return hosts.address([known[leaders[1]]]) if first else known[context.rank]
 
 
-def _words(opening: Opening, address: str) -> list[str]:
-    """The command line of the server."""
-    listen = f"[{address}]:0" if ":" in address else f"{address}:0"
-    words = [str(opening.path), "--listen", listen, "--token-file", str(opening.options["token_file"])]
-    for part in opening.parts or ():
-        words += ["--part", str(part)]
-    if "cert" in opening.options:
-        for name, flag in (("cert", "--cert"), ("key", "--key"), ("ca", "--client-ca")):
-            words += [flag, str(opening.options[name])] if name in opening.options else []
-    return words
+def _server_command(opening: Opening, address: str) -> ServerCommand:
+    given = {
+        name: str(opening.options[name]) for name in ("token_file", "ca", "cert", "key") if name in opening.options
+    }
+    security = Security(token_file=given["token_file"])
+    if "cert" in given:
+        ca = given.get("ca")
+        security = Security(given["token_file"], ca, given["cert"], given.get("key"), mutual=ca is not None)
+    return ServerCommand(str(opening.path), opening.parts or (), join_address(address, 0), security=security)
 
 
 def _stop(
-    server: Beside,
+    server: LocalServer,
     wait_for_the_others: Callable[[], None],
     kind: type[BaseException] | None,
     error: BaseException | None,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hoploom.deploy.cluster_file import Cluster, Host, Process
+from hoploom.deploy.server_command import ServerCommand
 from hoploom.errors import ConfigError
 from hoploom.serve.address import join_address, split_address
 from hoploom.serve.security import is_loopback
@@ -61,31 +62,13 @@ def _without_starter(words: tuple[str, ...]) -> tuple[str, ...]:
     return rest
 
 
-def server_words(cluster: Cluster, host: Host, listen: str | None = None) -> tuple[str, ...]:
-    """`hoploom serve` of one host; `listen` where that is not where others reach it."""
-    security, server = cluster.security, cluster.server
-    words = ["-m", "hoploom", "serve", str(cluster.store)]
-    for part in host.parts:
-        words += ["--part", str(part)]
-    words += ["--listen", listen or host.endpoint]
+def server_command(cluster: Cluster, host: Host) -> ServerCommand:
+    """`hoploom serve` of one host."""
     peers = [other.endpoint for other in cluster.servers if other.name != host.name]
-    options = {
-        "--peers": ",".join(peers) or None,
-        "--token-file": security.token_file,
-        "--cert": security.cert,
-        "--key": security.private_key,
-        "--ca": security.ca,
-        "--client-ca": security.ca if security.mutual else None,
-        "--threads": server.threads,
-        "--memory": server.memory,
-        "--cache": server.cache,
-        "--fanouts": None if server.fanouts is None else ",".join(map(str, server.fanouts)),
-        "--seeds": server.seeds,
-        "--metrics": _metrics(cluster, host),
-    }
-    for flag, value in options.items():
-        words += [] if value is None else [flag, str(value)]
-    return (host.python, *words, *(["--insecure"] if security.insecure else []))
+    metrics = _metrics(cluster, host)
+    return ServerCommand(
+        str(cluster.store), host.parts, host.endpoint, peers, cluster.security, cluster.server, metrics
+    )
 
 
 def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tuple[str, ...]:
@@ -143,8 +126,8 @@ def _metrics(cluster: Cluster, host: Host) -> str | None:
 
 
 def _server(cluster: Cluster, host: Host) -> Process:
-    environment = {"PYTHONUNBUFFERED": "1", **host.environment}
-    return Process(f"{host.name}/server", host, server_words(cluster, host), environment, host.folder)
+    words = server_command(cluster, host).words(host.python)
+    return Process(f"{host.name}/server", host, words, {"PYTHONUNBUFFERED": "1", **host.environment}, host.folder)
 
 
 def _trainers(cluster: Cluster, node_rank: int, script: Sequence[str]) -> Process:

@@ -7,7 +7,7 @@ from hoploom.config.declare import keys_in
 from hoploom.config.document import YAML_SUFFIXES, Document, full_name, read_document
 from hoploom.config.rules import HOST
 from hoploom.config.toml import quoted
-from hoploom.deploy import glt
+from hoploom.deploy import glt_yaml
 from hoploom.deploy.cluster_file import HEADINGS, HOSTS, SECTIONS, Cluster, HostKeys, TopKeys
 from hoploom.deploy.resolve import Written, resolve
 from hoploom.errors import ConfigError
@@ -32,7 +32,7 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
         raise ConfigError(f"{path} is no cluster file by its name; name it .toml, .yaml or .yml")
     document = read_document(path, HEADINGS, absent="write one; docs/cluster.md shows how")
     overrides = overrides or Overrides()
-    written = glt.written(document) if glt.is_like(document) else _written(document)
+    written = glt_yaml.written(document) if glt_yaml.is_like(document) else _written(document)
     return resolve(written, overrides.executor, (overrides.master_addr, overrides.master_port))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from hoploom.deploy.failure import ERROR, tells_of_another
+from hoploom.deploy.view import ERROR, tells_of_another
 from hoploom.errors import ConfigError, TrainError
 
 COMMAND_DEADLINE = 60.0  # seconds for one command of Slurm's

@@ -12,7 +12,7 @@ from datetime import timedelta
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,6 @@ from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.store import Store
 from hoploom.dist import environment
 from hoploom.dist.collectives import gather_json
-from hoploom.deploy.open import Opening, Serve, open_for, read_parts
 from hoploom.dist.environment import RankPlace
 from hoploom.dist.rendezvous import RankNotes, meeting_point
 
@@ -208,7 +207,7 @@ class Context:
         path: str | Path | None = None,
         *,
         parts: Sequence[int] | None = None,
-        serve: Serve = "auto",
+        serve: bool | Literal["auto"] = "auto",
         servers: str | Sequence[str] | None = None,
         **options: Any,
     ) -> Store:
@@ -220,6 +219,8 @@ class Context:
         servers, one is started beside the trainers of each: a host holds its share of the parts, or `parts`. With
         `serve=True` each rank of one host stands for a host. `servers` and `options` are those of `hoploom.connect`.
         """
+        from hoploom.deploy.open import Opening, open_for, read_parts
+
         opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, options)
         return open_for(self, self._place, opening, self._opened)
 
