@@ -1,7 +1,7 @@
-"""The store that a deployment means: files here, servers elsewhere, or a server beside the trainers of each host.
+"""What Context.open gives: a store of files here, of servers elsewhere, or of a server beside each host's trainers.
 
 What ranks must know of each other (who holds which part, where servers listen, their token) goes through
-`Context.gather`, so a rank that fails here ends the others with its name, within the context's deadline.
+`gather_json`, so a rank that fails here ends the others with its name, within the context's deadline.
 """
 
 import secrets

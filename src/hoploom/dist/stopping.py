@@ -47,14 +47,3 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we could ask
         os._exit(1)
-
-
-def die_with_stdin() -> None:
-    """End this process when stdin ends: with the last process that holds its other end, whichever thread opened it."""
-    threading.Thread(target=_wait_for_the_end, name="lifeline", daemon=True).start()
-
-
-def _wait_for_the_end() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
