@@ -70,7 +70,7 @@ def _expected(graph: Path, rank: int = 0, world_size: int = 1, **options: Any) -
 def test_without_servers_on_one_host_it_is_open(graph: Path) -> None:
     with init() as context:
         store = context.open(graph)
-        assert (len(store.parts), store.homes, store.elsewhere) == (2, (), None)
+        assert (len(store.parts), store.deployment.homes, store.deployment.makes_batches) == (2, (), False)
         assert told_of(loader(store, 0, 1)) == _expected(graph)
         assert context.open(graph, parts=[1]).homes == ((1,),)
 
@@ -79,13 +79,13 @@ def test_servers_given_make_the_batches_or_the_rest_of_the_rows(graph: Path) -> 
     with serving(graph, [[]]) as (server,), init() as context:
         address = server.address
         store = context.open(servers=[address])
-        assert store.elsewhere is not None
+        assert store.deployment.makes_batches
         assert told_of(loader(store, 0, 1)) == _expected(graph)
         beside = context.open(graph, parts=[0], servers=address, topology="parted", timeout=30)
-        assert (beside.elsewhere, len(beside.parts), beside.homes) == (None, 1, ((0,),))
+        assert (beside.deployment.makes_batches, len(beside.parts), beside.deployment.homes) == (False, 1, ((0,),))
         assert told_of(loader(beside, 0, 1)) == _expected(graph)
         without = context.open(graph, parts=[], servers=address)  # batches are made here, out of nothing here
-        assert (without.elsewhere, len(without.parts), without.homes) == (None, 0, ())
+        assert (without.deployment.makes_batches, len(without.parts), without.deployment.homes) == (False, 0, ())
         assert told_of(loader(without, 0, 1)) == _expected(graph)
 
 
@@ -93,11 +93,11 @@ def test_what_launch_says_wins_over_the_scripts_path(graph: Path, monkeypatch: p
     with serving(graph, [[]]) as (server,), init() as context:
         monkeypatch.setenv("HOPLOOM_SERVERS", server.address)
         store = context.open("nowhere.store")  # server-client mode: no path means anything here
-        assert store.elsewhere is not None
+        assert store.deployment.makes_batches
         monkeypatch.setenv("HOPLOOM_STORE", str(graph))
         monkeypatch.setenv("HOPLOOM_PARTS", "1")
         store = context.open("nowhere.store")
-        assert (store.elsewhere, store.homes) == (None, ((1,),))
+        assert (store.deployment.makes_batches, store.deployment.homes) == (False, ((1,),))
         assert told_of(loader(store, 0, 1)) == _expected(graph)
 
 

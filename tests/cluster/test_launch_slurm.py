@@ -35,7 +35,7 @@ with hoploom.init(device="cpu") as context:
             {(int(v) + d) % 12 for v in batch.n_id[: batch.batch_size] for d in (0, 1, 2)}
         )
         seeds += batch.n_id[: batch.batch_size].tolist()
-    print(f"rank {context.rank} of {context.world_size} had {seeds}, elsewhere: {store.elsewhere is not None}")
+    print(f"rank {context.rank} of {context.world_size} had {seeds}, elsewhere: {store.deployment.makes_batches}")
 """
 FAIL = """
 import os, sys, time

@@ -10,6 +10,7 @@ import pyarrow.flight as flight
 import pytest
 import torch
 from support.batches import assert_same_batches
+from support.elsewhere import served_by
 from support.fleets import within
 from support.graphs import random_graph, ring, save_in_parts
 from support.servers import Server, addresses_of, serving, serving_by
@@ -18,7 +19,6 @@ import hoploom
 from hoploom import PeerError
 from hoploom.serve import wire
 from hoploom.serve.address import read_addresses
-from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.wire import Message
 from hoploom.store import Wanted
 
@@ -104,7 +104,7 @@ def _whole_batch(store: hoploom.Store) -> Message:
             asked.append(request)
             raise PeerError("only recorded")
 
-    recording = replace(store, elsewhere=RemoteBatches(Recorder(), store.identity))
+    recording = replace(store, deployment=served_by(Recorder(), store.identity))
     with pytest.raises(PeerError, match="only recorded"):
         list(hoploom.NeighborLoader(recording, [1], torch.arange(NODES), batch_size=NODES))
     return asked[0]

@@ -21,6 +21,7 @@ import pytest
 import torch
 from support import TESTS
 from support.batches import assert_same, assert_same_batches
+from support.elsewhere import served_by
 from support.fleets import gauge, loader, wait_until, warm_up, within
 from support.graphs import random_graph
 from support.servers import Server, addresses_of, serving
@@ -28,7 +29,6 @@ from support.servers import Server, addresses_of, serving
 import hoploom
 from hoploom import PeerError, Store
 from hoploom.serve import wire
-from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.batch_codec import unpacked
 from hoploom.serve.wire import Message
 
@@ -110,7 +110,7 @@ def _whole_batch(server: Server, size: int) -> Message:
 
     recorder = Recorder()
     with hoploom.connect([server.address]) as store, suppress(PeerError):
-        next(iter(_large(replace(store, elsewhere=RemoteBatches(recorder, store.identity)), size)))
+        next(iter(_large(replace(store, deployment=served_by(recorder, store.identity)), size)))
     return recorder.request
 
 

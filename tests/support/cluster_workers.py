@@ -42,7 +42,7 @@ def tell_batches(context: Context, folder: str, path: str | None, opening: dict[
     ranks = context.rank, context.world_size
     told: dict[str, Any] = {"batches": told_of(loader(store, *ranks))}
     told["local"] = told_of(loader(store, *ranks, locality=True))
-    told |= {"homes": store.homes, "parts": len(store.parts), "servers": children()}
+    told |= {"homes": store.deployment.homes, "parts": len(store.parts), "servers": children()}
     told["temporary"] = [path.name for path in Path(os.environ["TMPDIR"]).iterdir()] if "TMPDIR" in os.environ else []
     Path(folder, f"{context.rank}.json").write_text(json.dumps(told))
 

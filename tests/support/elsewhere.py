@@ -11,6 +11,7 @@ import pyarrow as pa
 from hoploom.serve import wire
 from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.batch_service import BatchService
+from hoploom.serve.connect import Connected
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 from support.shards import spread
@@ -83,4 +84,9 @@ def makers_of(store: Store, **options: Any) -> BatchService:
 def without_graph(store: Store, *makers: BatchService) -> tuple[Store, Servers]:
     """A trainer's store, whose parts all lie elsewhere, and the servers that make its batches."""
     servers = Servers(list(makers) or [makers_of(store)])
-    return replace(spread(store, 2, ()), elsewhere=RemoteBatches(servers, store.identity)), servers
+    return replace(spread(store, 2, ()), deployment=served_by(servers, store.identity)), servers
+
+
+def served_by(servers: Any, identity: str) -> Connected:
+    """A deployment whose batches these servers make."""
+    return Connected(peers=servers, servers=RemoteBatches(servers, identity), look_ahead=1)

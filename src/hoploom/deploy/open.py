@@ -101,7 +101,7 @@ def _with_homes(context: Context, store: Store) -> Store:
     """With what every rank maps, for locality."""
     own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part)]
     homes = tuple(tuple(parts) for parts in gather_json(context, own))
-    return replace(store, homes=homes if any(homes) else ())
+    return replace(store, deployment=replace(store.deployment, homes=homes if any(homes) else ()))
 
 
 # --- a server beside the trainers of each host ---------------------------------------------------

@@ -21,7 +21,7 @@ from torch_geometric.sampler import (
 from hoploom import keys
 from hoploom.batch import Sampled
 from hoploom.load.arguments import PairOrData, fanouts_of, read_input
-from hoploom.load.maker import Sampler, Workspaces, node_times, one_type_seeds
+from hoploom.load.maker import NodeTimes, Sampler, Workspaces, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import make_sampling
@@ -53,6 +53,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         )
         self._store, self._schema = store, schema
         self._sampler = Sampler(store.graph, sampling, Workspaces(store))
+        self._times = NodeTimes(store)
         self._seed, self._calls = seed, itertools.count()
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
@@ -75,7 +76,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         relation = self._schema.relation_index[index.input_type or self._schema.relations[0].key]
         links = Links(index.row.to(torch.int64), index.col.to(torch.int64), index.label, index.time)
         key = self._key()
-        times = None if neg_sampling is None else node_times(self._store, relation)
+        times = None if neg_sampling is None else self._times
         task = make_link_task(relation, neg_sampling, node_times=times)
         seeds = make_link_seeds(self._store.graph, links, task, key, disjoint=self._sampler.sampling.disjoint)
         sampled = self._sampler.sample(seeds.seeds, key)

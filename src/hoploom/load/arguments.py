@@ -13,7 +13,7 @@ from torch_geometric.sampler import NumNeighbors
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.assemble import FEATURES, Batch
-from hoploom.load.loader import DEADLINE, Delivery
+from hoploom.load.pipeline import DEADLINE, Delivery
 from hoploom.ops import Frontier, Reduce
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import Sampling
@@ -154,10 +154,9 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
     return aggregate  # type: ignore[return-value]
 
 
-def delivery_of(arguments: Mapping[str, Any], least_threads: int = 0) -> Delivery:
+def delivery_of(arguments: Mapping[str, Any]) -> Delivery:
     """How many threads work how far ahead."""
-    threads, factor = max(arguments["num_workers"], least_threads), arguments["prefetch_factor"] or 2
-    return Delivery(threads, max(1, threads * factor), arguments["timeout"] or DEADLINE)
+    return Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, arguments["timeout"] or DEADLINE)
 
 
 # --- seeds ----------------------------------------------------------------------------------

@@ -15,14 +15,9 @@ from hoploom.errors import BatchError, ConfigError, HoploomError
 from hoploom.load.assemble import Batch
 from hoploom.load.device import MadeThere, Mover, Sent
 from hoploom.load.order import Order
-from hoploom.load.prefetch import in_order
+from hoploom.load.pipeline import Delivery, Stages, in_order
 
-DEADLINE = 600.0  # seconds that a batch may take where the user gives no timeout
 CALLS = (1 << 64) - 1  # the step that loader([ids]) draws from: no epoch gets there
-
-MakeBatch = Callable[
-    [Tensor, int, int], Batch | MadeThere
-]  # (indices of the seeds, place of the first in its step, key)
 
 
 @dataclass(frozen=True)
@@ -35,27 +30,26 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """How batches reach the consumer."""
-
-    num_threads: int = 0
-    num_ahead: int = 2
-    deadline: float = DEADLINE
-
-
-@dataclass(frozen=True)
 class Work:
     """The steps of one loop: where each stands, what names it in an error, and how its batch is sent."""
 
-    place: Callable[[int], tuple[Tensor, int, int]]  # what MakeBatch takes
+    place: Callable[[int], tuple[Tensor, int, int]]  # what Source.make takes
     naming: Callable[[int], AbstractContextManager[None]]
     send: Callable[[Batch | MadeThere], Sent]
 
 
-class Ahead(Protocol):
-    """Makes several steps together: hoploom.load.ahead."""
+class Source(Protocol):
+    """Who makes a loader's batches: hoploom.load.source chooses."""
 
-    def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Sent, None, None]: ...
+    @property
+    def least_threads(self) -> int:
+        """Threads that there must be, however few the user asks for."""
+
+    def make(self, indices: Tensor, first: int, key: int) -> Batch | MadeThere:
+        """The batch of these seeds, at once; `first` is the place of the first one in its step."""
+
+    def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
+        """How the steps of a loop are made; left when its threads are gone."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +66,10 @@ class Walk:
 class Loader:
     """Yields the batches of one epoch per loop. Made by NeighborLoader and LinkNeighborLoader."""
 
-    def __init__(
-        self, order: Order, make_batch: MakeBatch, delivery: Delivery, mover: Mover, ahead: Ahead | None = None
-    ) -> None:
+    def __init__(self, order: Order, source: Source, delivery: Delivery, mover: Mover) -> None:
         order.check()
-        self._order, self._make_batch = order, make_batch
-        self._delivery, self._mover, self._ahead = delivery, mover, ahead
+        self._order, self._source, self._mover = order, source, mover
+        self._delivery = replace(delivery, num_threads=max(delivery.num_threads, source.least_threads))
         self._next = self._consumed = Position()
         self._looping = order
         self._num_loops = 0
@@ -140,7 +132,7 @@ class Loader:
             epoch,
             range(order.first_step, order.num_steps),
             work.place,
-            lambda step: self._mover.receive(self._make_step(work, step)),
+            lambda step: self._make_step(work, step),
             lambda step: self._pass(order, epoch, step, loop),
         )
 
@@ -185,21 +177,19 @@ class Loader:
 
     def _made(self, order: Order, epoch: int, steps: range) -> Generator[Batch, None, None]:
         """The batches of these steps, made ahead."""
-        delivery = self._delivery
         work = Work(partial(_place, order, epoch), partial(_naming, order, epoch), self._mover.send)
-        if self._ahead is None:
-            make = partial(self._make_step, work)
-            made = in_order(make, steps, delivery.num_threads, delivery.num_ahead, delivery.deadline)
-        else:
-            made = self._ahead.made(work, steps, delivery)
-        with closing(made):
+        with (
+            self._source.stages(work, self._delivery) as stages,
+            closing(in_order(stages, steps, self._delivery)) as made,
+        ):
             for sent in made:
                 yield self._mover.receive(sent)
 
-    def _make_step(self, work: Work, step: int) -> Sent:
+    def _make_step(self, work: Work, step: int) -> Batch:
         """A pure function of the store, the options, seed, epoch, step, rank and world size."""
         with work.naming(step):
-            return work.send(self._make_batch(*work.place(step)))
+            sent = work.send(self._source.make(*work.place(step)))
+        return self._mover.receive(sent)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds."""
@@ -214,7 +204,7 @@ class Loader:
             raise ConfigError(f"index holds {bad}, out of range [0, {size}); give positions among the seeds")
         key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
         try:
-            made = self._make_batch(indices.to(torch.int64), 0, key)
+            made = self._source.make(indices.to(torch.int64), 0, key)
         except TimeoutError as error:
             raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
         return self._mover.receive(self._mover.send(made))

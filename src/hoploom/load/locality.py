@@ -136,8 +136,8 @@ def localised(order: Order, store: Store, node_type: str, nodes: Tensor, localit
 def _held(locality: Any, store: Store, num_parts: int, world_size: int) -> tuple[tuple[int, ...], ...]:
     way_out = "give the parts of every rank, e.g. locality=[[0], [1]]"
     if locality is True:
-        if store.homes:
-            locality = store.homes
+        if store.deployment.homes:
+            locality = store.deployment.homes
         elif len(store.parts) >= num_parts:
             locality = [()] * world_size  # every rank holds all
         else:

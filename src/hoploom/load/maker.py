@@ -1,5 +1,6 @@
 """From seeds to a batch: the one pure function that every placement calls."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -92,6 +93,12 @@ class Maker(Protocol):
     @property
     def assembler(self) -> Assembler: ...
 
+    @property
+    def transform(self) -> Callable[[Batch], Any] | None: ...
+
+    def make(self, indices: Tensor, first: int, key: int) -> Batch:
+        """All stages together."""
+
     def start(self, indices: Tensor, first: int, key: int) -> Start:
         """The seeds; `first` is the place of the first one in its step."""
 
@@ -163,6 +170,21 @@ def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tenso
     if sampler.sampling.disjoint:
         trees[index] = torch.arange(first, first + nodes.numel())
     return Seeds(tuple(by_type), tuple(trees), times, first)
+
+
+class NodeTimes:
+    """The times of nodes that temporal negatives need, read when first asked for: eight bytes a node, then kept."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._lock = store, threading.Lock()
+        self._times: dict[int, dict[int, Tensor]] = {}
+
+    def __call__(self, relation: int) -> Mapping[int, Tensor]:
+        """By node type, those of both ends of a relation: a negative must exist at its link's time."""
+        with self._lock:
+            if relation not in self._times:
+                self._times[relation] = node_times(self._store, relation)
+            return self._times[relation]
 
 
 def node_times(store: Store, relation: int) -> dict[int, Tensor]:

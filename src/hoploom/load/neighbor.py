@@ -12,15 +12,15 @@ from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
-from hoploom.load.ahead import look_ahead
 from hoploom.load.arguments import Input, NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch
-from hoploom.load.batch_request import placed
-from hoploom.load.device import Mover, is_there
-from hoploom.load.loader import Ahead, Delivery, Loader, MakeBatch
+from hoploom.load.device import Mover
+from hoploom.load.loader import Loader, Source
 from hoploom.load.locality import localised
-from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces, node_times
+from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler, Workspaces
 from hoploom.load.order import Order
+from hoploom.load.pipeline import Delivery
+from hoploom.load.source import source_of
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import make_sampling
@@ -62,25 +62,10 @@ class Setup:
         )
         return localised(order, self.given.store, node_type, nodes, self.arguments["locality"])
 
-    @property
-    def delivery(self) -> Delivery:
-        elsewhere = self.given.store.elsewhere  # two requests for each server: one is made, one is on its way
-        return inputs.delivery_of(self.arguments, 0 if elsewhere is None else 2 * elsewhere.num_servers)
-
-    def making(self, maker: NodeMaker | LinkMaker) -> tuple[MakeBatch, Delivery, Mover, Ahead | None]:
+    def making(self, maker: NodeMaker | LinkMaker) -> tuple[Source, Delivery, Mover]:
         """How batches are made and reach the consumer."""
-        store = self.given.store
-        ahead = look_ahead(maker, store, self.arguments["look_ahead"] or store.look_ahead)
-        if store.placed is None or store.elsewhere is not None or not is_there(self.mover.device, store.placed.device):
-            return placed(maker), self.delivery, self.mover, ahead
-        if ahead is not None:
-            raise ConfigError(
-                "look_ahead is set, but batches are made on the device; leave it out, or give device='cpu'"
-            )
-        from hoploom.gpu.batches.loading import DeviceLoading  # imports Triton
-
-        there = DeviceLoading(maker, store.placed, self.delivery.deadline)
-        return there.make, self.delivery, self.mover, there
+        delivery, steps = inputs.delivery_of(self.arguments), self.arguments["look_ahead"]
+        return source_of(maker, self.mover.device, steps, delivery.deadline), delivery, self.mover
 
 
 @dataclass(frozen=True)
@@ -333,8 +318,7 @@ def _link_task(
     schema = given.store.schema
     relation = schema.relation_index[key]
     checked = _checked_weights(schema, relation, negatives)
-    timed = negatives is not None and temporal and given.store.elsewhere is None
-    times = node_times(given.store, relation) if timed else None
+    times = NodeTimes(given.store) if negatives is not None and temporal else None
     return make_link_task(relation, checked, strict=strict, node_times=times)
 
 

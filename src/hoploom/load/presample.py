@@ -15,10 +15,9 @@ from hoploom import keys
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.arguments import read_input_nodes
-from hoploom.load.loader import DEADLINE
 from hoploom.load.maker import Sampler, Workspaces, one_type_seeds
 from hoploom.load.order import Order
-from hoploom.load.prefetch import in_order
+from hoploom.load.pipeline import Delivery, Stages, in_order
 from hoploom.sample.options import NumNeighbors, make_sampling
 from hoploom.store import Store
 
@@ -50,14 +49,15 @@ def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling =
     order.check()
     threads = as_int("num_threads", plan.num_threads, 0, "give a count of threads, 0 for none")
 
-    def sampled(number: int) -> list[Tensor]:
+    def sampled(number: int, begun: None, fetched: None) -> list[Tensor]:
         epoch, step = divmod(number, order.num_steps)
         ids = nodes[order.indices(epoch, *order.rank_span(step))]
         batch = one_type_seeds(sampler, node_type, ids, None, 0)
         return sampler.sample(batch, keys.batch_key(order.seed, epoch, step)).nodes
 
     batches = range(order.num_steps) if plan.batches is None else plan.batches
-    with closing(in_order(sampled, batches, threads, max(1, threads), DEADLINE)) as made:
+    delivery = Delivery(threads, per_thread=1)
+    with closing(in_order(Stages(sampled, delivery.num_ahead, delivery.num_ahead), batches, delivery)) as made:
         yield from made
 
 

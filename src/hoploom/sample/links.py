@@ -1,7 +1,7 @@
 """Links as seeds: both ends, negatives, and where each link's ends stand in the batch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +26,8 @@ from hoploom.sample.negatives import (
 from hoploom.schema import Schema
 from hoploom.store import GraphStore
 
+NodeTimes = Callable[[int], Mapping[int, Tensor]]  # of a relation's ends: node type -> time of each node
+
 
 @dataclass(frozen=True)
 class Links:
@@ -45,7 +47,7 @@ class LinkTask:
     relation: int
     negatives: NegativeSampling | None = None
     strict: bool = False
-    node_times: Mapping[int, Tensor] | None = None  # by node type: temporal negatives exist at the link's time
+    node_times: NodeTimes | None = None  # temporal negatives exist at the link's time
     weights: tuple[WeightSums | None, WeightSums | None] = (None, None)  # of sources and of destinations
 
 
@@ -63,7 +65,7 @@ def make_link_task(
     negatives: NegativeSampling | None,
     *,
     strict: bool = False,
-    node_times: Mapping[int, Tensor] | None = None,
+    node_times: NodeTimes | None = None,
 ) -> LinkTask:
     """A task with its weights made ready."""
     if negatives is None:
@@ -127,7 +129,7 @@ def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNo
     node_type = (schema.sources if end == SOURCE else schema.destinations)[task.relation]
     weight = task.weights[end]
     num_nodes = schema.node_types[node_type].num_nodes
-    node_times = (task.node_times or {}).get(node_type)
+    node_times = None if task.node_times is None else task.node_times(task.relation).get(node_type)
     return lambda slots, attempt: draw_nodes(key, slots, end, attempt, num_nodes, weight), node_times
 
 

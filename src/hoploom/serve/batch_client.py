@@ -4,14 +4,23 @@ Weights of negatives, a number for each node, go with a batch once a server says
 """
 
 import threading
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import NegativeSampling
 
 from hoploom.config.amounts import as_bytes
 from hoploom.errors import ConfigError, PeerError
 from hoploom.load.assemble import Batch
-from hoploom.load.batch_request import Asked
+from hoploom.load.maker import LinkMaker, Maker, NodeMaker
+from hoploom.load.source import OneStage
+from hoploom.schema import Owner
 from hoploom.serve import wire
 from hoploom.serve.batch_codec import unpacked
+from hoploom.serve.batch_request import BatchRequest, Description, Negatives, weight_hash
 from hoploom.serve.wire import Message
 
 
@@ -25,7 +34,7 @@ class Asks(Protocol):
 
 
 class RemoteBatches:
-    """Batches of any of the servers of a store: its `elsewhere`."""
+    """Batches of any of the servers of a store."""
 
     def __init__(self, peers: Asks, identity: str) -> None:
         self._peers, self._identity = peers, identity
@@ -35,29 +44,90 @@ class RemoteBatches:
     def num_servers(self) -> int:
         return self._peers.num_servers
 
-    def make(self, asked: Asked, *, pinned: bool) -> Batch:
+    def make(self, request: BatchRequest, *, pinned: bool) -> Batch:
         """The batch that was asked for, wherever it is made."""
-        answer = self._ask(asked, [], pinned=pinned)
+        answer = self._ask(request, [], pinned=pinned)
         if answer.header.get("error") == "need":
             with self._sending:
-                answer = self._ask(asked, [], pinned=pinned)  # another thread may have sent them by now
+                answer = self._ask(request, [], pinned=pinned)  # another thread may have sent them by now
                 if answer.header.get("error") == "need":
-                    _check_size(asked)
-                    answer = self._ask(asked, list(asked.weights), pinned=pinned)
+                    _check_size(request)
+                    answer = self._ask(request, list(request.weights), pinned=pinned)
         if "error" in answer.header:
             raise PeerError(f"no batch came: {answer.header['error']!r:.80}; use the same Hoploom on both sides")
         return unpacked(answer, pinned=pinned)
 
-    def _ask(self, asked: Asked, attached: list[str], *, pinned: bool) -> Message:
-        header = {"ask": "batch", "identity": self._identity, **asked.header(attached)}
-        return self._peers.ask(Message(header, asked.tensors(attached)), pinned=pinned)
+    def _ask(self, request: BatchRequest, attached: list[str], *, pinned: bool) -> Message:
+        header = {"ask": "batch", "identity": self._identity, **request.header(attached)}
+        return self._peers.ask(Message(header, request.tensors(attached)), pinned=pinned)
 
 
-def _check_size(asked: Asked) -> None:
+def _check_size(request: BatchRequest) -> None:
     """Refuse weights that no request can carry."""
-    size = sum(tensor.nbytes for tensor in asked.tensors(list(asked.weights)))
+    size = sum(tensor.nbytes for tensor in request.tensors(list(request.weights)))
     if size > wire.MAX_REQUEST:
         raise ConfigError(
             f"with the weights of negatives a request has {as_bytes(size)}, at most {as_bytes(wire.MAX_REQUEST)} go to "
             "a server; give them in a smaller dtype such as float16, or use connect(..., made='here')"
         )
+
+
+@dataclass(frozen=True)
+class ServedBatches:
+    """A loader's batches, made by servers; with what stays here put in place."""
+
+    servers: RemoteBatches
+    description: Description
+    columns: Mapping[str, Tensor]  # one entry per seed of the loader
+    input_id: Tensor | None
+    transform: Callable[[Batch], Any] | None
+    weights: Mapping[str, Tensor]
+    pinned: bool
+
+    def make(self, indices: Tensor, first: int, key: int) -> Batch:
+        """The batch of these seeds; `first` is the place of the first one in its step."""
+        seeds = {name: column[indices] for name, column in self.columns.items()}
+        request = BatchRequest(self.description, seeds, first, key, self.weights)
+        batch = self.servers.make(request, pinned=self.pinned)
+        storage = batch._store if isinstance(batch, Data) else batch[self.description.owner]
+        storage._mapping["input_id"] = indices if self.input_id is None else self.input_id[indices]
+        return batch if self.transform is None else self.transform(batch)
+
+
+def served(maker: Maker, servers: RemoteBatches) -> OneStage:
+    """The same batches as the maker's, of servers. Two requests for each: one is made, one is on its way."""
+    if maker.sampler.sample_frontier is not None:
+        raise ConfigError(
+            "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "
+            "which makes batches in this process"
+        )
+    weights: dict[str, Tensor] = {}
+    negatives = None
+    owner: Owner
+    if isinstance(maker, NodeMaker):
+        owner, input_id = maker.seeds.node_type, maker.seeds.input_id
+        columns = {"nodes": maker.seeds.nodes, "times": maker.seeds.times}
+    else:
+        assert isinstance(maker, LinkMaker)
+        links = maker.links
+        owner, input_id = links.key, links.input_id
+        sources, destinations = links.ends
+        columns = {"sources": sources, "destinations": destinations, "labels": links.labels, "times": links.times}
+        negatives = _named(links.task.negatives, links.task.strict, weights)
+    added = maker.assembler
+    description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives)
+    given = {name: column for name, column in columns.items() if column is not None}
+    made = ServedBatches(servers, description, given, input_id, maker.transform, weights, added.pinned)
+    return OneStage(made.make, 2 * servers.num_servers)
+
+
+def _named(negatives: NegativeSampling | None, strict: bool, weights: dict[str, Tensor]) -> Negatives | None:
+    """Negatives with their weights by name; the weights go into `weights`."""
+    if negatives is None:
+        return None
+    names: list[str | None] = []
+    for weight in (negatives.src_weight, negatives.dst_weight):
+        names.append(None if weight is None else weight_hash(weight))
+        if weight is not None:
+            weights[names[-1] or ""] = weight
+    return Negatives(negatives.mode.value, negatives.amount, strict, *names)

@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hoploom.load.batch_request import Asked
-from hoploom.load.maker import Workspaces, node_times
+from hoploom.load.maker import NodeTimes, Workspaces
 from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.serve.batch_codec import packed
+from hoploom.serve.batch_request import BatchRequest
 from hoploom.serve.memory_budget import BusyError, MemoryBudget, MeteredStore, busy
 from hoploom.serve.read_batch_request import BatchSource, maker_of, read_asked
 from hoploom.serve.wire import Message
@@ -32,9 +32,8 @@ class BatchService:
         self.budget = MemoryBudget(memory, wait)
         self._metered, self._threads, self._wait = MeteredStore(store, self.budget), threading.Semaphore(threads), wait
         self._weights = WeightCache(memory // WEIGHTS)
-        self._times = NodeTimes(store)
         counted = replace(store, graph=self._metered, features=self._metered)
-        self._source = BatchSource(counted, Workspaces(store), self._times.of)
+        self._source = BatchSource(counted, Workspaces(store), NodeTimes(store))
 
     def answer(self, request: Message) -> Message:
         """A batch; or that weights are needed, or that there is no room. ConfigError for what cannot be made."""
@@ -53,7 +52,7 @@ class BatchService:
         finally:
             self._threads.release()
 
-    def _make(self, asked: Asked, sums: Mapping[str, WeightSums]) -> Message:
+    def _make(self, asked: BatchRequest, sums: Mapping[str, WeightSums]) -> Message:
         with self._metered.batch() as reservation:
             count = next(iter(asked.seeds.values())).numel()
             batch = maker_of(self._source, asked, sums).make(torch.arange(count), asked.first, asked.key)
@@ -89,18 +88,3 @@ class WeightCache:
             self._sums[name] = sums
             while sum(kept.sums.nbytes for kept in self._sums.values()) > self._memory:
                 self._sums.popitem(last=False)
-
-
-class NodeTimes:
-    """The times of nodes that temporal negatives need, read when first asked for: eight bytes a node, then kept."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._lock = store, threading.Lock()
-        self._times: dict[int, dict[int, Tensor]] = {}
-
-    def of(self, relation: int) -> Mapping[int, Tensor]:
-        """By node type, those of both ends of a relation."""
-        with self._lock:
-            if relation not in self._times:
-                self._times[relation] = node_times(self._store, relation)
-            return self._times[relation]

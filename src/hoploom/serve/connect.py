@@ -10,22 +10,50 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from hoploom import ops
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError, StoreError
+from hoploom.load.loader import Source
+from hoploom.load.maker import Maker
+from hoploom.load.source import here
 from hoploom.serve.address import read_addresses
-from hoploom.serve.batch_client import RemoteBatches
+from hoploom.serve.batch_client import RemoteBatches, served
 from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.store import Store, open_store
-from hoploom.store.base import Shard
+from hoploom.store.base import Deployment, Shard
 from hoploom.store.disk import held_parts, topology_fits
 from hoploom.store.row_cache import Nearer
 from hoploom.store.sharded import Sharded, routes_of
 
 Topology = Literal["auto", "local", "parted"]
 LOOK_AHEAD = 4  # batches whose missing rows are fetched together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connected(Deployment):
+    """A store some of which servers hold."""
+
+    peers: Peers
+    servers: RemoteBatches | None  # that make the batches; None: they are made here
+    look_ahead: int
+
+    @property
+    def makes_batches(self) -> bool:
+        return self.servers is not None
+
+    def source(self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Source:
+        """The servers, or this process with look-ahead."""
+        return here(maker, look_ahead or self.look_ahead) if self.servers is None else served(maker, self.servers)
+
+    def traffic(self) -> dict[str, int]:
+        return self.peers.traffic()
+
+    def close(self, *, wait: bool) -> None:
+        self.peers.close()
 
 
 def connect(
@@ -66,13 +94,14 @@ def connect(
     if security is not None and (token_file, ca, cert, key) != (None,) * 4:
         raise ConfigError("security is given, and files of it too; give security, or token_file, ca, cert and key")
     shown = read_client_security(token_file, ca, cert, key) if security is None else security
-    here = None if path is None else _open_here(Path(path), parts, topology)
-    own = here.parts if here is not None else () if made == "here" else None
+    mapped = None if path is None else _open_here(Path(path), parts, topology)
+    own = mapped.parts if mapped is not None else () if made == "here" else None
     peers = Peers(addresses, shown, seconds, own=own)
     try:
-        store = _without_graph(peers, made_here=made == "here") if here is None else _beside(peers, here)
+        store = _without_graph(peers) if mapped is None else _beside(peers, mapped)
         ahead = LOOK_AHEAD if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
-        return replace(store, look_ahead=1 if store.elsewhere else ahead, peers=peers)
+        making = RemoteBatches(peers, peers.identity) if mapped is None and made != "here" else None
+        return replace(store, deployment=Connected(peers=peers, servers=making, look_ahead=ahead))
     except BaseException:
         peers.close()
         raise
@@ -93,7 +122,7 @@ def _open_here(path: Path, parts: Sequence[int] | None, topology: Topology) -> _
     return _Here(store, tuple(sorted(set(own))))
 
 
-def _without_graph(peers: Peers, *, made_here: bool) -> Store:
+def _without_graph(peers: Peers) -> Store:
     """Everything lies elsewhere."""
     manifest = peers.manifest
     schema = manifest.schema
@@ -106,7 +135,6 @@ def _without_graph(peers: Peers, *, made_here: bool) -> Store:
         identity=peers.identity,
         ranges=manifest.parts,
         shards=tuple(shards),
-        elsewhere=None if made_here else RemoteBatches(peers, peers.identity),
     )
 
 

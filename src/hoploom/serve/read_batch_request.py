@@ -12,12 +12,12 @@ from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.load.arguments import NodeSeeds, empty_batch, read_added, read_weight
 from hoploom.load.assemble import Assembler
-from hoploom.load.batch_request import Asked, Description, Negatives, weight_hash
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, Sampler, Workspaces
 from hoploom.sample import LinkTask
 from hoploom.sample.negatives import WeightSums
 from hoploom.sample.options import Sampling, make_sampling
 from hoploom.schema import Owner, Schema, read_ids
+from hoploom.serve.batch_request import BatchRequest, Description, Negatives, weight_hash
 from hoploom.store import Store
 
 MAX_HOPS = 64
@@ -116,7 +116,7 @@ def _is_hash(name: Any) -> bool:
 # --- one batch --------------------------------------------------------------------------------
 
 
-def read_asked(header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Schema) -> Asked:
+def read_asked(header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Schema) -> BatchRequest:
     """One batch that was asked for, its seeds checked against the schema."""
     description = read_description(header.get("description"), schema)
     names = [_names(header, key) for key in ("seeds", "weights")]
@@ -129,7 +129,7 @@ def read_asked(header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Sch
     key = as_int("key", header.get("key"), 0, "give 64 bits")
     if first >= MAX_FIRST or key >= 1 << 64:
         raise ConfigError(f"first is {first} and key {key}; give numbers below {MAX_FIRST} and 2^64")
-    return Asked(description, seeds, first, key, weights)
+    return BatchRequest(description, seeds, first, key, weights)
 
 
 def _names(header: Mapping[str, Any], key: str) -> list[str]:
@@ -206,7 +206,7 @@ class BatchSource:
     node_times: Callable[[int], Mapping[int, Tensor]]  # by relation: see maker.node_times
 
 
-def maker_of(source: BatchSource, asked: Asked, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
+def maker_of(source: BatchSource, asked: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
     """The maker of one batch: that of the loader that asks, over these seeds alone."""
     store, description = source.store, asked.description
     sampler = Sampler(store.graph, description.sampling, source.workspaces)
@@ -226,7 +226,7 @@ def _link_task(source: BatchSource, description: Description, sums: Mapping[str,
     if asked is None:
         return LinkTask(relation)
     timed = description.sampling.temporal is not None
-    node_times = source.node_times(relation) if timed else {}
+    node_times = source.node_times if timed else None
     weights = [None if name is None else sums[name] for name in (asked.src_weight, asked.dst_weight)]
     negatives = NegativeSampling(asked.mode, asked.amount)
     return LinkTask(relation, negatives, asked.strict, node_times, (weights[0], weights[1]))

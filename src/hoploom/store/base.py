@@ -1,8 +1,10 @@
 """The two seams: where topology and features live is a detail behind them. Shards are their pieces."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from hoploom import keys
@@ -81,9 +83,29 @@ class Shard(Protocol):
         """The members of a split in this range, [n] int64; none where the type has no such split."""
 
 
-class Peers(Protocol):
-    """The other processes that a store asks."""
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What a store has to do with other processes and devices: this one, nothing. The others are made by
+    hoploom.connect and Store.place."""
 
-    def traffic(self) -> dict[str, int]: ...
+    homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
+    placed: Any = None  # what a GPU's kernels read: hoploom.gpu.place.store.Placed
 
-    def close(self) -> None: ...
+    @property
+    def makes_batches(self) -> bool:
+        """Whether servers make the batches: this process needs no graph then."""
+        return False
+
+    def source(self, maker: Any, device: torch.device | None, look_ahead: int | None, deadline: float) -> Any:
+        """Who makes a loader's batches (hoploom.load.loader.Source), if that is not for the loader to choose."""
+        return None
+
+    def traffic(self) -> dict[str, int]:
+        """What was asked of other processes so far."""
+        return {}
+
+    def close(self, *, wait: bool) -> None:
+        """Leave them. `wait=False` is for leaving after an error: other ranks are not waited for."""
+
+
+NOWHERE = Deployment()

@@ -16,7 +16,7 @@ from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import EdgeLists, InEdges
 from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store import format as layout
-from hoploom.store.base import FeatureStore, GraphStore, Peers, Shard, Wanted
+from hoploom.store.base import NOWHERE, Deployment, FeatureStore, GraphStore, Shard, Wanted
 from hoploom.store.disk import check_manifest, open_part, open_topology
 from hoploom.store.format import Manifest, PartRange
 from hoploom.store.part import Absent, Part, range_of
@@ -46,11 +46,7 @@ class Store:
     ranges: tuple[PartRange, ...] = ()  # of all parts, wherever they are
     shards: tuple[Shard, ...] = ()  # all parts, in order: what answers for their fields and splits
     topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
-    elsewhere: Any = None  # where batches are made, if not here
-    look_ahead: int = 1  # steps whose missing rows are fetched together
-    peers: Peers | None = field(default=None, compare=False)  # who is asked for what is not here
-    homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
-    placed: "Placed | None" = field(default=None, compare=False)  # what kernels read, where `place` was called
+    deployment: Deployment = field(default=NOWHERE, compare=False)
     _loops: dict[RelationName, "Loops"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,19 +75,16 @@ class Store:
 
         What is mapped stays as long as somebody holds it.
         """
-        self._close(wait=True)
-
-    def _close(self, *, wait: bool) -> None:
-        try:
-            if self.placed is not None:
-                self.placed.close(wait=wait)
-        finally:
-            if self.peers is not None:
-                self.peers.close()
+        self.deployment.close(wait=True)
 
     def traffic(self) -> dict[str, int]:
         """What was asked of peers so far: requests, bytes_sent, bytes_received."""
-        return {} if self.peers is None else self.peers.traffic()
+        return self.deployment.traffic()
+
+    @property
+    def placed(self) -> "Placed | None":
+        """What kernels read, where `place` was called."""
+        return self.deployment.placed  # type: ignore[no-any-return]
 
     def __enter__(self) -> "Store":
         return self
@@ -100,7 +93,7 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is the one to tell
-            self._close(wait=error is None)
+            self.deployment.close(wait=error is None)
 
     def split(self, name: str, node_type: str | None = None) -> Tensor:
         """The node ids of a split, ascending by part: `store.split("train")`."""
@@ -146,10 +139,13 @@ class Store:
         Splits and what else is small stay on the host, and all else that a store does works as before. Close the store
         after its last batch, on all ranks.
         """
+        from hoploom.gpu.batches.deployment import OnDevice
         from hoploom.gpu.place.copy import place
         from hoploom.gpu.place.request import read
 
-        other = replace(self, placed=place(self, read(topology, features, dtype, device), among))
+        placed = place(self, read(topology, features, dtype, device), among)
+        before = self.deployment
+        other = replace(self, deployment=OnDevice(placed=placed, before=before, homes=before.homes))
         object.__setattr__(other, "_loops", self._loops)
         return other
 

@@ -21,10 +21,10 @@ import hoploom
 from hoploom import BatchError, ConfigError
 from hoploom.gpu.batches.loading import DeviceLoading
 from hoploom.gpu.batches.memory import Memory, Pool, Reading, changed
-from hoploom.gpu.batches.stages import SampledHere, SampledThere
+from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
 from hoploom.load.device import is_there
 from hoploom.load.loader import Loader
-from hoploom.load.prefetch import Workers
+from hoploom.load.pipeline import Workers
 from hoploom.store import Store, assemble
 
 SLOW = {  # in the interpreter, or much like another one
@@ -110,7 +110,7 @@ def test_what_is_added_to_a_batch_is_the_hosts(mode: str, topology: bool, graph:
 def test_features_alone_or_topology_alone_may_be_placed(graph: Store, device: torch.device) -> None:
     host = list(ends(nodes(graph)))
     name = str(device)
-    for store, kind in ((graph.place(features=name), SampledHere), (graph.place(topology=name), SampledThere)):
+    for store, kind in ((graph.place(features=name), HostSampling), (graph.place(topology=name), DeviceSampling)):
         loader = nodes(store)
         assert isinstance(loading(loader)._sampling, kind)
         assert_same_batches(host, map(on_host, ends(loader)))
@@ -149,7 +149,7 @@ def test_batches_go_to_the_host_where_that_is_asked_for() -> None:
 def test_too_little_room_is_learned_and_changes_nothing(graph: Store, num_workers: int, device: torch.device) -> None:
     there = nodes(placed(graph, device), num_workers=num_workers)
     sampling = loading(there)._sampling
-    assert isinstance(sampling, SampledThere)
+    assert isinstance(sampling, DeviceSampling)
     sampling.large = 3
     assert_same_batches(nodes(graph), map(on_host, there))
     redone = loading(there).num_redone
@@ -293,13 +293,13 @@ def test_a_loop_that_is_left_waits_for_what_the_device_still_writes(
 def test_a_step_that_a_busy_device_holds_up_may_be_the_devices_fault(
     graph: Store, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    finish, go_on = DeviceLoading._finish_step, threading.Event()
+    assembled, go_on = DeviceLoading._assembled, threading.Event()
 
     def late(there: DeviceLoading, *given: Any) -> Any:
         assert go_on.wait(60)
-        return finish(there, *given)
+        return assembled(there, *given)
 
-    monkeypatch.setattr(DeviceLoading, "_finish_step", late)
+    monkeypatch.setattr(DeviceLoading, "_assembled", late)
     made = iter(nodes(placed(graph, device), num_workers=1, timeout=0.02))
     close = Workers.close
 

@@ -11,8 +11,7 @@ from support.graphs import random_graph
 from torch import Tensor
 
 import hoploom
-from hoploom.gpu.batches import loading as ondevice
-from hoploom.gpu.batches import stages as load_sampling
+from hoploom.gpu.batches import stages
 from hoploom.gpu.batches.memory import Memory, Pool, Reading
 from hoploom.store import Store
 
@@ -84,7 +83,7 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
 ) -> None:
     """No buffers come free until a thread is at the third batch: waiting for them, or making some."""
     made, third_is_up = [], threading.Event()
-    make_buffers, after, wait = load_sampling.make_buffers, ondevice._after, Reading.wait
+    make_buffers, wait = stages.make_buffers, Reading.wait
 
     def counted(*given: Any) -> Any:
         made.append(given)
@@ -92,18 +91,19 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
             third_is_up.set()
         return make_buffers(*given)
 
-    def noted(before: threading.Event | None, *given: Any) -> Any:
-        if before is not None:
-            hold = before.wait
-            monkeypatch.setattr(before, "wait", lambda seconds: third_is_up.set() or hold(seconds))
-        return after(before, *given)
+    class Noted(threading.BoundedSemaphore):
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            if super().acquire(blocking=False):
+                return True
+            third_is_up.set()
+            return super().acquire(blocking, timeout)
 
     def held(reading: Reading) -> list[Any]:
         assert num_workers < 2 or third_is_up.wait(60)  # one thread makes them in turn
         return wait(reading)
 
-    monkeypatch.setattr(load_sampling, "make_buffers", counted)
-    monkeypatch.setattr(ondevice, "_after", noted)
+    monkeypatch.setattr(stages, "make_buffers", counted)
+    monkeypatch.setattr(threading, "BoundedSemaphore", Noted)
     monkeypatch.setattr(Reading, "wait", held)
     there = nodes(placed(graph, device), num_workers=num_workers, batch_size=2, input_nodes=torch.arange(16))
     assert len(list(there)) == 8

@@ -229,7 +229,7 @@ def test_a_loader_has_what_scripts_ask_of_pygs() -> None:
 def test_a_batch_that_is_done_at_the_deadline_is_delivered() -> None:
     from concurrent.futures import Future
 
-    from hoploom.load.prefetch import result_of
+    from hoploom.load.pipeline import result_of
 
     class Late(Future[int]):
         def result(self, timeout: float | None = None) -> int:
@@ -238,7 +238,7 @@ def test_a_batch_that_is_done_at_the_deadline_is_delivered() -> None:
                 raise TimeoutError
             return super().result()
 
-    assert result_of(Late(), 0, 0.1) == 7
+    assert result_of(Late(), 0, 0.1, "") == 7
 
 
 def test_dropping_the_loader_in_the_middle_of_an_epoch_frees_everything() -> None:
@@ -264,12 +264,14 @@ def test_a_batch_that_takes_too_long_ends_the_loop_with_an_error() -> None:
 
 
 STUCK = """
-import sys, threading, torch, hoploom
+import threading, torch, hoploom
+from dataclasses import replace
 from torch_geometric.data import Data
 data = Data(x=torch.zeros(50, 1), edge_index=torch.zeros(2, 0, dtype=torch.long))
 stuck = lambda batch: threading.Event().wait()
-for batch in hoploom.NeighborLoader(data, [1], batch_size=5, num_workers=2, timeout=0.2, transform=stuck):
-    pass
+loader = hoploom.NeighborLoader(data, [1], batch_size=5, num_workers=2, timeout=0.2, transform=stuck)
+loader._delivery = replace(loader._delivery, close_deadline=0.2)
+list(loader)
 """
 
 UNFINISHED = """
@@ -282,8 +284,7 @@ next(batches)
 
 
 def test_a_transform_that_never_returns_ends_the_process_with_the_error() -> None:
-    impatient = "import hoploom.load.prefetch\nhoploom.load.prefetch.CLOSE_DEADLINE = 0.2\n"
-    done = subprocess.run([sys.executable, "-c", impatient + STUCK], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "BatchError: step 0 was not made within 0.2 s" in done.stderr
 

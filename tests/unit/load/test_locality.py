@@ -15,6 +15,7 @@ from support.graphs import library, ring, save_in_parts
 import hoploom
 from hoploom.load.locality import Homes, LocalOrder
 from hoploom.load.order import Order
+from hoploom.store.base import Deployment
 
 settings.register_profile("locality", deadline=None, max_examples=60)
 settings.load_profile("locality")
@@ -233,7 +234,7 @@ def test_where_every_rank_holds_all_locality_changes_nothing(rings: Path) -> Non
 
 
 def test_what_a_context_found_out_is_what_true_means(rings: Path) -> None:
-    store = replace(hoploom.open(rings), homes=((0,), (1,)))
+    store = replace(hoploom.open(rings), deployment=Deployment(homes=((0,), (1,))))
     loader = hoploom.NeighborLoader(
         store, [2, 2], batch_size=6, shuffle=True, rank=1, world_size=2, locality=True
     )  # fmt: skip

@@ -4,6 +4,8 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from support.shards import Elsewhere, elsewhere_of, spread
 
 import hoploom
 from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store
-from hoploom.load.ahead import LookAhead
-from hoploom.load.prefetch import UntilOneFails, at_once
+from hoploom.load.look_ahead import LookAhead
+from hoploom.load.pipeline import UntilOneFails, at_once
+from hoploom.serve.connect import Connected
 from hoploom.store.row_cache import cached, report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,7 +37,7 @@ def _loader(store: Store, **options: Any) -> NeighborLoader:
 
 
 def _ahead(loader: Any) -> LookAhead:
-    ahead = loader._ahead
+    ahead = loader._source
     assert isinstance(ahead, LookAhead)
     return ahead
 
@@ -114,11 +117,12 @@ def test_rows_in_a_cache_are_not_fetched() -> None:
 
 def test_the_store_says_how_far_to_look_and_the_loader_may_say_otherwise() -> None:
     store = _ring()
-    object.__setattr__(store, "look_ahead", 4)
+    store = replace(store, deployment=Connected(peers=Any, servers=None, look_ahead=4))  # type: ignore[arg-type]
     assert _ahead(_loader(store, look_ahead=None)).num_steps == 4
     assert _ahead(_loader(store, look_ahead=2)).num_steps == 2
-    assert _loader(store, look_ahead=1)._ahead is None
-    assert _loader(hoploom.from_pyg(ring(40)), look_ahead=4)._ahead is None  # nothing of it lies elsewhere
+    assert not isinstance(_loader(store, look_ahead=1)._source, LookAhead)
+    all_here = hoploom.from_pyg(ring(40))
+    assert not isinstance(_loader(all_here, look_ahead=4)._source, LookAhead)
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="look_ahead is"):
             _loader(store, look_ahead=wrong)
@@ -161,14 +165,14 @@ def _collected(loader: Any, found: list[Any]) -> list[Any]:
 def test_a_step_that_cannot_be_drawn_fails_alone(num_workers: int) -> None:
     store = _ring()
     loader = _loader(store, num_workers=num_workers)
-    draw = loader._ahead._maker.draw
+    draw = loader._source._maker.draw
 
     def drawn(indices: torch.Tensor, first: int, key: int) -> Any:
         if 20 in indices:
             raise ValueError("no")
         return draw(indices, first, key)
 
-    object.__setattr__(loader._ahead._maker, "draw", drawn)
+    object.__setattr__(loader._source._maker, "draw", drawn)
     found: list[Any] = []
     with pytest.raises(BatchError, match="step 4 of epoch 0 on rank 0 failed: ValueError: no"):
         _collected(loader, found)
@@ -265,7 +269,7 @@ def test_a_failure_stands_in_place_of_later_steps_alone(steps: range) -> None:
             raise ValueError(f"step {step}")
         return step
 
-    until_one_fails = UntilOneFails(make, steps)
+    until_one_fails = partial(UntilOneFails(steps), make)
     with pytest.raises(ValueError, match=f"step {steps[3]}"):
         until_one_fails(steps[3])
     assert until_one_fails(steps[2]) == steps[2]

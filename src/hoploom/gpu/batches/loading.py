@@ -8,10 +8,8 @@ step is begun once the first is cut out, however many threads there are.
 
 import copy
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,19 +21,18 @@ from hoploom import ops
 from hoploom.batch import Sampled
 from hoploom.gpu.batches.capacity import is_covered
 from hoploom.gpu.batches.memory import Memory, Pool
-from hoploom.gpu.batches.stages import SampledHere, SampledThere, Sampling
+from hoploom.gpu.batches.stages import DeviceSampling, HostSampling, StagedSampling
 from hoploom.gpu.place.store import Placed
 from hoploom.load.assemble import Assembler, note_edges
 from hoploom.load.device import MadeThere, Sent
-from hoploom.load.loader import Delivery, Work
+from hoploom.load.loader import Work
 from hoploom.load.maker import Drawn, Maker
-from hoploom.load.prefetch import UntilOneFails, Workers, at_once, result_of
+from hoploom.load.pipeline import Delivery, Stages
 from hoploom.ops import InEdges
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.schema import DTYPES, Owner, Relation
 from hoploom.store import Store, Wanted
 
-Begun = Any  # what a Sampling makes of the first stage
 BEGUN = 2  # steps that are begun and not cut out
 FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
 
@@ -43,14 +40,16 @@ FASTER = "make the transform faster, see what else keeps the device busy (nvidia
 class DeviceLoading:
     """Makes the batches of a loader whose store is placed."""
 
+    least_threads = 0
+
     def __init__(self, maker: Maker, placed: Placed, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
         sampler = maker.sampler
         if placed.lists is None or sampler.sample_frontier is not None or not is_covered(sampler.sampling):
-            self._sampling: Sampling = SampledHere(maker, self.pool)
+            self._sampling: StagedSampling = HostSampling(maker, self.pool)
         else:
-            self._sampling = SampledThere(maker, placed, self.pool)
-        self._has_buffers = isinstance(self._sampling, SampledThere)
+            self._sampling = DeviceSampling(maker, placed, self.pool)
+        self._has_buffers = isinstance(self._sampling, DeviceSampling)
         self._maker, self._assembler = maker, _assembler(maker.assembler, placed, Memory(self.pool))
 
     @property
@@ -58,77 +57,47 @@ class DeviceLoading:
         """How many batches had less room than they needed, and were made again with more."""
         return self._sampling.num_redone
 
-    def made(self, work: Work, steps: range, delivery: Delivery) -> Generator[Sent, None, None]:
-        """The batches of these steps, in order. The next one is ready, the one after it begun, while one is used."""
+    @contextmanager
+    def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
+        """One batch is ready and the next one begun while one is used; the memory is left when all threads are gone."""
+        window = delivery.num_ahead + 2  # these, one that is being made, and the consumer's
+        idle = threading.BoundedSemaphore(BEGUN if self._has_buffers else window)  # what a batch is sampled in
+
+        def begin(step: int) -> Any:
+            if not idle.acquire(timeout=delivery.deadline):
+                raise TimeoutError(f"no batch before it was cut out within {delivery.deadline:g} s")
+            try:
+                return self._sampling.begin(*work.place(step))
+            except BaseException:
+                idle.release()
+                raise
+
+        def finish(step: int, begun: Any, fetched: None) -> Sent:
+            memory = Memory(self.pool)
+            try:
+                drawn = self._sampling.finish(begun, memory)
+            finally:
+                idle.release()
+            made = self._assembled(drawn, memory)
+            memory.settle(window)
+            return made
+
         self.pool.add_consumer()
         with ExitStack() as running:
-            running.push(self.pool.leave)  # last, with all threads gone
-            submit: Callable[[Callable[[], Any]], Future[Any]] = at_once
-            if delivery.num_threads:
-                submit = running.enter_context(Workers[Any](delivery.num_threads)).submit
-            begin = UntilOneFails(partial(self._begin_step, work), steps)
-            waiting = iter(steps)
-            begun: deque[_Begun] = deque()
-            under_way: deque[Future[Sent]] = deque()
-            before: threading.Event | None = None
-            for step in steps:
-                while len(under_way) <= delivery.num_ahead:
-                    while len(begun) < BEGUN and (fresh := next(waiting, None)) is not None:
-                        begun.append(_Begun(fresh, submit(partial(_after, before, delivery, partial(begin, fresh)))))
-                    if not begun:
-                        break
-                    before = begun[0].is_cut if self._has_buffers else None
-                    under_way.append(submit(partial(self._finish_step, work, delivery, begun.popleft())))
-                yield result_of(under_way.popleft(), step, delivery.deadline, FASTER)
+            running.push(self.pool.leave)
+            yield Stages(finish, window, delivery.num_ahead + 1, begin, naming=work.naming, way_out=FASTER)
 
     def make(self, indices: Tensor, first: int, key: int) -> MadeThere:
         """The batch of these seeds, at once; on the consumer's thread."""
         self.pool.add_consumer()
-        return self._finish(self._begin(indices, first, key))
-
-    def _begin_step(self, work: Work, step: int) -> Begun:
-        with work.naming(step):
-            return self._begin(*work.place(step))
-
-    def _finish_step(self, work: Work, delivery: Delivery, one: "_Begun") -> Sent:
         memory = Memory(self.pool)
-        with work.naming(one.step):
-            try:
-                begun = result_of(one.result, one.step, delivery.deadline, FASTER)
-                drawn = self._sampling.finish(begun, memory)
-            finally:
-                one.is_cut.set()
-            made = self._assembled(drawn, memory)
-            memory.settle(delivery.num_ahead + 2)  # these, one that is being made, and the consumer's
-            return made
-
-    def _begin(self, indices: Tensor, first: int, key: int) -> Begun:
-        return self._sampling.begin(indices, first, key)
-
-    def _finish(self, begun: Begun) -> MadeThere:
-        memory = Memory(self.pool)
-        return self._assembled(self._sampling.finish(begun, memory), memory)
+        return self._assembled(self._sampling.finish(self._sampling.begin(indices, first, key), memory), memory)
 
     def _assembled(self, drawn: Drawn, memory: Memory) -> MadeThere:
         note_edges(drawn.sampled, self._assembler.store.schema)
         with self.pool.working(alone=False):  # transforms may take long
             batch = self._maker.finish(drawn, replace(self._assembler, memory=memory))
             return MadeThere(partial(self.pool.hand_over, self.pool.event(), batch, memory))
-
-
-class _Begun:
-    """A step that is begun, and a flag that goes up once its buffers are free again."""
-
-    def __init__(self, step: int, result: "Future[Begun]") -> None:
-        self.step, self.result = step, result
-        self.is_cut = threading.Event()
-
-
-def _after(before: threading.Event | None, delivery: Delivery, begin: Callable[[], Begun]) -> Begun:
-    """Begin once the flag is up. The thread that raises it has begun to already, so this cannot wait for ever."""
-    if before is not None:
-        before.wait(delivery.deadline)
-    return begin()
 
 
 @dataclass(frozen=True, kw_only=True)

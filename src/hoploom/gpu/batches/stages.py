@@ -18,7 +18,7 @@ from hoploom.load.maker import Drawn, Maker, Start
 from hoploom.ops.kernels.relabel import NodeMap
 
 
-class Sampling(Protocol):
+class StagedSampling(Protocol):
     """Samples a batch in two stages."""
 
     num_redone: int
@@ -30,7 +30,7 @@ class Sampling(Protocol):
         """The sampled batch, in a batch's memory on the device."""
 
 
-class SampledHere:
+class HostSampling:
     """Samples on the host: modes that the device does not know, or a topology that is not placed."""
 
     num_redone = 0
@@ -56,7 +56,7 @@ class Buffers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Begun:
+class Enqueued:
     """A batch whose sizes are on their way."""
 
     start: Start
@@ -66,7 +66,7 @@ class Begun:
     reading: Reading
 
 
-class SampledThere:
+class DeviceSampling:
     """Samples on the device, with room that is learned: a batch that needs more is made again, and room is kept."""
 
     def __init__(self, maker: Maker, placed: Placed, pool: Pool, large: int = LARGE) -> None:
@@ -78,7 +78,7 @@ class SampledThere:
         self._idle: deque[Buffers] = deque()
         self._lock = threading.Lock()
 
-    def begin(self, indices: Tensor, first: int, key: int) -> Begun:
+    def begin(self, indices: Tensor, first: int, key: int) -> Enqueued:
         """Seeds and key go over in one copy; the kernels of all hops follow."""
         start = self._maker.start(indices, first, key)
         bits = torch.tensor(key - (1 << 64) if key >> 63 else key)
@@ -88,16 +88,16 @@ class SampledThere:
             block = staged.block.to(self._pool.device, non_blocking=True)
             return self._run(start, (staged, block), self._borrow())
 
-    def _run(self, start: Start, given: tuple[Staged, Tensor], buffers: Buffers) -> Begun:
+    def _run(self, start: Start, given: tuple[Staged, Tensor], buffers: Buffers) -> Enqueued:
         lists = self._placed.lists  # an error once it is closed
         assert self._plan is not None
         assert lists is not None
         staged, block = given
         key, there = staged.over(block)
         sample_on_device(self._plan, lists, buffers.maps, there.seeds, key, buffers.into)
-        return Begun(start, staged, block, buffers, self._pool.reading(buffers.into.totals))
+        return Enqueued(start, staged, block, buffers, self._pool.reading(buffers.into.totals))
 
-    def finish(self, begun: Begun, memory: Memory) -> Drawn:
+    def finish(self, begun: Enqueued, memory: Memory) -> Drawn:
         """Read the sizes, make the batch again if it did not fit, and cut it out."""
         plan, start = self._plan, begun.start
         assert plan is not None
@@ -116,7 +116,7 @@ class SampledThere:
         self._idle.append(begun.buffers)  # used again on the same stream, after it was cut
         return Drawn(sampled, there.extras)
 
-    def _again(self, begun: Begun, seen: Room) -> Begun:
+    def _again(self, begun: Enqueued, seen: Room) -> Enqueued:
         with self._lock:
             assert self._room is not None
             self._room = grown(self._room, seen)

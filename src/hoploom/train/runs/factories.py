@@ -147,7 +147,7 @@ def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts
 
 def _needs_degrees(run_file: RunFile, goal: Goal, module: GNN) -> bool:
     store = goal.store
-    if module.needs_degrees and store.elsewhere is None and len(store.topology) < len(store.ranges):
+    if module.needs_degrees and not store.deployment.makes_batches and len(store.topology) < len(store.ranges):
         message = (
             f'model.name = "{run_file.model.name}" needs in-degrees, and a process maps the edges of its parts only'
         )

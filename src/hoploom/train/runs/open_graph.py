@@ -35,9 +35,9 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
     section = run_file.cluster
     options = {name: getattr(section, name) for name in OPTIONS}
     store = context.open(run_file.store, parts=section.parts, servers=section.servers, **options)
-    if store.elsewhere is not None and section.cache is not None:
+    if store.deployment.makes_batches and section.cache is not None:
         raise run_file.problem("cluster.cache", NO_CACHE)
-    if store.elsewhere is not None and section.locality:
+    if store.deployment.makes_batches and section.locality:
         raise run_file.problem("cluster.locality", NO_LOCALITY)
     return store
 

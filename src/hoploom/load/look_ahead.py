@@ -1,0 +1,136 @@
+"""Look-ahead: the rows that the next batches miss are fetched together, each once.
+
+Batches are computable, so those of a group of steps are sampled first; their rows that lie elsewhere, and in no cache,
+are asked for in one request per peer, and then each batch is assembled from what is here. A row that the group before
+has fetched is taken from it. Costs the memory of two groups' rows, and a first batch that waits for a whole group.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hoploom.load.assemble import Assembler, Batch
+from hoploom.load.device import Sent
+from hoploom.load.loader import Work
+from hoploom.load.maker import Drawn, Maker
+from hoploom.load.pipeline import Delivery, Stages
+from hoploom.ops import IdMap
+from hoploom.schema import Owner
+from hoploom.store import Sharded, Wanted
+from hoploom.store.row_cache import Cached, HeldRows, lies_here, missing
+from hoploom.store.sharded import empty_rows
+
+Rows = Mapping[Owner, HeldRows]
+
+
+@dataclass
+class Fetches:
+    """What look-ahead has asked for, over all loops."""
+
+    num_groups: int = 0  # of steps: each asks every peer at most once
+    num_fetched: int = 0  # rows
+    num_reused: int = 0  # rows that the group before had fetched
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, num_fetched: int, num_reused: int) -> None:
+        """Count one group."""
+        with self._lock:
+            self.num_groups += 1
+            self.num_fetched += num_fetched
+            self.num_reused += num_reused
+
+
+class Fetched(NamedTuple):
+    """The rows of a group, and what assembles its batches from them."""
+
+    rows: Rows
+    assembler: Assembler
+
+
+class LookAhead:
+    """Makes batches in groups of steps; what is counted in `fetches` is over all loops."""
+
+    least_threads = 0
+
+    def __init__(self, maker: Maker, features: Sharded, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.fetches = Fetches()
+        self._maker, self._features = maker, features
+
+    def make(self, indices: Tensor, first: int, key: int) -> Batch:
+        """A batch by itself."""
+        return self._maker.make(indices, first, key)
+
+    def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
+        """Two groups are under way, the one that is delivered and the one after it; without threads, one."""
+
+        def finish(step: int, drawn: Drawn, fetched: Fetched) -> Sent:
+            return work.send(self._maker.finish(drawn, fetched.assembler))
+
+        stages = Stages(
+            finish,
+            window=(2 if delivery.num_threads else 1) * self.num_steps,
+            num_finishing=delivery.num_ahead,
+            begin=lambda step: self._maker.draw(*work.place(step)),
+            fetch=self.fetch,
+            group=self.num_steps,
+            naming=work.naming,
+        )
+        return nullcontext(stages)
+
+    def fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
+        """The rows that these batches need and nobody here has, in one request per peer."""
+        before: Rows = {} if previous is None else previous.rows
+        rows: dict[Owner, HeldRows] = {}
+        wanted: list[Wanted] = []
+        places: list[Tensor | None] = []
+        outs: list[Tensor] = []
+        num_fetched = num_reused = 0
+        for owner, (ids_held, fields) in self._missing(drawn, before).items():
+            ids, old = ids_held.ids, before.get(owner)
+            found = None if old is None else old.ids.find(ids)
+            rows[owner] = HeldRows(ids_held, {f: empty_rows(self._features.schema, owner, f, len(ids)) for f in fields})
+            for name, out in rows[owner].tables.items():
+                known = found if old is not None and name in old.tables else None
+                if old is not None and known is not None:
+                    old.copy(name, known, out)
+                wanted.append(Wanted(owner, name, ids))
+                places.append(None if known is None else known.misses)
+                outs.append(out)
+            num_reused += 0 if found is None else found.hits.numel()
+            num_fetched += len(ids) if found is None else found.misses.numel()
+        self._features.gather_at(wanted, places, outs)
+        self.fetches.add(num_fetched, num_reused)
+        return Fetched(rows, self._assembler(rows))
+
+    def _missing(self, drawn: Sequence[Drawn], before: Rows) -> dict[Owner, tuple[IdMap, list[str]]]:
+        """By owner: the ids whose rows are not here, each once, and the fields that are needed of them."""
+        needed: dict[Owner, tuple[IdMap, list[str]]] = {}
+        shards, routes = self._features.shards, self._features.routes
+        for one in drawn:
+            seen: set[tuple[Owner, int]] = set()
+            wanted = self._maker.assembler.wanted(one.sampled)
+            for owner, name, ids in wanted:
+                if all(lies_here(shard, owner, name) for shard in shards):
+                    continue
+                if owner not in needed:
+                    needed[owner] = IdMap(len(before[owner].ids) if owner in before else 0), []
+                held, fields = needed[owner]
+                if name not in fields:
+                    fields.append(name)
+                if (owner, id(ids)) not in seen:
+                    seen.add((owner, id(ids)))
+                    for shard, places in zip(shards, routes[owner].split(ids), strict=True):
+                        held.add(ids, missing(shard, owner, ids, places))
+        return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner[0])}
+
+    def _assembler(self, rows: Rows) -> Assembler:
+        """What assembles batches from these rows first."""
+        features, assembler = self._features, self._maker.assembler
+        shards = [shard if shard.is_here else Cached(shard, rows) for shard in features.shards]
+        over = Sharded(features.schema, shards, features.routes)
+        return replace(assembler, store=assembler.store.over(over))
