@@ -14,7 +14,7 @@ from torch import Tensor
 from hoploom import keys
 from hoploom.batch import Seeds
 from hoploom.gpu.whole_step.record import Lane, Recording
-from hoploom.sample import Workspace, sample_subgraph
+from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.options import make_sampling
 from hoploom.store import Store, Wanted
 
@@ -27,7 +27,7 @@ def node_ids(store: Store, work: Workload) -> list[Tensor]:
     ids = []
     for step in range(work.batches):
         seeds = Seeds((graph.seeds_at(store, step * work.batch_size, work.batch_size),), (None,))
-        sampled = sample_subgraph(store.graph, workspace, seeds, sampling, keys.batch_key(0, 0, step))
+        sampled = sample_hops(store.graph, workspace, seeds, sampling, keys.batch_key(0, 0, step))
         ids.append(sampled.nodes[0].clone())
     return ids
 

@@ -18,7 +18,7 @@ import hoploom
 from hoploom import keys, ops
 from hoploom.batch import Sampled, Seeds
 from hoploom.ingest.synthetic import generate
-from hoploom.sample import Workspace, sample_subgraph
+from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.options import make_sampling
 from hoploom.store import Store
 
@@ -101,7 +101,7 @@ def make_sampler(store: Store) -> Callable[[int], Sampled]:
 
     def sample(step: int) -> Sampled:
         seeds = Seeds((seeds_at(store, step * NUM_SEEDS, NUM_SEEDS),), (None,))
-        return sample_subgraph(store.graph, workspace, seeds, sampling, keys.batch_key(0, 0, step))
+        return sample_hops(store.graph, workspace, seeds, sampling, keys.batch_key(0, 0, step))
 
     return sample
 

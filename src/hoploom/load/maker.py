@@ -20,8 +20,7 @@ from hoploom.sample import (
     Workspace,
     make_bidirectional,
     make_link_seeds,
-    sample_blocks,
-    sample_subgraph,
+    sample_hops,
 )
 from hoploom.sample.options import Sampling
 from hoploom.schema import Owner, RelationName
@@ -59,9 +58,7 @@ class Sampler:
 
     def sample(self, seeds: Seeds, key: int) -> Sampled:
         with self.workspaces.borrowed() as workspace:
-            if self.sampling.mode == "blocks":
-                return sample_blocks(self.graph, workspace, seeds, self.sampling, key, self.sample_frontier)
-            sampled = sample_subgraph(self.graph, workspace, seeds, self.sampling, key)
+            sampled = sample_hops(self.graph, workspace, seeds, self.sampling, key, self.sample_frontier)
         if self.sampling.subgraph == "bidirectional":
             return make_bidirectional(sampled, self.graph.schema)
         return sampled

@@ -1,8 +1,8 @@
-"""Seeds -> subgraph."""
+"""Seeds -> subgraph or blocks."""
 
 from hoploom.sample.bidirectional import make_bidirectional
-from hoploom.sample.blocks import Edges, LayerGraph, SampleFrontier, sample_blocks
-from hoploom.sample.hops import Workspace, sample_subgraph
+from hoploom.sample.frontier_hook import Edges, LayerGraph, SampleFrontier
+from hoploom.sample.hops import Workspace, sample_hops
 from hoploom.sample.links import Links, LinkSeeds, LinkTask, make_link_seeds, make_link_task
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "make_bidirectional",
     "make_link_seeds",
     "make_link_task",
-    "sample_blocks",
-    "sample_subgraph",
+    "sample_hops",
 ]

@@ -1,19 +1,18 @@
-"""The one hop loop: frontier -> picks -> local ids, over any store, for any graph."""
+"""The one hop loop: frontier -> picks -> local ids, over any store, for any graph, to a subgraph or to blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.batch import Sampled, Seeds
+from hoploom.batch import Block, Sampled, Seeds
 from hoploom.ops import Frontier, NodeMap, Picks
+from hoploom.sample.frontier_hook import SampleFrontier, ask_hook
 from hoploom.sample.options import Sampling
 from hoploom.schema import Schema
 from hoploom.store import Draw, GraphStore
-
-Expand = Callable[[Sequence[Frontier | None], Draw], list[Picks | None]]
 
 
 class Workspace:
@@ -79,18 +78,30 @@ def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> 
     return Frontier(nodes, trees, times)
 
 
-def sample_subgraph(graph: GraphStore, workspace: Workspace, seeds: Seeds, sampling: Sampling, key: int) -> Sampled:
-    """Expand each node once, at the hop that first reaches it; edges and nodes in the order of first sight."""
-    schema, maps = graph.schema, workspace.maps
+def sample_hops(
+    graph: GraphStore,
+    workspace: Workspace,
+    seeds: Seeds,
+    sampling: Sampling,
+    key: int,
+    sample_frontier: SampleFrontier | None = None,
+) -> Sampled:
+    """A subgraph, in which each node is expanded once, at the hop that first reaches it; or blocks, in which every
+    node of a layer is expanded afresh, listed from the input layer on. Edges and nodes in the order of first sight."""
+    schema, maps, in_blocks = graph.schema, workspace.maps, sampling.mode == "blocks"
     workspace.begin(seeds)
     hop_edges = [HopEdges() for _ in schema.relations]
     num_nodes = [[len(node_map)] for node_map in maps]
     num_edges: list[list[int]] = [[] for _ in schema.relations]
+    blocks: list[Block] = []
     begins = [0] * len(maps)
     for hop in range(sampling.num_hops):
         frontiers = [frontier_of(m, begin, seeds, sampling.disjoint) for m, begin in zip(maps, begins, strict=True)]
         ends = [len(node_map) for node_map in maps]
-        answers = graph.sample(frontiers, make_draw(sampling, key, hop))
+        if sample_frontier is None:
+            answers = graph.sample(frontiers, make_draw(sampling, key, hop))
+        else:
+            answers = ask_hook(sample_frontier, graph, key, hop, frontiers)
         for relation, picks in enumerate(answers):
             source, destination = schema.sources[relation], schema.destinations[relation]
             frontier = frontiers[destination]
@@ -98,18 +109,37 @@ def sample_subgraph(graph: GraphStore, workspace: Workspace, seeds: Seeds, sampl
             if picks is not None and frontier is not None:
                 local = maps[source].add(picks.sources, picks.counts, frontier.trees)
                 hop_edges[relation].add(local, picks, begins[destination])
-        begins = ends
-        for node_map, begin, counts in zip(maps, begins, num_nodes, strict=True):
-            counts.append(len(node_map) - begin)
+        for node_map, end, counts in zip(maps, ends, num_nodes, strict=True):
+            counts.append(len(node_map) - end)
+        if in_blocks:
+            blocks.insert(0, _block(schema, hop_edges, maps, ends))
+            hop_edges = [HopEdges() for _ in schema.relations]
+        else:
+            begins = ends
     if sampling.subgraph == "induced":
         return _induced(graph, workspace, key)
-    trees = None
-    if sampling.disjoint:
-        trees = [node_map.trees() - seeds.first_tree for node_map in maps]
-    edge_index = [one.edge_index() for one in hop_edges]
-    edges: list[Tensor | None] = [one.edges() for one in hop_edges]
+    trees = [node_map.trees() - seeds.first_tree for node_map in maps] if sampling.disjoint else None
     nodes = [node_map.take() for node_map in maps]
-    return Sampled(nodes, trees, edge_index, edges, num_nodes, num_edges)
+    if in_blocks:
+        return Sampled(nodes, trees, [], [], None, None, blocks)
+    edges: list[Tensor | None] = [one.edges() for one in hop_edges]
+    return Sampled(nodes, trees, [one.edge_index() for one in hop_edges], edges, num_nodes, num_edges)
+
+
+def _block(schema: Schema, edges: Sequence[HopEdges], maps: Sequence[NodeMap], ends: Sequence[int]) -> Block:
+    """The block of one layer; its destinations are the nodes before `ends`."""
+    names = [node_type.name for node_type in schema.node_types]
+    keys = [relation.key for relation in schema.relations]
+    return Block(
+        {key: one.edge_index() for key, one in zip(keys, edges, strict=True)},
+        {key: _known(one.edges()) for key, one in zip(keys, edges, strict=True)},
+        {name: len(node_map) for name, node_map in zip(names, maps, strict=True)},
+        dict(zip(names, ends, strict=True)),
+    )
+
+
+def _known(positions: Tensor) -> Tensor | None:
+    return None if positions.numel() and int(positions.min()) < 0 else positions
 
 
 def _induced(graph: GraphStore, workspace: Workspace, key: int) -> Sampled:

@@ -26,7 +26,7 @@ from hoploom.ingest.synthetic import generate
 from hoploom.load import NeighborLoader
 from hoploom.ops import InEdges, NodeMap
 from hoploom.partition import assign
-from hoploom.sample import Workspace, sample_subgraph
+from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.options import make_sampling
 from hoploom.scale import machine
 from hoploom.scale.constants import SHORT_ROW, Constants, Curve
@@ -223,7 +223,7 @@ def _picks(store: Store, budget: float, *, hashed: bool) -> float:
         step = next(steps)
         begin = step * NUM_SEEDS % (num_nodes - NUM_SEEDS)
         seeds = Seeds((ops.permute(0, num_nodes, begin, begin + NUM_SEEDS),), (None,))
-        sampled = sample_subgraph(store.graph, workspace, seeds, sampling, keys.batch_key(0, 0, step))
+        sampled = sample_hops(store.graph, workspace, seeds, sampling, keys.batch_key(0, 0, step))
         num_picks.append(sampled.edge_index[0].shape[1])
 
     seconds = seconds_of(sample, budget)

@@ -17,7 +17,7 @@ from hoploom.batch import Sampled, Seeds
 from hoploom.gpu.batches.capacity import Plan, Room, first_room, grown, make_plan, used
 from hoploom.gpu.batches.hops import END, OnDevice, fault_of, make_buffers, make_maps, sample_on_device, sampled_of
 from hoploom.gpu.batches.memory import changed
-from hoploom.sample import Workspace, sample_blocks, sample_subgraph
+from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.options import Sampling, make_sampling
 from hoploom.store import Store
 
@@ -33,8 +33,7 @@ def seeds_for(store: Store, node_type: str, nodes: list[int], *, disjoint: bool,
 
 
 def on_the_host(store: Store, seeds: Seeds, sampling: Sampling, key: int) -> Sampled:
-    make = sample_blocks if sampling.mode == "blocks" else sample_subgraph
-    return make(store.graph, Workspace(store.schema), seeds, sampling, key)
+    return sample_hops(store.graph, Workspace(store.schema), seeds, sampling, key)
 
 
 class Runs:

@@ -86,7 +86,7 @@ def make_maps(plan: Plan, device: torch.device) -> tuple[NodeMap, ...]:
 def sample_on_device(
     plan: Plan, lists: Sequence[Lists], maps: Sequence[NodeMap], seeds: Seeds, key: Tensor, into: OnDevice
 ) -> None:
-    """Fill `into` with the batch that sample_subgraph or sample_blocks makes of these seeds, which lie on the device.
+    """Fill `into` with the batch that sample_hops makes of these seeds, which lie on the device.
 
     `key` holds the bits of the batch's key, [] int64.
     """

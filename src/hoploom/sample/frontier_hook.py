@@ -1,4 +1,4 @@
-"""Message-flow blocks: every destination of a layer is sampled afresh, sources start with the destinations."""
+"""A frontier of the user's own: `sample_frontier(layer, graph, seeds)` says which edges lead to a layer's seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hoploom.batch import Block, Sampled, Seeds
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, Picks
-from hoploom.sample.hops import HopEdges, Workspace, frontier_of, make_draw
-from hoploom.sample.options import Sampling
 from hoploom.schema import RelationName
 from hoploom.store import Draw, GraphStore
 
@@ -74,64 +71,10 @@ class LayerGraph:
         return self.sample_neighbors(seeds, -1)
 
 
-def sample_blocks(
-    graph: GraphStore,
-    workspace: Workspace,
-    seeds: Seeds,
-    sampling: Sampling,
-    key: int,
-    sample_frontier: SampleFrontier | None = None,
-) -> Sampled:
-    """One block per layer, from the seeds inwards; `blocks` lists them from the input layer on."""
-    schema = graph.schema
-    blocks: list[Block] = []
-    layer_seeds = seeds
-    for hop in range(sampling.num_hops):
-        workspace.begin(layer_seeds)
-        maps = workspace.maps
-        sizes = [len(node_map) for node_map in maps]
-        frontiers = [frontier_of(node_map, 0, seeds, sampling.disjoint) for node_map in maps]
-        if sample_frontier is None:
-            answers = graph.sample(frontiers, make_draw(sampling, key, hop))
-        else:
-            answers = _ask_hook(sample_frontier, graph, key, hop, frontiers)
-        edges = [HopEdges() for _ in schema.relations]
-        for relation, picks in enumerate(answers):
-            frontier = frontiers[schema.destinations[relation]]
-            if picks is not None and frontier is not None:
-                local = maps[schema.sources[relation]].add(picks.sources, picks.counts, frontier.trees)
-                edges[relation].add(local, picks, 0)
-        blocks.append(_block(graph, workspace, edges, sizes))
-        trees = [node_map.trees() if sampling.disjoint else None for node_map in maps]
-        nodes = [node_map.nodes() for node_map in maps]
-        layer_seeds = Seeds(tuple(nodes), tuple(trees), seeds.times, seeds.first_tree)
-    batch_trees = None
-    if sampling.disjoint:
-        batch_trees = [trees - seeds.first_tree for trees in layer_seeds.trees if trees is not None]
-    for node_map in workspace.maps:
-        node_map.clear()
-    return Sampled(list(layer_seeds.nodes), batch_trees, [], [], None, None, blocks[::-1])  # type: ignore[arg-type]
-
-
-def _block(graph: GraphStore, workspace: Workspace, edges: Sequence[HopEdges], sizes: Sequence[int]) -> Block:
-    schema = graph.schema
-    names = [node_type.name for node_type in schema.node_types]
-    keys = [relation.key for relation in schema.relations]
-    return Block(
-        {key: one.edge_index() for key, one in zip(keys, edges, strict=True)},
-        {key: _known(one.edges()) for key, one in zip(keys, edges, strict=True)},
-        {name: len(node_map) for name, node_map in zip(names, workspace.maps, strict=True)},
-        dict(zip(names, sizes, strict=True)),
-    )
-
-
-def _known(positions: Tensor) -> Tensor | None:
-    return None if positions.numel() and int(positions.min()) < 0 else positions
-
-
-def _ask_hook(
+def ask_hook(
     hook: SampleFrontier, graph: GraphStore, key: int, layer: int, frontiers: Sequence[Frontier | None]
 ) -> list[Picks | None]:
+    """The edges that the hook gives for a layer's frontiers, checked."""
     schema = graph.schema
     nodes = {
         t.name: torch.empty(0, dtype=torch.int64) if f is None else f.nodes
