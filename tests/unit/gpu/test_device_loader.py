@@ -175,10 +175,10 @@ def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypa
     for step in range(3):
         place = torch.arange(7 * step, 7 * step + 7), 0, step
         with NoWaiting():  # type: ignore[no-untyped-call]
-            begun.append(there._begin(*place))
+            begun.append(there._sampling.begin(*place))
     assert reads == []
     for one in begun:
-        there._finish(one)
+        there._sampling.finish(one, Memory(there.pool))
     assert len(reads) == 3
 
 

@@ -184,7 +184,7 @@ def test_a_description_is_read_as_it_was_written(heterogeneous: bool, make: Make
     trainer, servers = without_graph(store)
     loader = make(trainer)
     next(iter(loader))
-    asking = loader._make_batch.__self__  # type: ignore[attr-defined]
+    asking = loader._source.make.__self__  # type: ignore[union-attr]
     assert read_description(servers.requests[0]["description"], store.schema) == asking.description
 
 
