@@ -2,7 +2,10 @@
 // core.
 #include "bindings.h"
 
+#include <nanobind/stl/string.h>
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <system_error>
 
@@ -10,6 +13,7 @@
 #include "csc.h"
 #include "gather.h"
 #include "idmap.h"
+#include "mapped_file.h"
 #include "order.h"
 #include "relabel.h"
 #include "sample.h"
@@ -32,9 +36,9 @@ int mapped_get(PyObject* self, Py_buffer* view, int flags) {
 
 PyType_Slot mapped_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(mapped_get)}, {0, nullptr}};
 
-void map_file(MappedFile* self, int descriptor, size_t size) {
+void map_file(MappedFile* self, int descriptor, size_t size, std::string path) {
   try {
-    new (self) MappedFile(descriptor, size);
+    new (self) MappedFile(descriptor, size, std::move(path));
   } catch (const std::system_error& error) {
     errno = error.code().value();
     PyErr_SetFromErrno(PyExc_OSError);
@@ -50,6 +54,10 @@ struct Lists {
   Optional<int64_t> edge_time, source_time;
   Adjacency adjacency;
   EdgeColumns columns;
+
+  std::array<const void*, 5> arrays() const {
+    return {adjacency.indptr, adjacency.indices, columns.weight, columns.edge_time, columns.source_time};
+  }
 };
 
 void make_lists(Lists* self, Array<int64_t> indptr,
@@ -80,7 +88,9 @@ auto sample_lists(const Lists& lists, Array<int64_t> nodes, Optional<int64_t> tr
   Picks picks;
   {
     nb::gil_scoped_release release;
-    picks = sample(lists.adjacency, columns, frontier, Rule{key, stream, fanout, replace, last, labor});
+    read_maps(lists.arrays(), [&] {
+      picks = sample(lists.adjacency, columns, frontier, Rule{key, stream, fanout, replace, last, labor});
+    });
   }
   return std::make_tuple(std::move(picks.counts), std::move(picks.sources), std::move(picks.edges));
 }
@@ -101,16 +111,20 @@ Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, 
 void gather_rows(Rows<const uint8_t> table, Array<int64_t> ids, int64_t first, Rows<uint8_t> out) {
   require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
   nb::gil_scoped_release release;
-  gather(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)), first,
-         out.data());
+  read_maps(arrays_of(table, ids), [&] {
+    gather(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)), first,
+           out.data());
+  });
 }
 
 void gather_rows_at(Rows<const uint8_t> table, Array<int64_t> ids, Array<int64_t> places, int64_t first,
                     Rows<uint8_t> out) {
   require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
   nb::gil_scoped_release release;
-  gather_at(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)),
-            places.data(), int64_t(places.shape(0)), first, out.data());
+  read_maps(arrays_of(table, ids), [&] {
+    gather_at(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)),
+              places.data(), int64_t(places.shape(0)), first, out.data());
+  });
 }
 
 auto route_ids(Array<int64_t> ids, Array<int64_t> bounds, Optional<int64_t> places) {
@@ -123,6 +137,12 @@ auto route_ids(Array<int64_t> ids, Array<int64_t> bounds, Optional<int64_t> plac
              counts.as<int64_t>());
   else route(ids.data(), num_ids, bounds.data(), num_bounds, routed.as<int64_t>(), counts.as<int64_t>());
   return std::make_tuple(std::move(routed), std::move(counts));
+}
+
+// For arrays that somebody else than the core has read.
+void require_whole_at(uintptr_t address) {
+  const void* array = reinterpret_cast<const void*>(address);
+  require_whole({&array, 1});
 }
 
 void add_ids(IdMap& map, Array<int64_t> ids, Optional<int64_t> places) {
@@ -178,9 +198,13 @@ auto make_csc(Array<int64_t> sources, Array<int64_t> destinations, int64_t num_s
   Csc csc;
   {
     nb::gil_scoped_release release;
-    csc = build_csc(sources.data(), destinations.data(), num_edges, num_sources, num_destinations, threads);
-    if (edge_time || source_time)
-      order_by_time(csc, num_edges, num_destinations, pointer(edge_time), pointer(source_time));
+    const std::array<const void*, 4> arrays = {sources.data(), destinations.data(), pointer(edge_time),
+                                               pointer(source_time)};
+    read_maps(arrays, [&] {
+      csc = build_csc(sources.data(), destinations.data(), num_edges, num_sources, num_destinations, threads);
+      if (edge_time || source_time)
+        order_by_time(csc, num_edges, num_destinations, pointer(edge_time), pointer(source_time));
+    });
   }
   std::optional<Buffer> permutation;
   if (!csc.is_identity) permutation = std::move(csc.permutation);
@@ -225,7 +249,16 @@ NB_MODULE(_core, m) {
           "__init__", [](Buffer* self, size_t size) { new (self) Buffer(size); }, "size"_a)
       .def("__len__", &Buffer::size);
   nb::class_<MappedFile>(m, "MappedFile", nb::type_slots(mapped_slots))
-      .def("__init__", &map_file, "descriptor"_a, "size"_a);
+      .def("__init__", &map_file, "descriptor"_a, "size"_a, "path"_a = "a mapped file");
+  m.def("any_damaged", &any_damaged);
+  m.def("require_whole", &require_whole_at, "address"_a);
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const DamagedFile& error) {
+      PyErr_SetString(nb::module_::import_("hoploom.errors").attr("StoreError").ptr(), error.what());
+    }
+  });
   m.def("pool_use", [] {
     const PoolUse use = pool_use();
     return std::make_tuple(use.idle_bytes, use.live_bytes);

@@ -5,6 +5,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
+#include <array>
+
+#include "mapped_file.h"
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -26,6 +30,12 @@ inline void require(bool holds, const char* message) {
 template <typename T>
 const T* pointer(const Optional<T>& array) {
   return array ? array->data() : nullptr;
+}
+
+// What may lie in a map of a file: see read_maps().
+template <typename... Arrays>
+std::array<const void*, sizeof...(Arrays)> arrays_of(const Arrays&... arrays) {
+  return {static_cast<const void*>(arrays.data())...};
 }
 
 // sum_rows, max_rows, dot_rows, softmax_lists and their like.

@@ -120,9 +120,13 @@ void sum_table_rows(nb::list tables, int element, Array<int64_t> ids, Array<int6
   }
   require(indptr.shape(0) == out.shape(0) + 1, "the output has another shape");
   check_indptr(indptr.data(), int64_t(out.shape(0)), int64_t(ids.shape(0)));
+  std::vector<const void*> arrays = {ids.data(), indptr.data()};
+  for (const TableRows& part : parts) arrays.push_back(part.rows);
   nb::gil_scoped_release release;
-  sum_tables(parts, Element(element), ids.data(), int64_t(ids.shape(0)), indptr.data(), int64_t(out.shape(0)),
-             int64_t(out.shape(1)), mean, out.data());
+  read_maps(arrays, [&] {
+    sum_tables(parts, Element(element), ids.data(), int64_t(ids.shape(0)), indptr.data(), int64_t(out.shape(0)),
+               int64_t(out.shape(1)), mean, out.data());
+  });
 }
 
 }  // namespace

@@ -44,6 +44,15 @@ Topology topology_of(nb::list lists, Array<int64_t> bounds, int64_t num_relation
   return topology;
 }
 
+std::vector<const void*> arrays_of(const Topology& topology) {
+  std::vector<const void*> arrays;
+  for (const InLists& lists : topology.lists) {
+    arrays.push_back(lists.indptr);
+    arrays.push_back(lists.indices);
+  }
+  return arrays;
+}
+
 void assign(nb::list lists, Array<int64_t> bounds, Optional<uint8_t> is_seed, int64_t num_parts, int passes,
             double imbalance, int threads, uint64_t key, Output<int16_t> out) {
   std::vector<std::pair<Array<int64_t>, Ids>> kept;
@@ -53,7 +62,9 @@ void assign(nb::list lists, Array<int64_t> bounds, Optional<uint8_t> is_seed, in
   require(num_parts >= 1 && num_parts <= kMostParts && imbalance >= 0 && passes >= 0 && threads >= 1,
           "a number is out of range");
   nb::gil_scoped_release release;
-  assign_parts(topology, pointer(is_seed), {num_parts, passes, imbalance, threads, key}, out.data());
+  read_maps(arrays_of(topology), [&] {
+    assign_parts(topology, pointer(is_seed), {num_parts, passes, imbalance, threads, key}, out.data());
+  });
 }
 
 void cut(nb::list lists, Array<int64_t> bounds, Array<int16_t> parts, int threads, Output<int64_t> out) {
@@ -61,7 +72,7 @@ void cut(nb::list lists, Array<int64_t> bounds, Array<int16_t> parts, int thread
   const Topology topology = topology_of(lists, bounds, int64_t(out.shape(0)), kept);
   require(int64_t(parts.shape(0)) == topology.num_nodes() && threads >= 1, "one part per node is needed");
   nb::gil_scoped_release release;
-  count_cut(topology, parts.data(), threads, out.data());
+  read_maps(arrays_of(topology), [&] { count_cut(topology, parts.data(), threads, out.data()); });
 }
 
 // Whole pages of an array that is a map of a file to which nobody wrote; they come back from the file when read.

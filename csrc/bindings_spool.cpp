@@ -36,9 +36,13 @@ void pack_records(Array<int64_t> keys, std::vector<Rows<const uint8_t>> columns,
   for (size_t b = 0; b < counts.shape(0); ++b)
     require(bound[b] <= bound[b + 1] && uint64_t(bound[b + 1]) - uint64_t(bound[b]) <= UINT32_MAX,
             "bounds must not fall, nor be further apart than 32 bits");
+  std::vector<const void*> arrays = {keys.data()};
+  for (const Column& column : packed) arrays.push_back(column.values);
   nb::gil_scoped_release release;
-  pack(keys.data(), int64_t(keys.shape(0)), packed, width, bound, int64_t(counts.shape(0)), records.data(),
-       counts.data());
+  read_maps(arrays, [&] {
+    pack(keys.data(), int64_t(keys.shape(0)), packed, width, bound, int64_t(counts.shape(0)), records.data(),
+         counts.data());
+  });
 }
 
 void place_column(Rows<const uint8_t> records, int64_t offset, Rows<uint8_t> out) {

@@ -3,14 +3,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <vector>
 
 #ifdef __GLIBC__
@@ -163,16 +161,6 @@ void give_back_freed_memory() {
 
 ZeroedPages::ZeroedPages(size_t bytes) : size_(bytes ? bytes : 1) { bytes_ = map_pages(size_); }
 ZeroedPages::~ZeroedPages() {
-  if (bytes_) munmap(bytes_, size_);
-}
-
-MappedFile::MappedFile(int descriptor, size_t size) : size_(size) {
-  void* pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
-  if (pages == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-  bytes_ = pages;
-  madvise(pages, size, MADV_HUGEPAGE);  // a hint: where the file system has large pages, lookups get cheaper
-}
-MappedFile::~MappedFile() {
   if (bytes_) munmap(bytes_, size_);
 }
 

@@ -74,19 +74,4 @@ class ZeroedPages {
   size_t size_ = 0;
 };
 
-// A file's pages, private: what is written to them stays in this process and counts against no
-// limit. Keeps no descriptor: a store has more files than a process may have open.
-class MappedFile {
- public:
-  MappedFile(int descriptor, size_t size);  // throws std::system_error; the descriptor stays the caller's
-  MappedFile(MappedFile&& other) noexcept { std::swap(bytes_, other.bytes_), std::swap(size_, other.size_); }
-  ~MappedFile();
-  void* bytes() const { return bytes_; }
-  size_t size() const { return size_; }
-
- private:
-  void* bytes_ = nullptr;
-  size_t size_ = 0;
-};
-
 }  // namespace hoploom

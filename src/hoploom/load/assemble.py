@@ -55,6 +55,7 @@ class Assembler:
             batch.blocks = [_presented(block, schema, rows, i) for i, block in enumerate(sampled.blocks)]
         for owner, values in self._by_storage(fields).items():
             _install(batch._store if schema.homogeneous else batch[owner], values, self.field_order.get(owner, ()))
+        self.store.require_whole()
         return batch
 
     def _by_storage(self, fields: Mapping[Owner, dict[str, Any]]) -> Mapping[Owner, dict[str, Any]]:

@@ -12,6 +12,7 @@ from hoploom.ops.buffers import (
     keep_freed_memory,
     pool_trim,
     pool_use,
+    require_whole,
     tensor_of,
 )
 from hoploom.ops.csc import Csc, build_csc
@@ -64,6 +65,7 @@ __all__ = [
     "place",
     "pool_trim",
     "pool_use",
+    "require_whole",
     "route",
     "sample",
     "scatter_lists",

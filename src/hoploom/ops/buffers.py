@@ -1,6 +1,7 @@
 """Tensors over the core's recycled buffers. The memory returns to the pool with the last reader."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,16 @@ pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
 pool_trim = _core.pool_trim
 keep_freed_memory = _core.keep_freed_memory  # malloc's too, from now on: pages are faulted in once
 give_back_freed_memory = _core.give_back_freed_memory  # the pool's and malloc's, to the system
+
+
+def require_whole(tensors: Iterable[Tensor]) -> None:
+    """StoreError if a file that one of these is a map of can no longer be read; what was read from it is zeros.
+
+    The core asks by itself, for what it reads. This is for what others read. Cheap while all files are whole.
+    """
+    if _core.any_damaged():
+        for tensor in tensors:
+            _core.require_whole(tensor.data_ptr())
 
 
 def tensor_of(buffer: _core.Buffer, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -51,15 +51,21 @@ class EdgeLists:
     core: _core.Lists = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        columns = (self.weight, self.edge_time, self.source_time)
+        optional = (self.weight, self.edge_time, self.source_time)
         core = _core.Lists(
             self.indptr.numpy(),
             self.indices.numpy(),
             self.first_node,
             self.first_edge,
-            *(None if column is None else column.numpy() for column in columns),
+            *(None if column is None else column.numpy() for column in optional),
         )
         object.__setattr__(self, "core", core)
+
+    @property
+    def columns(self) -> list[Tensor]:
+        """All that there is."""
+        optional = (self.weight, self.edge_time, self.source_time)
+        return [self.indptr, self.indices, *(column for column in optional if column is not None)]
 
     @property
     def num_edges(self) -> int:

@@ -94,7 +94,9 @@ class Service:
         node_type, name = (requests.read_text(request.header, key) for key in ("type", "split"))
         if name not in schema.node_type(node_type).splits:
             raise ConfigError(f"a request is for split {name!r:.80} of {node_type!r}, which has none of that name")
-        return Message({}, [part.split(node_type, name)])
+        ids = part.split(node_type, name).clone()
+        part.require_whole()
+        return Message({}, [ids])
 
     def _sample(self, request: Message) -> Message:
         """One hop, all relations of a part."""

@@ -183,7 +183,7 @@ def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...
         needed = math.prod(expected[1]) * DTYPES[expected[0]].itemsize
         if size - offset != needed:
             raise StoreError(f"{name} has {size - offset} bytes of values, {needed} are needed; copy it again")
-        return MappedFile(file.fileno(), size), offset
+        return MappedFile(file.fileno(), size, str(path)), offset
 
 
 def read_array(path: Path, field: Field) -> Tensor:

@@ -54,6 +54,12 @@ class Part:
     def is_here(self) -> bool:
         return True
 
+    def require_whole(self) -> None:
+        """StoreError if a file of this part can no longer be read."""
+        ops.require_whole(tensor for lists in self.lists for tensor in lists.columns)
+        ops.require_whole(table.rows for table in self.tables.values())
+        ops.require_whole(self.splits.values())
+
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         """One hop of every relation whose destination type has a frontier."""
         out: list[Picks | None] = []

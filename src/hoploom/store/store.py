@@ -95,6 +95,14 @@ class Store:
         with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is the one to tell
             self.deployment.close(wait=error is None)
 
+    def require_whole(self) -> None:
+        """StoreError if a file of this store can no longer be read: what was read from it may be zeros.
+
+        What the core reads, it asks about by itself; this is for what was read as a tensor.
+        """
+        for part in {id(part): part for part in (*self.parts, *self.topology)}.values():
+            part.require_whole()
+
     def split(self, name: str, node_type: str | None = None) -> Tensor:
         """The node ids of a split, ascending by part: `store.split("train")`."""
         type_name = node_type or self._type_with_split(name)

@@ -195,6 +195,7 @@ def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None
     with StoreWriter(path, schema, ranges) as writer:
         for number, part in enumerate(parts):
             _write_part(writer, number, part)
+            part.require_whole()
 
 
 def _write_part(writer: StoreWriter, number: int, part: Part) -> None:
