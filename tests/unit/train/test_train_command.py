@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,7 +58,7 @@ import os, signal
 from pathlib import Path
 from hoploom.nn import GNN, Shape
 
-TRAP = TESTS / "trap"
+TRAP = Path(__file__).parent / "trap"
 
 class Trapped(GNN):
     num_batches = 0
@@ -119,13 +119,6 @@ def result(here: Path, output: str = "run") -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "seconds"}
 
 
-def command(here: Path, *arguments: str, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    words = [*launcher, "-m", "hoploom", "train", str(here / "run.toml"), *arguments]
-    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=LIMIT, env=environ)
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -149,12 +142,12 @@ def test_a_run_learns_and_leaves_all_it_did(here: Path, capsys: pytest.CaptureFi
     assert {path.name for path in (here / "run").iterdir()} == names
     assert "run holds a run already; continue it with --resume" in refusal(capsys, train(here))
     shutil.move(here / "run", here / "first")
-    assert main(["train", str(here / "first" / "run.toml"), "--quiet"]) == 0  # the resolved recipe says it all
+    assert main(["train", str(here / "first" / "run.toml"), "--quiet"]) == 0  # the resolved run_file says it all
     assert capsys.readouterr().err == ""
     assert result(here) == found
 
 
-def test_recipe_and_result_are_on_the_disk_before_they_have_their_names(
+def test_run_file_and_result_are_on_the_disk_before_they_have_their_names(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -170,15 +163,15 @@ def test_the_test_split_is_evaluated_with_the_best_checkpoint(here: Path) -> Non
     counted = "self.num_batches += 1"
     forgetful = f"{counted}\n            if self.num_batches > 9: [p.data.neg_() for p in self.layers[-1].parameters()]"
     (here / "trapped.py").write_text(MODEL.replace(counted, forgetful))
-    recipe = read_recipe(here / "run.toml", [f"output.folder={here / 'run'}", "train.epochs=2"])
+    run_file = read_recipe(here / "run.toml", [f"output.folder={here / 'run'}", "train.epochs=2"])
     with init() as context:
-        found = run(recipe, context, progress=False)
+        found = run(run_file, context, progress=False)
         assert (found.outcome.steps, found.outcome.best_epoch) == (10, 0)
-        goal = goal_of(recipe, hoploom.open(here / "graph.store"))
-        model = model_of(recipe, goal)
+        goal = goal_of(run_file, hoploom.open(here / "graph.store"))
+        model = model_of(run_file, goal)
         assert Checkpoint(here / "run", context).restore("best", {"model": model}) is not None
-        assert found.test == evaluate(model, eval_loader(recipe, goal, context, model, "test"), goal.task, context)
-        val = evaluate(model, eval_loader(recipe, goal, context, model, "val"), goal.task, context)
+        assert found.test == evaluate(model, eval_loader(run_file, goal, context, model, "test"), goal.task, context)
+        val = evaluate(model, eval_loader(run_file, goal, context, model, "val"), goal.task, context)
     assert found.outcome.best == val["accuracy"] == max(epoch["accuracy"] for epoch in found.outcome.history)
 
 
@@ -250,13 +243,14 @@ def test_ranks_that_were_asked_to_stop_are_no_complete_run(
 
 
 @pytest.mark.parametrize("told", ["parent SIGINT", pytest.param("self SIGTERM", marks=pytest.mark.slow)])
-def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(told: str, here: Path) -> None:
+def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(
+    told: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (here / "run.toml").write_text(RUN.replace("[model]", "[model]\noptions = { hidden = 12 }"))
     (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))  # ranks drop for themselves
     (here / "trap").write_text(f"1 7 {told}")
-    done = command(here, "--processes", "2")
-    assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("hoploom: interrupted; continue with: hoploom train ")
+    assert train(here, "--processes", "2") == 130
+    assert capfd.readouterr().err.splitlines()[-1].startswith("hoploom: interrupted; continue with: hoploom train ")
     assert len(lines(here / "run" / "steps-rank1.jsonl")) in (7, 8)
     assert train(here, "--resume") == 0
     assert train(here, output="other") == 0
@@ -290,8 +284,9 @@ def test_a_restarted_run_resumes_by_itself(here: Path, monkeypatch: pytest.Monke
 def test_a_killed_rank_is_restarted_by_torchrun_from_the_last_checkpoint(here: Path) -> None:
     (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))
     (here / "trap").write_text("1 7 self SIGKILL")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    done = command(here, launcher=torchrun)
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    words = [sys.executable, "-m", *torchrun, "-m", "hoploom", "train", str(here / "run.toml")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert not (here / "trap").exists()
     assert train(here, output="other") == 0
@@ -302,11 +297,10 @@ def test_a_killed_rank_is_restarted_by_torchrun_from_the_last_checkpoint(here: P
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_others_and_is_named(here: Path) -> None:
+def test_a_killed_rank_ends_the_others_and_is_named(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "trap").write_text("1 7 self SIGKILL")
-    done = command(here, "--processes", "2")
-    assert done.returncode == 1
-    assert "hoploom: rank 1 was killed by SIGKILL" in done.stderr.splitlines()[-1]
+    assert train(here, "--processes", "2") == 1
+    assert "hoploom: rank 1 was killed by SIGKILL" in capfd.readouterr().err.splitlines()[-1]
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -329,15 +323,14 @@ def test_processes_that_cannot_share_a_step_are_refused(here: Path, capsys: pyte
 # --- every model ---------------------------------------------------------------------------------
 
 MODELS = [
-    *(("graph", kind) for kind in KINDS),
-    *(("papers", kind) for kind in KINDS if KINDS[kind].any_relations),
-]
+    ("papers" if KINDS[kind].any_relations else "graph", kind) for kind in KINDS
+]  # one relation is no special case
 SHORT = ("train.epochs=4", "loader.batch_size=64", "model.hidden=16", "output.tensorboard=false")
 
 
-def learned(here: Path, recipe: str, *overrides: str) -> dict[str, float]:
+def learned(here: Path, run_file: str, *overrides: str) -> dict[str, float]:
     """The metrics of the test split after a short run, in which the loss has fallen."""
-    (here / "short.toml").write_text(recipe)
+    (here / "short.toml").write_text(run_file)
     assert main(["train", str(here / "short.toml"), *(f"--set={key}" for key in (*SHORT, *overrides)), "--quiet"]) == 0
     losses = [epoch["train_loss"] for epoch in lines(here / "run" / "metrics.jsonl")]
     assert losses[-1] < 0.9 * losses[0]
@@ -346,15 +339,17 @@ def learned(here: Path, recipe: str, *overrides: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("graph", "kind"), MODELS)
-def test_every_model_finds_the_communities_of_every_graph_that_it_fits(here: Path, graph: str, kind: str) -> None:
-    recipe = template_for(here / f"{graph}.store", beside=here).replace("node_type =", "# node_type =")
-    found = learned(here, recipe, f"model.name={kind}", "model.norm=true", "optimizer.lr=0.01")
+def test_every_model_finds_the_communities_of_a_graph(here: Path, graph: str, kind: str) -> None:
+    run_file = template_for(here / f"{graph}.store", beside=here).replace("node_type =", "# node_type =")
+    found = learned(here, run_file, f"model.name={kind}", "model.norm=true", "optimizer.lr=0.01")
     assert found["accuracy"] > (0.45 if kind == "gin" else 0.65)  # of four classes; sums of neighbours learn slowest
 
 
 def test_links_between_types_are_learned(here: Path) -> None:
-    recipe = 'store = "papers.store"\n[task]\nkind = "link-prediction"\nrelation = "writes"\n[model]\nname = "rsage"\n'
-    assert learned(here, recipe, "optimizer.lr=0.02")["auroc"] > 0.6
+    run_file = (
+        'store = "papers.store"\n[task]\nkind = "link-prediction"\nrelation = "writes"\n[model]\nname = "rsage"\n'
+    )
+    assert learned(here, run_file, "optimizer.lr=0.02")["auroc"] > 0.6
 
 
 # --- init ----------------------------------------------------------------------------------------
@@ -378,8 +373,8 @@ def test_init_writes_what_trains(
 
 
 def test_init_fills_in_what_the_store_knows(here: Path, tmp_path: Path) -> None:
-    recipe = parse_recipe(template_for(here / "papers.store", beside=here), folder=here)
-    assert (recipe.model.name, recipe.task.node_type, recipe.task.label) == ("rsage", "paper", "y")
+    run_file = parse_recipe(template_for(here / "papers.store", beside=here), folder=here)
+    assert (run_file.model.name, run_file.task.node_type, run_file.task.label) == ("rsage", "paper", "y")
     edges = torch.zeros(2, 4, dtype=torch.int64)
     splits = {"training": torch.arange(6), "valid": torch.arange(6, 8)}
     expected = {"genes": "link-prediction", "y": "multi-label"}  # without a label, with several

@@ -1,4 +1,4 @@
-"""The loaders that a recipe names: what the model asks of them, and which fanouts they take."""
+"""The loaders that run.toml names: what the model asks of them, and which fanouts they take."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +24,10 @@ def random_store(x: torch.Tensor) -> Store:
 
 
 def made(store: Store, *overrides: str) -> tuple[Any, Any, Any]:
-    recipe = parse_recipe('store = "s"\n[loader]\nfanouts = [2, 2]\nbatch_size = 16\n', overrides)
-    goal = goal_of(recipe, store)
-    model = model_of(recipe, goal)
-    return model, train_loader(recipe, goal, ALONE, model), eval_loader(recipe, goal, ALONE, model, "val")
+    run_file = parse_recipe('store = "s"\n[loader]\nfanouts = [2, 2]\nbatch_size = 16\n', overrides)
+    goal = goal_of(run_file, store)
+    model = model_of(run_file, goal)
+    return model, train_loader(run_file, goal, ALONE, model), eval_loader(run_file, goal, ALONE, model, "val")
 
 
 @pytest.mark.parametrize("kind", ["node-classification", "link-prediction"])

@@ -1,4 +1,4 @@
-"""What a run makes of its recipe and its store: the goal, the model, held-out links, schedules."""
+"""What a run makes of run.toml and its store: the goal, the model, held-out links, schedules."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --- recipe and store ----------------------------------------------------------------------------
+# --- run_file and store ----------------------------------------------------------------------------
 
 
 def small_store(**fields: Any) -> Store:
@@ -44,7 +44,7 @@ def small_store(**fields: Any) -> Store:
     return hoploom.from_tensors({"x": x, "y": torch.arange(10) % 3} | fields, ring, splits=splits)
 
 
-def recipe_with(*overrides: str) -> RunFile:
+def run_file_with(*overrides: str) -> RunFile:
     return parse_recipe('store = "s"\n[loader]\nfanouts = [2]\n', overrides)
 
 
@@ -84,26 +84,26 @@ DISAGREEMENTS: list[tuple[list[str], dict[str, Any], type[HoploomError], str]] =
 @pytest.mark.parametrize(
     ("overrides", "fields", "kind", "message"), DISAGREEMENTS, ids=[" ".join(entry[0]) for entry in DISAGREEMENTS]
 )
-def test_a_recipe_that_does_not_fit_the_store_is_refused(
+def test_a_run_file_that_does_not_fit_the_store_is_refused(
     overrides: list[str], fields: dict[str, Any], kind: type[HoploomError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        goal_of(recipe_with(*overrides), small_store(**fields))
+        goal_of(run_file_with(*overrides), small_store(**fields))
 
 
 def test_the_classes_of_all_splits_are_counted() -> None:
     labels = torch.zeros(10, dtype=torch.int64)
     labels[9] = 5  # in the test split only
-    assert goal_of(recipe_with(), small_store(y=labels)).num_outputs == 6
-    assert goal_of(recipe_with("task.num_classes=9"), small_store(y=labels)).num_outputs == 9
+    assert goal_of(run_file_with(), small_store(y=labels)).num_outputs == 6
+    assert goal_of(run_file_with("task.num_classes=9"), small_store(y=labels)).num_outputs == 9
 
 
 def test_more_ranks_than_seeds_are_refused(graph: Path) -> None:
-    recipe = parse_recipe('store = "graph.store"', ["loader.batch_size=4096"])
-    goal = goal_of(recipe, hoploom.open(graph))
+    run_file = parse_recipe('store = "graph.store"', ["loader.batch_size=4096"])
+    goal = goal_of(run_file, hoploom.open(graph))
     context: Any = SimpleNamespace(rank=0, world_size=2048, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"seeds cannot feed 2048 ranks; use fewer ranks"):
-        train_loader(recipe, goal, context, model_of(recipe, goal))
+        train_loader(run_file, goal, context, model_of(run_file, goal))
 
 
 FACTORIES = [  # my_model.py, what the message says
@@ -122,10 +122,10 @@ def test_a_factory_that_makes_no_model_is_named(
     name = f"my_model_{abs(hash(code))}"
     (tmp_path / f"{name}.py").write_text(code)
     text = f'store = "graph.store"\n[model]\nfactory = "{name}:make"\n'
-    recipe = parse_recipe(text, folder=tmp_path)
-    goal = goal_of(recipe, hoploom.open(graph))
+    run_file = parse_recipe(text, folder=tmp_path)
+    goal = goal_of(run_file, hoploom.open(graph))
     with pytest.raises(ConfigError, match=message.replace("my_model", name)) as raised:
-        model_of(recipe, goal)
+        model_of(run_file, goal)
     assert str(raised.value).startswith("run.toml:3: ")
 
 
@@ -217,9 +217,9 @@ def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
 
 def rates(*overrides: str, num_batches: int = 10, steps: int = 40) -> list[float]:
     """The learning rate of every step."""
-    recipe = recipe_with("train.epochs=4", "optimizer.lr=1.0", *overrides)
-    optimizer = optimizer_of(recipe, torch.nn.Linear(1, 1))
-    scheduler: Any = scheduler_of(recipe, optimizer, num_batches, "max")
+    run_file = run_file_with("train.epochs=4", "optimizer.lr=1.0", *overrides)
+    optimizer = optimizer_of(run_file, torch.nn.Linear(1, 1))
+    scheduler: Any = scheduler_of(run_file, optimizer, num_batches, "max")
     found = []
     for _ in range(steps):
         found.append(float(optimizer.param_groups[0]["lr"]))
