@@ -20,8 +20,8 @@ from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, fit
-from hoploom.train.state_json import encode
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
+from hoploom.train.tensorfile import encode
 
 NUM_NODES, NUM_TRAIN, NUM_CLASSES = 123, 53, 3  # 53 seeds in global batches of 16: the tail has 5
 QUIET = {"progress": False}

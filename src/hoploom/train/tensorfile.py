@@ -1,23 +1,25 @@
-"""Nested state with tensors as one file in the safetensors layout, written whole or not at all.
+"""Nested state with tensors as one safetensors file, written whole or not at all, with a checksum over all of it.
 
-Any safetensors reader sees the tensors; the structure around them is JSON in the file's metadata. Costs one more pass
-over the bytes, for a checksum.
+Any safetensors reader sees the tensors; the structure around them is JSON in the file's metadata: keys of any scalar
+type, tuples, NaN and infinity survive, aliased tensors are written twice. The library reads and checks the layout; the
+header is written here, so that the tensors follow it straight from memory. Costs one more pass over the bytes.
 """
 
 import json
-import os
+import math
+import numbers
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store.durable import write_whole
-from hoploom.train.state_json import decode, encode
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -38,21 +40,7 @@ DTYPES: dict[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-HEADER_LIMIT = 100 << 20  # bytes; safetensors' own
-LENGTH_BYTES = 8
-METADATA = "__metadata__"
-MOST = 2**63 - 1  # of an extent, an offset, or a number of bytes
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where the header says that a tensor lies among the data."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+DEPTH_LIMIT = 64  # of the structure
 
 
 def write(path: Path, state: Any) -> None:
@@ -61,28 +49,55 @@ def write(path: Path, state: Any) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise ConfigError(f"the state holds a tensor of {tensor.dtype} at {name!r}; convert it, e.g. to float64")
-    header = _header(json.dumps(tree, separators=(",", ":")), tensors)
-    write_whole(path, (len(header).to_bytes(LENGTH_BYTES, "little"), header, *map(_raw, tensors.values())))
+    text = json.dumps(tree, separators=(",", ":"))
+    metadata = {"tree": text, "crc32": _checksum(text, tensors)}
+    header = json.dumps({"__metadata__": metadata, **_entries(tensors)}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the data begin at a multiple of eight bytes
+    write_whole(path, (len(header).to_bytes(8, "little"), header, *map(_raw, tensors.values())))
 
 
-def _header(tree: str, tensors: dict[str, Tensor]) -> bytes:
-    """The header, padded so that the data begin at a multiple of eight bytes."""
+def read(path: Path) -> Any:
+    """What was written. StoreError where the file is missing, damaged, or of another program."""
+    try:
+        with safe_open(path, framework="pt", backend="pread") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+        if not {"tree", "crc32"} <= set(metadata):
+            raise StoreError("its header holds no state, it is not from Hoploom")
+        if not set(NAMES).issuperset(tensor.dtype for tensor in tensors.values()):
+            raise StoreError("it holds tensors of a dtype that Hoploom does not write")
+        if _checksum(metadata["tree"], tensors) != metadata["crc32"]:
+            raise StoreError("its checksum does not match")
+        return decode(_parsed(metadata["tree"]), tensors)
+    except (StoreError, SafetensorError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise StoreError(f"{path} is damaged: {error}; take another checkpoint, or copy it again") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error}") from error
+
+
+def _parsed(tree: str) -> Any:
+    try:
+        return json.loads(tree)
+    except (ValueError, RecursionError) as error:
+        raise StoreError("its state is no JSON") from error
+
+
+def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """What the header says of tensors that lie one after another."""
     entries, offset = {}, 0
     for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
+        end = offset + tensor.nbytes
         entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
-    checksum = _described(tree, entries)
+    return entries
+
+
+def _checksum(tree: str, tensors: dict[str, Tensor]) -> str:
+    """Of the structure, the header's entries and the data."""
+    checksum = zlib.crc32(json.dumps([tree, _entries(tensors)], sort_keys=True).encode())
     for tensor in tensors.values():
         checksum = zlib.crc32(_raw(tensor), checksum)
-    metadata = {"tree": tree, "crc32": f"{checksum:08x}"}
-    text = json.dumps({METADATA: metadata, **entries}, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % 8)
-
-
-def _described(tree: str, entries: dict[str, Any]) -> int:
-    """The checksum of all that is not data."""
-    return zlib.crc32(json.dumps([tree, entries], sort_keys=True).encode())
+    return f"{checksum:08x}"
 
 
 def _raw(tensor: Tensor) -> memoryview:
@@ -90,97 +105,92 @@ def _raw(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
-# --- reading --------------------------------------------------------------------------------
+# --- the structure --------------------------------------------------------------------------
 
 
-def read(path: Path) -> Any:
-    """What was written. StoreError where the file is missing, damaged, or of another program."""
-    try:
-        with path.open("rb") as file:
-            return _read(file, os.fstat(file.fileno()).st_size)
-    except StoreError as error:
-        raise StoreError(f"{path} is damaged: {error}; take another checkpoint, or copy it again") from error
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
+def encode(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The state as JSON values, and its tensors (contiguous, on the CPU) under the paths that lead to them."""
+    tensors: dict[str, Tensor] = {}
+    return _encoded(state, (), tensors), tensors
 
 
-def _read(file: BinaryIO, file_size: int) -> Any:
-    header, data_size = _read_header(file, file_size)
-    metadata = header.pop(METADATA, None)
-    if not isinstance(metadata, dict) or not all(isinstance(metadata.get(key), str) for key in ("tree", "crc32")):
-        raise StoreError("its header holds no state, it is not from Hoploom")
-    entries = _laid_out(header, data_size)
-    checksum, tensors = _described(metadata["tree"], header), {}
-    for entry in entries:
-        tensors[entry.name] = torch.empty(entry.shape, dtype=entry.dtype)
-        raw = _raw(tensors[entry.name])
-        _read_into(file, raw)
-        checksum = zlib.crc32(raw, checksum)
-    if f"{checksum:08x}" != metadata["crc32"]:
-        raise StoreError("its checksum does not match")
-    return decode(_parsed(metadata["tree"]), tensors)
+def _encoded(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    if len(path) > DEPTH_LIMIT:
+        raise ConfigError(f"the state is nested more than {DEPTH_LIMIT} deep at {_at(path)!r:.80}; make it flatter")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, Tensor):
+        return {"tensor": _set_aside(value, path, tensors)}
+    if isinstance(value, list):
+        return [_encoded(entry, (*path, str(i)), tensors) for i, entry in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"tuple": [_encoded(entry, (*path, str(i)), tensors) for i, entry in enumerate(value)]}
+    if isinstance(value, Mapping):
+        kind = "counter" if isinstance(value, Counter) else "dict"  # MultiStepLR keeps its milestones in one
+        return {kind: [[_key(key, path), _encoded(entry, (*path, str(key)), tensors)] for key, entry in value.items()]}
+    raise ConfigError(
+        f"the state holds a {type(value).__name__} at {_at(path)!r}; "
+        "only tensors, numbers, strings, lists, tuples and dictionaries can be saved"
+    )
 
 
-def _read_into(file: BinaryIO, raw: memoryview) -> None:
-    if raw and file.readinto(raw) != len(raw):  # type: ignore[attr-defined]  # a buffered reader fills the buffer
-        raise StoreError("it ends too early")
+def _key(key: Any, path: tuple[str, ...]) -> Any:
+    if key is None or isinstance(key, str | numbers.Real):
+        return _encoded(key, (), {})
+    raise ConfigError(f"the state has the key {key!r:.80} at {_at(path)!r}; keys are numbers or strings")
 
 
-def _read_header(file: BinaryIO, file_size: int) -> tuple[dict[str, Any], int]:
-    size = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    if file_size < LENGTH_BYTES or size > min(HEADER_LIMIT, file_size - LENGTH_BYTES):
-        raise StoreError(f"its header should have {size} bytes, the file has {file_size}")
-    header = _parsed(file.read(size))
-    if not isinstance(header, dict):
-        raise StoreError("its header is no JSON object")
-    return header, file_size - LENGTH_BYTES - size
+def _set_aside(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> str:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ConfigError(f"the state holds a tensor of {tensor.dtype}, {tensor.layout} at {_at(path)!r}; convert it")
+    name = _at(path)
+    while name in tensors or name == "__metadata__":
+        name += "'"  # a key "a/b" beside a key "a" that holds "b"
+    tensors[name] = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    return name
 
 
-def _parsed(text: str | bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StoreError("its header is no JSON") from error
+def _at(path: tuple[str, ...]) -> str:
+    return "/".join(path)
 
 
-def _laid_out(header: dict[str, Any], data_size: int) -> list[Entry]:
-    """The tensors in the order of their data, which they must cover without gap or overlap."""
-    entries = sorted(_entries(header), key=lambda entry: (entry.begin, entry.end))
-    at = 0
-    for entry in entries:
-        if entry.begin != at:
-            raise StoreError(f"tensor {entry.name!r} begins at {entry.begin}, not at {at}")
-        at = entry.end
-    if at != data_size:
-        raise StoreError(f"it holds {data_size} bytes of data, its header speaks of {at}")
-    return entries
+def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What encode was given."""
+    return _decoded(tree, tensors, 0)
 
 
-def _entries(header: dict[str, Any]) -> Iterator[Entry]:
-    for name, given in header.items():
-        match given:
-            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]} if dtype in DTYPES:
-                pass
-            case _:
-                raise StoreError(f"tensor {name!r} is described as {given!r:.80}")
-        num_bytes = _num_bytes(name, dtype, shape)
-        if _count(name, end) - _count(name, begin) != num_bytes:
-            raise StoreError(f"tensor {name!r} of {num_bytes} bytes lies at {begin} to {end}")
-        yield Entry(name, DTYPES[dtype], tuple(shape), begin, end)
+def _decoded(node: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
+    if depth > 2 * DEPTH_LIMIT:
+        raise StoreError("its state is nested too deep")
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    if isinstance(node, list):
+        return [_decoded(entry, tensors, depth + 1) for entry in node]
+    if isinstance(node, dict) and len(node) == 1:
+        ((kind, content),) = node.items()
+        if kind == "tensor" and isinstance(content, str) and content in tensors:
+            return tensors[content]
+        if kind == "float" and content in ("nan", "inf", "-inf"):
+            return float(content)
+        if kind == "tuple" and isinstance(content, list):
+            return tuple(_decoded(entry, tensors, depth + 1) for entry in content)
+        if kind in ("dict", "counter") and isinstance(content, list):
+            entries = dict(_items(content, tensors, depth + 1))
+            return Counter(entries) if kind == "counter" else entries
+    raise StoreError(f"its state has an entry {node!r:.80} that nobody wrote")
 
 
-def _num_bytes(name: str, dtype: str, shape: list[Any]) -> int:
-    """What a tensor takes. Strides must fit torch's integers even where an extent is zero."""
-    largest = num_bytes = DTYPES[dtype].itemsize
-    for extent in shape:
-        num_bytes *= _count(name, extent)
-        largest *= max(1, extent)
-        if largest > MOST:
-            raise StoreError(f"tensor {name!r} has a shape beyond 64 bits, {shape!r:.80}")
-    return num_bytes
-
-
-def _count(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MOST:
-        raise StoreError(f"tensor {name!r} has an extent or offset {value!r:.80}")
-    return value
+def _items(content: list[Any], tensors: Mapping[str, Tensor], depth: int) -> Iterator[tuple[Any, Any]]:
+    for item in content:
+        if not isinstance(item, list) or len(item) != 2 or isinstance(item[0], list):
+            raise StoreError(f"its state has an item {item!r:.80} that nobody wrote")
+        key = _decoded(item[0], tensors, depth)
+        if not (key is None or isinstance(key, bool | int | float | str)):
+            raise StoreError(f"its state has a key {key!r:.80} that nobody wrote")
+        yield key, _decoded(item[1], tensors, depth)

@@ -18,7 +18,6 @@ from hoploom import ConfigError, StoreError
 from hoploom.train import tensorfile
 from hoploom.train.checkpoint import Checkpoint
 
-DTYPES = sorted(tensorfile.DTYPES)
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": [torch.tensor(7), "text"]}
 
 
@@ -31,17 +30,18 @@ def bits(tensor: Tensor) -> list[int]:
     return tensor.reshape(-1).view(torch.uint8).tolist() if tensor.numel() else []
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4), (1,)])
-def test_tensors_of_every_dtype_and_shape_survive_bit_by_bit(
-    dtype: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    kind = tensorfile.DTYPES[dtype]
+def raw_tensor(kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     size = math.prod(shape) * kind.itemsize
     raw = torch.randint(2 if kind == torch.bool else 256, (size,), dtype=torch.uint8)
-    tensor = raw.view(kind).reshape(shape)
-    found = there_and_back({"odd": torch.ones(3, dtype=torch.uint8), "t": tensor}, tmp_path)["t"]
-    assert (found.dtype, found.shape, bits(found)) == (kind, tensor.shape, bits(tensor))
+    return raw.view(kind).reshape(shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4), (1,)])
+def test_tensors_of_every_dtype_and_shape_survive_bit_by_bit(shape: tuple[int, ...], tmp_path: Path) -> None:
+    tensors = {name: raw_tensor(kind, shape) for name, kind in tensorfile.DTYPES.items()}
+    found = there_and_back({"odd": torch.ones(3, dtype=torch.uint8)} | tensors, tmp_path)
+    for name, tensor in tensors.items():
+        assert (found[name].dtype, found[name].shape, bits(found[name])) == (tensor.dtype, shape, bits(tensor))
 
 
 def test_structure_survives_with_its_types_and_keys(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f"
     tensorfile.write(path, STATE)
     raw = path.read_bytes()
-    for size in range(len(raw)):
+    for size in (*range(0, len(raw), 7), len(raw) - 1):
         path.write_bytes(raw[:size])
         with pytest.raises(StoreError, match=r"/f is damaged: .*; take another"):
             tensorfile.read(path)
@@ -130,51 +130,40 @@ def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
             tensorfile.read(path)
 
 
-def test_a_byte_too_many_is_refused(tmp_path: Path) -> None:
-    tensorfile.write(tmp_path / "f", STATE)
-    (tmp_path / "f").write_bytes((tmp_path / "f").read_bytes() + b"\0")
-    with pytest.raises(StoreError, match="holds 33 bytes of data, its header speaks of 32"):
-        tensorfile.read(tmp_path / "f")
-
-
 def described(**changes: Any) -> dict[str, Any]:
     return {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} | changes
 
 
+def write_raw(path: Path, header: bytes, raw: bytes = b"\0" * 4) -> None:
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw)
+
+
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("entries", "said"),
     [
-        ([], "no JSON object"),
-        ({}, "not from Hoploom"),
-        ({"__metadata__": {"tree": 1, "crc32": ""}}, "not from Hoploom"),
-        ({"a": described(dtype="U9")}, "described as"),
-        ({"a": described(dtype=["U8"])}, "described as"),
-        ({"a": described(shape=4)}, "described as"),
-        ({"a": described(shape=[-4])}, "extent or offset -4"),
-        ({"a": described(shape=[True, 4])}, "extent or offset True"),
-        ({"a": described(shape=[1 << 62, 1 << 62])}, "'a' has a shape beyond 64 bits"),
-        ({"a": described(shape=[0, 1 << 62, 1 << 62], data_offsets=[0, 0])}, "'a' has a shape beyond 64 bits"),
-        ({"a": described(dtype="F32", shape=[1 << 61, 0], data_offsets=[0, 0])}, "'a' has a shape beyond 64 bits"),
-        ({"a": described(shape=[(1 << 63) - 1, 0], data_offsets=[0, 0])}, "holds 4 bytes of data"),
-        ({"a": described(data_offsets=[0, 4, 8])}, "described as"),
-        ({"a": described(data_offsets=[4, 0])}, "lies at 4 to 0"),
-        ({"a": described(data_offsets=[1, 5])}, "begins at 1, not at 0"),
-        ({"a": described(), "b": described(data_offsets=[2, 6])}, "'b' begins at 2, not at 4"),
-        ({"a": described(shape=[8], data_offsets=[0, 8])}, "holds 4 bytes of data, its header speaks of 8"),
-        ({"a": described()}, "checksum"),
-        ({"a": 3}, "described as 3"),
+        ({"__metadata__": {}}, "not from Hoploom"),
+        ({"__metadata__": {"tree": "null"}, "a": described()}, "not from Hoploom"),
+        ({"a": described(dtype="F8_E8M0")}, "a dtype that Hoploom does not write"),
+        ({"a": described(dtype="F32", shape=[1 << 61, 0], data_offsets=[0, 0])}, ""),
+        ({"a": described(data_offsets=[1, 5])}, ""),
+        ({"a": described(), "b": described(data_offsets=[2, 6])}, ""),
+        ({"a": described(shape=[8], data_offsets=[0, 8])}, ""),
+        ({"a": described()}, "its checksum does not match"),
+        ({"a": 3}, ""),
     ],
 )
-def test_a_header_that_lies_is_refused(header: Any, said: str, tmp_path: Path) -> None:
-    metadata = {"__metadata__": {"tree": "null", "crc32": "0"}}
-    given = header if header in ([], {}) or "__metadata__" in header else metadata | header
-    write_raw(tmp_path / "f", json.dumps(given).encode(), b"\0" * 4)
-    with pytest.raises(StoreError, match=said):
+def test_a_header_that_lies_is_refused(entries: Any, said: str, tmp_path: Path) -> None:
+    header = {"__metadata__": {"tree": "null", "crc32": "0"}} | entries
+    write_raw(tmp_path / "f", json.dumps(header).encode(), b"\0" * 4 if "a" in entries else b"")
+    with pytest.raises(StoreError, match=rf"/f is damaged: .*{said}.*; take another"):
         tensorfile.read(tmp_path / "f")
 
 
-def write_raw(path: Path, header: bytes, raw: bytes) -> None:
-    path.write_bytes(len(header).to_bytes(8, "little") + header + raw)
+@pytest.mark.parametrize("header", [b"[" * 100000, b"\xff\xfe", b"", b"{", b"[]"])
+def test_a_header_that_is_no_json_object_is_refused(header: bytes, tmp_path: Path) -> None:
+    write_raw(tmp_path / "f", header)
+    with pytest.raises(StoreError, match=r"is damaged: .*header"):
+        tensorfile.read(tmp_path / "f")
 
 
 @pytest.mark.parametrize(
@@ -185,16 +174,9 @@ def write_raw(path: Path, header: bytes, raw: bytes) -> None:
     ],
 )
 def test_a_structure_that_nobody_wrote_is_refused(tree: str, tmp_path: Path) -> None:
-    metadata = {"tree": tree, "crc32": f"{tensorfile._described(tree, {}):08x}"}
+    metadata = {"tree": tree, "crc32": tensorfile._checksum(tree, {})}
     write_raw(tmp_path / "f", json.dumps({"__metadata__": metadata}).encode(), b"")
-    with pytest.raises(StoreError, match=r"is damaged: its (state|header)"):
-        tensorfile.read(tmp_path / "f")
-
-
-@pytest.mark.parametrize("header", [b"[" * 100000, b"\xff\xfe", b"", b"{"])
-def test_a_header_that_is_no_json_is_refused(header: bytes, tmp_path: Path) -> None:
-    write_raw(tmp_path / "f", header, b"")
-    with pytest.raises(StoreError, match="no JSON"):
+    with pytest.raises(StoreError, match=r"is damaged: its state"):
         tensorfile.read(tmp_path / "f")
 
 
