@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.batch import Seeds
-from hoploom.gpu.whole_step.record import Lane, Recording
+from hoploom.gpu.whole_step.cuda_graph import Lane, Recording
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.options import make_sampling
 from hoploom.store import Store, Wanted

@@ -15,9 +15,9 @@ from report import Report, Row, Target
 
 from hoploom import keys
 from hoploom.batch import Seeds
-from hoploom.gpu.batches.capacity import Plan, first_room, make_plan, used
-from hoploom.gpu.batches.hops import OnDevice, fault_of, make_buffers, make_maps, sample_on_device
-from hoploom.gpu.whole_step.record import WARM_UP, Lane, Recording
+from hoploom.gpu.batches.capacity import HopPlan, first_capacity, plan_hops, used
+from hoploom.gpu.batches.device_hops import DeviceBuffers, fault_of, make_buffers, make_maps, sample_on_device
+from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording
 from hoploom.sample.options import make_sampling
 from hoploom.store import Store
 
@@ -36,7 +36,7 @@ class Batches:
         self.work = work
         self.lists, self.device = placed.lists, placed.device
         sampling = make_sampling(store.schema, list(work.fanouts))
-        self.plan: Plan = make_plan(store.schema, sampling, [0])
+        self.plan: HopPlan = plan_hops(store.schema, sampling, [0])
         self.seeds = [graph.seeds_at(store, step * work.sampled, work.sampled) for step in range(work.batches)]
         on_device = [seeds.to(self.device) for seeds in self.seeds]
         self._there = torch.stack(on_device)
@@ -49,9 +49,9 @@ class Batches:
         self._lane = Lane(self.device, beside=False)
         self._recording = Recording(self.sample, self._lane)
 
-    def _fitted(self, num_seeds: int) -> OnDevice:
+    def _fitted(self, num_seeds: int) -> DeviceBuffers:
         """Buffers for what the batches take and a tenth more, as recorded steps have them."""
-        most = first_room(self.plan, [num_seeds], sys.maxsize)
+        most = first_capacity(self.plan, [num_seeds], sys.maxsize)
         self.into = make_buffers(self.plan, most, self.device)
         seen = [used(self.plan, self._sizes_of(step)[1]) for step in range(self.work.batches)]
         greatest = reduce(lambda room, other: room.joined(other, max), seen)

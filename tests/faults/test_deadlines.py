@@ -14,12 +14,12 @@ import hoploom
 from hoploom import BatchError, PeerError, StoreError, TrainError
 from hoploom.dist.context import Context, init
 from hoploom.dist.stopping import StopRequests
-from hoploom.gpu.batches.memory import Pool, Reading
+from hoploom.gpu.batches.batch_memory import Pool, Reading
 from hoploom.gpu.place import copy as placing
 from hoploom.gpu.place import peer_memory as peermemory
-from hoploom.gpu.place.store import Held
-from hoploom.gpu.whole_step.record import Lane, Mark
-from hoploom.gpu.whole_step.whole_step import WholeStep
+from hoploom.gpu.place.placed_store import Lease
+from hoploom.gpu.whole_step.cuda_graph import Lane, Mark
+from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.ops import deadline
 from hoploom.ops.deadline import idle, reached
 from hoploom.store import Store
@@ -181,7 +181,7 @@ def test_a_batch_by_itself_whose_sizes_never_come_is_named(
 def test_a_loop_that_is_left_does_not_wait_for_ever(
     own: float, most: float, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hoploom.gpu.batches.memory.CLOSE_DEADLINE", most)
+    monkeypatch.setattr("hoploom.gpu.batches.batch_memory.CLOSE_DEADLINE", most)
     pool = Pool(device, own)
     pool.drain()
     pool.is_cuda, pool._stream = True, Hung()
@@ -233,12 +233,12 @@ def test_placing_ends_at_its_deadline_and_gives_everything_back(
 ) -> None:
     closed = []
 
-    def close(held: Held, *, wait: bool) -> None:
+    def close(held: Lease, *, wait: bool) -> None:
         closed.append(wait)
         raise StoreError("the device still reads it")
 
     monkeypatch.setattr(placing, "idle", lambda device, seconds: False)
-    monkeypatch.setattr(Held, "close", close)
+    monkeypatch.setattr(Lease, "close", close)
     with pytest.raises(StoreError, match=rf"{device}(:0)? has not taken in the store within 600 s; {BUSY}"):
         placed(graph, device)
     assert closed == [False]
@@ -330,7 +330,7 @@ def test_a_whole_step_that_is_never_done_is_named(
     left: int, step: int, doing: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waits are for: filling 1, its sizes; filling 2, its sizes; filling 3, its sizes, the loss of 1; and so on."""
-    monkeypatch.setattr("hoploom.gpu.whole_step.replay.Mark", HungMark)
+    monkeypatch.setattr("hoploom.gpu.whole_step.fixed_batch.Mark", HungMark)
     monkeypatch.setattr(Lane, "_queue", Hung())
     whole = WholeStep(homogeneous_learner(device), Training(1), context_of(device))
     HungMark.left = left
@@ -342,7 +342,7 @@ def test_a_whole_step_that_is_never_done_is_named(
 def test_a_lane_is_closed_in_bounded_time_and_drops_what_it_has(
     release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hoploom.gpu.whole_step.record.CLOSE_DEADLINE", SHORT)
+    monkeypatch.setattr("hoploom.gpu.whole_step.cuda_graph.CLOSE_DEADLINE", SHORT)
     lane, dropped = Lane(CPU, beside=False), []
 
     class Recorded:
@@ -367,6 +367,6 @@ def test_the_first_error_of_a_run_is_the_one_that_is_told(
                 raise error
 
     whole = WholeStep(homogeneous_learner(device), Training(1), init(device=device))
-    monkeypatch.setattr("hoploom.gpu.whole_step.record.idle", lambda device, seconds: False)
+    monkeypatch.setattr("hoploom.gpu.whole_step.cuda_graph.idle", lambda device, seconds: False)
     with pytest.raises(TrainError if error is None else ValueError):
         run(whole)

@@ -27,7 +27,7 @@ from hoploom.ops.kernels import gather as gathering
 from hoploom.ops.kernels import sample as sampling
 from hoploom.ops.kernels.gather import Segments, gather, quantise
 from hoploom.ops.kernels.launch import launch
-from hoploom.ops.kernels.relabel import NodeMap
+from hoploom.ops.kernels.relabel import DeviceNodeMap
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="watches Triton's interpreter")
 
@@ -94,7 +94,7 @@ def maps() -> list[Any]:
             made.append(make(node_map, [*seeds, *seeds], hops, 64))
             assert made[-1] == wanted([*seeds, *seeds], hops, 100)
     trees = Hop(drawn(6, 30), drawn(8, 30, 1), drawn(3, 8))
-    made += [make(NodeMap(10, HERE), [1, 2, 2], [trees, trees], 40, range(3)) for _ in range(2)]
+    made += [make(DeviceNodeMap(10, HERE), [1, 2, 2], [trees, trees], 40, range(3)) for _ in range(2)]
     return made
 
 

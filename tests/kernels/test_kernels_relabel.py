@@ -15,8 +15,8 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.keys import mix
 from hoploom.ops.kernels.claims import EMPTY_SLOT, PROBES
-from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE, Frontier, Picks
-from hoploom.ops.kernels.relabel import FIRST_TABLE, NodeMap
+from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE, DeviceFrontier, DevicePicks
+from hoploom.ops.kernels.relabel import FIRST_TABLE, DeviceNodeMap
 
 FAR = 2**40  # nodes of a graph that no direct map holds
 
@@ -40,7 +40,11 @@ class Made(NamedTuple):
 
 
 def make(
-    node_map: NodeMap, seeds: Sequence[int], hops: Sequence[Hop], capacity: int = 64, trees: Sequence[int] | None = None
+    node_map: DeviceNodeMap,
+    seeds: Sequence[int],
+    hops: Sequence[Hop],
+    capacity: int = 64,
+    trees: Sequence[int] | None = None,
 ) -> Made:
     """One batch: all hops in one array of picks, with programs for three picks more than there are."""
     device = node_map.device
@@ -55,8 +59,8 @@ def make(
     for hop, before, after in zip(hops, sizes[:-1], sizes[1:], strict=True):
         end = begin + len(hop.sources)
         span = span_of(begin, end, device, end - begin + 3)
-        picks = Picks(array, array, ids([*places, *spare], device), span)
-        frontier = Frontier(array, span, ids(hop.trees, device) if hop.trees else None)
+        picks = DevicePicks(array, array, ids([*places, *spare], device), span)
+        frontier = DeviceFrontier(array, span, ids(hop.trees, device) if hop.trees else None)
         node_map.add(picks, frontier, local, before, after, faults)
         begin = end
     assert local[len(sources) :].tolist() == [-1] * 5
@@ -80,14 +84,14 @@ def wanted(seeds: Sequence[int], hops: Sequence[Hop], num_nodes: int) -> Made:
     return Made(len(nodes), nodes, None, local, 0)
 
 
-def is_empty(node_map: NodeMap, **how: bool) -> bool:
+def is_empty(node_map: DeviceNodeMap, **how: bool) -> bool:
     """Whether a new batch begins with no slot taken."""
     node_map.begin(1, **how)
     return bool((node_map._begun().slots == EMPTY_SLOT).all())
 
 
-def kinds(num_nodes: int, device: torch.device) -> list[NodeMap]:
-    return [NodeMap(num_nodes, device), NodeMap(num_nodes, device, budget=0)]
+def kinds(num_nodes: int, device: torch.device) -> list[DeviceNodeMap]:
+    return [DeviceNodeMap(num_nodes, device), DeviceNodeMap(num_nodes, device, budget=0)]
 
 
 batches = st.lists(
@@ -121,7 +125,7 @@ def test_a_node_in_two_trees_is_two_nodes(device: torch.device, data: st.DataObj
         destinations = data.draw(st.lists(st.integers(0, len(trees) - 1), max_size=20))
         sources = data.draw(st.lists(st.integers(0, 9), min_size=len(destinations), max_size=len(destinations)))
         hops.append(Hop(sources, destinations, trees))
-    made = make(NodeMap(10, device), seeds, hops, trees=range(num_trees))
+    made = make(DeviceNodeMap(10, device), seeds, hops, trees=range(num_trees))
     keys = [(hop.trees[at], source) for hop in hops for at, source in zip(hop.destinations, hop.sources, strict=True)]
     nodes, local = reference.relabel(list(enumerate(seeds)), keys)
     assert made.trees is not None
@@ -131,7 +135,7 @@ def test_a_node_in_two_trees_is_two_nodes(device: torch.device, data: st.DataObj
 
 def test_one_node_in_hundreds_of_trees_is_as_many_nodes(device: torch.device) -> None:
     hop = Hop([7] * 400, range(399, -1, -1), range(400))
-    made = make(NodeMap(10, device), [7, 7], [hop], 400, trees=[0, 399])
+    made = make(DeviceNodeMap(10, device), [7, 7], [hop], 400, trees=[0, 399])
     assert made.trees == [0, 399, *range(398, 0, -1)]
     assert made.local == [[1, *range(2, 400), 0]]
 
@@ -145,7 +149,7 @@ def test_the_order_that_programs_run_in_changes_nothing(
     sources = torch.randint(0, 700, (4000,), generator=torch.Generator().manual_seed(0)).tolist()
     seeds, hops = [3, 3, 699], [Hop(sources[:3500]), Hop(sources[3500:])]
     with watched(Way(order)):
-        made = make(NodeMap(700, device, budget), seeds, hops, 702)
+        made = make(DeviceNodeMap(700, device, budget), seeds, hops, 702)
     assert made == wanted(seeds, hops, 700)
 
 
@@ -158,11 +162,11 @@ def test_every_seed_has_a_place_and_is_found_at_its_first(device: torch.device) 
 def test_ids_above_two_to_the_31_are_hashed(device: torch.device) -> None:
     seeds = [FAR - 1, 2**31, 2**32 + 5, FAR - 1]
     hops = [Hop([5, 2**32 + 5, 2**33 + 5, 2**31]), Hop([2**33 + 5, 0, FAR - 2, 5])]
-    assert make(NodeMap(FAR, device), seeds, hops) == wanted(seeds, hops, FAR)
+    assert make(DeviceNodeMap(FAR, device), seeds, hops) == wanted(seeds, hops, FAR)
 
 
 def test_one_map_serves_batches_with_and_without_trees(device: torch.device) -> None:
-    node_map, hop = NodeMap(10, device), [Hop([1, 2, 1], [0, 1, 1], [0, 1])]
+    node_map, hop = DeviceNodeMap(10, device), [Hop([1, 2, 1], [0, 1, 1], [0, 1])]
     for _ in range(2):
         assert make(node_map, [1, 2], hop).nodes == [1, 2]
         assert make(node_map, [1, 2], hop, trees=[0, 1]).nodes == [1, 2, 1]
@@ -175,7 +179,7 @@ def test_one_map_serves_batches_with_and_without_trees(device: torch.device) -> 
 def test_a_batch_too_large_stays_as_it_is_and_harms_no_later_one(
     device: torch.device, budget: int, capacity: int, size: int
 ) -> None:
-    node_map = NodeMap(20, device, budget)
+    node_map = DeviceNodeMap(20, device, budget)
     seeds, hops = [0, 1, 2], [Hop([3, 4, 3, 5]), Hop([6, 7, 3, 0]), Hop([8, 9])]
     for _ in range(2):
         made = make(node_map, seeds, hops, capacity)
@@ -196,7 +200,7 @@ def test_a_hop_that_outgrows_the_capacity_gives_the_size_it_needs(device: torch.
 def test_a_run_of_full_slots_too_long_to_probe_makes_the_batch_too_large(device: torch.device) -> None:
     crowd = [node for node in range(40_000) if mix(mix(0, 0), node) % FIRST_TABLE < 10][: PROBES + 20]
     assert len(crowd) == PROBES + 20
-    node_map = NodeMap(FAR, device)
+    node_map = DeviceNodeMap(FAR, device)
     assert make(node_map, [], [Hop(crowd)], capacity=FIRST_TABLE // 2).size == FIRST_TABLE // 2 + 1
     assert is_empty(node_map)
     assert make(node_map, [], [Hop(crowd)], capacity=FIRST_TABLE) == wanted([], [Hop(crowd)], FAR)
@@ -225,8 +229,8 @@ def test_picks_beyond_their_arrays_are_left_alone(device: torch.device) -> None:
         before, after, local = number(-1, device), number(-1, device), ids([-1] * 3, device)
         node_map.add_seeds(ids([9], device), None, before)
         array = ids([1, 2, 1], device)
-        picks = Picks(array, array, array, span_of(1, 9, device))
-        node_map.add(picks, Frontier(array, picks.span), local, before, after, no_faults(device))
+        picks = DevicePicks(array, array, array, span_of(1, 9, device))
+        node_map.add(picks, DeviceFrontier(array, picks.span), local, before, after, no_faults(device))
         assert (local.tolist(), int(after)) == ([-1, 1, 2], 3)
 
 
@@ -236,17 +240,17 @@ def test_a_hop_without_picks_leaves_the_size(device: torch.device) -> None:
         assert make(node_map, [], [Hop([3, 3])]).nodes == [3]
         assert make(node_map, [], []).size == 0
         empty = ids([], device)
-        picks, after = Picks(empty, empty, empty, span_of(0, 0, device)), number(-1, device)
-        node_map.add(picks, Frontier(empty, picks.span), empty, number(6, device), after, no_faults(device))
+        picks, after = DevicePicks(empty, empty, empty, span_of(0, 0, device)), number(-1, device)
+        node_map.add(picks, DeviceFrontier(empty, picks.span), empty, number(6, device), after, no_faults(device))
         assert int(after) == 6
 
 
 def test_a_map_of_no_nodes_takes_no_nodes(device: torch.device) -> None:
-    assert make(NodeMap(0, device), [], [Hop([0])]) == Made(0, [], None, [[0]], SOURCE_OUT_OF_RANGE)
+    assert make(DeviceNodeMap(0, device), [], [Hop([0])]) == Made(0, [], None, [[0]], SOURCE_OUT_OF_RANGE)
 
 
 def test_a_batch_can_stand_in_arrays_given(device: torch.device) -> None:
-    node_map = NodeMap(10, device)
+    node_map = DeviceNodeMap(10, device)
     nodes, trees = ids([-1] * 4, device), ids([-1] * 4, device)
     node_map.begin(4, with_trees=True, nodes=nodes, trees=trees)
     node_map.add_seeds(ids([5, 5], device), ids([0, 1], device), number(0, device))
@@ -269,16 +273,16 @@ def test_what_failed_half_way_is_forgotten(device: torch.device, monkeypatch: py
 @pytest.mark.parametrize("budget", [1 << 30, 0])
 def test_a_replayed_batch_reads_its_arrays_anew_and_knows_no_earlier_one(budget: int) -> None:
     device = torch.device("cuda")
-    node_map = NodeMap(1000, device, budget)
+    node_map = DeviceNodeMap(1000, device, budget)
     seeds, sources, local = (torch.zeros(size, dtype=torch.int64, device=device) for size in (4, 400, 400))
     nodes, faults = torch.zeros(404, dtype=torch.int64, device=device), no_faults(device)
     before, after = number(0, device), number(0, device)
-    picks = Picks(sources, sources, sources, span_of(0, 400, device))
+    picks = DevicePicks(sources, sources, sources, span_of(0, 400, device))
 
     def batch() -> None:
         node_map.begin(404, nodes=nodes)
         node_map.add_seeds(seeds, None, before)
-        node_map.add(picks, Frontier(nodes, picks.span), local, before, after, faults)
+        node_map.add(picks, DeviceFrontier(nodes, picks.span), local, before, after, faults)
 
     batch()  # compiles, and gives the map its room
     graph = torch.cuda.CUDAGraph()

@@ -25,7 +25,14 @@ from support.kernel_forms import (
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.ops.kernels.forms import LIST_DAMAGED, NODE_OUT_OF_RANGE, SOURCE_OUT_OF_RANGE, Frontier, Lists, Rule
+from hoploom.ops.kernels.forms import (
+    LIST_DAMAGED,
+    NODE_OUT_OF_RANGE,
+    SOURCE_OUT_OF_RANGE,
+    DeviceFrontier,
+    DeviceLists,
+    DeviceRule,
+)
 from hoploom.ops.kernels.launch import launch
 from hoploom.ops.kernels.sample import sample
 from hoploom.ops.kernels.scored import exact_log
@@ -129,7 +136,7 @@ def sparse_indptr(tmp_path: Path, device: torch.device) -> Tensor:
 
 def test_node_ids_above_two_to_the_31(device: torch.device, sparse_indptr: Tensor) -> None:
     node, sources = (1 << 31) + 3, range(1 << 40, (1 << 40) + 40)
-    lists = Lists(sparse_indptr, torch.tensor(sources).to(device), device, torch.ones(40, device=device))
+    lists = DeviceLists(sparse_indptr, torch.tensor(sources).to(device), device, torch.ones(40, device=device))
     edges = reference.Edges(sources, [1.0] * 40)
     both: list[dict[str, bool]] = [{}, {"replace": True}, {"weighted": True}, {"weighted": True, "replace": True}]
     for flags in (*both, {"labor": True}):
@@ -168,7 +175,7 @@ RULES = [
 every_rule = pytest.mark.parametrize("picked", RULES, ids=lambda picked: " ".join(map(str, picked[2:])))
 
 
-def three_lists(device: torch.device) -> Lists:
+def three_lists(device: torch.device) -> DeviceLists:
     return lists_of([0, 3, 7, 9], torch.arange(9, dtype=torch.int32), device, torch.ones(9))
 
 
@@ -214,7 +221,7 @@ def test_a_frontier_that_ends_beyond_its_room_ends_there(device: torch.device) -
     nodes = torch.tensor([2, 1, 0], device=device)
     for begin, edges in ((1, [3, 4, 5, 6, 0, 1, 2]), (3, []), (50, [])):
         picks, faults = picks_of(9, device, num_places=3), no_faults(device)
-        frontier = Frontier(nodes, span_of(begin, 90, device, most=40))
+        frontier = DeviceFrontier(nodes, span_of(begin, 90, device, most=40))
         sample(three_lists(device), frontier, rule_of(rule(-1), device), picks, faults)
         assert written(picks)[1] == edges
         assert int(faults) == 0
@@ -222,7 +229,7 @@ def test_a_frontier_that_ends_beyond_its_room_ends_there(device: torch.device) -
 
 def test_rows_beyond_the_most_there_can_be_are_left_out(device: torch.device) -> None:
     picks = picks_of(9, device)
-    frontier = Frontier(torch.tensor([2, 1, 0], device=device), span_of(0, 3, device, most=2))
+    frontier = DeviceFrontier(torch.tensor([2, 1, 0], device=device), span_of(0, 3, device, most=2))
     sample(three_lists(device), frontier, rule_of(rule(-1), device), picks, no_faults(device))
     assert written(picks)[1] == [7, 8, 3, 4, 5, 6]
 
@@ -315,7 +322,7 @@ def test_the_host_waits_for_nothing(device: torch.device, picked: ops.Rule) -> N
 def test_a_captured_hop_replays_with_another_key_and_frontier(device: torch.device, picked: ops.Rule) -> None:
     lists, frontier, picks = three_lists(device), frontier_of([0, 1, 2], device), picks_of(700, device, 3)
     key, faults = number(1, device), no_faults(device)
-    replayed = Rule(key, *picked[1:])
+    replayed = DeviceRule(key, *picked[1:])
     sample(lists, frontier, replayed, picks, faults)  # compiles
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()

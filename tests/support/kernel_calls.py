@@ -6,7 +6,7 @@ from hoploom import ops
 from hoploom.ops import InEdges
 from hoploom.ops.kernels import aggregate
 from hoploom.ops.kernels.gather import Segments, gather
-from hoploom.ops.kernels.relabel import NodeMap
+from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ops.kernels.sample import sample
 from support.kernel_forms import frontier_of, lists_of, no_faults, picks_of, rule_of
 
@@ -51,7 +51,7 @@ def _rules() -> list[ops.Rule]:
 def make_maps() -> None:
     """The direct map, and the table with and without trees."""
     for with_trees, budget in ((True, 1 << 20), (False, 1 << 20), (False, 0)):
-        node_map = NodeMap(100, HERE, budget)
+        node_map = DeviceNodeMap(100, HERE, budget)
         for _ in range(2):  # the second batch forgets the first
             node_map.begin(64, with_trees=with_trees)
             trees = torch.arange(2) if with_trees else None

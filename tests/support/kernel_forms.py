@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.ops.kernels.forms import Frontier, Lists, Picks, Rule, Span
+from hoploom.ops.kernels.forms import DeviceFrontier, DeviceLists, DevicePicks, DeviceRule, DeviceSpan
 from hoploom.ops.kernels.launch import Grid, launch
 
 UNWRITTEN = -7  # what every place holds before a kernel runs
@@ -27,8 +27,8 @@ def number(value: int, device: torch.device) -> Tensor:
     return torch.tensor(value - 2**64 if value >= 2**63 else value, device=device)
 
 
-def span_of(begin: int, end: int, device: torch.device, most: int | None = None) -> Span:
-    return Span(number(begin, device), number(end, device), end - begin if most is None else most)
+def span_of(begin: int, end: int, device: torch.device, most: int | None = None) -> DeviceSpan:
+    return DeviceSpan(number(begin, device), number(end, device), end - begin if most is None else most)
 
 
 def lists_of(
@@ -38,9 +38,9 @@ def lists_of(
     weight: Tensor | None = None,
     edge_time: Tensor | None = None,
     source_time: Tensor | None = None,
-) -> Lists:
+) -> DeviceLists:
     columns = [None if column is None else column.to(device) for column in (weight, edge_time, source_time)]
-    return Lists(ids(indptr, device), indices.to(device), device, *columns)
+    return DeviceLists(ids(indptr, device), indices.to(device), device, *columns)
 
 
 def frontier_of(
@@ -51,10 +51,10 @@ def frontier_of(
     first_tree: int = 0,
     begin: int = 0,
     spare: int = 0,
-) -> Frontier:
+) -> DeviceFrontier:
     """The nodes at places `begin` on, with `spare` programs' worth of rows that are not there; `times` is by tree."""
     before, after = [UNWRITTEN] * begin, [UNWRITTEN] * spare
-    return Frontier(
+    return DeviceFrontier(
         ids([*before, *nodes, *after], device),
         span_of(begin, begin + len(nodes), device, len(nodes) + spare),
         None if trees is None else ids([*before, *trees, *after], device),
@@ -63,19 +63,19 @@ def frontier_of(
     )
 
 
-def rule_of(rule: ops.Rule, device: torch.device) -> Rule:
+def rule_of(rule: ops.Rule, device: torch.device) -> DeviceRule:
     """The core's rule with its key on the device."""
-    return Rule(number(rule.key, device), *rule[1:])
+    return DeviceRule(number(rule.key, device), *rule[1:])
 
 
-def picks_of(capacity: int, device: torch.device, num_places: int | None = None, begin: int = 0) -> Picks:
+def picks_of(capacity: int, device: torch.device, num_places: int | None = None, begin: int = 0) -> DevicePicks:
     """Room for picks from place `begin` on; with `num_places` of the frontier's nodes, their indptr too."""
     sources, edges, destinations = (torch.full([capacity], UNWRITTEN, device=device) for _ in range(3))
     indptr = None if num_places is None else torch.full([num_places + 1], UNWRITTEN, device=device)
-    return Picks(sources, edges, destinations, span_of(begin, UNWRITTEN, device, capacity), indptr)
+    return DevicePicks(sources, edges, destinations, span_of(begin, UNWRITTEN, device, capacity), indptr)
 
 
-def written(picks: Picks) -> tuple[list[int], list[int], list[int]]:
+def written(picks: DevicePicks) -> tuple[list[int], list[int], list[int]]:
     """Sources, edges and destinations at the places that picks were written to."""
     begin, end = int(picks.span.begin), int(picks.span.end)
     sources, edges, destinations = (

@@ -130,7 +130,7 @@ def leave_early(context: Context, folder: str, path: str) -> None:
 
 def choose_alike(context: Context, folder: str, path: str) -> None:
     """ "auto" goes by the rank with the least free memory."""
-    from hoploom.gpu.place import plan as placeplan
+    from hoploom.gpu.place import place_plan as placeplan
 
     hostmemory.FOLDER = Path(folder)
     free = (2 << 30) + (8192 if context.rank == 1 else 1 << 30)
@@ -148,7 +148,7 @@ def choose_alike(context: Context, folder: str, path: str) -> None:
 
 def share_a_device(context: Context, folder: str, path: str) -> None:
     """Both ranks are on one device: each takes a half of what is free there, and none takes more than that."""
-    from hoploom.gpu.place import plan as placeplan
+    from hoploom.gpu.place import place_plan as placeplan
 
     hostmemory.FOLDER = Path(folder)
     store = context.open(path)

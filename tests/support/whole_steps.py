@@ -10,7 +10,7 @@ import hoploom
 from hoploom import NeighborLoader, Store
 from hoploom.dist.context import init
 from hoploom.dist.stopping import StopRequests
-from hoploom.gpu.whole_step.whole_step import WholeStep
+from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.nn import GNN, Shape
 from hoploom.train.learner import Learner, Training
 from hoploom.train.step import EagerSteps, Feed, Stepper

@@ -89,7 +89,7 @@ class Deployment:
     hoploom.connect and Store.place."""
 
     homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
-    placed: Any = None  # what a GPU's kernels read: hoploom.gpu.place.store.Placed
+    placed: Any = None  # what a GPU's kernels read: hoploom.gpu.place.placed_store.PlacedStore
 
     @property
     def makes_batches(self) -> bool:

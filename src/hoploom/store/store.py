@@ -25,7 +25,6 @@ from hoploom.store.write import write_parts
 
 if TYPE_CHECKING:
     from hoploom.gpu.place.peer_memory import Among
-    from hoploom.gpu.place.store import Placed
 
 PIECE = 1 << 22  # edges that are looked at together
 
@@ -82,7 +81,7 @@ class Store:
         return self.deployment.traffic()
 
     @property
-    def placed(self) -> "Placed | None":
+    def placed(self) -> "PlacedStore | None":
         """What kernels read, where `place` was called."""
         return self.deployment.placed  # type: ignore[no-any-return]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hoploom.dist.context import Context, init, unwrap
     from hoploom.dist.spawn import spawn
-    from hoploom.gpu.whole_step.whole_step import WholeStep
+    from hoploom.gpu.whole_step.epoch import WholeStep
     from hoploom.inference.infer import Inference, infer
     from hoploom.train.checkpoint import Checkpoint
     from hoploom.train.evaluation import evaluate
@@ -31,7 +31,7 @@ _HOMES = {
     "StepReport": "train.step",
     "Task": "train.tasks",
     "Training": "train.learner",
-    "WholeStep": "gpu.whole_step.whole_step",
+    "WholeStep": "gpu.whole_step.epoch",
     "evaluate": "train.evaluation",
     "fit": "train.loop",
     "infer": "inference.infer",

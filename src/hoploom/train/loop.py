@@ -77,7 +77,7 @@ def fit(
 def _stepping(learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> Stepping:
     if not training.whole_steps:
         return Eager(learner, training, context, checkpoint)
-    from hoploom.gpu.whole_step.whole_step import WholeStep  # imports Triton
+    from hoploom.gpu.whole_step.epoch import WholeStep  # imports Triton
 
     return WholeStep(learner, training, context, checkpoint)
 

@@ -19,8 +19,8 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import BatchError, ConfigError
+from hoploom.gpu.batches.batch_memory import BatchMemory, Pool, Reading, changed
 from hoploom.gpu.batches.loading import DeviceLoading
-from hoploom.gpu.batches.memory import Memory, Pool, Reading, changed
 from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
 from hoploom.load.device import is_there
 from hoploom.load.loader import Loader
@@ -178,7 +178,7 @@ def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypa
             begun.append(there._sampling.begin(*place))
     assert reads == []
     for one in begun:
-        there._sampling.finish(one, Memory(there.pool))
+        there._sampling.finish(one, BatchMemory(there.pool))
     assert len(reads) == 3
 
 
@@ -191,7 +191,7 @@ def test_staged_values_come_out_as_they_went_in(device: torch.device) -> None:
         "columns": [torch.arange(6).view(2, 3).t(), 7, None, torch.tensor(9)],
     }
     staged = pool.staged(value)
-    there = staged.over(Memory(pool).copy(staged.block))
+    there = staged.over(BatchMemory(pool).copy(staged.block))
     assert same_value(changed(there, Tensor.cpu), value)
 
 

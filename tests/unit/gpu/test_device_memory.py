@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hoploom
 from hoploom.gpu.batches import stages
-from hoploom.gpu.batches.memory import Memory, Pool, Reading
+from hoploom.gpu.batches.batch_memory import BatchMemory, Pool, Reading
 from hoploom.store import Store
 
 
@@ -25,7 +25,7 @@ def test_memory_has_the_size_of_the_largest_so_far(device: torch.device) -> None
     pool = Pool(device)
     bytes_held = []
     for rows in (100, 90, 110, 500, 480):
-        memory = Memory(pool)
+        memory = BatchMemory(pool)
         first, second = memory.empty((rows, 4), torch.float32), memory.empty((3,), torch.int64)
         assert first.shape == (rows, 4)
         assert first.is_contiguous()
@@ -50,12 +50,12 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 def test_a_batch_takes_its_blocks_all_at_once(taken: list[list[int]], device: torch.device) -> None:
     pool = Pool(device)
-    first = Memory(pool)
+    first = BatchMemory(pool)
     for size in (160, 0, 320):
         first.empty((size,), torch.uint8)
     assert taken == [[], [170], [340]]
     taken.clear()
-    second = Memory(pool)
+    second = BatchMemory(pool)
     blocks = [second.empty((size,), torch.uint8).untyped_storage() for size in (170, 0, 400, 32)]
     assert taken == [[170, 0, 340], [425], [34]]  # what is larger than before, or new, by itself
     assert len({block.data_ptr() for block in blocks if block.nbytes()}) == 3  # each goes when its tensor goes

@@ -14,14 +14,22 @@ from torch import Tensor
 
 import hoploom
 from hoploom.batch import Sampled, Seeds
-from hoploom.gpu.batches.capacity import Plan, Room, first_room, grown, make_plan, used
-from hoploom.gpu.batches.hops import END, OnDevice, fault_of, make_buffers, make_maps, sample_on_device, sampled_of
-from hoploom.gpu.batches.memory import changed
+from hoploom.gpu.batches.batch_memory import changed
+from hoploom.gpu.batches.capacity import Capacity, HopPlan, first_capacity, grown, plan_hops, used
+from hoploom.gpu.batches.device_hops import (
+    END,
+    DeviceBuffers,
+    fault_of,
+    make_buffers,
+    make_maps,
+    sample_on_device,
+    sampled_of,
+)
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.options import Sampling, make_sampling
 from hoploom.store import Store
 
-Make = Callable[[Room | None], tuple[Plan, OnDevice, list[int]]]
+Make = Callable[[Capacity | None], tuple[HopPlan, DeviceBuffers, list[int]]]
 
 
 def seeds_for(store: Store, node_type: str, nodes: list[int], *, disjoint: bool, first: int = 0) -> Seeds:
@@ -46,11 +54,11 @@ class Runs:
         self.lists, self.seeds, self.device = placed.lists, seeds, device
         self.num_seeds = [0 if nodes is None else nodes.numel() for nodes in seeds.nodes]
         types = [at for at, count in enumerate(self.num_seeds) if count]
-        self.plan = make_plan(store.schema, sampling, types, **options)
+        self.plan = plan_hops(store.schema, sampling, types, **options)
         self.maps = make_maps(self.plan, device)
-        self.use(first_room(self.plan, self.num_seeds))
+        self.use(first_capacity(self.plan, self.num_seeds))
 
-    def use(self, room: Room) -> None:
+    def use(self, room: Capacity) -> None:
         self.into = make_buffers(self.plan, room, self.device)
 
     def run(self, key: int) -> list[int]:
@@ -101,34 +109,34 @@ def test_the_plan_of_a_ring_is_what_arithmetic_says(device: torch.device) -> Non
     store = hoploom.from_pyg(ring(12))
     runs = Runs(store, make_sampling(store.schema, [-1, -1]), seeds_for(store, "node", [0], disjoint=False), device)
     seen = used(runs.plan, runs.run(1))
-    assert seen == Room(nodes=(5,), edges=(6,), rows=((1,), (2,)), picks=((2,), (4,)))
+    assert seen == Capacity(nodes=(5,), edges=(6,), rows=((1,), (2,)), picks=((2,), (4,)))
     blocks = make_sampling(store.schema, [-1, -1], mode="blocks")
     runs = Runs(store, blocks, seeds_for(store, "node", [0], disjoint=False), device)
     seen = used(runs.plan, runs.run(1))
-    assert seen == Room(nodes=(5,), edges=(6,), rows=((1,), (3,)), picks=((2,), (6,)))
+    assert seen == Capacity(nodes=(5,), edges=(6,), rows=((1,), (3,)), picks=((2,), (6,)))
 
 
 def test_first_room_holds_all_that_fanouts_allow_up_to_what_the_graph_has() -> None:
     schema = hoploom.from_pyg(ring(12)).schema
-    plan = make_plan(schema, make_sampling(schema, [2, 3]), [0])
-    assert first_room(plan, [2]) == Room(nodes=(14,), edges=(16,), rows=((2,), (4,)), picks=((4,), (12,)))
-    assert first_room(plan, [2], large=5).picks == ((4,), (5,))
-    disjoint = make_plan(schema, make_sampling(schema, [2, 3], disjoint=True), [0])
-    assert first_room(disjoint, [2]).nodes == (2 + 4 + 12,)
-    everything = make_plan(schema, make_sampling(schema, [-1]), [0])
-    assert first_room(everything, [2]).picks == ((24,),)
+    plan = plan_hops(schema, make_sampling(schema, [2, 3]), [0])
+    assert first_capacity(plan, [2]) == Capacity(nodes=(14,), edges=(16,), rows=((2,), (4,)), picks=((4,), (12,)))
+    assert first_capacity(plan, [2], large=5).picks == ((4,), (5,))
+    disjoint = plan_hops(schema, make_sampling(schema, [2, 3], disjoint=True), [0])
+    assert first_capacity(disjoint, [2]).nodes == (2 + 4 + 12,)
+    everything = plan_hops(schema, make_sampling(schema, [-1]), [0])
+    assert first_capacity(everything, [2]).picks == ((24,),)
 
 
 def test_types_that_no_seed_leads_to_take_no_room() -> None:
     """Venues lead to papers, but nothing that papers are made of leads to venues in one hop."""
     schema = hoploom.from_pyg(library()).schema
-    plan = make_plan(schema, make_sampling(schema, [2, 2]), [schema.type_index["venue"]])
+    plan = plan_hops(schema, make_sampling(schema, [2, 2]), [schema.type_index["venue"]])
     (first, second) = plan.hops
     assert [schema.relations[ask.relation].name for ask in first] == ["appears_in"]
     assert {schema.relations[ask.relation].name for ask in second} == {"writes", "reviews", "cites", "prints"}
 
 
-def _less(room: Room, what: str) -> Room:
+def _less(room: Capacity, what: str) -> Capacity:
     def shrunk(sizes: Any) -> Any:
         return tuple(map(shrunk, sizes)) if isinstance(sizes, tuple) else max(1, sizes - 1)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 import hoploom
 from hoploom import Store
 from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import plan as placeplan
+from hoploom.gpu.place import place_plan as placeplan
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Draw, Wanted, assemble
 from hoploom.train.runs.link_splits import LinkShares, hold_out
@@ -224,7 +224,7 @@ def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
 def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: int) -> None:
     """No bytes at all are none; 200 hold a row."""
     store = in_parts(hoploom.from_pyg(library()), num_parts)
-    plan = placeplan.make_plan(store, placeplan.Asked(None, budget, None, torch.device("cpu")), None)
+    plan = placeplan.plan_placement(store, placeplan.PlaceRequest(None, budget, None, torch.device("cpu")), None)
     taken = sum(
         end - begin for column in plan.columns for begin, end in plan.hot(column) for _ in range(column.row_bytes)
     )
@@ -248,16 +248,16 @@ def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: i
 def test_auto_takes_topology_first_and_leaves_room(
     monkeypatch: pytest.MonkeyPatch, free: int, where: str, share: float
 ) -> None:
-    def block(size: int) -> placeplan.Block:
-        return placeplan.Block((((size,), torch.uint8),), lambda tensors: None)
+    def block(size: int) -> placeplan.PackedTensors:
+        return placeplan.PackedTensors((((size,), torch.uint8),), lambda tensors: None)
 
     monkeypatch.setattr(placeplan, "free_memory", lambda device: free)
     monkeypatch.setattr(placeplan, "_relations", lambda store: [block(256 << 20)])
     field = hoploom.schema.Field("uint8", (1 << 20,))
-    column = placeplan.Column("node", "x", field, torch.uint8, (), (1 << 10,))
+    column = placeplan.FieldColumn("node", "x", field, torch.uint8, (), (1 << 10,))
     monkeypatch.setattr(placeplan, "_columns", lambda store, narrow: [column])
     store = hoploom.from_pyg(ring(12))
-    plan = placeplan.make_plan(store, placeplan.Asked("auto", "auto", None, torch.device("cpu")), None)
+    plan = placeplan.plan_placement(store, placeplan.PlaceRequest("auto", "auto", None, torch.device("cpu")), None)
     assert (plan.topology, plan.share) == (where, share)
     assert plan.device_bytes <= free - max(2 << 30, free // 4)
 
@@ -295,9 +295,9 @@ def test_ranks_that_share_a_device_share_what_is_free_there(
     monkeypatch.setattr(placeplan, "free_memory", lambda device: 10)
     monkeypatch.setattr(placeplan, "gather_json", lambda among, words: said.append(words) or told)
     among: Any = object()
-    assert placeplan._room(device, among, [0, 1, 2]) == room
+    assert placeplan._free_memory_of_ranks(device, among, [0, 1, 2]) == room
     assert said == [[10, placeplan.name_of_device(device)]]
-    assert placeplan._room(device, None, ()) == (10, 1)
+    assert placeplan._free_memory_of_ranks(device, None, ()) == (10, 1)
 
 
 def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:
@@ -314,7 +314,7 @@ def test_the_short_form_is_short() -> None:
     with store.place(ON_DEVICE, "20%") as placed:
         assert placed.placed is not None
         # As in the next test, and 8 bytes for every edge's own id: 28,416 + 51,200 + 8,192 and 204,800 + 32,000.
-        assert repr(placed.placed) == f"Placed({placed.placed.device}: 87.8 kB, host: 237 kB)"
+        assert repr(placed.placed) == f"PlacedStore({placed.placed.device}: 87.8 kB, host: 237 kB)"
 
 
 def test_the_report_says_what_lies_where() -> None:

@@ -11,7 +11,7 @@ from support.graphs import random_graph, save_in_parts
 import hoploom
 from hoploom import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import plan as placeplan
+from hoploom.gpu.place import place_plan as placeplan
 from hoploom.gpu.place.host_memory import HostMemory
 from hoploom.ops import Picks
 
@@ -41,8 +41,7 @@ def test_auto_goes_by_what_is_free() -> None:
 
 
 def test_kernels_sample_from_pinned_host_memory() -> None:
-    from hoploom.ops.kernels.forms import Frontier, Rule, Span
-    from hoploom.ops.kernels.forms import Picks as Room
+    from hoploom.ops.kernels.forms import DeviceFrontier, DevicePicks, DeviceRule, DeviceSpan
     from hoploom.ops.kernels.sample import sample
 
     store = hoploom.from_pyg(random_graph(100, 900, 1))
@@ -55,11 +54,12 @@ def test_kernels_sample_from_pinned_host_memory() -> None:
         device = placed.placed.device
         nodes = torch.arange(100, device=device)
         nought, end, key = (torch.tensor(value, device=device) for value in (0, 100, 5))
-        room = Room(
-            *(torch.empty(900, dtype=torch.int64, device=device) for _ in range(3)), Span(nought, nought.clone(), 900)
+        room = DevicePicks(
+            *(torch.empty(900, dtype=torch.int64, device=device) for _ in range(3)),
+            DeviceSpan(nought, nought.clone(), 900),
         )
         faults = torch.zeros(1, dtype=torch.int64, device=device)
-        sample(lists, Frontier(nodes, Span(nought, end, 100)), Rule(key, 0, -1), room, faults)
+        sample(lists, DeviceFrontier(nodes, DeviceSpan(nought, end, 100)), DeviceRule(key, 0, -1), room, faults)
         picks = _all_of(store)
         assert room.span.end.item() == 900
         assert faults.item() == 0

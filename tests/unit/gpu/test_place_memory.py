@@ -20,9 +20,9 @@ from torch import Tensor
 import hoploom
 from hoploom import ConfigError, StoreError
 from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import store as placed_module
+from hoploom.gpu.place import placed_store as placed_module
 from hoploom.gpu.place.host_memory import HEADER, HostMemory, name_of, sweep
-from hoploom.gpu.place.store import Held
+from hoploom.gpu.place.placed_store import Lease
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_hung_device_does_not_hide_the_first_error(
 def test_other_ranks_do_not_wait_for_one_whose_device_has_failed(runtime: Runtime) -> None:
     told = []
     runtime.fails = True
-    held = Held(GPU, [lambda wait, is_idle: told.append((wait, is_idle))] * 2)
+    held = Lease(GPU, [lambda wait, is_idle: told.append((wait, is_idle))] * 2)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         held.close(wait=True)
     assert told == [(False, True)] * 2

@@ -14,7 +14,7 @@ from support.refusals import assert_refused
 import hoploom
 from hoploom import ConfigError, Store
 from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import plan as placeplan
+from hoploom.gpu.place import place_plan as placeplan
 from hoploom.gpu.place import request as placement
 from hoploom.store import Wanted, assemble
 

@@ -12,8 +12,8 @@ import hoploom
 from hoploom import ConfigError
 from hoploom.dist.context import init
 from hoploom.gpu.batches import stages as sampling
-from hoploom.gpu.whole_step.record import Recording
-from hoploom.gpu.whole_step.whole_step import WholeStep
+from hoploom.gpu.whole_step.cuda_graph import Recording
+from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.train.learner import Training
 
 

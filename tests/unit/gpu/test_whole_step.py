@@ -25,8 +25,8 @@ from support.whole_steps import (
 
 import hoploom
 from hoploom.dist.context import init
-from hoploom.gpu.whole_step import shapes as capacity
-from hoploom.gpu.whole_step.whole_step import StepCounts, WholeStep
+from hoploom.gpu.whole_step import fixed_sizes as capacity
+from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training

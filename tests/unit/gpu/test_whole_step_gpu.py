@@ -12,8 +12,8 @@ from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, li
 import hoploom
 from hoploom.dist.context import init
 from hoploom.dist.stopping import StopRequests
-from hoploom.gpu.whole_step.record import WARM_UP, Lane, Recording
-from hoploom.gpu.whole_step.whole_step import WholeStep
+from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording
+from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
 
@@ -100,10 +100,10 @@ def test_an_overflow_between_replays_changes_nothing_that_follows(
     own, whole = homogeneous_learner(device), homogeneous_learner(device)
     expected = eager(own, device, EPOCHS)
     fits = iter(step % 3 != 2 for step in range(EPOCHS * FULL))
-    from hoploom.gpu.whole_step.replay import Slot
+    from hoploom.gpu.whole_step.fixed_batch import FixedBatch
 
-    real = Slot.fits
-    monkeypatch.setattr(Slot, "fits", lambda slot: real(slot) and next(fits))
+    real = FixedBatch.fits
+    monkeypatch.setattr(FixedBatch, "fits", lambda slot: real(slot) and next(fits))
     losses, step = taken(whole, device, EPOCHS)
     assert losses == pytest.approx(expected, rel=1e-5, abs=1e-5)
     assert step.counts.overflowed == EPOCHS * FULL // 3
@@ -113,7 +113,7 @@ WAITING = """
 import os
 import torch
 from hoploom import ConfigError
-from hoploom.gpu.whole_step.record import WARM_UP, Lane, Recording
+from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording
 
 device = torch.device("cuda", torch.cuda.current_device())
 values = torch.ones(4, device=device)

@@ -16,11 +16,11 @@ from triton.runtime.interpreter import GridExecutor
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader
 from hoploom.dist.context import init
-from hoploom.gpu.batches.capacity import make_plan
-from hoploom.gpu.whole_step import shapes as capacity
-from hoploom.gpu.whole_step.checks import Rates, check_optimizer, prepare
-from hoploom.gpu.whole_step.record import WARM_UP, Lane, Recording, uncollected
-from hoploom.gpu.whole_step.whole_step import WholeStep
+from hoploom.gpu.batches.capacity import plan_hops
+from hoploom.gpu.whole_step import fixed_sizes as capacity
+from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording, uncollected
+from hoploom.gpu.whole_step.epoch import WholeStep
+from hoploom.gpu.whole_step.recordable import Rates, check_optimizer, prepare
 from hoploom.load.loader import Loader
 from hoploom.ops import choice
 from hoploom.train.learner import Learner, Training
@@ -239,7 +239,7 @@ def test_room_is_what_batches_took_and_a_margin(mode: str, monkeypatch: pytest.M
     monkeypatch.setattr(capacity, "ROUNDED", 1)
     loader = NeighborLoader(ring(40), [-1, -1], torch.arange(0, 40, 10), batch_size=4, mode=mode)
     maker = loader.maker
-    plan = make_plan(loader.store.schema, maker.sampler.sampling, [0], with_indptr=True)
+    plan = plan_hops(loader.store.schema, maker.sampler.sampling, [0], with_indptr=True)
     found = capacity.measure(plan, capacity.probe(maker, loader.rehearsal(), 4), [4], margin=0.5)
     assert found.nodes == ((4, 18, 30),)  # 12 and 20 and a half more: from v to v + 1, v + 2, and on to v + 3, v + 4
     assert found.edges == ((12, 36),)  # 8, and 16 more; a block of 12 nodes has 24 by itself
@@ -258,7 +258,7 @@ def test_room_is_what_batches_took_and_a_margin(mode: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("margin", [9.0, 1e308])
 def test_room_is_never_more_than_there_is(margin: float) -> None:
     loader = NeighborLoader(ring(12), [2, 2], torch.arange(12), batch_size=4)
-    plan = make_plan(loader.store.schema, loader.maker.sampler.sampling, [0], with_indptr=True)
+    plan = plan_hops(loader.store.schema, loader.maker.sampler.sampling, [0], with_indptr=True)
     found = capacity.measure(plan, capacity.probe(loader.maker, loader.rehearsal(), 4), [4], margin=margin)
     assert found.room.edges == (24,)
     assert found.nodes[0][-1] <= 12 + 4

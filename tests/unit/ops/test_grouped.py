@@ -21,7 +21,7 @@ from torch_geometric.data import HeteroData
 import hoploom
 from hoploom import NeighborLoader
 from hoploom.batch import Block
-from hoploom.gpu.batches.memory import tensors_in
+from hoploom.gpu.batches.batch_memory import tensors_in
 from hoploom.load.assemble import Batch
 from hoploom.nn.views import by_relation, by_type, views_of
 from hoploom.ops import InEdges, choice, grouped

@@ -13,7 +13,7 @@ LARGE = 1 << 20  # picks of a relation in a hop: room for so many is made for th
 MARGIN = 4  # room is made for a fourth more than was seen
 
 
-class Ask(NamedTuple):
+class RelationHop(NamedTuple):
     """One relation in one hop, and the slots of its sizes."""
 
     relation: int
@@ -24,7 +24,7 @@ class Ask(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class HopPlan:
     """Which relations each hop asks, and in which slot of the totals each size is.
 
     A slot is a place on the device for one size. Sizes run on from hop to hop; the picks of every block begin anew.
@@ -33,7 +33,7 @@ class Plan:
     schema: Schema
     sampling: Sampling
     with_indptr: bool
-    hops: tuple[tuple[Ask, ...], ...]
+    hops: tuple[tuple[RelationHop, ...], ...]
     nodes: tuple[
         tuple[int, ...], ...
     ]  # per type, the slot of its size: [0] nothing yet, [1] seeds, [hop + 2] after hop
@@ -56,7 +56,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """How much of everything there may be; or, of a batch, was."""
 
     nodes: tuple[int, ...]  # per type
@@ -64,17 +64,17 @@ class Room:
     rows: tuple[tuple[int, ...], ...]  # per hop and type: nodes of the frontier
     picks: tuple[tuple[int, ...], ...]  # per hop and relation
 
-    def holds(self, other: "Room") -> bool:
+    def holds(self, other: "Capacity") -> bool:
         """Whether nothing of the other one is more than here."""
         return self.joined(other, max) == self
 
-    def joined(self, other: "Room", join: Callable[[int, int], int]) -> "Room":
+    def joined(self, other: "Capacity", join: Callable[[int, int], int]) -> "Capacity":
         """Entry by entry."""
 
         def rows(ours: Sequence[int], theirs: Sequence[int]) -> tuple[int, ...]:
             return tuple(map(join, ours, theirs))
 
-        return Room(
+        return Capacity(
             rows(self.nodes, other.nodes),
             rows(self.edges, other.edges),
             tuple(map(rows, self.rows, other.rows)),
@@ -87,7 +87,7 @@ def is_covered(sampling: Sampling) -> bool:
     return sampling.subgraph == "directional"
 
 
-def make_plan(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, with_indptr: bool = False) -> Plan:
+def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, with_indptr: bool = False) -> HopPlan:
     """The run for seeds of these types."""
     is_blocks = sampling.mode == "blocks"
     slots = itertools.count(FAULT + 1)
@@ -105,19 +105,21 @@ def make_plan(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, 
             if is_empty or (fanout == 0 and not with_indptr):
                 picks[relation].append((begin, begin))
                 continue
-            ask = Ask(relation, begin, next(slots), sizes[source], sizes[source] if fanout == 0 else next(slots))
+            ask = RelationHop(
+                relation, begin, next(slots), sizes[source], sizes[source] if fanout == 0 else next(slots)
+            )
             asks.append(ask)
             picks[relation].append((begin, ask.end))
             picked[relation], sizes[source] = ask.end, ask.after
         hops.append(tuple(asks))
         for seen, slot in zip(nodes, sizes, strict=True):
             seen.append(slot)
-    return Plan(
+    return HopPlan(
         schema, sampling, with_indptr, tuple(hops), tuple(map(tuple, nodes)), tuple(map(tuple, picks)), next(slots)
     )
 
 
-def first_room(plan: Plan, num_seeds: Sequence[int], large: int = LARGE) -> Room:
+def first_capacity(plan: HopPlan, num_seeds: Sequence[int], large: int = LARGE) -> Capacity:
     """Room for all that seeds and fanouts allow, where that is not too much; batches show what they need beyond it."""
     schema, sampling = plan.schema, plan.sampling
     once = not (sampling.disjoint or sampling.replace)  # every edge is picked once, but for repeated seeds
@@ -141,10 +143,10 @@ def first_room(plan: Plan, num_seeds: Sequence[int], large: int = LARGE) -> Room
             total = [min(t, n.num_nodes + s) for t, n, s in zip(total, schema.node_types, num_seeds, strict=True)]
     join = max if plan.is_blocks else sum
     edges = tuple(join(own[relation] for own in picks) for relation in range(len(schema.relations)))
-    return Room(tuple(total), edges, tuple(rows), tuple(picks))
+    return Capacity(tuple(total), edges, tuple(rows), tuple(picks))
 
 
-def used(plan: Plan, sizes: Sequence[int]) -> Room:
+def used(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
     """What a batch took, or would have taken where it did not fit. `sizes` are the totals, by slot."""
     hops = range(plan.sampling.num_hops)
     rows, picks = [], []
@@ -154,9 +156,9 @@ def used(plan: Plan, sizes: Sequence[int]) -> Room:
         picks.append(tuple(sizes[own[hop][1]] - sizes[own[hop][0]] for own in plan.picks))
     join = max if plan.is_blocks else sum
     edges = tuple(join(of_hop[relation] for of_hop in picks) for relation in range(len(plan.picks)))
-    return Room(tuple(sizes[slots[-1]] for slots in plan.nodes), edges, tuple(rows), tuple(picks))
+    return Capacity(tuple(sizes[slots[-1]] for slots in plan.nodes), edges, tuple(rows), tuple(picks))
 
 
-def grown(room: Room, seen: Room) -> Room:
+def grown(room: Capacity, seen: Capacity) -> Capacity:
     """Room for what was seen, and a margin wherever it was too little."""
     return room.joined(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from hoploom.errors import ConfigError
-from hoploom.gpu.place.store import Placed
+from hoploom.gpu.place.placed_store import PlacedStore
 from hoploom.load.device import is_there
 from hoploom.load.loader import Source
 from hoploom.load.look_ahead import LookAhead
@@ -18,7 +18,7 @@ from hoploom.store.base import Deployment
 class OnDevice(Deployment):
     """What a store had to do with other processes before it was placed, and where it is placed."""
 
-    placed: Placed
+    placed: PlacedStore
     before: Deployment
 
     @property

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.batch import Sampled
+from hoploom.gpu.batches.batch_memory import BatchMemory, Pool
 from hoploom.gpu.batches.capacity import is_covered
-from hoploom.gpu.batches.memory import Memory, Pool
 from hoploom.gpu.batches.stages import DeviceSampling, HostSampling, StagedSampling
-from hoploom.gpu.place.store import Placed
+from hoploom.gpu.place.placed_store import PlacedStore
 from hoploom.load.assemble import Assembler, note_edges
 from hoploom.load.device import MadeThere, Sent
 from hoploom.load.loader import Work
@@ -42,7 +42,7 @@ class DeviceLoading:
 
     least_threads = 0
 
-    def __init__(self, maker: Maker, placed: Placed, deadline: float) -> None:
+    def __init__(self, maker: Maker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
         sampler = maker.sampler
         if placed.lists is None or sampler.sample_frontier is not None or not is_covered(sampler.sampling):
@@ -50,7 +50,7 @@ class DeviceLoading:
         else:
             self._sampling = DeviceSampling(maker, placed, self.pool)
         self._has_buffers = isinstance(self._sampling, DeviceSampling)
-        self._maker, self._assembler = maker, _assembler(maker.assembler, placed, Memory(self.pool))
+        self._maker, self._assembler = maker, _assembler(maker.assembler, placed, BatchMemory(self.pool))
 
     @property
     def num_redone(self) -> int:
@@ -73,7 +73,7 @@ class DeviceLoading:
                 raise
 
         def finish(step: int, begun: Any, fetched: None) -> Sent:
-            memory = Memory(self.pool)
+            memory = BatchMemory(self.pool)
             try:
                 drawn = self._sampling.finish(begun, memory)
             finally:
@@ -90,10 +90,10 @@ class DeviceLoading:
     def make(self, indices: Tensor, first: int, key: int) -> MadeThere:
         """The batch of these seeds, at once; on the consumer's thread."""
         self.pool.add_consumer()
-        memory = Memory(self.pool)
+        memory = BatchMemory(self.pool)
         return self._assembled(self._sampling.finish(self._sampling.begin(indices, first, key), memory), memory)
 
-    def _assembled(self, drawn: Drawn, memory: Memory) -> MadeThere:
+    def _assembled(self, drawn: Drawn, memory: BatchMemory) -> MadeThere:
         note_edges(drawn.sampled, self._assembler.store.schema)
         with self.pool.working(alone=False):  # transforms may take long
             batch = self._maker.finish(drawn, replace(self._assembler, memory=memory))
@@ -104,8 +104,8 @@ class DeviceLoading:
 class DeviceAssembler(Assembler):
     """Assembles on the device; what joins the batch is in its memory."""
 
-    placed: Placed
-    memory: Memory
+    placed: PlacedStore
+    memory: BatchMemory
     faults: Tensor  # [1] int64; ids were checked as they were sampled
     degree_rows: Segments | None = None  # every node's in-degree
 
@@ -134,7 +134,7 @@ class DeviceAssembler(Assembler):
         return gather(self.degree_rows, nodes, out, faults=self.faults)
 
 
-def _assembler(host: Assembler, placed: Placed, memory: Memory) -> DeviceAssembler:
+def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> DeviceAssembler:
     """The same for batches on the device."""
     given = {**vars(host), "template": copy.copy(host.template).to(placed.device), "pinned": False}
     faults = torch.zeros(1, dtype=torch.int64, device=placed.device)
@@ -142,7 +142,7 @@ def _assembler(host: Assembler, placed: Placed, memory: Memory) -> DeviceAssembl
     return DeviceAssembler(**given, placed=placed, memory=memory, faults=faults, degree_rows=degrees)
 
 
-def _degree_rows(store: Store, placed: Placed) -> Segments:
+def _degree_rows(store: Store, placed: PlacedStore) -> Segments:
     """All in-degrees, found once on the host; where the topology's own pointers are, on the device or beside it."""
     (relation,) = store.schema.relations
     (node_type,) = store.schema.node_types

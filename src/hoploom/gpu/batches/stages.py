@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 
 from hoploom.batch import Seeds
-from hoploom.gpu.batches.capacity import LARGE, MARGIN, Plan, Room, first_room, grown, make_plan, used
-from hoploom.gpu.batches.hops import OnDevice, fault_of, make_buffers, make_maps, sample_on_device, sampled_of
-from hoploom.gpu.batches.memory import Memory, Pool, Reading, Staged
-from hoploom.gpu.place.store import Placed
+from hoploom.gpu.batches.batch_memory import BatchMemory, Pool, Reading, Staged
+from hoploom.gpu.batches.capacity import LARGE, MARGIN, Capacity, HopPlan, first_capacity, grown, plan_hops, used
+from hoploom.gpu.batches.device_hops import (
+    DeviceBuffers,
+    fault_of,
+    make_buffers,
+    make_maps,
+    sample_on_device,
+    sampled_of,
+)
+from hoploom.gpu.place.placed_store import PlacedStore
 from hoploom.load.maker import Drawn, Maker, Start
-from hoploom.ops.kernels.relabel import NodeMap
+from hoploom.ops.kernels.relabel import DeviceNodeMap
 
 
 class StagedSampling(Protocol):
@@ -26,7 +33,7 @@ class StagedSampling(Protocol):
     def begin(self, indices: Tensor, first: int, key: int) -> Any:
         """Enqueue all that can be done without knowing a size; waits for nothing on the device."""
 
-    def finish(self, begun: Any, memory: Memory) -> Drawn:
+    def finish(self, begun: Any, memory: BatchMemory) -> Drawn:
         """The sampled batch, in a batch's memory on the device."""
 
 
@@ -42,7 +49,7 @@ class HostSampling:
         """Sample."""
         return self._pool.staged(self._maker.draw(indices, first, key))
 
-    def finish(self, begun: Staged, memory: Memory) -> Drawn:
+    def finish(self, begun: Staged, memory: BatchMemory) -> Drawn:
         """What was sampled goes over in one copy."""
         with self._pool.working():
             return begun.over(memory.copy(begun.block))  # type: ignore[no-any-return]
@@ -51,8 +58,8 @@ class HostSampling:
 class Buffers(NamedTuple):
     """What one batch at a time is sampled in."""
 
-    into: OnDevice
-    maps: Sequence[NodeMap]
+    into: DeviceBuffers
+    maps: Sequence[DeviceNodeMap]
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,11 @@ class Enqueued:
 class DeviceSampling:
     """Samples on the device, with room that is learned: a batch that needs more is made again, and room is kept."""
 
-    def __init__(self, maker: Maker, placed: Placed, pool: Pool, large: int = LARGE) -> None:
+    def __init__(self, maker: Maker, placed: PlacedStore, pool: Pool, large: int = LARGE) -> None:
         self.num_redone = 0
         self._maker, self._placed, self._pool = maker, placed, pool
-        self._plan: Plan | None = None
-        self._room: Room | None = None
+        self._plan: HopPlan | None = None
+        self._room: Capacity | None = None
         self.large = large  # picks for which there is room from the first batch on
         self._idle: deque[Buffers] = deque()
         self._lock = threading.Lock()
@@ -97,7 +104,7 @@ class DeviceSampling:
         sample_on_device(self._plan, lists, buffers.maps, there.seeds, key, buffers.into)
         return Enqueued(start, staged, block, buffers, self._pool.reading(buffers.into.totals))
 
-    def finish(self, begun: Enqueued, memory: Memory) -> Drawn:
+    def finish(self, begun: Enqueued, memory: BatchMemory) -> Drawn:
         """Read the sizes, make the batch again if it did not fit, and cut it out."""
         plan, start = self._plan, begun.start
         assert plan is not None
@@ -116,7 +123,7 @@ class DeviceSampling:
         self._idle.append(begun.buffers)  # used again on the same stream, after it was cut
         return Drawn(sampled, there.extras)
 
-    def _again(self, begun: Enqueued, seen: Room) -> Enqueued:
+    def _again(self, begun: Enqueued, seen: Capacity) -> Enqueued:
         with self._lock:
             assert self._room is not None
             self._room = grown(self._room, seen)
@@ -130,11 +137,11 @@ class DeviceSampling:
         with self._lock:
             if self._plan is None:
                 types = [index for index, nodes in enumerate(seeds.nodes) if nodes is not None]
-                self._plan = make_plan(self._maker.assembler.store.schema, self._maker.sampler.sampling, types)
+                self._plan = plan_hops(self._maker.assembler.store.schema, self._maker.sampler.sampling, types)
             if self._room is None:
-                self._room = first_room(self._plan, num_seeds, self.large)
+                self._room = first_capacity(self._plan, num_seeds, self.large)
             elif any(map(int.__gt__, num_seeds, self._room.rows[0])):
-                more = first_room(self._plan, [count + count // MARGIN for count in num_seeds], self.large)
+                more = first_capacity(self._plan, [count + count // MARGIN for count in num_seeds], self.large)
                 self._room = self._room.joined(more, max)
 
     def _borrow(self) -> Buffers:

@@ -15,21 +15,21 @@ from hoploom.config import amounts
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import HostMemory
+from hoploom.gpu.place.packed_tensors import FieldColumn, PackedTensors, columns_of
 from hoploom.gpu.place.peer_memory import Among, PeerMemory
-from hoploom.gpu.place.pieces import Block, Column, columns_of
-from hoploom.gpu.place.plan import Plan, Spans, make_plan
-from hoploom.gpu.place.request import Asked
-from hoploom.gpu.place.store import Held, Placed, Placement
+from hoploom.gpu.place.place_plan import PlacePlan, Spans, plan_placement
+from hoploom.gpu.place.placed_store import Lease, PlacedStore, Placement
+from hoploom.gpu.place.request import PlaceRequest
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.schema import DTYPE_NAMES, DTYPES, Owner, RelationName
 
 if TYPE_CHECKING:
-    from hoploom.ops.kernels.forms import Lists
+    from hoploom.ops.kernels.forms import DeviceLists
     from hoploom.ops.kernels.gather import Segments
     from hoploom.store.store import Store
 
 
-class Run(NamedTuple):
+class RowRange(NamedTuple):
     """Rows that lie one after the other, of ids that do."""
 
     first: int
@@ -37,11 +37,11 @@ class Run(NamedTuple):
     scales: Tensor | None  # [n] float32
 
 
-def place(store: "Store", asked: Asked, among: Among | None) -> Placed:
+def place(store: "Store", asked: PlaceRequest, among: Among | None) -> PlacedStore:
     """Copy what was asked for. All ranks call, where they are given."""
-    plan = make_plan(store, asked, among)
+    plan = plan_placement(store, asked, among)
     hostmemory.sweep(keep=plan.files)
-    held = Held(plan.device)
+    held = Lease(plan.device)
     try:
         lists, of_lists = _place_topology(store, plan, held)
         fields, of_fields = _place_features(plan, among, held)
@@ -51,10 +51,12 @@ def place(store: "Store", asked: Asked, among: Among | None) -> Placed:
         with suppress(StoreError, PeerError):
             held.close(wait=False)
         raise
-    return Placed(store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), held, plan.chosen)
+    return PlacedStore(
+        store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), held, plan.chosen
+    )
 
 
-def _on_device(block: Block, device: torch.device) -> list[Tensor]:
+def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
     """A block's tensors in device memory."""
     try:
         raw = torch.empty(block.num_bytes, dtype=torch.uint8, device=device)
@@ -67,7 +69,7 @@ def _on_device(block: Block, device: torch.device) -> list[Tensor]:
     return block.views(raw)
 
 
-def _in_host_memory(block: Block, name: str, device: torch.device, held: Held) -> list[Tensor]:
+def _in_host_memory(block: PackedTensors, name: str, device: torch.device, held: Lease) -> list[Tensor]:
     """A block's tensors in memory that the processes of this host share and kernels read."""
     memory = HostMemory(name, block.num_bytes, block.fill_bytes)
     held.closes.append(lambda wait, is_idle: memory.close(is_idle=is_idle))
@@ -78,8 +80,10 @@ def _in_host_memory(block: Block, name: str, device: torch.device, held: Held) -
 # --- topology ------------------------------------------------------------------------------------
 
 
-def _place_topology(store: "Store", plan: Plan, held: Held) -> "tuple[tuple[Lists, ...] | None, list[Placement]]":
-    from hoploom.ops.kernels.forms import Lists
+def _place_topology(
+    store: "Store", plan: PlacePlan, held: Lease
+) -> "tuple[tuple[DeviceLists, ...] | None, list[Placement]]":
+    from hoploom.ops.kernels.forms import DeviceLists
 
     if plan.topology is None:
         return None, []
@@ -90,12 +94,12 @@ def _place_topology(store: "Store", plan: Plan, held: Held) -> "tuple[tuple[List
         else:
             tensors = _in_host_memory(block, plan.relation_file(index), plan.device, held)
         others = columns_of([part.lists[index] for part in store.topology])
-        lists.append(Lists(tensors[0], tensors[1], plan.device, **dict(zip(others, tensors[2:], strict=True))))
+        lists.append(DeviceLists(tensors[0], tensors[1], plan.device, **dict(zip(others, tensors[2:], strict=True))))
         report.append(_of_relation(relation.key, plan, block))
     return tuple(lists), report
 
 
-def _of_relation(key: RelationName, plan: Plan, block: Block) -> Placement:
+def _of_relation(key: RelationName, plan: PlacePlan, block: PackedTensors) -> Placement:
     on_device = plan.topology == "device"
     where, share = (str(plan.device), 1.0) if on_device else ("host", 0.0)
     sizes = (block.num_bytes, 0) if on_device else (0, block.num_bytes)
@@ -106,7 +110,7 @@ def _of_relation(key: RelationName, plan: Plan, block: Block) -> Placement:
 
 
 def _place_features(
-    plan: Plan, among: Among | None, held: Held
+    plan: PlacePlan, among: Among | None, held: Lease
 ) -> "tuple[dict[tuple[Owner, str], Segments], list[Placement]]":
     if plan.peers and among is not None:
         runs = _spread_runs(plan, among, held)
@@ -120,7 +124,7 @@ def _place_features(
     return fields, [_of_column(column, plan) for column in plan.columns]
 
 
-def _runs(column: Column, plan: Plan, held: Held) -> list[Run]:
+def _runs(column: FieldColumn, plan: PlacePlan, held: Lease) -> list[RowRange]:
     """The hot rows of every part in device memory, the others in host memory."""
     hot, rest = plan.hot(column), plan.rest(column)
     runs = _cut(hot, _on_device(column.block(hot), plan.device))
@@ -129,7 +133,7 @@ def _runs(column: Column, plan: Plan, held: Held) -> list[Run]:
     return sorted(runs, key=lambda run: run.first)
 
 
-def _spread_runs(plan: Plan, among: Among, held: Held) -> list[list[Run]]:
+def _spread_runs(plan: PlacePlan, among: Among, held: Lease) -> list[list[RowRange]]:
     """The rows of every field, by rank: a rank's share of all fields is one run of bytes."""
     by_rank = list(zip(*(plan.spread(column) for column in plan.columns), strict=True))  # [rank][column]: a range
     blocks = [[c.block([span]) for c, span in zip(plan.columns, spans, strict=True)] for spans in by_rank]
@@ -137,46 +141,46 @@ def _spread_runs(plan: Plan, among: Among, held: Held) -> list[list[Run]]:
     sizes = [sum(block.num_bytes for block in of_rank) for of_rank in blocks]
     memory = PeerMemory(among, plan.peers, sizes, lambda raw: _fill_all(own, raw), plan.device)
     held.closes.append(lambda wait, is_idle: memory.close(wait=wait, is_idle=is_idle))
-    runs: list[list[Run]] = [[] for _ in plan.columns]
+    runs: list[list[RowRange]] = [[] for _ in plan.columns]
     for spans, of_rank, raw in zip(by_rank, blocks, memory.bytes, strict=True):
         for index, (span, block, piece) in enumerate(zip(spans, of_rank, _pieces(of_rank, raw), strict=True)):
             runs[index] += _cut([span], block.views(piece))
     return runs
 
 
-def _fill_all(blocks: Sequence[Block], raw: Tensor) -> None:
+def _fill_all(blocks: Sequence[PackedTensors], raw: Tensor) -> None:
     for block, piece in zip(blocks, _pieces(blocks, raw), strict=True):
         block.fill_bytes(piece)
 
 
-def _pieces(blocks: Sequence[Block], raw: Tensor) -> tuple[Tensor, ...]:
+def _pieces(blocks: Sequence[PackedTensors], raw: Tensor) -> tuple[Tensor, ...]:
     """Bytes cut up for blocks that lie one after the other."""
     return torch.split(raw, [block.num_bytes for block in blocks])
 
 
-def _cut(spans: Spans, tensors: Sequence[Tensor]) -> list[Run]:
+def _cut(spans: Spans, tensors: Sequence[Tensor]) -> list[RowRange]:
     """Rows of some ranges that lie one after the other, as a run per range."""
     at, runs = 0, []
     for begin, end in spans:
         rows, *scales = (tensor[at : at + end - begin] for tensor in tensors)
         if end > begin:
-            runs.append(Run(begin, rows, scales[0] if scales else None))
+            runs.append(RowRange(begin, rows, scales[0] if scales else None))
         at += end - begin
     return runs
 
 
-def _segments(column: Column, runs: Sequence[Run], device: torch.device) -> "Segments":
+def _segments(column: FieldColumn, runs: Sequence[RowRange], device: torch.device) -> "Segments":
     from hoploom.ops.kernels.gather import Segments
 
     none = torch.empty((0, *column.field.shape), dtype=column.kept, device=device)
     no_scales = none.new_empty(0, dtype=torch.float32) if column.is_scaled else None
-    runs = runs or [Run(0, none, no_scales)]
+    runs = runs or [RowRange(0, none, no_scales)]
     scales = [run.scales for run in runs if run.scales is not None]
     pieces = [(run.first, run.rows) for run in runs]
     return Segments.of(pieces, device, DTYPES[column.field.dtype], scales if column.is_scaled else None)
 
 
-def _of_column(column: Column, plan: Plan) -> Placement:
+def _of_column(column: FieldColumn, plan: PlacePlan) -> Placement:
     own, kept = column.field.dtype, DTYPE_NAMES[column.kept]
     owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
     hot, rest = plan.hot(column), plan.rest(column)

@@ -19,7 +19,7 @@ NO_GPU = "there is no GPU here; leave the store as it is: loaders sample on the 
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlaceRequest:
     """A placement as it was asked for, read and checked."""
 
     topology: Topology | None
@@ -28,7 +28,7 @@ class Asked:
     device: torch.device
 
 
-def read(topology: object, features: object, dtype: object, device: object) -> Asked:
+def read(topology: object, features: object, dtype: object, device: object) -> PlaceRequest:
     """What was asked for; ConfigError for what is no placement, or not on this machine."""
     wanted_topology, wanted_features, narrow = read_topology(topology), read_features(features), read_dtype(dtype)
     if wanted_topology is None and wanted_features is None:
@@ -38,7 +38,7 @@ def read(topology: object, features: object, dtype: object, device: object) -> A
     if device is not None and not _is_device(device):
         raise ConfigError(f"device is {device!r:.80}; give 'cuda' or 'cuda:1', or leave it out")
     named = {str(word) for word in (topology, features, device) if word is not None and _is_device(word)}
-    return Asked(wanted_topology, wanted_features, narrow, _device(named))
+    return PlaceRequest(wanted_topology, wanted_features, narrow, _device(named))
 
 
 def read_topology(value: object) -> Topology | None:
@@ -112,10 +112,10 @@ def _numbered(device: torch.device, interprets: bool) -> torch.device:
 def kernels_are_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter; ConfigError where there is no Triton."""
     try:
-        from hoploom.ops.kernels import draws
+        from hoploom.ops.kernels import philox
         from hoploom.ops.kernels.launch import interprets
     except ImportError as error:
         raise ConfigError(
             f"placing needs Triton ({error}); pip install triton, or leave the store as it is, on the host"
         ) from error
-    return interprets(draws.mix)
+    return interprets(philox.mix)

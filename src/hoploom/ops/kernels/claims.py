@@ -7,9 +7,9 @@ first pick that asked for it: greater than any local id, so an atomic minimum de
 import triton
 import triton.language as tl
 
-from hoploom.ops.kernels.draws import mix
 from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
-from hoploom.ops.kernels.rows import kernel
+from hoploom.ops.kernels.philox import mix
+from hoploom.ops.kernels.picks import kernel
 
 EMPTY_SLOT = 2**31 - 1
 PROBES = 256  # at half load a run of so many full slots has a chance below 2^-60

@@ -13,7 +13,7 @@ NODE_OUT_OF_RANGE, LIST_DAMAGED, SOURCE_OUT_OF_RANGE = 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Span:
+class DeviceSpan:
     """The places [begin, end) of an array. What is beyond the array's capacity was counted but not written."""
 
     begin: Tensor  # [] int64
@@ -22,7 +22,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Lists:
+class DeviceLists:
     """One relation's in-edges for all destinations, in device memory or in host memory that the device can read."""
 
     indptr: Tensor  # [num_nodes + 1] int64
@@ -34,18 +34,18 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class DeviceFrontier:
     """The nodes of one type that a hop expands: nodes[begin:end]."""
 
     nodes: Tensor  # [capacity] int64
-    span: Span
+    span: DeviceSpan
     trees: Tensor | None = None  # [capacity] int64: disjoint sampling only
     times: Tensor | None = None  # [num_trees] int64: temporal sampling only; of tree first_tree + i
     first_tree: int = 0
 
 
 @dataclass(frozen=True)
-class Rule:
+class DeviceRule:
     """How one hop of one relation is drawn: hoploom.ops.Rule, with a key that may change from replay to replay."""
 
     key: Tensor  # [] int64: the bits of the unsigned key
@@ -58,11 +58,11 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Picks:
+class DevicePicks:
     """Where a hop's picks go: places span.begin on. sample() writes span.end."""
 
     sources: Tensor  # [capacity] int64 node ids
     edges: Tensor  # [capacity] int64 positions in the store's CSC order
     destinations: Tensor  # [capacity] int64: the place of each pick's node in frontier.nodes
-    span: Span
+    span: DeviceSpan
     indptr: Tensor | None = None  # [nodes' capacity + 1] int64: where the picks of each place in frontier.nodes begin

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from hoploom.ops.kernels import claims
-from hoploom.ops.kernels.forms import Frontier, Picks
+from hoploom.ops.kernels.forms import DeviceFrontier, DevicePicks
 from hoploom.ops.kernels.launch import INT32_MAX, blocks_of, launch
 from hoploom.ops.relabel import MAP_BUDGET
 
@@ -56,7 +56,7 @@ class Slots:
         launch(claims.forget, (programs,), *arguments, device=self.device, BLOCK=BLOCK)
 
 
-class NodeMap:
+class DeviceNodeMap:
     """The nodes of one type in one batch; reused from batch to batch, on one stream."""
 
     def __init__(self, num_nodes: int, device: torch.device, budget: int = MAP_BUDGET) -> None:
@@ -110,7 +110,7 @@ class NodeMap:
         slots.is_torn = False
 
     def add(
-        self, picks: Picks, frontier: Frontier, local: Tensor, before: Tensor, after: Tensor, faults: Tensor
+        self, picks: DevicePicks, frontier: DeviceFrontier, local: Tensor, before: Tensor, after: Tensor, faults: Tensor
     ) -> None:
         """Write the picks' local ids, at their places; append what is new. Sizes: [] int64, two tensors.
 

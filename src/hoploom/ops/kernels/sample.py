@@ -9,9 +9,9 @@ import torch
 import triton
 from torch import Tensor
 
-from hoploom.ops.kernels.forms import Frontier, Lists, Picks, Rule
+from hoploom.ops.kernels.forms import DeviceFrontier, DeviceLists, DevicePicks, DeviceRule
 from hoploom.ops.kernels.launch import Grid, blocks_of, launch
-from hoploom.ops.kernels.locate import count_weighing, locate, settle
+from hoploom.ops.kernels.pick_counts import count_weighing, locate, settle
 from hoploom.ops.kernels.scored import invert_sums, keep_lowest
 from hoploom.ops.kernels.uniform import copy_lists, draw_few, draw_many
 
@@ -25,7 +25,7 @@ UNROLL = 4  # edges whose weights are asked for together
 Way = Literal["whole", "uniform", "weighted", "labor"]
 
 
-def sample(lists: Lists, frontier: Frontier, rule: Rule, picks: Picks, faults: Tensor) -> None:
+def sample(lists: DeviceLists, frontier: DeviceFrontier, rule: DeviceRule, picks: DevicePicks, faults: Tensor) -> None:
     """Write the picks of a frontier, in its order, and where they end; a faulty node or list has none.
 
     picks.span.begin and picks.span.end are two numbers, not one. A place of picks.indptr is written for each node of
@@ -64,11 +64,11 @@ def sample(lists: Lists, frontier: Frontier, rule: Rule, picks: Picks, faults: T
     )
 
 
-def _takes_last(rule: Rule, frontier: Frontier) -> bool:
+def _takes_last(rule: DeviceRule, frontier: DeviceFrontier) -> bool:
     return rule.last and frontier.times is not None and rule.fanout >= 0
 
 
-def _way_of(rule: Rule, frontier: Frontier) -> Way:
+def _way_of(rule: DeviceRule, frontier: DeviceFrontier) -> Way:
     if _takes_last(rule, frontier):
         return "whole"
     if rule.weighted:
@@ -78,7 +78,9 @@ def _way_of(rule: Rule, frontier: Frontier) -> Way:
     return "labor" if rule.labor else "uniform"
 
 
-def _count(lists: Lists, frontier: Frontier, rule: Rule, rows: tuple[Tensor, Tensor, Tensor], faults: Tensor) -> None:
+def _count(
+    lists: DeviceLists, frontier: DeviceFrontier, rule: DeviceRule, rows: tuple[Tensor, Tensor, Tensor], faults: Tensor
+) -> None:
     """Fill starts, populations and counts."""
     starts, populations, counts = rows
     num_rows, way = counts.numel() - 1, _way_of(rule, frontier)
@@ -117,14 +119,14 @@ def _count(lists: Lists, frontier: Frontier, rule: Rule, rows: tuple[Tensor, Ten
         launch(count_weighing, (num_rows,), *columns, device=lists.device, **constants)
 
 
-def _settle(frontier: Frontier, picks: Picks, bounds: Tensor) -> None:
+def _settle(frontier: DeviceFrontier, picks: DevicePicks, bounds: Tensor) -> None:
     span, grid = frontier.span, blocks_of(bounds.numel(), ROWS)
     places = bounds.numel() - 1, span.begin, span.end, frontier.nodes.numel()
     ends = picks.span.begin, picks.span.end, picks.indptr
     launch(settle, grid, bounds, *places, *ends, device=bounds.device, ROWS=ROWS)
 
 
-def _draws(way: Way, rows: int, rule: Rule, capacity: int) -> tuple[Any, Grid, dict[str, int]]:
+def _draws(way: Way, rows: int, rule: DeviceRule, capacity: int) -> tuple[Any, Grid, dict[str, int]]:
     """The kernel that makes the picks, its programs and its constants."""
     if way == "whole":
         return copy_lists, blocks_of(capacity, TILE), {"PLACES": TILE}

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from hoploom.ops.kernels.draws import bounded
-from hoploom.ops.kernels.rows import kernel, key_of, put, rows_of
+from hoploom.ops.kernels.philox import bounded
+from hoploom.ops.kernels.picks import kernel, key_of, put, rows_of
 
 
 @kernel

@@ -15,7 +15,7 @@ from typing import Any
 from hoploom.config.toml import as_toml
 from hoploom.dist.context import Context
 from hoploom.errors import StoreError
-from hoploom.gpu.whole_step.checks import prepare
+from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.store.durable import write_whole
 from hoploom.store.row_cache import CacheReport
 from hoploom.train.checkpoint import Checkpoint

@@ -19,8 +19,8 @@ from torch import Tensor
 from hoploom.dist.context import Context, unwrap
 from hoploom.dist.stopping import StopRequests
 from hoploom.errors import ConfigError, TrainError
-from hoploom.gpu.whole_step.checks import LEAVE, Rates, check_learner
-from hoploom.gpu.whole_step.record import Lane, Recording
+from hoploom.gpu.whole_step.cuda_graph import Lane, Recording
+from hoploom.gpu.whole_step.recordable import LEAVE, Rates, check_learner
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
@@ -31,7 +31,7 @@ from hoploom.train.step import StepCounts, Stepper, StepReport, Taken
 from hoploom.train.tasks import NodeTask
 
 if TYPE_CHECKING:
-    from hoploom.gpu.whole_step.replay import Plot, Slot
+    from hoploom.gpu.whole_step.fixed_batch import FixedBatch, FixedBatchSpec
 
 SLOTS = 2  # one is filled while the other is learned from
 
@@ -59,14 +59,14 @@ class WholeStep:
         self._training, self._is_cuda = training, context.device.type == "cuda"
         self.stepper = Stepper(learner, training, context, checkpoint)
         self._main = Lane(context.device, beside=False)
-        self.plot = _plot(learner, context, training.margin)
+        self.plot = _spec_of(learner, context, training.margin)
         self._rates = Rates(learner.optimizer)
         self._slots = deque(self._slot() for _ in range(SLOTS))
 
     def _slot(self) -> "_Pair":
-        from hoploom.gpu.whole_step.replay import Slot
+        from hoploom.gpu.whole_step.fixed_batch import FixedBatch
 
-        slot = Slot(self.plot)
+        slot = FixedBatch(self.plot)
         self._main.set(slot.learned)  # it is filled on another lane, not before it is made
         return _Pair(slot, Recording(lambda: self._learn(slot), self._main))
 
@@ -119,7 +119,7 @@ class WholeStep:
         pair.learn()
         self._main.set(pair.slot.learned)
 
-    def _learn(self, slot: "Slot") -> None:
+    def _learn(self, slot: "FixedBatch") -> None:
         """All that is recorded of a step. Gradients are left in place: the next recording or step begins without."""
         learner, task, half = self.learner, self.learner.task, HALF.get(self._training.precision)
         learner.optimizer.zero_grad(set_to_none=True)
@@ -143,16 +143,16 @@ class WholeStep:
 class _Pair:
     """A batch of fixed size and the recording that learns from it."""
 
-    slot: "Slot"
+    slot: "FixedBatch"
     learn: Recording
 
 
-def _plot(learner: Learner, context: Context, margin: float) -> "Plot":
+def _spec_of(learner: Learner, context: Context, margin: float) -> "FixedBatchSpec":
     """What all batches of a learner have in common; ConfigError where they cannot be made on its device."""
-    from hoploom.gpu.batches.capacity import make_plan
-    from hoploom.gpu.batches.hops import make_maps
-    from hoploom.gpu.whole_step.replay import Plot, degrees_of, targets_of
-    from hoploom.gpu.whole_step.shapes import measure, probe
+    from hoploom.gpu.batches.capacity import plan_hops
+    from hoploom.gpu.batches.device_hops import make_maps
+    from hoploom.gpu.whole_step.fixed_batch import FixedBatchSpec, degrees_of, targets_of
+    from hoploom.gpu.whole_step.fixed_sizes import measure, probe
 
     device = context.device
     maker, model = _maker_of(learner, device), unwrap(learner.model)
@@ -161,12 +161,12 @@ def _plot(learner: Learner, context: Context, margin: float) -> "Plot":
     schema, store, batch_size = maker.assembler.store.schema, maker.assembler.store, learner.loader.batch_size
     assert store.placed is not None
     seed_type = schema.type_index[maker.seeds.node_type]
-    plan = make_plan(schema, maker.sampler.sampling, [seed_type], with_indptr=True)
+    plan = plan_hops(schema, maker.sampler.sampling, [seed_type], with_indptr=True)
     batches = probe(maker, learner.loader.rehearsal(), batch_size)
     if not batches:
         raise ConfigError(f"no step of an epoch has batch_size={batch_size} seeds; give fewer, or {LEAVE}")
     num_seeds = [batch_size if index == seed_type else 0 for index in range(len(schema.node_types))]
-    return Plot(
+    return FixedBatchSpec(
         plan,
         measure(plan, batches, num_seeds, margin),
         store.placed,
@@ -215,7 +215,7 @@ class _Open:
     """A step that was taken, and whose loss may not be known yet."""
 
     report: StepReport
-    slot: "Slot | None"  # None: it is known
+    slot: "FixedBatch | None"  # None: it is known
 
 
 class _OneBatch:
@@ -279,7 +279,7 @@ class WholeSteps:
     def _in_time(self) -> AbstractContextManager[None]:
         return self._whole.stepper.in_time(self._whole.learner.standing.steps + 1)
 
-    def _known(self, slot: "Slot | None") -> list[StepReport]:
+    def _known(self, slot: "FixedBatch | None") -> list[StepReport]:
         """The reports up to the one whose loss lies in this slot, before it is written over."""
         known: list[StepReport] = []
         while slot is not None and any(step.slot is slot for step in self._open):

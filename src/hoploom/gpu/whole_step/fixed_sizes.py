@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from hoploom.batch import Sampled
-from hoploom.gpu.batches.capacity import Plan, Room, first_room, used
+from hoploom.gpu.batches.capacity import Capacity, HopPlan, first_capacity, used
 from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
 from hoploom.train.learner import MARGIN
@@ -21,14 +21,14 @@ Running = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Capacity:
+class FixedSizes:
     """The most that a batch may have. A node's hop is the one that found it first; of blocks each is counted whole."""
 
     nodes: Running  # per type: within 0, 1, ... hops
     edges: Running  # per relation: up to the first, the second, ... hop; of blocks in each
-    room: Room
+    room: Capacity
 
-    def holds(self, plan: Plan, sizes: Sequence[int]) -> bool:
+    def holds(self, plan: HopPlan, sizes: Sequence[int]) -> bool:
         """Whether a batch fits; `sizes` are the totals of its run."""
         nodes = ((sizes[slot] for slot in slots[1:]) for slots in plan.nodes)
         edges = ((sizes[end] for _, end in hops) for hops in plan.picks)
@@ -53,9 +53,9 @@ def probe(maker: NodeMaker, walk: Walk, batch_size: int) -> list[Sampled]:
     return [maker.draw(*walk.place(step)).sampled for step in full[:: max(1, len(full) // PROBES)][:PROBES]]
 
 
-def measure(plan: Plan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float = MARGIN) -> Capacity:
+def measure(plan: HopPlan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float = MARGIN) -> FixedSizes:
     """Room for what these batches took, and a margin."""
-    worst = first_room(plan, num_seeds, sys.maxsize)
+    worst = first_capacity(plan, num_seeds, sys.maxsize)
     hops = range(plan.sampling.num_hops)
     types, relations = range(len(plan.nodes)), range(len(plan.picks))
 
@@ -81,11 +81,11 @@ def measure(plan: Plan, batches: Sequence[Sampled], num_seeds: Sequence[int], ma
         )
         for hop in hops
     )
-    room = Room(tuple(most[-1] for most in nodes), tuple(max(most) for most in edges), rows, picks)
-    return Capacity(nodes, edges, room)
+    room = Capacity(tuple(most[-1] for most in nodes), tuple(max(most) for most in edges), rows, picks)
+    return FixedSizes(nodes, edges, room)
 
 
-def _running(plan: Plan, batch: Sampled) -> tuple[Running, Running]:
+def _running(plan: HopPlan, batch: Sampled) -> tuple[Running, Running]:
     """The sizes of one batch: nodes per type within each hop, edges per relation up to each hop, or in each block."""
     if not plan.is_blocks:
         assert batch.num_nodes is not None
@@ -104,6 +104,6 @@ def _running(plan: Plan, batch: Sampled) -> tuple[Running, Running]:
     return nodes, edges
 
 
-def _of_hop(plan: Plan, running: Sequence[int], hop: int) -> int:
+def _of_hop(plan: HopPlan, running: Sequence[int], hop: int) -> int:
     """What a hop expands or picks by itself."""
     return running[hop] - (0 if plan.is_blocks or hop == 0 else running[hop - 1])

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from hoploom.ops.kernels import forms
-from hoploom.ops.kernels.rows import kernel, rows_of
+from hoploom.ops.kernels.picks import kernel, rows_of
 
 NODE_OUT_OF_RANGE = tl.constexpr(forms.NODE_OUT_OF_RANGE)
 LIST_DAMAGED = tl.constexpr(forms.LIST_DAMAGED)

@@ -10,7 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from hoploom.ops.kernels.draws import mix
+from hoploom.ops.kernels.philox import mix
 
 
 def kernel(function: Callable[..., None]) -> Any:

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.batch import Block, Sampled, Seeds
-from hoploom.gpu.batches.capacity import FAULT, Ask, Plan, Room
+from hoploom.gpu.batches.capacity import FAULT, Capacity, HopPlan, RelationHop
 from hoploom.ops.kernels.forms import (
     LIST_DAMAGED,
     NODE_OUT_OF_RANGE,
     SOURCE_OUT_OF_RANGE,
-    Frontier,
-    Lists,
-    Picks,
-    Rule,
-    Span,
+    DeviceFrontier,
+    DeviceLists,
+    DevicePicks,
+    DeviceRule,
+    DeviceSpan,
 )
-from hoploom.ops.kernels.relabel import NodeMap
+from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ops.kernels.sample import sample
 
 END = torch.iinfo(torch.int64).max  # what an indptr holds where no frontier has been
@@ -40,10 +40,10 @@ class DeviceEdges:
 
 
 @dataclass(frozen=True)
-class OnDevice:
+class DeviceBuffers:
     """A sampled batch as the device has it: buffers, and how much of each is filled. Made once, filled by every run."""
 
-    room: Room
+    room: Capacity
     nodes: tuple[Tensor, ...]  # per type: [capacity] int64
     trees: tuple[Tensor | None, ...]  # per type: [capacity] int64; disjoint sampling only
     layers: tuple[tuple[DeviceEdges, ...], ...]  # per layer, blocks from the seeds inwards, and per relation
@@ -60,7 +60,7 @@ class OnDevice:
         return self.totals[FAULT, :1]
 
 
-def make_buffers(plan: Plan, room: Room, device: torch.device) -> OnDevice:
+def make_buffers(plan: HopPlan, room: Capacity, device: torch.device) -> DeviceBuffers:
     """Memory for batches of this room."""
 
     def empty(*shape: int) -> Tensor:
@@ -75,16 +75,21 @@ def make_buffers(plan: Plan, room: Room, device: torch.device) -> OnDevice:
         indptrs = [empty(room.nodes[end] + 1) if plan.with_indptr else None for end in plan.schema.destinations]
         layers.append(tuple(DeviceEdges(empty(2, capacities[i]), empty(capacities[i]), indptrs[i]) for i in relations))
     sources = tuple(empty(size) for size in room.edges)
-    return OnDevice(room, nodes, trees, tuple(layers), sources, empty(plan.num_slots, 2))
+    return DeviceBuffers(room, nodes, trees, tuple(layers), sources, empty(plan.num_slots, 2))
 
 
-def make_maps(plan: Plan, device: torch.device) -> tuple[NodeMap, ...]:
+def make_maps(plan: HopPlan, device: torch.device) -> tuple[DeviceNodeMap, ...]:
     """A node map per type: for one batch at a time."""
-    return tuple(NodeMap(node_type.num_nodes, device) for node_type in plan.schema.node_types)
+    return tuple(DeviceNodeMap(node_type.num_nodes, device) for node_type in plan.schema.node_types)
 
 
 def sample_on_device(
-    plan: Plan, lists: Sequence[Lists], maps: Sequence[NodeMap], seeds: Seeds, key: Tensor, into: OnDevice
+    plan: HopPlan,
+    lists: Sequence[DeviceLists],
+    maps: Sequence[DeviceNodeMap],
+    seeds: Seeds,
+    key: Tensor,
+    into: DeviceBuffers,
 ) -> None:
     """Fill `into` with the batch that sample_hops makes of these seeds, which lie on the device.
 
@@ -107,12 +112,12 @@ def sample_on_device(
 
 
 def _expand(
-    plan: Plan,
-    graph: tuple[Lists, Sequence[NodeMap]],
+    plan: HopPlan,
+    graph: tuple[DeviceLists, Sequence[DeviceNodeMap]],
     seeds: Seeds,
     key: Tensor,
-    into: OnDevice,
-    at: tuple[int, Ask],
+    into: DeviceBuffers,
+    at: tuple[int, RelationHop],
 ) -> None:
     """One relation in one hop: pick, then name the sources."""
     lists, maps = graph
@@ -120,15 +125,15 @@ def _expand(
     sampling, relation = plan.sampling, ask.relation
     source, destination = plan.schema.sources[relation], plan.schema.destinations[relation]
     begin, end = (into.total(slot) for slot in plan.frontier(hop, destination))
-    span = Span(begin, end, into.room.rows[hop][destination])
-    frontier = Frontier(into.nodes[destination], span, into.trees[destination], seeds.times, seeds.first_tree)
+    span = DeviceSpan(begin, end, into.room.rows[hop][destination])
+    frontier = DeviceFrontier(into.nodes[destination], span, into.trees[destination], seeds.times, seeds.first_tree)
     edges = into.layers[hop if plan.is_blocks else 0][relation]
-    span = Span(into.total(ask.begin), into.total(ask.end), into.room.picks[hop][relation])
+    span = DeviceSpan(into.total(ask.begin), into.total(ask.end), into.room.picks[hop][relation])
     scratch = into.sources[relation][: edges.edges.numel()]
-    picks = Picks(scratch, edges.edges, edges.edge_index[1], span, edges.indptr)
+    picks = DevicePicks(scratch, edges.edges, edges.edge_index[1], span, edges.indptr)
     fanout, weighted = sampling.fanouts[hop][relation], sampling.weighted and lists.weight is not None
     last = sampling.temporal == "last"
-    rule = Rule(key, keys.stream(hop, relation), fanout, sampling.replace, last, sampling.labor, weighted)
+    rule = DeviceRule(key, keys.stream(hop, relation), fanout, sampling.replace, last, sampling.labor, weighted)
     sample(lists, frontier, rule, picks, into.faults)
     if fanout != 0:
         before, after = into.total(ask.before), into.total(ask.after)
@@ -136,7 +141,7 @@ def _expand(
 
 
 def sampled_of(
-    plan: Plan, filled: OnDevice, sizes: Sequence[int], first_tree: int, copy: Callable[[Tensor], Tensor]
+    plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Callable[[Tensor], Tensor]
 ) -> Sampled:
     """What was sampled, cut to size. `sizes` are the totals by slot; `copy` takes a slice out of the buffers."""
     nodes = [copy(whole[: sizes[slots[-1]]]) for whole, slots in zip(filled.nodes, plan.nodes, strict=True)]
@@ -164,7 +169,9 @@ def _cut(edges: DeviceEdges, count: int, copy: Callable[[Tensor], Tensor]) -> tu
     return copy(edges.edge_index[:, :count]), copy(edges.edges[:count])
 
 
-def _block(plan: Plan, filled: OnDevice, sizes: Sequence[int], hop: int, copy: Callable[[Tensor], Tensor]) -> Block:
+def _block(
+    plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], hop: int, copy: Callable[[Tensor], Tensor]
+) -> Block:
     schema = plan.schema
     layer = zip(schema.relations, filled.layers[hop], plan.picks, strict=True)
     found = {relation.key: _cut(edges, sizes[slots[hop][1]], copy) for relation, edges, slots in layer}

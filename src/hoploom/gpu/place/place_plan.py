@@ -18,9 +18,9 @@ from hoploom.dist.collectives import gather_json
 from hoploom.errors import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import name_of
+from hoploom.gpu.place.packed_tensors import FieldColumn, PackedTensors, kept_dtype, pack_topology
 from hoploom.gpu.place.peer_memory import Among, neighbours
-from hoploom.gpu.place.pieces import Block, Column, kept_dtype, topology_block
-from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Asked, Features
+from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Features, PlaceRequest
 from hoploom.ops import EdgeLists
 from hoploom.schema import Field, Owner, Schema
 from hoploom.store.part import Part
@@ -36,15 +36,15 @@ Spans = list[tuple[int, int]]  # ranges of ids
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlacePlan:
     """What is copied to where."""
 
     device: torch.device
     identity: str  # of what is copied; in the names of the files that processes share
     topology: Literal["device", "host"] | None
-    relations: tuple[Block, ...]  # empty: topology stays as it is
+    relations: tuple[PackedTensors, ...]  # empty: topology stays as it is
     share: float  # of the rows of every part: so many go to the device
-    columns: tuple[Column, ...]  # empty: features stay as they are
+    columns: tuple[FieldColumn, ...]  # empty: features stay as they are
     peers: tuple[int, ...] = ()  # the ranks over which features are spread
     rank: int = 0  # this one
     chosen: str = ""  # why so much goes to the device, where that was measured
@@ -55,14 +55,14 @@ class Plan:
         topology = sum(block.num_bytes for block in self.relations) if self.topology == DEVICE else 0
         return topology + sum(column.block(self.hot(column)).num_bytes for column in self.columns)
 
-    def hot(self, column: Column) -> Spans:
+    def hot(self, column: FieldColumn) -> Spans:
         """The ids whose rows go to this rank's device."""
         if self.peers:
             return [self.spread(column)[self.peers.index(self.rank)]]
         counts = [int(self.share * count + ROUNDING) for count in column.counts]
         return joined([(first, first + hot) for first, hot in zip(column.firsts, counts, strict=True)])
 
-    def rest(self, column: Column) -> Spans:
+    def rest(self, column: FieldColumn) -> Spans:
         """The ids whose rows go to host memory."""
         if self.peers:
             return []
@@ -70,13 +70,13 @@ class Plan:
         spans = zip(column.firsts, counts, column.counts, strict=True)
         return joined([(first + hot, first + count) for first, hot, count in spans])
 
-    def spread(self, column: Column) -> Spans:
+    def spread(self, column: FieldColumn) -> Spans:
         """The ids whose rows go to the device of each peer."""
         count, total = len(self.peers), column.num_rows
         return [(total * place // count, total * (place + 1) // count) for place in range(count)]
 
     @cached_property
-    def files(self) -> dict[str, Block]:
+    def files(self) -> dict[str, PackedTensors]:
         """What goes to host memory, by the name of its file."""
         found = {}
         if self.topology == HOST:
@@ -90,7 +90,7 @@ class Plan:
     def relation_file(self, index: int) -> str:
         return name_of(self.identity, index, str(self.relations[index].columns))
 
-    def column_file(self, column: Column) -> str:
+    def column_file(self, column: FieldColumn) -> str:
         return name_of(self.identity, column.owner, column.name, str(column.kept), self.rest(column))
 
 
@@ -105,7 +105,7 @@ def joined(spans: Spans) -> Spans:
     return out
 
 
-def make_plan(store: "Store", asked: Asked, among: Among | None) -> Plan:
+def plan_placement(store: "Store", asked: PlaceRequest, among: Among | None) -> PlacePlan:
     """What goes where; ConfigError where it cannot, or does not fit. All ranks call, where they are given."""
     _check_among(among)
     _check_reach(store, asked)
@@ -114,14 +114,14 @@ def make_plan(store: "Store", asked: Asked, among: Among | None) -> Plan:
     peers = () if among is None else neighbours(among)
     relations = () if asked.topology is None else tuple(_relations(store))
     columns = () if asked.features is None else tuple(_columns(store, asked.narrow))
-    room = _room(asked.device, among, peers)
+    room = _free_memory_of_ranks(asked.device, among, peers)
     spread = peers if asked.features == SPREAD else ()
     left = min(room.free, max(LEAST_ROOM, room.free // ROOM_SHARE))
     budget = room.free - left
     topology = _where_topology(asked, relations, budget)
     if topology == DEVICE:
         budget -= sum(block.num_bytes for block in relations)
-    plan = Plan(
+    plan = PlacePlan(
         asked.device,
         store.identity or secrets.token_hex(16),
         topology,
@@ -146,7 +146,7 @@ def name_of_device(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
 
 
-class Room(NamedTuple):
+class FreeMemory(NamedTuple):
     """The memory of a device that a rank may use."""
 
     free: int  # bytes, of this rank
@@ -157,13 +157,13 @@ class Room(NamedTuple):
         return f"{amounts.as_bytes(self.free)} free{of_ranks}"
 
 
-def _room(device: torch.device, among: Among | None, peers: Sequence[int]) -> Room:
+def _free_memory_of_ranks(device: torch.device, among: Among | None, peers: Sequence[int]) -> FreeMemory:
     """The least of all ranks of this host: they choose alike, so that they share what they keep in host memory."""
     if among is None:
-        return Room(free_memory(device), 1)
+        return FreeMemory(free_memory(device), 1)
     told = gather_json(among, [free_memory(device), name_of_device(device)])
     counts = Counter(told[rank][1] for rank in peers)
-    return min(Room(told[rank][0] // counts[told[rank][1]], counts[told[rank][1]]) for rank in peers)
+    return min(FreeMemory(told[rank][0] // counts[told[rank][1]], counts[told[rank][1]]) for rank in peers)
 
 
 # --- what there is to place ----------------------------------------------------------------------
@@ -175,7 +175,7 @@ def _check_among(among: object) -> None:
         raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
 
 
-def _check_reach(store: "Store", asked: Asked) -> None:
+def _check_reach(store: "Store", asked: PlaceRequest) -> None:
     """Raise ConfigError unless all that is to be placed lies in this process."""
     if store.placed is not None and store.placed.held.closed:
         raise ConfigError("this placed store is closed; give topology and features to place of the opened store again")
@@ -208,42 +208,44 @@ def fields_of(schema: Schema) -> dict[tuple[Owner, str], Field]:
     return of_nodes | {(r.key, name): field for r in schema.relations for name, field in r.fields.items()}
 
 
-def _relations(store: "Store") -> list[Block]:
+def _relations(store: "Store") -> list[PackedTensors]:
     schema = store.schema
     lists: list[list[EdgeLists]] = [[part.lists[i] for part in store.topology] for i in range(len(schema.relations))]
     return [
-        topology_block(of_parts, schema.node_types[source].num_nodes)
+        pack_topology(of_parts, schema.node_types[source].num_nodes)
         for of_parts, source in zip(lists, schema.sources, strict=True)
     ]
 
 
-def _columns(store: "Store", narrow: torch.dtype | None) -> list[Column]:
+def _columns(store: "Store", narrow: torch.dtype | None) -> list[FieldColumn]:
     schema, columns = store.schema, []
     for (owner, name), field in fields_of(schema).items():
         if isinstance(owner, str):
             counts = [part.num_nodes[schema.type_index[owner]] for part in store.parts]
         else:
             counts = [part.lists[schema.relation_index[owner]].num_edges for part in store.parts]
-        columns.append(Column(owner, name, field, kept_dtype(field, narrow), store.parts, tuple(counts)))
+        columns.append(FieldColumn(owner, name, field, kept_dtype(field, narrow), store.parts, tuple(counts)))
     return columns
 
 
 # --- what goes where -----------------------------------------------------------------------------
 
 
-def _chosen(asked: Asked, room: Room, left: int) -> str:
+def _chosen(asked: PlaceRequest, room: FreeMemory, left: int) -> str:
     if AUTO not in (asked.topology, asked.features):
         return ""
     return f"auto: {asked.device} had {room}, of which {amounts.as_bytes(left)} are left to training"
 
 
-def _where_topology(asked: Asked, relations: tuple[Block, ...], budget: int) -> Literal["device", "host"] | None:
+def _where_topology(
+    asked: PlaceRequest, relations: tuple[PackedTensors, ...], budget: int
+) -> Literal["device", "host"] | None:
     if asked.topology == AUTO:
         return "device" if sum(block.num_bytes for block in relations) <= budget else "host"
     return asked.topology  # type: ignore[return-value]  # "auto" is dealt with
 
 
-def _share(wanted: Features, columns: tuple[Column, ...], budget: int) -> float:
+def _share(wanted: Features, columns: tuple[FieldColumn, ...], budget: int) -> float:
     """The share of the rows that goes to the device; "auto" in whole percent, so that ranks agree."""
     total = sum(column.num_rows * column.row_bytes for column in columns)
     if isinstance(wanted, float):
@@ -257,7 +259,7 @@ def _share(wanted: Features, columns: tuple[Column, ...], budget: int) -> float:
     return 0.0 if wanted == HOST else 1.0
 
 
-def _check_holds_row(wanted: int, total: int, columns: tuple[Column, ...]) -> None:
+def _check_holds_row(wanted: int, total: int, columns: tuple[FieldColumn, ...]) -> None:
     """Raise ConfigError for bytes, other than none, whose share of every part's rows is less than one row."""
     most = max((count for column in columns for count in column.counts), default=0)
     least = -(-total // max(1, most))
@@ -268,7 +270,7 @@ def _check_holds_row(wanted: int, total: int, columns: tuple[Column, ...]) -> No
         )
 
 
-def _check_fits(plan: Plan, room: Room) -> None:
+def _check_fits(plan: PlacePlan, room: FreeMemory) -> None:
     """Raise ConfigError unless there is room on the device and in host memory."""
     needed = plan.device_bytes
     if needed > room.free:

@@ -151,7 +151,7 @@ class Pool:
         """An event after what the side stream has to do so far; None on the CPU."""
         return self._stream.record_event() if self.is_cuda else None
 
-    def hand_over(self, arrived: Any, batch: Any, memory: "Memory") -> Any:
+    def hand_over(self, arrived: Any, batch: Any, memory: "BatchMemory") -> Any:
         """Make the consumer's stream wait for a batch; on the consumer's thread."""
         if self.is_cuda:
             self.add_consumer()
@@ -164,7 +164,7 @@ class Pool:
         return batch
 
 
-class Memory:
+class BatchMemory:
     """What one batch is made of."""
 
     def __init__(self, pool: Pool) -> None:

@@ -11,16 +11,16 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Seeds
-from hoploom.gpu.batches.capacity import FAULT, Plan
-from hoploom.gpu.batches.hops import make_buffers, sample_on_device
-from hoploom.gpu.place.store import Placed
+from hoploom.gpu.batches.capacity import FAULT, HopPlan
+from hoploom.gpu.batches.device_hops import make_buffers, sample_on_device
+from hoploom.gpu.place.placed_store import PlacedStore
+from hoploom.gpu.whole_step.cuda_graph import Lane, Mark, Recording
+from hoploom.gpu.whole_step.fixed_sizes import FixedSizes
 from hoploom.gpu.whole_step.padded import PaddedEdges, padded_views
-from hoploom.gpu.whole_step.record import Lane, Mark, Recording
-from hoploom.gpu.whole_step.shapes import Capacity
 from hoploom.load.assemble import FEATURES, IN_DEGREE, Batch
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN, LayerView
-from hoploom.ops.kernels.relabel import NodeMap
+from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.schema import RelationName
 from hoploom.store import Wanted
 from hoploom.train.tasks import NodeTask
@@ -30,13 +30,13 @@ STAGED = 2  # entries before the seeds: the key, and one that keeps the seeds' a
 
 
 @dataclass(frozen=True)
-class Plot:
+class FixedBatchSpec:
     """What all batches of a run have in common."""
 
-    plan: Plan
-    capacity: Capacity
-    placed: Placed
-    maps: tuple[NodeMap, ...]  # for one batch at a time
+    plan: HopPlan
+    capacity: FixedSizes
+    placed: PlacedStore
+    maps: tuple[DeviceNodeMap, ...]  # for one batch at a time
     model: GNN
     maker: NodeMaker
     batch_size: int
@@ -76,10 +76,10 @@ def degrees_of(maker: NodeMaker, device: torch.device) -> Tensor | None:
     return store.in_degrees(relation.key, nodes).to(device)
 
 
-class Slot:
+class FixedBatch:
     """A batch of fixed size, and when it was filled and learned from."""
 
-    def __init__(self, plot: Plot) -> None:
+    def __init__(self, plot: FixedBatchSpec) -> None:
         self._plot = plot
         size = plot.batch_size
         self.on = make_buffers(plot.plan, plot.capacity.room, plot.device)

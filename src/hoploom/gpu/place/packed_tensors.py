@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class PackedTensors:
     """Tensors that are made together."""
 
     columns: tuple[tuple[Shape, torch.dtype], ...]
@@ -65,7 +65,7 @@ def columns_of(parts: Sequence[EdgeLists]) -> tuple[str, ...]:
     return tuple(name for name in (WEIGHT, EDGE_TIME, SOURCE_TIME) if getattr(parts[0], name) is not None)
 
 
-def topology_block(parts: Sequence[EdgeLists], num_sources: int) -> Block:
+def pack_topology(parts: Sequence[EdgeLists], num_sources: int) -> PackedTensors:
     """A relation's lists of all parts, merged: indptr, indices, and the columns it has."""
     num_nodes = sum(lists.indptr.numel() - 1 for lists in parts)
     num_edges = sum(lists.num_edges for lists in parts)
@@ -84,7 +84,7 @@ def topology_block(parts: Sequence[EdgeLists], num_sources: int) -> Block:
             owners = parts[:1] if name == SOURCE_TIME else parts  # every part has the times of all sources
             _fill_edges(tensor, [getattr(lists, name) for lists in owners])
 
-    return Block(tuple(((length,), dtype) for length, dtype in columns), fill)
+    return PackedTensors(tuple(((length,), dtype) for length, dtype in columns), fill)
 
 
 def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Sequence[int] | None = None) -> None:
@@ -101,7 +101,7 @@ def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Se
 
 
 @dataclass(frozen=True)
-class Column:
+class FieldColumn:
     """The rows of one field over all parts."""
 
     owner: Owner
@@ -130,13 +130,13 @@ class Column:
         """Whether a factor per row turns what is kept into values."""
         return self.kept == torch.int8 and DTYPES[self.field.dtype] != torch.int8
 
-    def block(self, spans: Sequence[tuple[int, int]]) -> Block:
+    def block(self, spans: Sequence[tuple[int, int]]) -> PackedTensors:
         """The rows of these ranges of ids, one after the other, and their scales."""
         count = sum(end - begin for begin, end in spans)
         columns: list[tuple[Shape, torch.dtype]] = [((count, *self.field.shape), self.kept)]
         if self.is_scaled:
             columns.append(((count,), torch.float32))
-        return Block(tuple(columns), lambda tensors: self._fill(tensors, spans))
+        return PackedTensors(tuple(columns), lambda tensors: self._fill(tensors, spans))
 
     def _fill(self, tensors: Sequence[Tensor], spans: Sequence[tuple[int, int]]) -> None:
         begin = 0

@@ -19,12 +19,12 @@ from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, Schema
 from hoploom.store.base import FeatureStore, Wanted
 
 if TYPE_CHECKING:
-    from hoploom.ops.kernels.forms import Lists
+    from hoploom.ops.kernels.forms import DeviceLists
     from hoploom.ops.kernels.gather import Segments
 
 
 @dataclass
-class Held:
+class Lease:
     """What is shared with other processes, until it is closed."""
 
     device: torch.device  # whose kernels read it
@@ -77,7 +77,7 @@ class Placement:
 
 
 @dataclass(frozen=True, repr=False)
-class Placed:
+class PlacedStore:
     """The parts of a store that kernels read, made by `Store.place`.
 
     >>> store = hoploom.open("papers.store").place(topology="cuda", features="20%")
@@ -86,21 +86,21 @@ class Placed:
 
     schema: Schema
     device: torch.device
-    relations: "tuple[Lists, ...] | None"
+    relations: "tuple[DeviceLists, ...] | None"
     fields: "Mapping[tuple[Owner, str], Segments]"  # those that are placed
     host: FeatureStore  # answers for the others
     report: tuple[Placement, ...]
-    held: Held
+    held: Lease
     chosen: str = ""  # what "auto" went by
 
     @property
-    def lists(self) -> "tuple[Lists, ...] | None":
+    def lists(self) -> "tuple[DeviceLists, ...] | None":
         """Every relation's in-edges, all parts merged; None where topology was not placed."""
         self.held.check()
         return self.relations
 
     def __repr__(self) -> str:
-        return "Placed({}: {}, host: {})".format(self.device, *self._totals())
+        return "PlacedStore({}: {}, host: {})".format(self.device, *self._totals())
 
     def __str__(self) -> str:
         """A table of what lies where."""
@@ -155,7 +155,7 @@ class Placed:
         """
         self.held.close(wait=wait)
 
-    def __enter__(self) -> "Placed":
+    def __enter__(self) -> "PlacedStore":
         return self
 
     def __exit__(
