@@ -3,7 +3,6 @@
 import gc
 import json
 import math
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from support.whole_steps import (
 
 import hoploom
 from hoploom.dist.context import init
+from hoploom.gpu.whole_step import epoch
 from hoploom.gpu.whole_step import fixed_sizes as capacity
 from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
 from hoploom.train.checkpoint import Checkpoint
@@ -216,7 +216,7 @@ def test_nothing_of_whole_steps_outlives_fit(
 ) -> None:
     """Without a collection: graphs and their memory are given back at once."""
     monkeypatch.setattr(Watched, "left", [], raising=False)
-    monkeypatch.setattr(sys.modules[fit.__module__], "WholeStep", Watched)
+    monkeypatch.setattr(epoch, "WholeStep", Watched)
     learner = homogeneous_learner(device)
     if ending == "an error":
         calls = iter(range(1, 100))
