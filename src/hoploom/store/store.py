@@ -25,6 +25,7 @@ from hoploom.store.write import write_parts
 
 if TYPE_CHECKING:
     from hoploom.gpu.place.peer_memory import Among
+    from hoploom.gpu.place.placed_store import PlacedStore
 
 PIECE = 1 << 22  # edges that are looked at together
 
