@@ -8,15 +8,17 @@ from 2.2 on, while runtimes are the same in both.
 In worker mode there is no StatefulSet: the trainers' first process in each pod starts the server beside them.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from shlex import join
 from typing import Any
 
+import yaml
+
 from hoploom.deploy.cluster_file import Cluster, Host, KubernetesOptions, Security
 from hoploom.deploy.programs import script_words, server_command, trainer_environment
-from hoploom.deploy.yaml_text import documents
 from hoploom.errors import ConfigError
 
 Manifest = dict[str, Any]
@@ -27,6 +29,8 @@ GRACE = 60  # seconds for a server to finish what is in flight
 PROBE = {"periodSeconds": 5, "timeoutSeconds": 5}
 STARTING = 120  # probes until a server must serve: a large store is checked and mapped first
 GPU = "nvidia.com/gpu"
+PLAIN = re.compile(r"(?![yn]$)[a-z/][a-z0-9_./-]*", re.IGNORECASE)  # kubectl takes y and 1e-3 for no texts, PyYAML does
+LONGEST_LINE = 10**6  # characters: no text is folded
 WAIT_DEADLINE = 3600  # seconds until all servers take connections
 WAIT = """
 import socket, sys, time
@@ -51,7 +55,27 @@ def manifests(cluster: Cluster, command: Sequence[str]) -> str:
     script = script_words(command)
     servers = [_service(inside), _stateful_set(inside)] if inside.servers else []
     runtime = _training_runtime(inside)
-    return _opening(cluster) + documents([*servers, runtime, _train_job(inside, script)])
+    return _opening(cluster) + as_yaml([*servers, runtime, _train_job(inside, script)])
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
+    """Writes what is in several places each time, and texts of several lines as such."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> Any:
+    style = "|" if "\n" in text else None if PLAIN.fullmatch(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def as_yaml(values: Sequence[Manifest]) -> str:
+    """Several documents in one text."""
+    return str(yaml.dump_all(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LONGEST_LINE))
 
 
 def _opening(cluster: Cluster) -> str:

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hoploom.deploy.cluster_file import Cluster, Host, KubernetesOptions, Security, ServerOptions
-from hoploom.deploy.kubernetes import manifests
-from hoploom.deploy.yaml_text import documents
+from hoploom.deploy.kubernetes import as_yaml, manifests
 from hoploom.errors import ConfigError
-
-yaml = pytest.importorskip("yaml", reason="PyYAML, which mkdocs brings, reads the manifests back")
 
 SERVER = "spec.template.spec"
 TRAINER = "spec.template.spec.replicatedJobs.0.template.spec.template.spec"
@@ -278,6 +276,11 @@ def test_what_pods_cannot_have_is_refused_with_a_way_out(cluster: Cluster, messa
         *(True, None, 0, -1, [], {}, ["a", ["b", {"c": []}]], {"a b": {"1": None}}, [{"a": 1, "b": [2]}, "x\ny"]),
     ],
 )
-def test_yaml_text_is_read_back_as_it_was(value: Any) -> None:
-    written = documents([{"key": value, "list": [value, {"in": value}]}, {"second": 2}])
+def test_yaml_is_read_back_as_it_was(value: Any) -> None:
+    written = as_yaml([{"key": value, "list": [value, {"in": value}]}, {"second": 2}])
     assert list(yaml.safe_load_all(written)) == [{"key": value, "list": [value, {"in": value}]}, {"second": 2}]
+
+
+@pytest.mark.parametrize("text", ["y", "N", "1e-3", "0o17", "1e3", ".5", "1:30", "12"])
+def test_what_another_reader_of_yaml_could_take_for_no_text_is_quoted(text: str) -> None:
+    assert as_yaml([{"value": text}]) == f'value: "{text}"\n'
