@@ -22,7 +22,7 @@ from support.servers import serving
 import hoploom
 from hoploom import ConfigError, PeerError
 from hoploom.deploy.local_server import LocalServer
-from hoploom.deploy.server_command import ServerCommand
+from hoploom.deploy.programs import ServerCommand
 from hoploom.dist.environment import Deployment, read_deployment
 from hoploom.dist.spawn import spawn
 from hoploom.train import init

@@ -26,11 +26,6 @@ SINGLE = {"dataset": rules.text(), "in_channel": rules.whole(1), "out_channel": 
 OPTIONAL = ("dataset", "in_channel", "out_channel", "node_ranks", "ports")
 
 
-def is_like(document: Document) -> bool:
-    """Whether it is one of GLT's."""
-    return "nodes" in document.parsed and "hosts" not in document.parsed
-
-
 def written(document: Document) -> Written:
     """The same cluster in our keys."""
     _check_keys(document)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hoploom.deploy.cluster_file import Host, Process
-from hoploom.deploy.server_command import ServerCommand
+from hoploom.deploy.programs import ServerCommand
 from hoploom.deploy.supervise import Local, Supervisor
 from hoploom.errors import ConfigError, PeerError
 

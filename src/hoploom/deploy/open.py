@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hoploom.config.values import as_int
 from hoploom.deploy.cluster_file import Security
 from hoploom.deploy.local_server import LocalServer, address_towards, token_in_file
-from hoploom.deploy.server_command import ServerCommand
+from hoploom.deploy.programs import ServerCommand
 from hoploom.dist import environment
 from hoploom.dist.collectives import gather_json
 from hoploom.dist.context import Context

@@ -1,5 +1,6 @@
 """Which programs run where: graph servers, and one torchrun per host of trainers. Nothing is started here.
 
+All that start `hoploom serve` take its command line from here.
 torchrun's rendezvous is the static one: ranks follow the hosts' order in the file, one known port is open, and nobody
 waits to see who joins. What it gives up is a cluster that grows while it runs.
 """
@@ -7,13 +8,11 @@ waits to see who joins. What it gives up is a cluster that grows while it runs.
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from hoploom.deploy.cluster_file import Cluster, Host, Process
-from hoploom.deploy.server_command import ServerCommand
+from hoploom.deploy.cluster_file import Cluster, Host, Process, Security, ServerOptions
 from hoploom.errors import ConfigError
-from hoploom.serve.address import join_address, split_address
-from hoploom.serve.security import is_loopback
+from hoploom.serve.address import is_loopback, join_address, split_address
 
 LOGS = "{logs}"  # in words: a folder that the keeper makes, and removes at the end
 FORMS = "give what comes behind `hoploom`, such as train run.toml, or your own script.py and its arguments"
@@ -60,6 +59,47 @@ def _without_starter(words: tuple[str, ...]) -> tuple[str, ...]:
             f"the command has {starter}'s option {rest[0]!r:.80}; leave it out, the cluster file says {own}; {FORMS}"
         )
     return rest
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """What one server is told."""
+
+    store: str
+    parts: Sequence[int]  # (): all that the folder holds
+    listen: str  # HOST:PORT
+    peers: Sequence[str] = ()  # servers of the other parts
+    security: Security = field(default_factory=Security)
+    options: ServerOptions = field(default_factory=ServerOptions)
+    metrics: str | None = None  # HOST:PORT
+    grace: int | None = None  # seconds for requests under way at a stop
+
+    def words(self, python: str) -> tuple[str, ...]:
+        """The program and its arguments.
+
+        >>> ServerCommand("graph.store", [0], "127.0.0.1:7700").words("python3")[1:4]
+        ('-m', 'hoploom', 'serve')
+        """
+        security, options = self.security, self.options
+        given = {
+            "--peers": ",".join(self.peers) or None,
+            "--token-file": security.token_file,
+            "--cert": security.cert,
+            "--key": security.private_key,
+            "--ca": security.ca,
+            "--client-ca": security.ca if security.mutual else None,
+            "--threads": options.threads,
+            "--memory": options.memory,
+            "--cache": options.cache,
+            "--fanouts": None if options.fanouts is None else ",".join(map(str, options.fanouts)),
+            "--seeds": options.seeds,
+            "--metrics": self.metrics,
+        }
+        parts = [word for part in self.parts for word in ("--part", str(part))]
+        flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+        last = ["--insecure"] if security.insecure else []
+        last += [] if self.grace is None else ["--grace", str(self.grace)]
+        return (python, "-m", "hoploom", "serve", self.store, *parts, "--listen", self.listen, *flags, *last)
 
 
 def server_command(cluster: Cluster, host: Host) -> ServerCommand:

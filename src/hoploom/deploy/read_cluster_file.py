@@ -32,7 +32,8 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
         raise ConfigError(f"{path} is no cluster file by its name; name it .toml, .yaml or .yml")
     document = read_document(path, HEADINGS, absent="write one; docs/cluster.md shows how")
     overrides = overrides or Overrides()
-    written = glt_yaml.written(document) if glt_yaml.is_like(document) else _written(document)
+    is_glts = "nodes" in document.parsed and HOSTS not in document.parsed
+    written = glt_yaml.written(document) if is_glts else _written(document)
     return resolve(written, overrides.executor, (overrides.master_addr, overrides.master_port))
 
 

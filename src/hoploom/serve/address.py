@@ -1,10 +1,10 @@
 """host:port, read and written, and whether it is free."""
 
+import ipaddress
 import socket
 from collections.abc import Iterable
 
 from hoploom.errors import ConfigError
-from hoploom.serve.security import is_loopback
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -19,6 +19,19 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The inverse of split_address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches an address. A name other than localhost is not looked up: it may change."""
+    bare = host.strip("[]").partition("%")[0].lower().rstrip(".")
+    if bare == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return False
+    inner = getattr(address, "ipv4_mapped", None)
+    return bool((inner or address).is_loopback)
 
 
 def check_free(host: str, port: int) -> None:

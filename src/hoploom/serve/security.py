@@ -5,7 +5,6 @@ Secrets come from files alone: what stands on a command line is shown by `ps`. N
 Loopback needs nothing: whoever runs a process on this host is trusted, other users of it too.
 """
 
-import ipaddress
 import os
 import re
 import secrets
@@ -20,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hoploom.errors import ConfigError
+from hoploom.serve.address import is_loopback
 
 MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: not to be guessed, and it fits in a header
 MAX_FILE = 1 << 20
@@ -267,19 +267,6 @@ def _unnamed(content: bytes) -> Iterator[str]:
 
 
 # --- where a server may listen -------------------------------------------------------------------
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host reaches an address. A name other than localhost is not looked up: it may change."""
-    bare = host.strip("[]").partition("%")[0].lower().rstrip(".")
-    if bare == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(bare)
-    except ValueError:
-        return False
-    inner = getattr(address, "ipv4_mapped", None)
-    return bool((inner or address).is_loopback)
 
 
 def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:
