@@ -8,7 +8,7 @@ from hoploom.cli.command import Arguments, Command
 from hoploom.deploy.cluster_file import EXECUTORS, Cluster
 from hoploom.deploy.launch import executor_of, run, with_free_ports
 from hoploom.deploy.programs import processes, script_words
-from hoploom.deploy.read_cluster_file import Overrides, read_cluster
+from hoploom.deploy.resolve import Overrides, read_cluster
 from hoploom.errors import ConfigError
 
 USAGE = "hoploom launch [options] CLUSTER -- train run.toml"

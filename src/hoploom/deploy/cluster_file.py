@@ -7,10 +7,12 @@ A field made by `key` is a key of the file: the reader and the documentation tak
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hoploom.config import rules
-from hoploom.config.declare import Headings, key
+from hoploom.config.declare import Headings, key, keys_in
+from hoploom.config.document import Document, full_name
+from hoploom.config.toml import quoted
 from hoploom.serve.address import join_address
 
 Executor = Literal["local", "ssh", "slurm", "kubernetes"]
@@ -212,6 +214,54 @@ SECTIONS: Headings = {
     "kubernetes": KubernetesOptions,
 }
 HEADINGS: Headings = {"": TopKeys, **SECTIONS, f"{HOSTS}.NAME": HostKeys}
+
+
+@dataclass(frozen=True)
+class Written:
+    """The keys of a cluster file, each checked by itself."""
+
+    document: Document
+    top: TopKeys
+    hosts: Mapping[str, HostKeys] | int
+    sections: Mapping[str, Any]
+
+
+def keys_of(document: Document) -> Written:
+    """Its sections as the dataclasses above."""
+    top = TopKeys(**document.top())
+    sections = {name: owner(**document.section((name,), owner=owner)) for name, owner in SECTIONS.items()}
+    return Written(document, top, _hosts(document), sections)
+
+
+def _hosts(document: Document) -> dict[str, HostKeys] | int:
+    """By name; a number where they have no names yet."""
+    given = document.parsed.get(HOSTS)
+    way_out = 'give their names, e.g. hosts = ["gpu1", "gpu2"], or a section [hosts.NAME] for each'
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return given
+    if given is None:
+        raise document.problem(HOSTS, f"there are no hosts; {way_out}")
+    if not isinstance(given, list | dict) or not given:
+        raise document.problem(HOSTS, f"hosts is {given!r:.80}; {way_out}")
+    for name in given:
+        if not isinstance(name, str) or not rules.HOST.fullmatch(name):
+            raise document.problem(HOSTS, f"hosts has {name!r:.80}, which is no name of a host; {way_out}")
+    if isinstance(given, dict):
+        return {name: _host(document, name) for name in given}
+    for name in given:
+        if given.count(name) > 1:
+            raise document.problem(HOSTS, f"hosts has {quoted(name)} {given.count(name)} times; name each once")
+    return {name: HostKeys() for name in given}
+
+
+def _host(document: Document, name: str) -> HostKeys:
+    path = (HOSTS, name)
+    for inside, value in document.table(path).items():
+        if inside not in keys_in(HostKeys) and isinstance(value, dict):
+            at, in_quotes = full_name((*path, inside)), quoted(f"{name}.{inside}")
+            message = f"[{at}] is a table in a table; put a name with dots in quotes: [hosts.{in_quotes}]"
+            raise document.problem(at, message)
+    return HostKeys(**document.section(path, owner=HostKeys))
 
 
 # --- as it is meant ------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from typing import Any
 from hoploom.config import rules
 from hoploom.config.document import Document
 from hoploom.config.values import nearest
-from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys
-from hoploom.deploy.resolve import Written
+from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys, Written
 
 LISTS = {  # one entry per node
     "nodes": rules.host(),
@@ -26,7 +25,7 @@ SINGLE = {"dataset": rules.text(), "in_channel": rules.whole(1), "out_channel": 
 OPTIONAL = ("dataset", "in_channel", "out_channel", "node_ranks", "ports")
 
 
-def written(document: Document) -> Written:
+def keys_of_glt(document: Document) -> Written:
     """The same cluster in our keys."""
     _check_keys(document)
     columns = {name: _column(document, name, rule) for name, rule in LISTS.items() if name in document.parsed}

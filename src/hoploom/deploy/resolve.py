@@ -1,4 +1,4 @@
-"""What a cluster file leaves out is worked out from the rest, and what cannot be is refused: Written -> Cluster.
+"""What a cluster file leaves out is worked out from the rest, and what cannot be is refused.
 
 Parts are dealt to servers in order, ports counted up on hosts that share an address. What is on other hosts' disks is
 left for them to check; on this host it is checked here, before anything starts.
@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.document import Document, absolute, full_name
-from hoploom.deploy.cluster_file import HOSTS, Cluster, Host, HostKeys, TopKeys
+from hoploom.config.document import YAML_SUFFIXES, Document, absolute, full_name, read_document
+from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, HostKeys, TopKeys, Written, keys_of
+from hoploom.deploy.glt_yaml import keys_of_glt
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve.address import is_loopback, join_address, split_address
 
@@ -23,24 +24,34 @@ PICKS_HOSTS = {
     "slurm": "Slurm picks the hosts, and trainers meet on the first",
     "kubernetes": "Kubeflow says where trainers meet",
 }
-MasterAddress = tuple[str | None, int | None]
 
 
 @dataclass(frozen=True)
-class Written:
-    """The keys of a cluster file, each checked by itself."""
+class Overrides:
+    """What the command line says instead of the file."""
 
-    document: Document
-    top: TopKeys
-    hosts: Mapping[str, HostKeys] | int
-    sections: Mapping[str, Any]
+    executor: str | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
 
 
-def resolve(written: Written, executor: str | None = None, master: MasterAddress = (None, None)) -> Cluster:
-    """The cluster that is meant; `executor` and `master` are the command line's, which win."""
+def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluster:
+    """The cluster in a file, also in one that GraphLearn-for-PyTorch's launcher takes.
+
+    >>> read_cluster("cluster.toml").hosts[0].name
+    'gpu1'
+    """
+    if Path(path).suffix not in (".toml", *YAML_SUFFIXES):
+        raise ConfigError(f"{path} is no cluster file by its name; name it .toml, .yaml or .yml")
+    document = read_document(path, HEADINGS, absent="write one; docs/cluster.md shows how")
+    is_glts = "nodes" in document.parsed and HOSTS not in document.parsed
+    return _resolve(keys_of_glt(document) if is_glts else keys_of(document), overrides or Overrides())
+
+
+def _resolve(written: Written, overrides: Overrides) -> Cluster:
     top, document = written.top, written.document
     given = _named(written)
-    executor = executor or top.executor or _executor(written.hosts, given)
+    executor = overrides.executor or top.executor or _executor(written.hosts, given)
     mode = top.mode or ("none" if top.store is None else "worker")
     folder, sections = document.folder, written.sections
     hosts = tuple(_host(written, name, keys, (executor, mode)) for name, keys in given.items())
@@ -59,8 +70,8 @@ def resolve(written: Written, executor: str | None = None, master: MasterAddress
         file=document.where[""],
     )
     _check(document, cluster)
-    _check_rendezvous(written, cluster, master)
-    return replace(cluster, hosts=_with_parts(cluster, given), rendezvous=_rendezvous(cluster, top, master))
+    _check_rendezvous(written, cluster, overrides)
+    return replace(cluster, hosts=_with_parts(cluster, given), rendezvous=_rendezvous(cluster, top, overrides))
 
 
 def _named(written: Written) -> Mapping[str, HostKeys]:
@@ -165,12 +176,12 @@ def _with_parts(cluster: Cluster, given: Mapping[str, HostKeys]) -> tuple[Host, 
     return tuple(replace(host, parts=dealt.get(host.name, ())) for host in cluster.hosts)
 
 
-def _rendezvous(cluster: Cluster, top: TopKeys, master: MasterAddress) -> str:
+def _rendezvous(cluster: Cluster, top: TopKeys, overrides: Overrides) -> str:
     first = cluster.trainers[0]
     address, port = first.address or first.name, 0 if cluster.executor in FINDS_PORTS else RENDEZVOUS_PORT
     if top.rendezvous:
         address, port = split_address(top.rendezvous)
-    return join_address(master[0] or address, master[1] or port)
+    return join_address(overrides.master_addr or address, overrides.master_port or port)
 
 
 def _with_absolute(options: Any, names: Sequence[str], folder: Path) -> Any:
@@ -275,11 +286,11 @@ def _check_restarts(document: Document, cluster: Cluster) -> None:
         raise document.problem("max_restarts", f"{message} {way_out}")
 
 
-def _check_rendezvous(written: Written, cluster: Cluster, master: MasterAddress) -> None:
+def _check_rendezvous(written: Written, cluster: Cluster, overrides: Overrides) -> None:
     """What is given, and who is started by somebody that chooses it."""
-    given = {"rendezvous": written.top.rendezvous, "--master-addr": master[0]}
+    given = {"rendezvous": written.top.rendezvous, "--master-addr": overrides.master_addr}
     if cluster.executor == "kubernetes":
-        given["--master-port"] = None if master[1] is None else str(master[1])
+        given["--master-port"] = None if overrides.master_port is None else str(overrides.master_port)
     for name, value in given.items():
         if value is not None and cluster.executor in PICKS_HOSTS:
             message = f"{name} is {value}, but {PICKS_HOSTS[cluster.executor]}; leave it out"

@@ -11,7 +11,7 @@ from support.cluster_files import GLT
 from hoploom import ConfigError
 from hoploom.deploy.cluster_file import Cluster, Host
 from hoploom.deploy.programs import processes, script_words
-from hoploom.deploy.read_cluster_file import Overrides, read_cluster
+from hoploom.deploy.resolve import Overrides, read_cluster
 
 Write = Callable[..., Path]
 TWO_HOSTS = """

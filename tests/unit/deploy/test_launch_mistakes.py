@@ -8,7 +8,7 @@ import pytest
 from support.cluster_files import GLT
 
 from hoploom import ConfigError
-from hoploom.deploy.read_cluster_file import read_cluster
+from hoploom.deploy.resolve import read_cluster
 
 Write = Callable[..., Path]
 
