@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hoploom import DataError, HoploomError
-from hoploom.ingest.tables.files import Source, read_sources
+from hoploom.ingest.tables.parquet import ReadLimits, Source
 from hoploom.ingest.tables.read_graph_file import parse_graph
+from hoploom.ingest.tables.sources import read_sources
 
 NODES = "nodes.node"
 EDGES = 'edges."node to node"'
@@ -29,14 +30,16 @@ def as_csv(path: Path, columns: Mapping[str, Any], separator: str = ",") -> None
     path.write_text("\n".join(separator.join(map(str, row)) for row in [columns.keys(), *rows]) + "\n")
 
 
-def read(folder: Path, nodes: str = "", edges: str = "", *, table: str = "nodes.csv", links: str = "edges.csv") -> Any:
-    """The two sources."""
+def read(
+    folder: Path, nodes: str = "", edges: str = "", *, table: str = "nodes.csv", links: str = "edges.csv", **limits: int
+) -> Any:
+    """The two sources; limits are those of ReadLimits."""
     table, links = (name if name.startswith("[") else f'"{name}"' for name in (table, links))
     ends = 'source = "s"\ndestination = "d"\n'
     text = f'[{NODES}]\nfiles = {table}\nid = "id"\n{nodes}\n[{EDGES}]\nfiles = {links}\n{ends}{edges}\n'
     scratch = folder / f"scratch{len(list(folder.glob('scratch*')))}"
     scratch.mkdir()
-    return read_sources(parse_graph(text, folder=folder), scratch)
+    return read_sources(parse_graph(text, folder=folder), scratch, ReadLimits(**limits))
 
 
 def rows_in(source: Source) -> dict[str, list[Any]]:

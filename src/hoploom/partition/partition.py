@@ -13,7 +13,7 @@ from typing import Any
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ingest.stream import StoreOptions, write_store
-from hoploom.ingest.stream.write import LEAST_ROOM
+from hoploom.ingest.stream.streams import LEAST_MEMORY
 from hoploom.load.arguments import read_tensor
 from hoploom.load.presample import distinct_seeds
 from hoploom.ops import give_back_freed_memory
@@ -90,7 +90,7 @@ def _check_memory(memory: int, num_nodes: int, method: str) -> None:
     give_back_freed_memory()
     least = (
         resident_bytes()
-        + LEAST_ROOM
+        + LEAST_MEMORY
         + WORKING
         + CHUNKS * CHUNK_BYTES
         + ASIDE

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import DataError
-from hoploom.ingest.stream.streams import Block, EdgeRows, EdgeRule, EdgeStream, NodeStream, Rows
+from hoploom.ingest.stream.streams import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
 from hoploom.partition.numbering import NewOrder
 from hoploom.partition.store_reading import Reader, edge_spans, pieces, row_bytes
 from hoploom.schema import ORIGINAL_ID, Field
@@ -26,7 +26,7 @@ def node_streams(reader: Reader, orders: Mapping[str, NewOrder]) -> list[NodeStr
         fields = dict(node_type.fields)
         if ORIGINAL_ID not in fields and not order.moves_nothing:
             fields[ORIGINAL_ID] = Field("int64")
-        blocks = [Block(fields, partial(_rows, reader, node_type.name, order))] if fields else []
+        blocks = [NodeFields(fields, partial(_rows, reader, node_type.name, order))] if fields else []
         splits = {split: partial(_members, reader, node_type.name, split, order) for split in node_type.splits}
         streams.append(NodeStream(node_type.name, order.bounds, blocks, splits))
     return streams

@@ -13,19 +13,17 @@ from torch import Tensor
 import hoploom
 from hoploom.errors import ConfigError, DataError, StoreError
 from hoploom.ingest.stream import (
-    Block,
     EdgeRows,
     EdgeRule,
     EdgeStream,
     Finish,
+    NodeFields,
     NodeStream,
     Rows,
     StoreOptions,
-    rows,
-    write,
     write_store,
 )
-from hoploom.ingest.stream.spool import Limits, Spool
+from hoploom.ingest.stream.spill import Limits, Spool
 from hoploom.schema import Field
 from hoploom.store.check import problems
 from hoploom.store.write import StoreWriter
@@ -77,7 +75,7 @@ def bought(given: Sequence[tuple[int, int, float, int]], rule: EdgeRule, size: i
 def node_streams(parts: int = 1, order: Tensor | None = None) -> list[NodeStream]:
     users = torch.arange(NUM_USERS) if order is None else order
     bounds = [[count * part // parts for part in range(parts + 1)] for count in (NUM_USERS, NUM_ITEMS)]
-    block = Block({"x": X, "when": TIME}, lambda: in_chunks(users, 9))
+    block = NodeFields({"x": X, "when": TIME}, lambda: in_chunks(users, 9))
     train = torch.tensor([5, 99, 0, 42])
     return [
         NodeStream("user", bounds[0], [block], {"train": lambda: iter(train.split(3))}),
@@ -127,26 +125,32 @@ def test_a_store_from_streams_equals_a_plain_reference(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("timed", [True, False])
 @pytest.mark.parametrize("room", [1 << 30, 4096])
-def test_the_bytes_do_not_depend_on_order_or_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timed: bool, room: int
-) -> None:
-    monkeypatch.setattr(rows, "CHUNK_ROWS", 8)
-    options = {"weight": "w", "time": "t" if timed else None}
+def test_the_bytes_do_not_depend_on_order_or_memory(tmp_path: Path, timed: bool, room: int) -> None:
+    options = {"weight": "w", "time": "t" if timed else None, "chunk_rows": 8}
     given = edges()
     build(tmp_path / "a", node_streams(2), [bought(given, EdgeRule(reverse="rev"))], **options)
-    monkeypatch.setattr(write, "LEAST_ROOM", room)
     random.Random(3).shuffle(given)
     order = shuffled(NUM_USERS, 1)
-    build(tmp_path / "b", node_streams(2, order), [bought(given, EdgeRule(reverse="rev"), 77)], **options, memory=1)
+    build(
+        tmp_path / "b",
+        node_streams(2, order),
+        [bought(given, EdgeRule(reverse="rev"), 77)],
+        **options,
+        memory=1,
+        least_memory=room,
+    )
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
 
 
-def test_lists_in_order_keep_the_order_in_which_edges_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "LEAST_ROOM", 2048)
+def test_lists_in_order_keep_the_order_in_which_edges_come(tmp_path: Path) -> None:
     given = edges()
-    store = build(tmp_path / "s", node_streams(2), [bought(given, EdgeRule(in_order=True))], memory=1)
+    store = build(
+        tmp_path / "s", node_streams(2), [bought(given, EdgeRule(in_order=True))], memory=1, least_memory=2048
+    )
     assert lists_of(store) == [[(s, w, t) for s, d, w, t in given if d == item] for item in range(NUM_ITEMS)]
-    timed = build(tmp_path / "t", node_streams(2), [bought(given, EdgeRule(in_order=True))], memory=1, time="t")
+    timed = build(
+        tmp_path / "t", node_streams(2), [bought(given, EdgeRule(in_order=True))], memory=1, least_memory=2048, time="t"
+    )
     by_time = [sorted(rows, key=lambda row: row[2]) for rows in lists_of(store)]  # stable
     assert lists_of(timed) == by_time
 
@@ -186,7 +190,7 @@ def test_undirected_edges_lead_both_ways_and_loops_once(tmp_path: Path, drop: bo
 def test_times_of_source_nodes_order_the_lists(tmp_path: Path) -> None:
     given = [(s, d, w, 0) for s, d, w, _ in edges()]
     nodes = node_streams(2)
-    late_first = Block(
+    late_first = NodeFields(
         {"when": TIME}, lambda: iter([Rows(torch.arange(NUM_USERS), {"when": -torch.arange(NUM_USERS)})])
     )
     nodes[0] = NodeStream("user", nodes[0].bounds, [late_first])
@@ -195,10 +199,7 @@ def test_times_of_source_nodes_order_the_lists(tmp_path: Path) -> None:
     assert sources == [sorted((s for s, d, _, _ in given if d == item), reverse=True) for item in range(NUM_ITEMS)]
 
 
-def test_a_finish_sees_all_rows_in_order_in_chunks_that_memory_does_not_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "CHUNK_ROWS", 8)
+def test_a_finish_sees_all_rows_in_order_in_chunks_that_memory_does_not_change(tmp_path: Path) -> None:
     seen: list[list[list[int]]] = []
 
     def prepare(chunks: Iterator[dict[str, Tensor]]) -> object:
@@ -208,14 +209,20 @@ def test_a_finish_sees_all_rows_in_order_in_chunks_that_memory_does_not_change(
         return lambda chunk: {"when": (chunk["when"] - mean).to(torch.float32)}
 
     for number, room in enumerate((1 << 30, 1024)):
-        monkeypatch.setattr(write, "LEAST_ROOM", room)
         finish = Finish({"when": Field("float32")}, prepare)  # type: ignore[arg-type]
-        block = Block(
+        block = NodeFields(
             {"when": TIME},
             lambda: (Rows(r.ids, {"when": r.fields["when"]}) for r in in_chunks(shuffled(100, 2), 9)),
             finish,
         )
-        store = build(tmp_path / str(number), [NodeStream("user", [0, 60, 100], [block])], [], memory=1)
+        store = build(
+            tmp_path / str(number),
+            [NodeStream("user", [0, 60, 100], [block])],
+            [],
+            memory=1,
+            least_memory=room,
+            chunk_rows=8,
+        )
         centred = torch.cat([part.tables["user", "when"].rows for part in store.parts])
         assert torch.equal(centred, torch.arange(100) * 10 - 495.0)
     assert seen[0] == seen[1]
@@ -237,7 +244,7 @@ def test_empty_parts_types_and_relations(tmp_path: Path) -> None:
 def test_a_node_that_comes_twice_or_never_is_an_error(tmp_path: Path, direct: bool) -> None:
     for ids in ([0, 1, 2, 2], [0, 1, 2], [1, 0, 2], [0, 1, 2, 3, 4]):
         order = torch.tensor(ids if direct else ids[::-1])
-        block = Block({"x": X}, lambda order=order: iter([Rows(order, {"x": features(order)})]))  # type: ignore[misc]
+        block = NodeFields({"x": X}, lambda order=order: iter([Rows(order, {"x": features(order)})]))  # type: ignore[misc]
         with pytest.raises(DataError, match=r"node|rows"):
             build(tmp_path / "s", [NodeStream("user", [0, 4], [block])], [])
         assert list(tmp_path.iterdir()) == []
@@ -266,11 +273,10 @@ def test_a_split_names_a_member_twice(tmp_path: Path) -> None:
         build(tmp_path / "s", [stream], [])
 
 
-def test_a_full_disk_leaves_nothing(small_disk: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing(small_disk: object, tmp_path: Path) -> None:
     disk = small_disk("size=48k")  # type: ignore[operator]
-    monkeypatch.setattr(write, "LEAST_ROOM", 1024)
     with pytest.raises(StoreError, match="the disk is full writing"):
-        build(disk / "s", node_streams(), [bought(edges(), EdgeRule())], memory=1)
+        build(disk / "s", node_streams(), [bought(edges(), EdgeRule())], memory=1, least_memory=1024)
     assert list(disk.iterdir()) == []
 
 
@@ -294,19 +300,18 @@ def test_a_spool_splits_a_bucket_that_is_too_large(tmp_path: Path) -> None:
 def test_rows_of_another_dtype_or_number_are_refused_in_any_order(tmp_path: Path, order: list[int]) -> None:
     ids = torch.tensor(order)
     for values in (torch.tensor([1.7, 300, 2, 3], dtype=torch.float64), torch.zeros(3, dtype=torch.int8)):
-        block = Block({"f": Field("int8")}, lambda values=values: iter([Rows(ids, {"f": values})]))  # type: ignore[misc]
+        block = NodeFields({"f": Field("int8")}, lambda values=values: iter([Rows(ids, {"f": values})]))  # type: ignore[misc]
         with pytest.raises(DataError, match="field 'f' came as"):
             build(tmp_path / "s", [NodeStream("user", [0, 4], [block])], [])
 
 
-def test_many_parts_take_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "LEAST_ROOM", 4096)
+def test_many_parts_take_few_open_files(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     in_use = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 24, hard))
     try:
         nodes, stream = node_streams(100, shuffled(NUM_USERS, 1)), bought(edges(), EdgeRule(reverse="rev"))
-        store = build(tmp_path / "s", nodes, [stream], weight="w", time="t", memory=1)
+        store = build(tmp_path / "s", nodes, [stream], weight="w", time="t", memory=1, least_memory=4096)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(store.parts) == 100

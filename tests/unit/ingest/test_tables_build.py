@@ -13,9 +13,9 @@ import torch
 from support.tables import build_here, by_id, contents, edges_of, field, original, shuffled, write_table
 
 from hoploom.ingest.tables.build import BuildOptions, build
+from hoploom.ingest.tables.ids import padded
 from hoploom.ingest.tables.read_graph_file import parse_graph
-from hoploom.ingest.tables.standardise import Moments
-from hoploom.ingest.tables.texts import padded
+from hoploom.ingest.tables.transforms import Moments
 from hoploom.schema import ORIGINAL_ID
 
 NODES = """
@@ -299,7 +299,7 @@ def test_standardised_columns_have_mean_0_and_deviation_1(tmp_path: Path) -> Non
 
 def test_texts_are_padded_wherever_they_begin_in_memory() -> None:
     texts = pa.array(["left out", "é", "", "abc", "left out"]).slice(1, 3)
-    assert [bytes(row) for row in padded(texts, 4)] == ["é".encode() + b"\0\0", b"\0" * 4, b"abc\0"]
+    assert [bytes(row) for row in padded(texts, 4).tolist()] == ["é".encode() + b"\0\0", b"\0" * 4, b"abc\0"]
 
 
 def test_moments_of_chunks_are_those_of_the_whole() -> None:

@@ -10,10 +10,9 @@ import torch
 from support.table_files import EDGES, NODES, as_csv, read, refused, rows_in, small_tables
 
 import hoploom
-from hoploom.ingest.tables import csv as csv_module
 from hoploom.ingest.tables.build import BuildOptions, build
-from hoploom.ingest.tables.files import read_sources
 from hoploom.ingest.tables.read_graph_file import parse_graph
+from hoploom.ingest.tables.sources import read_sources
 
 
 @pytest.fixture
@@ -121,11 +120,14 @@ def test_built_labels_of_pandas_are_integers(folder: Path) -> None:
 
 @pytest.mark.parametrize(("value", "expected"), [("3", 3), ("2.5", 2.5), ("x", "x")])
 def test_a_column_that_begins_with_nulls_has_the_type_of_its_first_value(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, value: str, expected: Any
+    folder: Path, value: str, expected: Any
 ) -> None:
-    monkeypatch.setattr(csv_module, "BLOCK", 32)
     as_csv(folder / "n.csv", {"id": range(50), "y": [*[""] * 48, value, ""]})
-    assert rows_in(read(folder, "label = 'y'", table="n.csv")[NODES])["y"] == [*[None] * 48, expected, None]
+    assert rows_in(read(folder, "label = 'y'", table="n.csv", csv_block=32)[NODES])["y"] == [
+        *[None] * 48,
+        expected,
+        None,
+    ]
 
 
 # --- broken files --------------------------------------------------------------------------------
@@ -145,8 +147,7 @@ def test_a_broken_csv_is_named_with_its_row(folder: Path, text: str, said: tuple
     refused(folder, *said, nodes="label = 'a'", table="n.csv")
 
 
-def test_a_later_value_of_another_type_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_module, "BLOCK", 64)
+def test_a_later_value_of_another_type_is_named(folder: Path) -> None:
     for id, a, said in (
         ("x", 1, "id is 'x', not int64 as in the first rows"),
         ("007", 1, "id is '007', not int64 as in the first rows"),
@@ -154,15 +155,19 @@ def test_a_later_value_of_another_type_is_named(folder: Path, monkeypatch: pytes
         (5, "b", "a is 'b', not int64 as in the first rows"),
     ):
         as_csv(folder / "n.csv", {"id": [*range(200), id, 0], "a": [*[0] * 200, a, 0]})
-        message = refused(folder, said, "n.csv, row 201: ", nodes="label = 'a'", table="n.csv")
+        message = refused(folder, said, "n.csv, row 201: ", nodes="label = 'a'", table="n.csv", csv_block=64)
         column, cast = ("a", "float32") if a == "b" else ("id", "string")
         assert message.endswith(f'[nodes.node.columns.{column}] cast = "{cast}"'), message
 
 
-def test_a_quote_left_open_before_many_rows_is_suspected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_module, "BLOCK", 64)
+def test_a_quote_left_open_before_many_rows_is_suspected(folder: Path) -> None:
     (folder / "n.csv").write_text("id,a\n" + "1,2\n" * 20 + '"' + "3,4\n" * 200)
-    refused(folder, "n.csv cannot be read as CSV: a row is longer than 64 bytes; is a quote left open?", table="n.csv")
+    refused(
+        folder,
+        "n.csv cannot be read as CSV: a row is longer than 64 bytes; is a quote left open?",
+        table="n.csv",
+        csv_block=64,
+    )
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(folder: Path) -> None:
@@ -184,10 +189,11 @@ def test_bytes_that_are_no_text_are_refused(folder: Path) -> None:
     refused(folder, "n.csv, row 1: a is no UTF-8", nodes="label = 'a'", table="n.csv")
 
 
-def test_fractions_of_seconds_may_follow_whole_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_module, "BLOCK", 64)
+def test_fractions_of_seconds_may_follow_whole_ones(folder: Path) -> None:
     as_csv(folder / "n.csv", {"id": range(50), "t": [*["2020-01-01 00:00:00"] * 49, "2020-01-01 00:00:00.25"]})
-    assert rows_in(read(folder, "time = 't'", table="n.csv")[NODES])["t"][-1] == datetime(2020, 1, 1, 0, 0, 0, 250000)
+    assert rows_in(read(folder, "time = 't'", table="n.csv", csv_block=64)[NODES])["t"][-1] == datetime(
+        2020, 1, 1, 0, 0, 0, 250000
+    )
 
 
 def test_a_quote_that_is_left_open_is_named(folder: Path) -> None:
@@ -198,13 +204,12 @@ def test_a_quote_that_is_left_open_is_named(folder: Path) -> None:
         assert rows_in(read(folder, "label = 'a'", table="n.csv")[NODES])["a"] == ["1", "1\n1,2\n2,3"]
 
 
-def test_what_is_said_of_a_column_of_categories_is_to_read_it_as_text(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(csv_module, "BLOCK", 64)
+def test_what_is_said_of_a_column_of_categories_is_to_read_it_as_text(folder: Path) -> None:
     as_csv(folder / "n.csv", {"id": range(100), "y": [*[0] * 99, "x"]})
     keys = "label = 'y'\ncolumns.y.categories = 'codes'"
-    refused(folder, "row 100: y is 'x', not int64", 'columns.y] cast = "string"', nodes=keys, table="n.csv")
+    refused(
+        folder, "row 100: y is 'x', not int64", 'columns.y] cast = "string"', nodes=keys, table="n.csv", csv_block=64
+    )
 
 
 def test_a_compressed_file_cut_short_is_said_to_be_so(folder: Path) -> None:

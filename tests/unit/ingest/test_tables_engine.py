@@ -1,6 +1,5 @@
 """DuckDB and Spark run the same expressions and give the same bytes; what an engine is given it keeps to."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from decimal import Decimal
@@ -14,13 +13,12 @@ from support.tables import build_here, by_id, contents, edges_of, write_table
 from test_tables_build import EDGES, IDS, NODES, write_graph
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.tables import build as building
-from hoploom.ingest.tables import files
-from hoploom.ingest.tables.engine import Engine, EngineOptions, batch_rows, open_engine, rows_of
-from hoploom.ingest.tables.places import Place
-from hoploom.ingest.tables.scan import group_bytes, pieces
-from hoploom.ingest.tables.sources import Source
-from hoploom.ingest.tables.staging import stage
+from hoploom.ingest.tables.build import fitting_threads, open_engine
+from hoploom.ingest.tables.engine import Engine, EngineOptions, batch_rows, rows_of
+from hoploom.ingest.tables.files import TableFile
+from hoploom.ingest.tables.parquet import ReadLimits, group_bytes, parquet_batches
+from hoploom.ingest.tables.read_graph_file import parse_graph
+from hoploom.ingest.tables.sources import read_sources
 
 HAS_SPARK = shutil.which("java") is not None
 needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="Spark needs Java")
@@ -86,9 +84,7 @@ def test_a_file_that_is_no_table_is_named(duck: Engine, tmp_path: Path) -> None:
         rows_of(duck, duck.read([str(tmp_path / "x.parquet")]))
 
 
-def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(tmp_path: Path) -> None:
     count = 5000
     nodes = {
         "id": [v * 7 for v in range(count)],
@@ -107,20 +103,21 @@ def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(
     fields = { half = "half" }
     columns.word.categories = "codes"
     """
-    made, cut = [], list[Path]()
-    monkeypatch.setattr(files, "stage", lambda batches, schema, path: cut.append(path) or stage(batches, schema, path))
-    for largest in (None, 1 << 60):
+    made = []
+    for largest in (1 << 60, 1):
         folder = tmp_path / str(largest)
         folder.mkdir()
         pq.write_table(pa.table(nodes), folder / "nodes [a].parquet")  # the engine sees it by a link
         write_table(folder / "edges.parquet", {"src": [0, 7], "dst": [7, 14]})
         before = contents(folder)
-        if largest:
-            monkeypatch.setattr(files, "group_bytes", lambda place, columns: 1 << 60)
-        store, _ = build_here(folder, text + EDGES)
+        store, _ = build_here(folder, text + EDGES, largest_group=largest)
         assert {name: contents(folder)[name] for name in before} == before
-        assert len(cut) == (2 if largest else 0)
         made.append(contents(folder / "out.store"))
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        sources = read_sources(parse_graph(text + EDGES, folder=folder), scratch, ReadLimits(largest_group=largest))
+        rewritten = [path for source in sources.values() for path in source.paths if path.endswith(".cut.parquet")]
+        assert len(rewritten) == (2 if largest == 1 else 0)
     assert made[0] == made[1]
     assert by_id(store, "time")[7] == 1
     assert store.schema.node_types[0].fields["half"].dtype == "float16"
@@ -130,19 +127,16 @@ def test_what_an_engine_reads_at_once_are_the_used_columns_of_a_row_group(tmp_pa
     rows = np.arange(10_000)
     table = pa.table({"a": rows, "b": np.stack([rows, rows]).T.tolist(), "unused": rows})
     pq.write_table(table, tmp_path / "t.parquet", 4000, compression="none", use_dictionary=False)
-    place = Place(str(tmp_path / "t.parquet"), "t.parquet", "parquet")
-    assert 4000 * 8 <= group_bytes(place, ["a"]) < 4000 * 8 * 1.1
-    assert 4000 * 24 <= group_bytes(place, ["a", "b"]) < 4000 * 24 * 1.1
-    read = pa.Table.from_batches(pieces(place, ["b"]))
+    file = TableFile(str(tmp_path / "t.parquet"), "t.parquet", "parquet")
+    assert 4000 * 8 <= group_bytes(file, ["a"]) < 4000 * 8 * 1.1
+    assert 4000 * 24 <= group_bytes(file, ["a", "b"]) < 4000 * 24 * 1.1
+    read = pa.Table.from_batches(parquet_batches(file, ["b"]))
     assert read.column("b").to_pylist() == table.column("b").to_pylist()
 
 
-def test_threads_are_as_many_as_memory_has_row_groups_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
-    source = Source("nodes.node", ("t.parquet",), ("t.parquet",), pa.schema([]), 1)
+def test_threads_are_as_many_as_memory_has_row_groups_for() -> None:
     for largest, threads in ((0, 16), (1 << 28, 8), (1 << 30, 2), (1 << 40, 1)):
-        monkeypatch.setattr(building, "group_bytes", lambda place, names, largest=largest: largest)
-        assert building.fitting_threads(4 << 30, {"nodes.node": source}) == threads
+        assert fitting_threads(4 << 30, largest, 16) == threads
 
 
 def same_from_spark(folder: Path, name: str, parts: int) -> None:

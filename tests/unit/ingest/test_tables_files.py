@@ -17,10 +17,8 @@ from pyarrow import ipc
 from support.table_files import EDGES, NODES, as_csv, read, refused, rows_in, small_tables
 
 from hoploom import ConfigError
-from hoploom.ingest.tables import csv as csv_module
-from hoploom.ingest.tables import staging
-from hoploom.ingest.tables.binary import arrow_batches
-from hoploom.ingest.tables.places import Place
+from hoploom.ingest.tables.files import TableFile
+from hoploom.ingest.tables.sources import arrow_batches
 
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 
@@ -72,11 +70,9 @@ def test_a_name_that_looks_like_a_pattern_is_read_through_a_link(folder: Path) -
     assert source.origins == (str(folder / "k=1" / "n[0].parquet"),)
 
 
-def test_blocks_and_row_groups_do_not_show(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_row_groups_do_not_show(folder: Path) -> None:
     expected = rows_in(read(folder, 'features = ["a", "b"]')[NODES])
-    monkeypatch.setattr(csv_module, "BLOCK", 16)
-    monkeypatch.setattr(staging, "ROW_GROUP", 50)
-    source = read(folder, 'features = ["a", "b"]')[NODES]
+    source = read(folder, 'features = ["a", "b"]', csv_block=16, row_group=50)[NODES]
     assert rows_in(source) == expected
     assert pq.ParquetFile(source.paths[0]).num_row_groups > 2
 
@@ -84,14 +80,14 @@ def test_blocks_and_row_groups_do_not_show(folder: Path, monkeypatch: pytest.Mon
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=20), st.sampled_from([",", "\t"]), st.integers(16, 64))
 def test_text_comes_out_as_the_csv_module_wrote_it(rows: list[tuple[str, str]], separator: str, block: int) -> None:
-    with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csv_module, "BLOCK", 4096 if any(len(a) + len(b) > 6 for a, b in rows) else block)
+    with TemporaryDirectory() as name:
+        block = 4096 if any(len(a) + len(b) > 6 for a, b in rows) else block
         table = f"n.{'csv' if separator == ',' else 'tsv'}"
         with (Path(name) / table).open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, delimiter=separator).writerows([("id", "a"), *rows])
         (Path(name) / "edges.csv").write_text("s,d\nx,x\n")
         keys = "label = 'a'\ncolumns = { id.cast = 'string', a.cast = 'string' }"
-        found = rows_in(read(Path(name), keys, table=table)[NODES])
+        found = rows_in(read(Path(name), keys, table=table, csv_block=block)[NODES])
     assert found == {"id": [row[0] or None for row in rows], "a": [row[1] or None for row in rows]}
 
 
@@ -220,7 +216,7 @@ def test_times_are_cut_to_microseconds(folder: Path, name: str) -> None:
 
 def test_what_goes_wrong_while_an_arrow_file_is_used_is_told_as_it_is(folder: Path) -> None:
     pyarrow.feather.write_feather(pa.table({"id": [1]}), folder / "n.arrow")
-    place = Place(str(folder / "n.arrow"), "n.arrow", "arrow")
+    place = TableFile(str(folder / "n.arrow"), "n.arrow", "arrow")
     with pytest.raises(pa.ArrowInvalid, match="of the user of the file"), arrow_batches(place):
         raise pa.ArrowInvalid("of the user of the file")
 

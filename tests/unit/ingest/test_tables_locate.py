@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from hoploom import ConfigError, DataError, HoploomError
-from hoploom.ingest.tables import locate as locate_module
-from hoploom.ingest.tables.files import Source, Spot, find_rows, locate, read_sources
-from hoploom.ingest.tables.idtypes import id_kind
+from hoploom.ingest.tables.columns import id_kind
+from hoploom.ingest.tables.parquet import Source, Spot, locate
 from hoploom.ingest.tables.read_graph_file import parse_graph
+from hoploom.ingest.tables.sources import read_sources
 
 ENDS = '[edges."a to b"]\nfiles = "e.parquet"\nsource = "s"\ndestination = "d"\n'
 TABLES = f'[nodes.a]\nfiles = "a.parquet"\nid = "id"\n[nodes.b]\ncount = 5\n{ENDS}'
@@ -135,27 +134,17 @@ def _two_files(folder: Path) -> Source:
     return Source("nodes.a", paths, ("first.csv", "second.csv"), schema, 6, (3, 3))
 
 
-def test_a_value_is_located_where_it_first_stands_or_comes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locate_module, "BATCH", 2)
+def test_a_value_is_located_where_it_first_stands_or_comes_again(tmp_path: Path) -> None:
     source = _two_files(tmp_path)
-    assert locate(source, "v", ["c", "a", "z", None]) == [
+    assert locate(source, "v", ["c", "a", "z", None], most_rows=2) == [
         Spot("c", "second.csv", 3),
         Spot("a", "first.csv", 1),
         Spot(None, "second.csv", 1),
     ]
-    assert locate(source, "v", ["b", "a", "c"], skip=1) == [Spot("b", "second.csv", 2), Spot("a", "first.csv", 3)]
+    assert locate(source, "v", ["b", "a", "c"], skip=1, most_rows=2) == [
+        Spot("b", "second.csv", 2),
+        Spot("a", "first.csv", 3),
+    ]
     assert locate(source, "n", [4]) == [Spot(4, "second.csv", 2)]
     assert locate(source, "n", ["4"]) == [Spot("4", "second.csv", 2)]
     assert str(Spot(4, "second.csv", 2)) == "second.csv, row 2"
-
-
-def test_rows_are_found_by_a_test(tmp_path: Path) -> None:
-    source = _two_files(tmp_path)
-    found = find_rows(source, ["n", "v"], lambda batch: pc.equal(batch.column("v"), "b"))
-    assert found == [Spot(1, "first.csv", 2), Spot(4, "second.csv", 2)]
-    assert find_rows(source, ["n"], lambda batch: pc.greater(batch.column("n"), 0), 2) == [
-        Spot(1, "first.csv", 2),
-        Spot(2, "first.csv", 3),
-    ]

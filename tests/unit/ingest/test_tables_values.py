@@ -12,11 +12,14 @@ import torch
 from support.tables import build_here, by_id, field, write_table
 
 from hoploom.errors import ConfigError, DataError, HoploomError
-from hoploom.ingest.tables import plan
+from hoploom.ingest.tables.build import open_engine
 from hoploom.ingest.tables.diagnose import UnfitError
+from hoploom.ingest.tables.engine import EngineOptions
+from hoploom.ingest.tables.fields import Planner
 from hoploom.ingest.tables.graph_file import ColumnRule
-from hoploom.ingest.tables.standardise import Moments
-from hoploom.ingest.tables.transforms import Column, numbers_of
+from hoploom.ingest.tables.read_graph_file import parse_graph
+from hoploom.ingest.tables.sources import read_sources
+from hoploom.ingest.tables.transforms import Moments, SourceColumn, numbers_of
 
 FEATURE, LABEL, FIELD = 'features = "v"', 'label = "v"', 'fields = { v = "v" }'
 NAME = {FEATURE: "x", LABEL: "y", FIELD: "v"}
@@ -126,11 +129,15 @@ def test_codes_do_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
     assert made == [[3, -1, 0, 2, -1, 0, 1]] * len(values)
 
 
-@pytest.mark.parametrize(("most", "size"), [("MOST_CODES", 2), ("MOST_BYTES", 20)])
-def test_categories_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, size: int) -> None:
-    monkeypatch.setattr(plan, most, size)
-    with pytest.raises(ConfigError, match=r"column 'v' has more than \d+ .*values; use numbers in the table"):
-        build(tmp_path, f"{LABEL}\n{CODES}", ["a" * 20, "b", "c"])
+def test_categories_have_a_bound(tmp_path: Path) -> None:
+    write_table(tmp_path / "n.parquet", {"id": range(3), "v": ["a" * 20, "b", "c"]})
+    write_table(tmp_path / "e.parquet", {"s": [0], "d": [1]})
+    recipe = parse_graph(f'[nodes.node]\nfiles = "n.parquet"\nid = "id"\n{LABEL}\n{CODES}\n{EDGE}', folder=tmp_path)
+    source = read_sources(recipe, tmp_path)["nodes.node"]
+    with open_engine(EngineOptions(memory=256 << 20), tmp_path) as engine:
+        for limits in {"most_codes": 2}, {"most_bytes": 20}:
+            with pytest.raises(ConfigError, match=r"column 'v' has more than \d+ .*values; use numbers in the table"):
+                Planner(engine, recipe, recipe.nodes["node"], source, **limits).fields()
 
 
 def test_a_column_may_be_label_and_feature(tmp_path: Path) -> None:
@@ -159,7 +166,7 @@ def test_arrays_of_numbers_that_nothing_here_computes_with_are_refused(tmp_path:
 def test_a_value_that_is_no_category_is_never_counted_as_the_last_one() -> None:
     """Only where a file is written while it is read."""
     for kind, null in (("one-hot", None), ("codes", -1)):
-        column = Column("v", pa.string(), None, ColumnRule(categories=kind), pa.array(["a", "b"]), null)
+        column = SourceColumn("v", pa.string(), None, ColumnRule(categories=kind), pa.array(["a", "b"]), null)
         with pytest.raises(UnfitError, match="holds c, which it did not before; is it being written"):
             numbers_of(column, pa.array(["a", "c"]))
 

@@ -18,7 +18,7 @@ from hoploom.ingest.formats.gltfolder import GltFolder, read_folder
 from hoploom.ingest.formats.pieces import CHUNK_BYTES, Graph, Table, check_values, mark_once, members
 from hoploom.ingest.formats.torchfile import read_ids, read_tensor
 from hoploom.ingest.formats.writing import Progress, write_graph
-from hoploom.ingest.stream import Block, EdgeRows, EdgeStream, NodeStream, Rows, StoreOptions
+from hoploom.ingest.stream import EdgeRows, EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
 from hoploom.schema import DTYPE_NAMES, EDGE_ID, HOMOGENEOUS_TYPE, ORIGINAL_ID, Field, RelationName
 from hoploom.store import Store
 
@@ -101,7 +101,7 @@ def _nodes(layout: GltFolder, name: str, new: Renumbering, labels: Any, splits: 
     if labels is not None:
         blocks.append(_by_original(("y", Path(labels)), new))
     if not new.is_identity:
-        blocks.append(Block({ORIGINAL_ID: Field("int64")}, lambda: _originals(new)))
+        blocks.append(NodeFields({ORIGINAL_ID: Field("int64")}, lambda: _originals(new)))
     found = {split: partial(_members, Path(path), new) for split, path in splits.items()}
     return NodeStream(name, new.bounds, blocks, found)
 
@@ -111,7 +111,7 @@ def _originals(new: Renumbering) -> Iterator[Rows]:
         yield Rows(torch.arange(begin, begin + len(ids)), {ORIGINAL_ID: ids})
 
 
-def _feature_block(folders: Sequence[Path], new: Renumbering) -> Block:
+def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
     files = [(read_tensor(folder / "feats.pt"), folder / "ids.pt") for folder in folders]
     field = _field(files[0][0], folders[0] / "feats.pt")
     for (feats, ids_file), folder in zip(files, folders, strict=True):
@@ -130,10 +130,10 @@ def _feature_block(folders: Sequence[Path], new: Renumbering) -> Block:
         if not seen.all():
             raise DataError(f"{folders[0]} and its like have no features of node {int(torch.nonzero(~seen)[0])}")
 
-    return Block({"x": field}, rows)
+    return NodeFields({"x": field}, rows)
 
 
-def _by_original(source: tuple[str, Path], new: Renumbering) -> Block:
+def _by_original(source: tuple[str, Path], new: Renumbering) -> NodeFields:
     """A field from a file with a row for every node, by GLT's ids."""
     name, path = source
     values = read_tensor(path)
@@ -146,7 +146,7 @@ def _by_original(source: tuple[str, Path], new: Renumbering) -> Block:
         for begin, ids in _pieces(new.originals):
             yield Rows(torch.arange(begin, begin + len(ids)), {name: values[ids]})
 
-    return Block({name: _field(values, path)}, rows)
+    return NodeFields({name: _field(values, path)}, rows)
 
 
 def _members(path: Path, new: Renumbering) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import DataError
-from hoploom.ingest.stream import Block, EdgeRows, EdgeRule, EdgeStream, NodeStream, Rows
+from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
 from hoploom.schema import Field, RelationName
 
 CHUNK_BYTES = 8 << 20
@@ -139,14 +139,14 @@ def _plain(value: Tensor) -> float | int:
 # --- nodes ----------------------------------------------------------------------------------
 
 
-def block(name: str, table: Table, count: Count) -> Block:
+def block(name: str, table: Table, count: Count) -> NodeFields:
     """One field of every node, row i for node i."""
 
     def rows() -> Iterator[Rows]:
         for first, chunk in numbered(table, count):
             yield Rows(torch.arange(first, first + len(chunk)), {name: chunk})
 
-    return Block({name: table.field}, rows)
+    return NodeFields({name: table.field}, rows)
 
 
 def flat(table: Table) -> Table:

@@ -1,6 +1,25 @@
 """Stores from streams: rows of nodes and edges in any order, written in bounded memory."""
 
-from hoploom.ingest.stream.streams import Block, EdgeRows, EdgeRule, EdgeStream, Finish, NodeStream, Rows, StoreOptions
-from hoploom.ingest.stream.write import write_store
+from hoploom.ingest.stream.streams import (
+    EdgeRows,
+    EdgeRule,
+    EdgeStream,
+    Finish,
+    NodeFields,
+    NodeStream,
+    Rows,
+    StoreOptions,
+)
+from hoploom.ingest.stream.to_store import write_store
 
-__all__ = ["Block", "EdgeRows", "EdgeRule", "EdgeStream", "Finish", "NodeStream", "Rows", "StoreOptions", "write_store"]
+__all__ = [
+    "EdgeRows",
+    "EdgeRule",
+    "EdgeStream",
+    "Finish",
+    "NodeFields",
+    "NodeStream",
+    "Rows",
+    "StoreOptions",
+    "write_store",
+]

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from hoploom.schema import Field, RelationName
 
+LEAST_MEMORY = 64 << 20
+
 
 class Rows(NamedTuple):
     """Some fields of some nodes of a type."""
@@ -44,7 +46,7 @@ class Finish:
 
 
 @dataclass(frozen=True)
-class Block:
+class NodeFields:
     """Fields of a node type that come together."""
 
     fields: Mapping[str, Field]  # what arrives
@@ -63,7 +65,7 @@ class NodeStream:
 
     name: str
     bounds: Sequence[int]  # part p holds the ids bounds[p] to bounds[p + 1] - 1
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[NodeFields] = ()
     splits: Mapping[str, Callable[[], Iterator[Tensor]]] = field(default_factory=dict)  # [n] int64 ids, each once
 
     @property
@@ -104,3 +106,5 @@ class StoreOptions:
     time: str | None = None
     homogeneous: bool = False
     memory: int = 4 << 30  # bytes of the whole process
+    least_memory: int = LEAST_MEMORY  # bytes that a step has, however much the process holds already
+    chunk_rows: int = 1 << 16  # nodes that a Finish gets at once: the last bits of its sums follow from it

@@ -1,1 +1,5 @@
-"""A store from tables: Parquet, CSV and Arrow files, as graph.toml says."""
+"""Stores from tables of nodes and edges in Parquet, CSV and Arrow files, as graph.toml describes them."""
+
+from hoploom.config.extras import needs
+
+needs("tables")

@@ -1,24 +1,28 @@
 """Tables to a store: read, number the nodes, stream nodes and edges. What must be kept is kept on disk."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
+from hoploom.config.extras import needs
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.ingest.stream import EdgeStream, NodeStream, StoreOptions, write_store
-from hoploom.ingest.tables.edges import EdgeTables, Tally
-from hoploom.ingest.tables.engine import Engine, EngineOptions, UnreadableError, check_engine, open_engine
-from hoploom.ingest.tables.files import read_sources
+from hoploom.ingest.stream import NodeStream, StoreOptions, write_store
+from hoploom.ingest.tables.duckdb_engine import DuckEngine
+from hoploom.ingest.tables.edges import EdgeCounts, EdgeTables
+from hoploom.ingest.tables.engine import Engine, EngineOptions, UnreadableError, check_engine
+from hoploom.ingest.tables.files import TableFile
 from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.ids import MOST_PARTS, Numbering, number_nodes
 from hoploom.ingest.tables.nodes import NodeRows, original_ids
-from hoploom.ingest.tables.places import Place
-from hoploom.ingest.tables.scan import check_readable, group_bytes
-from hoploom.ingest.tables.sources import Source
+from hoploom.ingest.tables.parquet import ReadLimits, Source, check_readable, group_bytes
+from hoploom.ingest.tables.sources import read_sources
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
@@ -40,6 +44,7 @@ class BuildOptions:
     engine: str = "duckdb"
     master: str = "local[*]"  # Spark's
     drop_dangling: bool = False  # edges of unknown nodes are left out and counted
+    largest_group: int | None = None  # bytes: Parquet in larger row groups is rewritten; None: by memory and threads
 
 
 @dataclass(frozen=True)
@@ -62,28 +67,53 @@ def build(recipe: GraphFile, out: str | Path, options: BuildOptions, *, progress
         raise ConfigError(f"parts is {options.parts}; give 1 to {MOST_PARTS}")
     check_engine(options.engine, options.threads)
     share = engine_share(options)  # too little is said before tables are read
-    stages, tally = Stages(progress or (lambda stage: None)), Tally()
+    stages, counts = Stages(progress or (lambda stage: None)), EdgeCounts()
     with StoreWriter(out) as writer:
         stages.begin("reading the tables")
         folder = writer.scratch / "tables"
         folder.mkdir()
-        sources = read_sources(recipe, folder, share // (2 * (options.threads or 1)))
+        largest = options.largest_group or share // (2 * (options.threads or 1))
+        sources = read_sources(recipe, folder, ReadLimits(largest_group=largest))
         give_back()
-        threads = options.threads or fitting_threads(share, sources)
+        threads = options.threads or fitting_threads(share, largest_group(sources), len(os.sched_getaffinity(0)))
         chosen = EngineOptions(name=options.engine, memory=share, threads=threads, master=options.master)
         with named_damage(sources), open_engine(chosen, writer.scratch) as engine:
-            graph = Tables(engine, recipe, sources, folder)
             stages.begin("numbering the nodes")
-            numberings = graph.numberings(options.parts)
-            nodes = graph.nodes(numberings)
-            edges = graph.edges(numberings, tally, drop_dangling=options.drop_dangling)
-            # The engine holds its share while rows are streamed: it is no room for what is written.
-            room = store_options(recipe, options.memory - share - ASIDE)
-            write_store(writer, nodes, edges, room, progress=stages.begin)
+            numberings = {
+                name: number_nodes(engine, table, sources.get(table.owner), options.parts, folder)
+                for name, table in recipe.nodes.items()
+            }
+            nodes = _nodes(engine, recipe, sources, numberings, folder)
+            edges = []
+            for (source, _, destination), table in recipe.edges.items():
+                ends = numberings[source], numberings[destination]
+                rows = EdgeTables(engine, recipe, table, sources[table.owner], ends)
+                edges.append(rows.stream(counts, drop_dangling=options.drop_dangling))
+            # The engine holds its share while rows are streamed: what is written has the rest.
+            rest = store_options(recipe, options.memory - share - ASIDE)
+            write_store(writer, nodes, edges, rest, progress=stages.begin)
         stages.begin("closing the store")
     seconds = stages.end()
     sizes = {name: numberings[name].num_nodes for name in recipe.nodes}
-    return Report(sizes, tally.rows, tally.dropped, seconds)
+    return Report(sizes, counts.rows, counts.dropped, seconds)
+
+
+def _nodes(
+    engine: Engine,
+    recipe: GraphFile,
+    sources: Mapping[str, Source],
+    numberings: Mapping[str, Numbering],
+    scratch: Path,
+) -> list[NodeStream]:
+    """The node types as streams."""
+    streams = []
+    for name, table in recipe.nodes.items():
+        if table.owner in sources:
+            rows = NodeRows(engine, recipe, table, sources[table.owner], numberings[name])
+            streams.append(rows.stream(scratch))
+        else:
+            streams.append(NodeStream(name, numberings[name].bounds, original_ids(engine, numberings[name])))
+    return streams
 
 
 @contextmanager
@@ -97,29 +127,46 @@ def named_damage(sources: Mapping[str, Source]) -> Iterator[None]:
         raise
 
 
-def fitting_threads(share: int, sources: Mapping[str, Source]) -> int:
-    """As many threads as the engine's memory carries; each reads a row group."""
+@contextmanager
+def open_engine(options: EngineOptions, scratch: Path) -> Iterator[Engine]:
+    """The engine by its name; its files go into the scratch folder."""
+    check_engine(options.name, options.threads)
+    folder = scratch / "engine"
+    folder.mkdir(parents=True)
+    engine: Engine = DuckEngine(options, folder) if options.name == "duckdb" else _spark(options, folder)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _spark(options: EngineOptions, folder: Path) -> Engine:
+    needs("spark")
+    from hoploom.ingest.tables.spark_engine import SparkEngine
+
+    return SparkEngine(options, folder)
+
+
+def largest_group(sources: Mapping[str, Source]) -> int:
+    """The bytes of the largest row group of all tables."""
     files = [(path, source.schema.names) for source in sources.values() for path in source.paths]
-    largest = max((group_bytes(Place(path, path, "parquet"), names) for path, names in files), default=0)
-    return max(1, min(len(os.sched_getaffinity(0)), share // max(THREAD_SHARE, 2 * largest)))
+    return max((group_bytes(TableFile(path, path, "parquet"), names) for path, names in files), default=0)
+
+
+def fitting_threads(share: int, largest: int, cores: int) -> int:
+    """As many threads as the engine's memory carries; each reads a row group."""
+    return max(1, min(cores, share // max(THREAD_SHARE, 2 * largest)))
 
 
 def give_back() -> None:
     """What the process has freed goes back to the system: the engine's share is counted without it."""
-    import pyarrow as pa
-
     pa.default_memory_pool().release_unused()
     give_back_freed_memory()
 
 
 def engine_share(options: BuildOptions) -> int:
     """Half of what the libraries leave of the memory; ConfigError if that is too little to work with."""
-    import pyarrow.csv
-    import pyarrow.fs
-    import pyarrow.parquet  # noqa: F401  (all are counted with the libraries)
-
-    if options.engine == "duckdb":
-        import ibis.backends.duckdb  # noqa: F401
     give_back()
     taken = resident_bytes()
     share = (options.memory - taken - ASIDE) // 2
@@ -139,44 +186,6 @@ def store_options(recipe: GraphFile, memory: int) -> StoreOptions:
         homogeneous=recipe.homogeneous and not any(table.reverse for table in recipe.edges.values()),
         memory=memory,
     )
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The tables of a recipe, on an engine."""
-
-    engine: Engine
-    recipe: GraphFile
-    sources: Mapping[str, Source]  # by owner
-    scratch: Path
-
-    def numberings(self, parts: int) -> dict[str, Numbering]:
-        """How the nodes of each type are numbered."""
-        return {
-            name: number_nodes(self.engine, table, self.sources.get(table.owner), parts, self.scratch)
-            for name, table in self.recipe.nodes.items()
-        }
-
-    def nodes(self, numberings: Mapping[str, Numbering]) -> list[NodeStream]:
-        """The node types as streams."""
-        streams = []
-        for name, table in self.recipe.nodes.items():
-            numbering = numberings[name]
-            if table.owner in self.sources:
-                rows = NodeRows(self.engine, self.recipe, table, self.sources[table.owner], numbering)
-                streams.append(rows.stream(self.scratch))
-            else:
-                streams.append(NodeStream(name, numbering.bounds, original_ids(self.engine, numbering)))
-        return streams
-
-    def edges(self, numberings: Mapping[str, Numbering], tally: Tally, *, drop_dangling: bool) -> list[EdgeStream]:
-        """The relations as streams."""
-        streams = []
-        for (source, _, destination), table in self.recipe.edges.items():
-            ends = numberings[source], numberings[destination]
-            edges = EdgeTables(self.engine, self.recipe, table, self.sources[table.owner], ends)
-            streams.append(edges.stream(tally, drop_dangling=drop_dangling))
-        return streams
 
 
 class Stages:

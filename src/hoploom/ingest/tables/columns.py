@@ -1,20 +1,26 @@
-"""Which columns of a table are used and for what, found among the names that its files have."""
+"""Which columns of a table are used and for what, and whether ids are integers or text: the same at both ends."""
 
 import fnmatch
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from hoploom.config.toml import as_key, quoted
 from hoploom.config.values import nearest
-from hoploom.errors import ConfigError
-from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
-from hoploom.ingest.tables.places import MAGIC
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from hoploom.errors import ConfigError, DataError
+from hoploom.ingest.tables.files import MAGIC
+from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable
+from hoploom.ingest.tables.parquet import Source, scan
 
 Table = NodeTable | EdgeTable
 SHOWN = 12  # names in a message
+INTEGERS, TEXT = "integers", "text"  # what ids are
+
+
+def rule_of(table: Table, column: str) -> ColumnRule:
+    """What is done to a column; nothing where no rule is given."""
+    return table.columns.get(column, ColumnRule())
 
 
 def id_columns(table: Table) -> dict[str, str]:
@@ -82,10 +88,8 @@ def _listed(names: Sequence[str]) -> str:
     return f"its columns are {', '.join(map(quoted, names[:SHOWN]))}{more}"
 
 
-def plain_type(kind: "pa.DataType") -> "pa.DataType":
+def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type of the values, however they are held in memory: dictionaries, views and large offsets are no types."""
-    import pyarrow as pa
-
     types = pa.types
     if types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -100,8 +104,63 @@ def plain_type(kind: "pa.DataType") -> "pa.DataType":
     return kind
 
 
-def plain_schema(schema: "pa.Schema", names: Sequence[str]) -> "pa.Schema":
+def plain_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     """Some columns of a schema, in this order, with their plain types."""
-    import pyarrow as pa
-
     return pa.schema([(name, plain_type(schema.field(name).type)) for name in names])
+
+
+# --- ids -----------------------------------------------------------------------------------------
+
+
+def id_kind(source: Source | None, table: Table, column: str | None) -> str:
+    """Whether a column's ids are integers or text once they are cast. Without a table they are integers."""
+    if source is None or column is None:
+        return INTEGERS
+    is_text = pa.types.is_string(source.schema.field(column).type)
+    return TEXT if is_text or rule_of(table, column).cast == "string" else INTEGERS
+
+
+def check_ids(recipe: GraphFile, sources: Mapping[str, Source]) -> None:
+    """Raise ConfigError or DataError unless all ids are integers or text, as their nodes' are."""
+    tables: list[Table] = [*recipe.nodes.values(), *recipe.edges.values()]
+    for table in tables:
+        for role, column in id_columns(table).items():
+            if table.owner in sources:
+                _check_type(recipe, table, role, column, sources[table.owner])
+    for edges in recipe.edges.values():
+        for (role, column), name in zip(id_columns(edges).items(), edges.relation[::2], strict=True):
+            nodes = recipe.nodes[name]
+            ends = id_kind(sources[edges.owner], edges, column)
+            if ends != id_kind(sources.get(nodes.owner), nodes, nodes.id):
+                raise _mismatch(recipe, (edges, role), nodes, sources)
+
+
+def _check_type(recipe: GraphFile, table: Table, role: str, column: str, source: Source) -> None:
+    kind = source.schema.field(column).type
+    at = f"{table.owner}.{role}"
+    what = f"{at}: column {column} of {source.origins[0]} is {kind}"
+    if not pa.types.is_string(kind) and not pa.types.is_integer(kind):
+        raise recipe.problem(at, f"{what}; ids are integers or text, so write it as one of them")
+    if pa.types.is_string(kind) and rule_of(table, column).cast == "int64":
+        key = f"{table.owner}.columns.{as_key(column)}.cast"
+        raise recipe.problem(key, f'{what}; only CSV is read as "int64", so write integers or leave the cast out')
+    for file, before, ids in scan(source, column) if kind == pa.uint64() else ():
+        at_row = pc.index(pc.greater(ids, pa.scalar(2**63 - 1, kind)), True).as_py()
+        if at_row >= 0:
+            found = f"{file}, row {before + at_row + 1}: {column} is {ids[at_row]}"
+            raise DataError(f"{found}; integer ids are below 2**63, so write them as text")
+
+
+def _mismatch(
+    recipe: GraphFile, end: tuple[Table, str], nodes: NodeTable, sources: Mapping[str, Source]
+) -> ConfigError:
+    edges, role = end
+    at, column, source = f"{edges.owner}.{role}", id_columns(edges)[role], sources[edges.owner]
+    ends = f"{at}: column {column} of {source.origins[0]} is {source.schema.field(column).type}"
+    if nodes.id is None:
+        return recipe.problem(at, f"{ends}, but {nodes.owner} has a count, so its ids are integers; give it files")
+    theirs = sources[nodes.owner]
+    other = f"{nodes.id} of {theirs.origins[0]}, the id of {nodes.owner}, is {theirs.schema.field(nodes.id).type}"
+    text_at_edges = id_kind(source, edges, column) == TEXT
+    owner, cast = (nodes.owner, nodes.id) if text_at_edges else (edges.owner, column)
+    return recipe.problem(at, f'{ends}, but {other}; cast one: [{owner}.columns.{as_key(cast)}] cast = "string"')

@@ -1,17 +1,14 @@
 """What is wrong with the tables, by file, row and value. Runs once a build has failed, so it may read them again."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import ibis.expr.types as ir
+import pyarrow as pa
 
 from hoploom.errors import DataError
 from hoploom.ingest.tables.engine import Engine, rows_of
-from hoploom.ingest.tables.files import locate
-from hoploom.ingest.tables.scan import scan
-from hoploom.ingest.tables.sources import Source, Spot
-
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
-    import pyarrow as pa
+from hoploom.ingest.tables.parquet import Source, Spot, locate, scan
 
 SHOWN = 5
 
@@ -33,7 +30,7 @@ def zero_bytes(source: Source, column: str, value: str) -> DataError:
     )
 
 
-def duplicate_ids(engine: Engine, source: Source, column: str, pairs: "ir.Table") -> DataError:
+def duplicate_ids(engine: Engine, source: Source, column: str, pairs: ir.Table) -> DataError:
     """Some ids have several rows."""
     repeated = pairs.filter(pairs["again"]).select("id").distinct()
     (count,) = rows_of(engine, repeated.aggregate(ids=repeated.count()))
@@ -44,7 +41,7 @@ def duplicate_ids(engine: Engine, source: Source, column: str, pairs: "ir.Table"
     return DataError(f"{_ids(source, column)}: {some} more than one row: {listed}; keep one row each")
 
 
-def dangling(engine: Engine, source: Source, ends: "ir.Table", end: tuple[str, str, str]) -> DataError | None:
+def dangling(engine: Engine, source: Source, ends: ir.Table, end: tuple[str, str, str]) -> DataError | None:
     """Edges of unknown nodes: `ends` holds the ids at their unknown ends; end: which, its column, its nodes."""
     side, column, nodes = end
     (count,) = rows_of(engine, ends.aggregate(rows=ends.count(), ids=ends["id"].nunique()))
@@ -59,7 +56,7 @@ def dangling(engine: Engine, source: Source, ends: "ir.Table", end: tuple[str, s
     return DataError(f"{what}: column {column!r} holds {listed}{_more(count['ids'])}; {way_out}")
 
 
-def null_ends(engine: Engine, source: Source, ends: "ir.Table", column: str) -> DataError | None:
+def null_ends(engine: Engine, source: Source, ends: ir.Table, column: str) -> DataError | None:
     """Edges with a null at one end."""
     (count,) = rows_of(engine, ends.aggregate(rows=ends.count()))
     if not count["rows"]:
@@ -68,13 +65,13 @@ def null_ends(engine: Engine, source: Source, ends: "ir.Table", column: str) -> 
     return DataError(f"{_of(spots)}{_ids(source, column)} has {_nulls(count['rows'])}; give every edge both ends")
 
 
-def unfit(source: Source, column: str, check: "Callable[[pa.Array], Any]", error: Exception) -> DataError:
+def unfit(source: Source, column: str, check: Callable[[pa.Array], Any], error: Exception) -> DataError:
     """A value that `check` refuses: the first one, by its place."""
     spot, reason = _first_unfit(source, column, check) or (None, str(error))
     return DataError(f"{_of([] if spot is None else [spot])}{_ids(source, column)} {reason}")
 
 
-def _first_unfit(source: Source, column: str, check: "Callable[[pa.Array], Any]") -> tuple[Spot, str] | None:
+def _first_unfit(source: Source, column: str, check: Callable[[pa.Array], Any]) -> tuple[Spot, str] | None:
     """The first row that `check` refuses by itself, and why."""
     for origin, row, values in scan(source, column):
         if _refusal(check, values) is None:
@@ -92,7 +89,7 @@ def _first_unfit(source: Source, column: str, check: "Callable[[pa.Array], Any]"
     return None
 
 
-def _refusal(check: "Callable[[pa.Array], Any]", values: "pa.Array") -> str | None:
+def _refusal(check: Callable[[pa.Array], Any], values: pa.Array) -> str | None:
     try:
         check(values)
     except UnfitError as error:

@@ -10,8 +10,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from hoploom.config.toml import as_key, as_toml
-from hoploom.ingest.tables.binary import array_file
+from hoploom.ingest.tables.files import TableFile
 from hoploom.ingest.tables.guess import (
     EDGE_WORDS,
     HALF,
@@ -24,7 +26,7 @@ from hoploom.ingest.tables.guess import (
     type_name,
     words,
 )
-from hoploom.ingest.tables.places import Place
+from hoploom.ingest.tables.sources import array_file
 from hoploom.ingest.tables.survey import Surveyed, count_rows, largest, share_found, survey
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
@@ -143,8 +145,6 @@ def _able(found: _Draft, table: Surveyed, column: str) -> dict[str, Roles]:
 
 
 def _is_text(table: Surveyed, column: str) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_string(table.types[column]))
 
 
@@ -279,7 +279,7 @@ def _array_of(roles: Roles, arrays: Sequence[Path]) -> Path | None:
     for path in arrays:
         alike = words(path.stem)[: len(words(table.name))] == words(table.name) or type_name(table) in words(path.stem)
         if alike:
-            rows = array_file(Place(os.path.abspath(path), str(path), "npy")).shape[0]
+            rows = array_file(TableFile(os.path.abspath(path), str(path), "npy")).shape[0]
             if rows == (table.num_rows or count_rows(table, roles.id or "")):
                 return path
     return None

@@ -6,31 +6,24 @@ An end that is unknown shows as the rows come by, so no pass over the edges look
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
-from torch import Tensor
+import ibis.expr.types as ir
 
 from hoploom.errors import DataError
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream
 from hoploom.ingest.tables import diagnose
+from hoploom.ingest.tables.columns import id_kind
 from hoploom.ingest.tables.engine import Engine
+from hoploom.ingest.tables.fields import Planner, TableFields
 from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile
-from hoploom.ingest.tables.ids import NULL, Numbering, id_column
-from hoploom.ingest.tables.idtypes import id_kind
-from hoploom.ingest.tables.nodes import checked_rows
-from hoploom.ingest.tables.plan import Planner, Role, arrays_of, row_bytes
-from hoploom.ingest.tables.sources import Source
-from hoploom.ingest.tables.splits import int64_of
-from hoploom.ingest.tables.transforms import FieldColumns
-
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
+from hoploom.ingest.tables.ids import NULL, Numbering, id_column, int64_of
+from hoploom.ingest.tables.parquet import Source
 
 ENDS = ("source", "destination")
 
 
 @dataclass
-class Tally:
+class EdgeCounts:
     """What was counted on the way."""
 
     rows: dict[str, int] = field(default_factory=dict)  # read, by table
@@ -47,40 +40,31 @@ class EdgeTables:
     source: Source
     nodes: tuple[Numbering, Numbering]
 
-    def stream(self, tally: Tally, *, drop_dangling: bool) -> EdgeStream:
-        """The relation as bulk takes it; ConfigError or DataError where its columns do not fit."""
-        table, planner = self.table, Planner(self.engine, self.recipe, self.table, self.source)
-        roles = [Role("features", "edge_attr", self.source.features, table.dtype)] if self.source.features else []
-        roles += [Role("weight", "weight", [table.weight], "float32")] if table.weight else []
-        roles += [Role("time", "time", [table.time])] if table.time else []
-        roles += [Role(f"fields.{name}", name, [column]) for name, column in table.fields.items()]
-        fields = [planner.field(role) for role in roles]
+    def stream(self, counts: EdgeCounts, *, drop_dangling: bool) -> EdgeStream:
+        """The relation as a stream; ConfigError or DataError where its columns do not fit."""
+        table, planned = self.table, Planner(self.engine, self.recipe, self.table, self.source).fields()
         rule = EdgeRule(
             reverse=table.reverse,
             undirected=table.undirected,
             deduplicate=table.deduplicate,
             drop_loops=table.self_loops == "drop",
         )
-        tally.rows[self.source.owner] = tally.dropped[self.source.owner] = 0
-        rows = partial(self._rows, fields, tally, drop_dangling=drop_dangling)
-        return EdgeStream(table.relation, {one.name: one.field for one in fields}, rows, rule)
+        counts.rows[self.source.owner] = counts.dropped[self.source.owner] = 0
+        rows = partial(self._rows, planned, counts, drop_dangling=drop_dangling)
+        return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, rows, rule)
 
-    def _rows(self, fields: list[FieldColumns], tally: Tally, *, drop_dangling: bool) -> Iterator[EdgeRows]:
-        names = list(dict.fromkeys(column.name for one in fields for column in one.columns))
-        aliases = {name: f"c{index}" for index, name in enumerate(names)}
-        joined = self._joined(aliases).select(*ENDS, *aliases.values())
-        for batch in self.engine.stream(joined, row_bytes(fields)):
+    def _rows(self, planned: TableFields, counts: EdgeCounts, *, drop_dangling: bool) -> Iterator[EdgeRows]:
+        joined = self._joined(planned.aliases).select(*ENDS, *planned.aliases.values())
+        for batch in self.engine.stream(joined, planned.row_bytes):
             sources, destinations = (int64_of(batch.column(end)) for end in ENDS)
-            arrays = arrays_of(batch, aliases)
-            rows = {one.name: checked_rows(self.source, one, arrays, batch.num_rows) for one in fields}
-            edges = EdgeRows(sources, destinations, rows)
-            tally.rows[self.source.owner] += batch.num_rows
+            edges = EdgeRows(sources, destinations, planned.rows(batch))
+            counts.rows[self.source.owner] += batch.num_rows
             if _least(edges) < 0:
                 edges = self._known(edges, drop_dangling=drop_dangling)
-                tally.dropped[self.source.owner] += batch.num_rows - edges.sources.numel()
+                counts.dropped[self.source.owner] += batch.num_rows - edges.sources.numel()
             yield edges
 
-    def _joined(self, columns: dict[str, str]) -> "ir.Table":
+    def _joined(self, columns: dict[str, str]) -> ir.Table:
         """The edges with store ids as `source` and `destination`, the user's ids, and some columns by other names."""
         rows = self.engine.read(self.source.paths)
         given = {
@@ -101,7 +85,8 @@ class EdgeTables:
         if not drop_dangling or _least(edges) == NULL:
             raise self._dangling()
         known = (edges.sources >= 0) & (edges.destinations >= 0)
-        return EdgeRows(edges.sources[known], edges.destinations[known], _chosen(edges, known))
+        fields = {name: rows[known] for name, rows in edges.fields.items()}
+        return EdgeRows(edges.sources[known], edges.destinations[known], fields)
 
     def _dangling(self) -> DataError:
         """What is wrong with the ends of the edges."""
@@ -122,7 +107,3 @@ class EdgeTables:
 def _least(edges: EdgeRows) -> int:
     """The least store id at any end. NumPy's, as torch would wake a thread for every small chunk."""
     return min((int(ends.numpy().min()) for ends in edges[:2] if ends.numel()), default=0)
-
-
-def _chosen(edges: EdgeRows, known: Tensor) -> dict[str, Tensor]:
-    return {name: rows[known] for name, rows in edges.fields.items()}

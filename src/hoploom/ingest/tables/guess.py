@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from hoploom.ingest.tables.survey import Surveyed, share_found
 
 SOURCES = ("src", "source", "from", "head", "start", "u", "citing", "follower", "sender", "subject")
@@ -103,8 +106,6 @@ def roles_of(table: Surveyed) -> Roles | None:
 
 
 def _is_id_type(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind))
 
 
@@ -163,8 +164,6 @@ def pair_of(roles: Roles, tables: Sequence[Roles]) -> Roles:
 
 
 def _is_unique(table: Surveyed, name: str) -> bool:
-    import pyarrow.compute as pc
-
     column = table.sample[name]
     return bool(column.null_count == 0 and pc.count_distinct(column).as_py() == len(column))
 
@@ -207,27 +206,19 @@ def _first(names: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def _first_time(table: Surveyed, names: Sequence[str]) -> str | None:
-    import pyarrow as pa
-
     types = table.types
     return next((n for n in names if pa.types.is_timestamp(types[n]) or pa.types.is_date(types[n])), None)
 
 
 def _is_time(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_string(kind))
 
 
 def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
@@ -236,16 +227,11 @@ def _is_label(table: Surveyed, name: str) -> bool:
 
 
 def _is_split(table: Surveyed, name: str) -> bool:
-    import pyarrow.compute as pc
-
     return _is_text(table.types[name]) and pc.count_distinct(table.sample[name]).as_py() <= MOST_SPLITS
 
 
 def _is_feature(table: Surveyed, name: str) -> bool:
     """A number, or numbers of which there are as many in every row."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = table.types[name]
     if pa.types.is_fixed_size_list(kind):
         return _is_number(kind.value_type)

@@ -5,26 +5,34 @@ ascend by (bucket, UTF-8 bytes), the bucket being the first hex digits of their 
 Integers without gaps need no map in one part: the store id is a difference.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import md5
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import ibis
+import ibis.expr.types as ir
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
 
 from hoploom.errors import DataError
 from hoploom.ingest.tables import diagnose
+from hoploom.ingest.tables.columns import TEXT, id_kind
 from hoploom.ingest.tables.engine import Engine, rows_of
 from hoploom.ingest.tables.graph_file import NodeTable
-from hoploom.ingest.tables.idtypes import TEXT, id_kind
-from hoploom.ingest.tables.sources import Source
-
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
+from hoploom.ingest.tables.parquet import Source
 
 BUCKETS = 256  # of integers; texts have 16 ** 3
 MODULUS, FACTOR = 2**31 - 1, 48271  # Lehmer's generator: no product passes 2^47, so engines agree
 MOST_PARTS = 2**16  # four hex digits
 UNKNOWN, NULL = -1, -2  # in place of a store id
+CHUNK = 1 << 17  # ids
 
 
 @dataclass(frozen=True)
@@ -34,17 +42,15 @@ class Numbering:
     owner: str  # nodes.paper
     bounds: tuple[int, ...]  # part p holds bounds[p] to bounds[p + 1] - 1
     first: int = 0  # without a map: the store id is the id less this
-    pairs: "ir.Table | None" = None  # the map: id, node
+    pairs: ir.Table | None = None  # the map: id, node
     width: int = 0  # bytes of the longest text; 0: ids are integers
 
     @property
     def num_nodes(self) -> int:
         return self.bounds[-1]
 
-    def attach(self, table: "ir.Table", column: str, name: str) -> "ir.Table":
+    def attach(self, table: ir.Table, column: str, name: str) -> ir.Table:
         """The table with one more column: the store ids of its ids, UNKNOWN or NULL where there is none."""
-        import ibis
-
         if self.pairs is None:
             given = table[column]
             known = given.between(self.first, self.first + self.num_nodes - 1)
@@ -56,8 +62,19 @@ class Numbering:
         found = ibis.coalesce(joined[f"{name}_node"], missing).cast("int64")
         return joined.select(*table.columns, **{name: found})
 
+    def original(self, engine: Engine) -> Iterator[tuple[Tensor, Tensor]]:
+        """Store ids, and the user's own: [n] int64, or [n, width] uint8, UTF-8 padded with zeros."""
+        if self.pairs is None:
+            for begin in range(0, self.num_nodes, CHUNK):
+                nodes = torch.arange(begin, min(begin + CHUNK, self.num_nodes))
+                yield nodes, nodes + self.first
+            return
+        for batch in engine.stream(self.pairs.select("node", "id"), 16 + self.width):
+            ids = batch.column("id")
+            yield int64_of(batch.column("node")), padded(ids, self.width) if self.width else int64_of(ids)
 
-def id_column(table: "ir.Table", column: str, kind: str) -> Any:
+
+def id_column(table: ir.Table, column: str, kind: str) -> Any:
     """A column of ids, of the same type in every table."""
     return table[column].cast("string" if kind == TEXT else "int64")
 
@@ -89,7 +106,7 @@ def number_nodes(engine: Engine, table: NodeTable, source: Source | None, parts:
     return numbering
 
 
-def _number_integers(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) -> Numbering:
+def _number_integers(engine: Engine, at: IdColumn, ids: ir.Table, parts: int) -> Numbering:
     (found,) = rows_of(
         engine, ids.aggregate(rows=ids.count(), given=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max())
     )
@@ -100,7 +117,6 @@ def _number_integers(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) 
         (distinct,) = rows_of(engine, ids.aggregate(ids=ids["id"].nunique()))
         if distinct["ids"] == rows:
             return Numbering(at.source.owner, (0, rows), first=low)
-    import ibis
 
     # Buckets may be rounded: they ascend with the ids, which is all that counts.
     width = ibis.literal((high - low) // BUCKETS + 1, "float64")
@@ -109,9 +125,7 @@ def _number_integers(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) 
     return _mapped(engine, at, ids.mutate(part=residue * FACTOR % MODULUS % parts, bucket=bucket), parts)
 
 
-def _number_texts(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) -> Numbering:
-    import ibis
-
+def _number_texts(engine: Engine, at: IdColumn, ids: ir.Table, parts: int) -> Numbering:
     digits = ids["id"].hexdigest("md5")
     part: Any = ibis.literal(0)
     if parts > 1:  # digits of a number: `find` is what all engines have
@@ -120,10 +134,8 @@ def _number_texts(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) -> 
     return _mapped(engine, at, ids.mutate(part=part.cast("int64"), bucket=digits[0:3]), parts)
 
 
-def _mapped(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) -> Numbering:
+def _mapped(engine: Engine, at: IdColumn, ids: ir.Table, parts: int) -> Numbering:
     """The numbering by a map: ids [id, part, bucket] are counted by bucket, then numbered inside each."""
-    import ibis
-
     name = file_name(at.source.owner)
     counted = engine.keep(ids.group_by("part", "bucket").aggregate(rows=ids.count()), f"{name}.buckets")
     sizes = [0] * parts
@@ -156,28 +168,22 @@ def _mapped(engine: Engine, at: IdColumn, ids: "ir.Table", parts: int) -> Number
     return Numbering(at.source.owner, (0, *accumulate(sizes)), pairs=pairs, width=width)
 
 
-def _width(engine: Engine, at: IdColumn, pairs: "ir.Table") -> int:
+def _width(engine: Engine, at: IdColumn, pairs: ir.Table) -> int:
     """The bytes of the longest text."""
-    from pyarrow import compute
-
     width = 1
     for batch in engine.stream(pairs.select("id"), 64):
         ids = batch.column(0)
-        width = max(width, compute.max(compute.binary_length(ids)).as_py() or 0)
-        ends = compute.match_substring(ids, "\0")
-        if compute.any(ends).as_py():
+        width = max(width, pc.max(pc.binary_length(ids)).as_py() or 0)
+        ends = pc.match_substring(ids, "\0")
+        if pc.any(ends).as_py():
             raise diagnose.zero_bytes(at.source, at.name, ids.filter(ends)[0].as_py())
     return width
 
 
 def _counted(path: Path, owner: str, count: int) -> Source:
     """A table of the ids 0 to count - 1."""
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import parquet
-
     schema, step = pa.schema([("id", pa.int64())]), 1 << 20
-    with parquet.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, count, step):
             writer.write_table(pa.table({"id": np.arange(begin, min(begin + step, count))}))
     return Source(owner, (str(path),), (str(path),), schema, count)
@@ -186,3 +192,19 @@ def _counted(path: Path, owner: str, count: int) -> Source:
 def file_name(owner: str) -> str:
     """A name of a file, whatever the name of the type."""
     return owner.encode().hex() if len(owner) < 80 else md5(owner.encode()).hexdigest()
+
+
+def int64_of(column: pa.Array) -> Tensor:
+    """A column of integers without nulls [n] int64, to be kept."""
+    return torch.from_numpy(column.to_numpy(zero_copy_only=False).astype(np.int64))
+
+
+def padded(texts: pa.Array, width: int) -> Tensor:
+    """UTF-8 [n, width], padded with zeros, as a store holds ids that are no integers; no text is longer."""
+    texts = texts.cast(pa.large_string())
+    _, offsets, values = texts.buffers()
+    ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    rows = np.zeros((len(texts), width), np.uint8)
+    inside = np.arange(width) < np.diff(ends)[:, None]
+    rows[inside] = np.frombuffer(values or b"", np.uint8)[ends[0] : ends[-1]]
+    return torch.from_numpy(rows)

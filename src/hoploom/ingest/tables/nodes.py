@@ -1,40 +1,39 @@
 """A table of nodes as a stream: its fields, the user's own ids, and the members of its splits.
 
-Rows come in whatever order the engine has them, each with its store id.
+Rows come in whatever order the engine has them, each with its store id. Splits that are drawn follow from the ids.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import ibis.expr.types as ir
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from hoploom import keys
 from hoploom.errors import DataError
-from hoploom.ingest.stream import Block, NodeStream, Rows
-from hoploom.ingest.tables import diagnose
+from hoploom.ingest.stream import NodeFields, NodeStream, Rows
+from hoploom.ingest.tables.columns import id_kind
 from hoploom.ingest.tables.diagnose import UnfitError
-from hoploom.ingest.tables.engine import Engine
+from hoploom.ingest.tables.engine import Engine, rows_of
+from hoploom.ingest.tables.fields import Planner, TableFields
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
-from hoploom.ingest.tables.ids import Numbering, file_name, id_column
-from hoploom.ingest.tables.idtypes import id_kind
-from hoploom.ingest.tables.plan import Planner, Role, arrays_of, row_bytes
-from hoploom.ingest.tables.scan import scan
-from hoploom.ingest.tables.sources import Source
-from hoploom.ingest.tables.splits import MOST_SPLITS, Shares, Splits, by_column, int64_of
-from hoploom.ingest.tables.standardise import standardise
-from hoploom.ingest.tables.texts import padded
-from hoploom.ingest.tables.transforms import FieldColumns, UnfitColumnError, check_range, signed
+from hoploom.ingest.tables.ids import Numbering, file_name, id_column, int64_of
+from hoploom.ingest.tables.parquet import Source, scan
+from hoploom.ingest.tables.transforms import check_range, signed, standardise
 from hoploom.schema import DTYPES, ORIGINAL_ID, Field
 
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
-
-CHUNK = 1 << 17
 ARRAY_BYTES = 4 << 20  # of a .npy file at a time
+MOST_SPLITS = 100  # each is read by itself
+Splits = Mapping[str, Callable[[], Iterator[Tensor]]]
+Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True)
@@ -48,37 +47,30 @@ class NodeRows:
     numbering: Numbering
 
     def stream(self, scratch: Path) -> NodeStream:
-        """The node type as bulk takes it; ConfigError or DataError where its columns do not fit."""
-        blocks = [*original_ids(self.engine, self.numbering), *self._fields(), *self._array(scratch)]
-        return NodeStream(self.table.name, self.numbering.bounds, blocks, self._splits())
+        """The node type as a stream; ConfigError or DataError where its columns do not fit."""
+        fields = [*original_ids(self.engine, self.numbering), *self._fields(), *self._array(scratch)]
+        return NodeStream(self.table.name, self.numbering.bounds, fields, self._splits())
 
     # --- fields ---------------------------------------------------------------------------------
 
-    def _fields(self) -> list[Block]:
-        table, planner = self.table, Planner(self.engine, self.recipe, self.table, self.source)
-        roles = [Role("features", "x", self.source.features, table.dtype)] if self.source.features else []
-        roles += [Role("label", "y", [table.label], limit=table.num_classes)] if table.label else []
-        roles += [Role("time", "time", [table.time])] if table.time else []
-        roles += [Role(f"fields.{name}", name, [column]) for name, column in table.fields.items()]
-        fields = [planner.field(role) for role in roles]
-        if not fields:
+    def _fields(self) -> list[NodeFields]:
+        planned = Planner(self.engine, self.recipe, self.table, self.source).fields()
+        if not planned.fields:
             return []
-        arriving = {field.name: field.arriving for field in fields}
-        standardised = {field.name: field.standardised for field in fields if field.standardised}
-        finish = standardise(standardised, {field.name: field.field for field in fields}) if standardised else None
-        return [Block(arriving, partial(self._rows, fields), finish)]
+        arriving = {field.name: field.arriving for field in planned.fields}
+        standardised = {field.name: field.standardised for field in planned.fields if field.standardised}
+        stored = {field.name: field.field for field in planned.fields}
+        finish = standardise(standardised, stored) if standardised else None
+        return [NodeFields(arriving, partial(self._rows, planned), finish)]
 
-    def _rows(self, fields: list[FieldColumns]) -> Iterator[Rows]:
-        names = list(dict.fromkeys(column.name for field in fields for column in field.columns))
-        aliases = {name: f"c{index}" for index, name in enumerate(names)}
+    def _rows(self, planned: TableFields) -> Iterator[Rows]:
+        aliases = planned.aliases
         given = self._with_nodes(aliases).select("node", *aliases.values())
         # Ids without gaps often stand in order, too: then rows are written as they come.
-        for batch in self.engine.stream(given, row_bytes(fields), as_read=self.numbering.pairs is None):
-            arrays = arrays_of(batch, aliases)
-            rows = {field.name: checked_rows(self.source, field, arrays, batch.num_rows) for field in fields}
-            yield Rows(int64_of(batch.column("node")), rows)
+        for batch in self.engine.stream(given, planned.row_bytes, as_read=self.numbering.pairs is None):
+            yield Rows(int64_of(batch.column("node")), planned.rows(batch))
 
-    def _with_nodes(self, columns: Mapping[str, str]) -> "ir.Table":
+    def _with_nodes(self, columns: Mapping[str, str]) -> ir.Table:
         """The table with store ids as `node`, and some columns by other names."""
         assert self.table.id is not None
         rows = self.engine.read(self.source.paths)
@@ -88,11 +80,11 @@ class NodeRows:
 
     # --- a .npy file beside the table -----------------------------------------------------------
 
-    def _array(self, scratch: Path) -> list[Block]:
+    def _array(self, scratch: Path) -> list[NodeFields]:
         if not self.source.arrays:
             return []
         field = Field(self.table.dtype, (self.source.arrays[0].shape[1],))
-        return [Block({"x": field}, partial(self._array_rows, field, scratch))]
+        return [NodeFields({"x": field}, partial(self._array_rows, field, scratch))]
 
     def _array_rows(self, field: Field, scratch: Path) -> Iterator[Rows]:
         nodes, waiting = self._nodes_in_order(scratch), torch.empty(0, dtype=torch.int64)
@@ -134,46 +126,49 @@ class NodeRows:
         if split is None:
             return {}
         if not isinstance(split, str):
-            return Shares(split, self.recipe.seed).of(self.engine, self.numbering)
+            return self._drawn(split)
         nodes = self._with_nodes({split: "split"})
-        splits = by_column(self.engine, nodes.select("node", split=nodes["split"].cast("string")))
-        if splits is None:
+        named = nodes.select("node", split=nodes["split"].cast("string"))
+        named = named.filter(named["split"].notnull() & (named["split"] != ""))  # no name: in no split
+        found = rows_of(self.engine, named.select("split").distinct().limit(MOST_SPLITS + 1))
+        if len(found) > MOST_SPLITS:
             at = f"{self.table.owner}.split"
             message = f"column {split!r} has more than {MOST_SPLITS} values; a split column names few, as train and val"
             raise self.recipe.problem(at, f"{at}: {message}")
-        return splits
+
+        def members(word: str) -> Iterator[Tensor]:
+            for batch in self.engine.stream(named.filter(named["split"] == word).select("node")):
+                yield int64_of(batch.column("node"))
+
+        return {word: partial(members, word) for word in sorted(row["split"] for row in found)}
+
+    def _drawn(self, shares: Mapping[str, float]) -> Splits:
+        """Splits drawn by shares: a node's is decided by its id and the seed alone."""
+        ends = [0.0, *accumulate(shares.values())]
+        ends[-1] = 1.0 if abs(ends[-1] - 1) < 1e-9 else ends[-1]
+
+        def members(begin: float, end: float) -> Iterator[Tensor]:
+            for nodes, ids in self.numbering.original(self.engine):
+                drawn = (_hashed(ids, self.recipe.seed) >> np.uint64(11)).astype(np.float64) / 2**53
+                yield nodes[torch.from_numpy((drawn >= begin) & (drawn < end))]
+
+        return {name: partial(members, ends[i], ends[i + 1]) for i, name in enumerate(shares)}
 
 
-def checked_rows(source: Source, field: FieldColumns, arrays: Mapping[str, object], count: int) -> Tensor:
-    """A field's rows; DataError names the first row that cannot be used."""
-    try:
-        return field.rows(arrays, count)
-    except UnfitColumnError as error:
-        check = partial(field.numbers, error.column)
-        raise diagnose.unfit(source, error.column.name, check, error) from error
-
-
-def original_ids(engine: Engine, numbering: Numbering) -> list[Block]:
+def original_ids(engine: Engine, numbering: Numbering) -> list[NodeFields]:
     """The user's own ids, where they are not the store's."""
     if numbering.pairs is None and numbering.first == 0:
         return []
     field = Field("uint8", (numbering.width,)) if numbering.width else Field("int64")
 
     def rows() -> Iterator[Rows]:
-        if numbering.pairs is None:
-            for begin in range(0, numbering.num_nodes, CHUNK):
-                nodes = torch.arange(begin, min(begin + CHUNK, numbering.num_nodes))
-                yield Rows(nodes, {ORIGINAL_ID: nodes + numbering.first})
-            return
-        for batch in engine.stream(numbering.pairs.select("node", "id"), 16 + numbering.width):
-            ids = batch.column("id")
-            own = torch.from_numpy(padded(ids, numbering.width)) if numbering.width else int64_of(ids)
-            yield Rows(int64_of(batch.column("node")), {ORIGINAL_ID: own})
+        for nodes, ids in numbering.original(engine):
+            yield Rows(nodes, {ORIGINAL_ID: ids})
 
-    return [Block({ORIGINAL_ID: field}, rows)]
+    return [NodeFields({ORIGINAL_ID: field}, rows)]
 
 
-def _read_array(path: str, begin: int, count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+def _read_array(path: str, begin: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
     """Some rows of a .npy file. It is not mapped: pages that were read would count as memory."""
     with open(path, "rb") as file:
         version = np.lib.format.read_magic(file)
@@ -187,13 +182,31 @@ def _read_array(path: str, begin: int, count: int) -> "np.ndarray[tuple[int, ...
 
 def _write_numbered(source: Source, column: str, path: Path) -> None:
     """The ids of a table with the numbers of their rows, as Parquet."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     schema = pa.schema([("row", pa.int64()), ("id", source.schema.field(column).type)])
     count = 0
-    with parquet.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, schema) as writer:
         for _, _, ids in scan(source, column):
             numbers = pa.array(np.arange(count, count + len(ids)))
             writer.write_table(pa.table([numbers, ids.cast(schema.field("id").type)], schema=schema))
             count += len(ids)
+
+
+def _hashed(ids: Tensor, seed: int) -> Words:
+    """Of integers [n], or of texts [n, width], eight bytes at a time; zeros behind their end count for nothing."""
+    hashes: Words = np.full(len(ids), np.uint64(keys.mix(0, seed)))
+    if ids.dim() == 1:
+        return _mixed(hashes, ids.numpy().view(np.uint64))
+    rows = torch.nn.functional.pad(ids, (0, -ids.shape[1] % 8)).numpy()
+    for word in rows.view("<u8").astype(np.uint64, copy=False).T:
+        hashes = np.where(word == 0, hashes, _mixed(hashes, word))
+    return hashes
+
+
+def _mixed(state: Words, value: Words) -> Words:
+    """keys.mix of many values."""
+    with np.errstate(over="ignore"):
+        z = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Words = z ^ (z >> np.uint64(31))
+    return mixed

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from hoploom.errors import ConfigError
-from hoploom.ingest.tables.binary import arrow_batches, parquet_footer, parquet_sample
 from hoploom.ingest.tables.columns import plain_schema
-from hoploom.ingest.tables.csv import csv_column, csv_sample
-from hoploom.ingest.tables.places import Place, kind_of
+from hoploom.ingest.tables.csv import CsvFile
+from hoploom.ingest.tables.files import TableFile, kind_of
+from hoploom.ingest.tables.parquet import opened, parquet_batches, parquet_footer
+from hoploom.ingest.tables.sources import arrow_batches
 
 SAMPLE = 10_000  # rows
 WANTED = 200  # ids of edges that are looked up among nodes
@@ -24,7 +28,7 @@ class Surveyed:
 
     name: str
     files: str  # for the key of that name: a path, a glob or a folder
-    places: tuple[Place, ...]
+    places: tuple[TableFile, ...]
     sample: Any  # a pyarrow.Table
     num_rows: int | None  # None: not known without reading
 
@@ -46,7 +50,7 @@ def survey(folder: Path) -> tuple[list[Surveyed], list[Path], list[Path]]:
     return tables, arrays, sorted(path.relative_to(folder) for path in blank)
 
 
-def _is_blank(place: Place) -> bool:
+def _is_blank(place: TableFile) -> bool:
     if place.kind not in ("csv", "tsv"):
         return False
     try:
@@ -100,8 +104,8 @@ def _alike(files: Sequence[Path]) -> bool:
     return len({tuple(sorted(_sample(_place(file)).schema.names)) for file in files}) == 1
 
 
-def _place(file: Path) -> Place:
-    return Place(os.path.abspath(file), str(file), kind_of(file.name) or "")
+def _place(file: Path) -> TableFile:
+    return TableFile(os.path.abspath(file), str(file), kind_of(file.name) or "")
 
 
 def _surveyed(name: str, files: Sequence[Path], pattern: str) -> Surveyed:
@@ -112,25 +116,23 @@ def _surveyed(name: str, files: Sequence[Path], pattern: str) -> Surveyed:
     return Surveyed(name, pattern, places, sample, None if counts is None else sum(counts))
 
 
-def _sample(place: Place) -> Any:
+def _sample(place: TableFile) -> Any:
     """The first rows of a file, with plain types; a name that comes twice is taken once."""
-    import pyarrow as pa
-
     batch = _first_batch(place)
     names = list(batch.schema.names)
     once = pa.table({name: batch.column(names.index(name)) for name in names})
     return once.slice(0, SAMPLE).cast(plain_schema(once.schema, once.schema.names))
 
 
-def _first_batch(place: Place) -> Any:
-    if place.kind in ("csv", "tsv"):
-        return csv_sample(place)
-    if place.kind == "parquet":
-        schema, batch = parquet_sample(place, SAMPLE)
-    else:
-        with arrow_batches(place) as (schema, batches):
-            batch = next(batches, None)
-    return schema.empty_table() if batch is None else batch
+def _first_batch(file: TableFile) -> Any:
+    if file.kind in ("csv", "tsv"):
+        with CsvFile(file).opened() as reader:
+            return next((batch for batch in reader if batch.num_rows), None) or reader.schema.empty_table()
+    if file.kind == "parquet":
+        with opened(file) as parquet:
+            return next(parquet.iter_batches(SAMPLE), None) or parquet.schema_arrow.empty_table()
+    with arrow_batches(file) as (schema, batches):
+        return next(batches, None) or schema.empty_table()
 
 
 # --- looking further -----------------------------------------------------------------------------
@@ -138,9 +140,6 @@ def _first_batch(place: Place) -> Any:
 
 def share_found(values: Any, table: Surveyed, column: str) -> float:
     """The share of some values that stand in the column of another table."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     wanted = pc.unique(values.combine_chunks().drop_null()).slice(0, WANTED)
     missing = pa.array(wanted)
     for batch in _column(table, column):
@@ -152,9 +151,6 @@ def share_found(values: Any, table: Surveyed, column: str) -> float:
 
 def largest(table: Surveyed, column: str) -> int | None:
     """The largest of integer ids; None where they are none, or below 0."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not pa.types.is_integer(table.types[column]):
         return None
     most = -1
@@ -173,16 +169,12 @@ def count_rows(table: Surveyed, column: str) -> int:
 
 def _column(table: Surveyed, column: str) -> Iterator[Any]:
     """All values of a column, piece by piece."""
-    import pyarrow.parquet as pq
-
-    for place in table.places:
-        if place.kind in ("csv", "tsv"):
-            yield from csv_column(place, column, table.types[column])
-        elif place.kind == "parquet":
-            with place.open() as handle, pq.ParquetFile(handle) as file:
-                for batch in file.iter_batches(1 << 16, columns=[column]):
-                    yield batch.column(0).cast(table.types[column])
+    kind = table.types[column]
+    for file in table.places:
+        if file.kind in ("csv", "tsv"):
+            yield from (batch.column(0) for batch in CsvFile(file).batches({column: kind}))
+        elif file.kind == "parquet":
+            yield from (batch.column(0).cast(kind) for batch in parquet_batches(file, [column]))
         else:
-            with arrow_batches(place) as (_, batches):
-                for batch in batches:
-                    yield batch.column(column).cast(table.types[column])
+            with arrow_batches(file) as (_, batches):
+                yield from (batch.column(column).cast(kind) for batch in batches)

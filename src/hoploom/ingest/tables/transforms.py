@@ -3,20 +3,20 @@
 All arithmetic on values happens here, not in an engine, so that every engine gives the same bytes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from hoploom.ingest.stream.streams import Chunk, Finish
 from hoploom.ingest.tables.diagnose import UnfitError
 from hoploom.ingest.tables.graph_file import ColumnRule
 from hoploom.schema import DTYPES, Field
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Values = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -24,21 +24,19 @@ MOST_SQUARED = 1e145  # the squares of as many as a table has rows still add up
 
 
 @dataclass(frozen=True)
-class Column:
+class SourceColumn:
     """A column of a table, and how its values become numbers."""
 
     name: str
-    type: "pa.DataType"  # in the user's file, whatever an engine makes of it; of a list: of its elements
+    type: pa.DataType  # in the user's file, whatever an engine makes of it; of a list: of its elements
     width: int | None  # of lists
     rule: ColumnRule
-    words: "pa.Array | None" = None  # the categories, in order
+    words: pa.Array | None = None  # the categories, in order
     null: float | int | None = None  # what stands for a null
 
     @property
-    def result(self) -> "pa.DataType":
+    def result(self) -> pa.DataType:
         """The type of the values once they are cast."""
-        import pyarrow as pa
-
         return self.type if self.rule.cast is None else pa.type_for_alias(self.rule.cast)
 
     @property
@@ -61,7 +59,7 @@ class FieldColumns:
 
     name: str
     field: Field  # as it is stored
-    columns: tuple[Column, ...]
+    columns: tuple[SourceColumn, ...]
     limit: int | None = None  # labels are below
     weights: bool = False  # finite, none negative
 
@@ -76,7 +74,7 @@ class FieldColumns:
         """As its rows come: with all digits, if sums are taken of them."""
         return Field("float64", self.field.shape) if self.standardised else self.field
 
-    def rows(self, given: "Mapping[str, pa.Array]", count: int) -> Tensor:
+    def rows(self, given: Mapping[str, pa.Array], count: int) -> Tensor:
         """The field's rows [count, ...]; UnfitColumnError names the column that cannot be used."""
         out = torch.empty((count, *self.field.shape), dtype=DTYPES[self.arriving.dtype])
         begin = 0
@@ -90,7 +88,7 @@ class FieldColumns:
             begin += column.extent
         return out
 
-    def numbers(self, column: Column, given: "pa.Array") -> Values:
+    def numbers(self, column: SourceColumn, given: pa.Array) -> Values:
         """The numbers of a column, checked; UnfitError for the first reason they cannot be stored."""
         values = numbers_of(column, given)
         check_range(values, self.arriving.dtype)
@@ -113,7 +111,7 @@ def refuse(values: Values, wrong: Values, why: str) -> None:
 class UnfitColumnError(Exception):
     """A column has a value that cannot be used."""
 
-    def __init__(self, column: Column, reason: str) -> None:
+    def __init__(self, column: SourceColumn, reason: str) -> None:
         super().__init__(reason)
         self.column, self.reason = column, reason
 
@@ -126,7 +124,7 @@ def _fill(target: Tensor, values: Values) -> None:
         np.copyto(target.numpy(), values.reshape(tuple(target.shape)), casting="unsafe")
 
 
-def numbers_of(column: Column, given: "pa.Array") -> Values:
+def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
     """The numbers of a column: [n] or [n, extent]."""
     count = len(given)
     if column.width is not None:
@@ -143,10 +141,8 @@ def numbers_of(column: Column, given: "pa.Array") -> Values:
     return signed(values).reshape(count, *column.shape)
 
 
-def _filled(given: "pa.Array", null: float | int) -> "pa.Array":
+def _filled(given: pa.Array, null: float | int) -> pa.Array:
     """Labels, with what stands for a null."""
-    import pyarrow as pa
-
     if isinstance(null, float) and not pa.types.is_floating(given.type):
         given = given.cast(pa.float64(), safe=False)
     elif isinstance(null, int):
@@ -167,7 +163,7 @@ def signed(values: Values) -> Values:
     return values.astype(np.int64 if fits else np.float64)
 
 
-def prepared(column: Column, given: "pa.Array") -> "pa.Array":
+def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
     """The values with their type, without nulls if they are filled, and cast."""
     given = _typed(given, column.type)
     if column.rule.categories is not None:
@@ -182,20 +178,17 @@ def prepared(column: Column, given: "pa.Array") -> "pa.Array":
 # --- one step each --------------------------------------------------------------------------
 
 
-def _elements(column: Column, given: "pa.Array") -> "pa.Array":
+def _elements(column: SourceColumn, given: pa.Array) -> pa.Array:
     """The elements of lists, all as long as `width`; a null list gives as many nulls."""
-    import pyarrow as pa
-    from pyarrow import compute
-
     assert column.width is not None
     if pa.types.is_fixed_size_list(given.type):
         if given.null_count:
             given = given.cast(pa.large_list(given.type.value_type))
         elif given.type.list_size == column.width:
             return given.flatten()
-    lengths = compute.list_value_length(given)
-    if compute.any(compute.not_equal(lengths, column.width)).as_py():
-        wrong = lengths.filter(compute.not_equal(lengths, column.width))[0].as_py()
+    lengths = pc.list_value_length(given)
+    if pc.any(pc.not_equal(lengths, column.width)).as_py():
+        wrong = lengths.filter(pc.not_equal(lengths, column.width))[0].as_py()
         raise UnfitError(f"has a list of {wrong} values, others have {column.width}; give lists of one length")
     if not given.null_count:
         return given.flatten()
@@ -205,10 +198,8 @@ def _elements(column: Column, given: "pa.Array") -> "pa.Array":
     return given.flatten().take(pa.array(rows.reshape(-1), mask=rows.reshape(-1) < 0))
 
 
-def _typed(given: "pa.Array", wanted: "pa.DataType") -> "pa.Array":
+def _typed(given: pa.Array, wanted: pa.DataType) -> pa.Array:
     """As the user's file has them: an engine may have widened them."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(given.type):
         given = given.dictionary_decode()
     wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
@@ -222,54 +213,44 @@ def _typed(given: "pa.Array", wanted: "pa.DataType") -> "pa.Array":
     return given.cast(wanted, safe=False)
 
 
-def fill_scalar(fill: float | int | str, wanted: "pa.DataType") -> "pa.Scalar":
+def fill_scalar(fill: float | int | str, wanted: pa.DataType) -> pa.Scalar:
     """The value that stands for nulls, as a value of the column; ValueError where it is none."""
-    import pyarrow as pa
-
     try:
         return pa.scalar(fill, wanted)
     except (pa.ArrowException, TypeError, OverflowError) as error:
         raise ValueError(f"{fill!r} is no value of a column of {wanted}") from error
 
 
-def _cast(given: "pa.Array", wanted: "pa.DataType") -> "pa.Array":
-    import pyarrow as pa
-    from pyarrow import compute
-
+def _cast(given: pa.Array, wanted: pa.DataType) -> pa.Array:
     if pa.types.is_integer(wanted) and pa.types.is_floating(given.type):  # there is no integer for "not a number"
-        given = compute.if_else(compute.is_nan(given), pa.scalar(None, given.type), given)
+        given = pc.if_else(pc.is_nan(given), pa.scalar(None, given.type), given)
     try:
         made = given.cast(wanted, safe=not pa.types.is_floating(wanted))
     except pa.ArrowException as error:
         raise UnfitError(f"cannot be cast to {wanted}: {str(error).splitlines()[0]}") from error
     if pa.types.is_float64(given.type) and pa.types.is_float32(wanted):
-        lost = compute.and_(compute.is_finite(given), compute.is_inf(made))
-        if compute.any(lost).as_py():
+        lost = pc.and_(pc.is_finite(given), pc.is_inf(made))
+        if pc.any(lost).as_py():
             raise UnfitError(f"holds {given.filter(lost)[0]}, too large for float32; cast it to float64")
     return made
 
 
-def _comparable(given: "pa.Array") -> "pa.Array":
+def _comparable(given: pa.Array) -> pa.Array:
     """What is equal, alike: of fractions, one zero, and null for what is no number."""
-    import pyarrow as pa
-    from pyarrow import compute
-
     if not pa.types.is_floating(given.type):
         return given
     given = given.cast(pa.float32()) if pa.types.is_float16(given.type) else given
-    given = compute.if_else(compute.is_nan(given), pa.scalar(None, given.type), given)
-    return compute.add(given, pa.scalar(0, given.type))
+    given = pc.if_else(pc.is_nan(given), pa.scalar(None, given.type), given)
+    return pc.add(given, pa.scalar(0, given.type))
 
 
-def _categories(column: Column, given: "pa.Array") -> Values:
-    from pyarrow import compute
-
+def _categories(column: SourceColumn, given: pa.Array) -> Values:
     assert column.words is not None
     if given.null_count and column.null is None:
         raise UnfitError("is null; give a value, or fill nulls with columns.<name>.fill")
-    found = compute.index_in(given, value_set=column.words)
-    unknown = compute.and_(found.is_null(), given.is_valid())
-    if compute.any(unknown).as_py():
+    found = pc.index_in(given, value_set=column.words)
+    unknown = pc.and_(found.is_null(), given.is_valid())
+    if pc.any(unknown).as_py():
         raise UnfitError(f"holds {given.filter(unknown)[0]!s:.60}, which it did not before; is it being written?")
     codes: Values = found.fill_null(-1 if column.null is None else column.null).to_numpy().astype(np.int64)
     if column.rule.categories == "codes":
@@ -279,10 +260,8 @@ def _categories(column: Column, given: "pa.Array") -> Values:
     return rows
 
 
-def _plain(given: "pa.Array") -> "pa.Array":
+def _plain(given: pa.Array) -> pa.Array:
     """Numbers of what counts as a number: dates and times are microseconds since 1970."""
-    import pyarrow as pa
-
     if pa.types.is_decimal(given.type):
         return given.cast(pa.float64())
     if pa.types.is_date(given.type) or pa.types.is_timestamp(given.type):
@@ -309,3 +288,75 @@ def check_range(values: Values, dtype: str) -> None:
     low, high = values.min(), values.max()
     if int(low) < least or int(high) > most:
         raise UnfitError(f"holds {low if int(low) < least else high}, which does not fit {dtype}; choose a wider dtype")
+
+
+# --- what needs all rows before it does the first ------------------------------------------------
+
+
+def standardise(columns: Mapping[str, Sequence[int]], stored: Mapping[str, Field]) -> Finish:
+    """Less the mean, over the standard deviation: some columns of fields that stand in order.
+
+    Sums run over chunks in the order of the ids, always cut alike, in float64: the same to the last bit however the
+    rows came. What is "not a number" is left out of them; a column of one value becomes zeros.
+    """
+
+    def prepare(chunks: Iterator[Chunk]) -> Callable[[Chunk], Chunk]:
+        moments = {name: Moments(len(some)) for name, some in columns.items()}
+        for chunk in chunks:
+            for name, some in columns.items():
+                moments[name].add(_columns(chunk[name], some).numpy())
+
+        def finish(chunk: Chunk) -> Chunk:
+            done = dict(chunk)
+            for name, some in columns.items():
+                rows = chunk[name].clone()
+                values = (_columns(rows, some).numpy() - moments[name].centre) / moments[name].deviation
+                rows.view(rows.shape[0], -1)[:, list(some)] = torch.from_numpy(values)
+                done[name] = rows.to(DTYPES[stored[name].dtype])
+            return done
+
+        return finish
+
+    return Finish(stored, prepare)
+
+
+def _columns(rows: Tensor, some: Sequence[int]) -> Tensor:
+    return rows.view(rows.shape[0], -1)[:, list(some)]
+
+
+class Moments:
+    """Mean and deviation of columns, chunk by chunk (Chan's update)."""
+
+    def __init__(self, width: int) -> None:
+        self._count, self._mean, self._squares = np.zeros(width), np.zeros(width), np.zeros(width)
+        self._least, self._most = np.full(width, np.inf), np.full(width, -np.inf)
+
+    def add(self, values: Values) -> None:
+        """Values [n, width] float64."""
+        given = ~np.isnan(values)
+        count = given.sum(axis=0)
+        mean = np.where(given, values, 0).sum(axis=0) / np.maximum(count, 1)
+        squares = np.where(given, np.square(values - mean), 0).sum(axis=0)
+        delta, total = mean - self._mean, np.maximum(self._count + count, 1)
+        self._squares += squares + np.square(delta) * (self._count * count / total)
+        self._mean = self._mean + delta * (count / total)
+        self._count = self._count + count
+        self._least = np.fmin(self._least, np.fmin.reduce(values, axis=0, initial=np.inf))
+        self._most = np.fmax(self._most, np.fmax.reduce(values, axis=0, initial=-np.inf))
+
+    @property
+    def alike(self) -> Values:
+        """Which columns hold one value only."""
+        same: Values = self._least >= self._most
+        return same
+
+    @property
+    def centre(self) -> Values:
+        """The mean; of a column of one value that value, to the last bit."""
+        return np.where(self.alike, self._least, self._mean)
+
+    @property
+    def deviation(self) -> Values:
+        """1 for a column of one value, or of values whose squares are 0."""
+        found = np.sqrt(self._squares / np.maximum(self._count, 1))
+        return np.where(self.alike | (found == 0), 1.0, found)

@@ -8,15 +8,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import ibis
+import ibis.expr.types as ir
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.ingest.tables.engine import EngineOptions, UnreadableError, batch_rows, first_line, sql_of
-
-if TYPE_CHECKING:
-    import ibis.expr.types as ir
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
 
 STATIC = {  # of a process
     "spark.ui.enabled": "false",
@@ -38,41 +38,38 @@ class SparkEngine:
         self._folder, self._made = folder, 0
         with _explained(f"Spark at {options.master!r} does not start", ConfigError), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of pandas, which nothing here uses
-            ibis, session = _modules()
-            active = session.getActiveSession()
+            active = SparkSession.getActiveSession()
             self._mine = active is None
             self._session = (_started(options, folder) if active is None else active).newSession()
             for name, value in SETTINGS.items():
                 self._session.conf.set(name, value)
             self._connection = ibis.pyspark.connect(self._session)
 
-    def read(self, paths: Sequence[str]) -> "ir.Table":
+    def read(self, paths: Sequence[str]) -> ir.Table:
         with _explained("Spark cannot read the tables"):
             frame = self._session.read.parquet(*paths)
             name = f"hoploom_{id(self)}_{self._next()}"
             frame.createOrReplaceTempView(name)
             return self._connection.table(name)
 
-    def stream(self, table: "ir.Table", row_bytes: int = 16, *, as_read: bool = False) -> "Iterator[pa.RecordBatch]":
-        from pyarrow import parquet
-
+    def stream(self, table: ir.Table, row_bytes: int = 16, *, as_read: bool = False) -> Iterator[pa.RecordBatch]:
         folder = self._write(table, f"stream-{self._next()}")
         try:
             for file in sorted(folder.glob("part-*.parquet")):  # in the order of the rows, where they have one
-                with parquet.ParquetFile(file) as rows:
+                with pq.ParquetFile(file) as rows:
                     yield from rows.iter_batches(batch_size=batch_rows(row_bytes))
                 file.unlink()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def keep(self, table: "ir.Table", name: str) -> "ir.Table":
+    def keep(self, table: ir.Table, name: str) -> ir.Table:
         return self.read([str(self._write(table, name))])
 
     def close(self) -> None:
         if self._mine:
             self._session.stop()
 
-    def _write(self, table: "ir.Table", name: str) -> Path:
+    def _write(self, table: ir.Table, name: str) -> Path:
         folder = self._folder / name
         with _explained("Spark cannot read the tables"):
             self._session.sql(sql_of(table, "pyspark")).write.parquet(folder.as_uri())
@@ -83,18 +80,7 @@ class SparkEngine:
         return self._made
 
 
-def _modules() -> tuple[Any, Any]:
-    try:
-        import ibis
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise ConfigError(f"--engine spark needs {error.name}; install hoploom[spark]") from error
-    return ibis, SparkSession
-
-
-def _started(options: EngineOptions, folder: Path) -> "SparkSession":
-    from pyspark.sql import SparkSession
-
+def _started(options: EngineOptions, folder: Path) -> SparkSession:
     builder = SparkSession.builder.master(options.master).appName("hoploom build")
     for name, value in STATIC.items():
         builder = builder.config(name, value)

@@ -6,41 +6,27 @@ Rows that come in order already are written as they come; the others wait in a s
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import DataError
-from hoploom.ingest.stream.spool import MOST_BUCKETS, Bucket, Limits, Spool, as_bytes, from_bytes
-from hoploom.ingest.stream.streams import Block, Chunk, NodeStream, Rows
+from hoploom.ingest.stream.spill import MOST_BUCKETS, Bucket, SpillBudget, Spool, as_bytes, from_bytes
+from hoploom.ingest.stream.streams import Chunk, NodeFields, NodeStream, Rows
 from hoploom.ops import KEY_BYTES
 from hoploom.schema import DTYPES, Field
 from hoploom.store import format as layout
 from hoploom.store.write import StoreWriter
 
-CHUNK_ROWS, CHUNK_BYTES = 1 << 16, 16 << 20
+CHUNK_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
-class Room:
-    """The memory that a step may take, and the folder for what does not fit."""
-
-    folder: Path
-    bytes: int
-
-    def spool(self, name: str, bounds: Sequence[int], width: int, step: int = 1) -> Spool:
-        limits = Limits(self.bytes // 4, self.bytes // 8, step)
-        return Spool(self.folder / name, bounds, width, limits)
-
-
-def write_block(writer: StoreWriter, stream: NodeStream, block: Block, room: Room) -> None:
+def write_fields(writer: StoreWriter, stream: NodeStream, block: NodeFields, budget: SpillBudget) -> None:
     """Write the fields of a block, part by part."""
     position, part = 0, 0
-    for chunk in _finished(stream, block, room):
+    for chunk in _finished(stream, block, budget):
         _append(writer, stream, block.stored, position, chunk)
         position += next(iter(chunk.values())).shape[0]
         while part + 1 < len(stream.bounds) and stream.bounds[part + 1] <= position:  # many parts, few open files
@@ -52,10 +38,10 @@ def write_block(writer: StoreWriter, stream: NodeStream, block: Block, room: Roo
         _finish(writer, stream, block.stored, last)
 
 
-def write_split(writer: StoreWriter, stream: NodeStream, split: str, room: Room) -> list[int]:
+def write_split(writer: StoreWriter, stream: NodeStream, split: str, budget: SpillBudget) -> list[int]:
     """Write the members of a split, ascending, part by part; returns how many each part holds."""
     sizes, field = [0] * (len(stream.bounds) - 1), Field("int64")
-    with room.spool("split", bucket_bounds(stream.bounds, MOST_BUCKETS), 0) as spool, _naming(stream, split):
+    with budget.spool("split", bucket_bounds(stream.bounds, MOST_BUCKETS), 0) as spool, _naming(stream, split):
         for ids in stream.splits[split]():
             spool.add(ids, [])
         for part, buckets in by_part(stream.bounds, spool.buckets()):
@@ -113,29 +99,29 @@ def _finish(writer: StoreWriter, stream: NodeStream, fields: Mapping[str, Field]
             raise DataError(f"{file} got {rows} rows for {stream.part_sizes[part]} nodes; give one each")
 
 
-def _finished(stream: NodeStream, block: Block, room: Room) -> Iterator[Chunk]:
+def _finished(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
     """The block's fields in the order of the ids, as they are stored."""
     rows = block.rows()
     if block.finish is None:
-        yield from _ordered(stream, block, rows, room)
+        yield from _ordered(stream, block, rows, budget)
         return
-    with _spool(stream, block, 0, room) as spool:
+    with _spool(stream, block, 0, budget) as spool:
         for chunk in rows:
             _add(spool, block, chunk)
-        finish = block.finish.prepare(_in_chunks(spool, stream, block))
-        for values in _in_chunks(spool, stream, block):
+        finish = block.finish.prepare(_in_chunks(spool, stream, block, budget))
+        for values in _in_chunks(spool, stream, block, budget):
             yield finish(values)
 
 
-def _ordered(stream: NodeStream, block: Block, rows: Iterator[Rows], room: Room) -> Iterator[Chunk]:
+def _ordered(stream: NodeStream, block: NodeFields, rows: Iterator[Rows], budget: SpillBudget) -> Iterator[Chunk]:
     position = 0
     for chunk in rows:
         if not _follows(chunk.ids, position):
-            with _spool(stream, block, position, room) as spool:
+            with _spool(stream, block, position, budget) as spool:
                 _add(spool, block, chunk)
                 for later in rows:
                     _add(spool, block, later)
-                yield from _in_chunks(spool, stream, block)
+                yield from _in_chunks(spool, stream, block, budget)
             return
         yield _checked(block, chunk)
         position += chunk.ids.numel()
@@ -149,20 +135,20 @@ def _follows(ids: Tensor, position: int) -> bool:
     return bool((ids[1:] - ids[:-1] == 1).all())
 
 
-def _spool(stream: NodeStream, block: Block, first: int, room: Room) -> Spool:
+def _spool(stream: NodeStream, block: NodeFields, first: int, budget: SpillBudget) -> Spool:
     """A spool for the nodes from `first` on, its buckets whole chunks."""
     width = sum(field.row_bytes for field in block.fields.values())
     bounds = [first, *(bound for bound in stream.bounds if bound > first)]
-    wanted = -(-stream.num_nodes * (width + KEY_BYTES) * 8 // room.bytes)  # buckets of an eighth of the room
-    step = _chunk_rows(width)
-    return room.spool("rows", bucket_bounds(bounds, max(1, min(wanted, MOST_BUCKETS)), step), width, step)
+    wanted = -(-stream.num_nodes * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget
+    step = _chunk_rows(budget.chunk_rows, width)
+    return budget.spool("rows", bucket_bounds(bounds, max(1, min(wanted, MOST_BUCKETS)), step), width, step)
 
 
-def _add(spool: Spool, block: Block, rows: Rows) -> None:
+def _add(spool: Spool, block: NodeFields, rows: Rows) -> None:
     spool.add(rows.ids, [as_bytes(values) for values in _checked(block, rows).values()])
 
 
-def _checked(block: Block, rows: Rows) -> Chunk:
+def _checked(block: NodeFields, rows: Rows) -> Chunk:
     """The fields of a chunk; an error unless each is what the block says."""
     for name, field in block.fields.items():
         values = rows.fields[name]
@@ -171,9 +157,9 @@ def _checked(block: Block, rows: Rows) -> Chunk:
     return {name: rows.fields[name] for name in block.fields}
 
 
-def _in_chunks(spool: Spool, stream: NodeStream, block: Block) -> Iterator[Chunk]:
+def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
     """All rows, cut by their number and width alone: the same chunks whatever the memory."""
-    step = _chunk_rows(sum(field.row_bytes for field in block.fields.values()))
+    step = _chunk_rows(budget.chunk_rows, sum(field.row_bytes for field in block.fields.values()))
     for bucket in spool.buckets():
         try:
             values = _placed(bucket, block)
@@ -183,7 +169,7 @@ def _in_chunks(spool: Spool, stream: NodeStream, block: Block) -> Iterator[Chunk
             yield {name: rows[begin : begin + step] for name, rows in values.items()}
 
 
-def _placed(bucket: Bucket, block: Block) -> Chunk:
+def _placed(bucket: Bucket, block: NodeFields) -> Chunk:
     values, offset = {}, KEY_BYTES
     for name, field in block.fields.items():
         raw = ops.empty((bucket.num_keys, field.row_bytes), torch.uint8)
@@ -193,8 +179,8 @@ def _placed(bucket: Bucket, block: Block) -> Chunk:
     return values
 
 
-def _chunk_rows(width: int) -> int:
-    rows = CHUNK_ROWS
+def _chunk_rows(rows: int, width: int) -> int:
+    """So many, or fewer where rows are wide."""
     while rows > 1 and rows * width > CHUNK_BYTES:
         rows //= 2
     return rows

@@ -5,6 +5,7 @@ Gives up writing and reading them once more for never holding more than one buck
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +47,19 @@ class Limits(NamedTuple):
     waiting_bytes: int  # of all buckets, before they go to files
     bucket_bytes: int  # of one that is given back; one that is larger is split
     step: int = 1  # keys that stay together when it is
+
+
+@dataclass(frozen=True)
+class SpillBudget:
+    """The memory that a step may take, and the folder for what does not fit."""
+
+    folder: Path
+    bytes: int
+    chunk_rows: int = 1 << 16  # nodes that are finished at once
+
+    def spool(self, name: str, bounds: Sequence[int], width: int, step: int = 1) -> "Spool":
+        """A spool in the folder: a quarter of the memory for what waits, an eighth for a bucket."""
+        return Spool(self.folder / name, bounds, width, Limits(self.bytes // 4, self.bytes // 8, step))
 
 
 class Spool:

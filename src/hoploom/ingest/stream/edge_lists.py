@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import DataError
-from hoploom.ingest.stream.rows import Room, bucket_bounds, by_part
-from hoploom.ingest.stream.spool import MOST_BUCKETS, Bucket, Spool, as_bytes, from_bytes
+from hoploom.ingest.stream.node_rows import bucket_bounds, by_part
+from hoploom.ingest.stream.spill import MOST_BUCKETS, Bucket, SpillBudget, Spool, as_bytes, from_bytes
 from hoploom.ingest.stream.streams import EdgeRows, EdgeStream
 from hoploom.ops import KEY_BYTES
 from hoploom.schema import DTYPES, Field, Relation, check_ids
@@ -24,7 +24,7 @@ INDPTR, WEIGHT, TIME = Field("int64"), Field("float32"), Field("int64")
 
 
 @dataclass(frozen=True)
-class Topology:
+class WrittenRelation:
     """A relation to write: its ends, its fields, and what its lists are prepared for."""
 
     relation: Relation  # the number of edges is not known yet
@@ -52,10 +52,10 @@ class Topology:
 
 
 def write_relations(
-    writer: StoreWriter, stream: EdgeStream, written: Sequence[Topology], room: Room
+    writer: StoreWriter, stream: EdgeStream, written: Sequence[WrittenRelation], budget: SpillBudget
 ) -> list[list[int]]:
     """Write a stream's relation, and its reverse where there is one; returns the number of edges by part of each."""
-    share = Room(room.folder, room.bytes // len(written))
+    share = SpillBudget(budget.folder, budget.bytes // len(written))
     spools = [_spool(topology, share, f"edges-{number}") for number, topology in enumerate(written)]
     try:
         for rows in stream.rows():
@@ -71,8 +71,8 @@ def write_relations(
             spool.close()
 
 
-def _spool(topology: Topology, room: Room, name: str) -> Spool:
-    return room.spool(name, bucket_bounds(topology.bounds, MOST_BUCKETS), topology.width)
+def _spool(topology: WrittenRelation, budget: SpillBudget, name: str) -> Spool:
+    return budget.spool(name, bucket_bounds(topology.bounds, MOST_BUCKETS), topology.width)
 
 
 def _directions(stream: EdgeStream, rows: EdgeRows) -> Iterator[EdgeRows]:
@@ -101,7 +101,7 @@ def _turned(rows: EdgeRows) -> EdgeRows:
     return EdgeRows(rows.destinations, rows.sources, rows.fields)
 
 
-def _columns(topology: Topology, rows: EdgeRows) -> list[Tensor]:
+def _columns(topology: WrittenRelation, rows: EdgeRows) -> list[Tensor]:
     """What a record holds behind its key, as bytes."""
     sources = rows.sources
     check_ids(f"sources of {topology.relation.key}", sources, topology.num_sources)
@@ -121,7 +121,7 @@ def _columns(topology: Topology, rows: EdgeRows) -> list[Tensor]:
 # --- lists ----------------------------------------------------------------------------------
 
 
-def _write_lists(writer: StoreWriter, topology: Topology, spool: Spool) -> list[int]:
+def _write_lists(writer: StoreWriter, topology: WrittenRelation, spool: Spool) -> list[int]:
     """Write the lists of all parts, one part after the other; returns the number of edges by part."""
     num_edges = []
     for part, buckets in by_part(topology.bounds, spool.buckets()):
@@ -136,7 +136,7 @@ def _write_lists(writer: StoreWriter, topology: Topology, spool: Spool) -> list[
     return num_edges
 
 
-def _files(topology: Topology, part: int) -> Mapping[str, Field]:
+def _files(topology: WrittenRelation, part: int) -> Mapping[str, Field]:
     relation = topology.relation
     columns = {"indptr": INDPTR, "indices": topology.ids}
     columns |= {"weight": WEIGHT} if topology.weight is not None else {}
@@ -145,7 +145,7 @@ def _files(topology: Topology, part: int) -> Mapping[str, Field]:
     return files | {layout.edge_file(part, relation, name): field for name, field in relation.fields.items()}
 
 
-def _append_lists(writer: StoreWriter, topology: Topology, bucket: Bucket, part: int, first_edge: int) -> int:
+def _append_lists(writer: StoreWriter, topology: WrittenRelation, bucket: Bucket, part: int, first_edge: int) -> int:
     """Write the lists of a bucket behind those of the part; returns the number of edges."""
     relation, source_bytes = topology.relation, topology.ids.row_bytes
     lists = ops.order_edges(

@@ -1,6 +1,6 @@
 """Streams become a store: nodes first, then relation by relation. Nothing is held whole but what lists are ordered by.
 
-Memory: an eighth of the room for a bucket, a quarter for records that wait. Beyond it go the longest list (about 20
+Memory: an eighth of the budget for a bucket, a quarter for records that wait. Beyond it go the longest list (about 20
 bytes an edge), and where source nodes carry the times, eight bytes for each of them.
 """
 
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.stream.lists import Topology, write_relations
-from hoploom.ingest.stream.rows import Room, write_block, write_split
+from hoploom.ingest.stream.edge_lists import WrittenRelation, write_relations
+from hoploom.ingest.stream.node_rows import write_fields, write_split
+from hoploom.ingest.stream.spill import SpillBudget
 from hoploom.ingest.stream.streams import EdgeStream, NodeStream, StoreOptions
 from hoploom.ops import pool_trim
 from hoploom.schema import Field, NodeType, Relation, Schema, check_schema
@@ -23,7 +24,6 @@ from hoploom.store.format import PartRange
 from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
-LEAST_ROOM = 64 << 20
 Progress = Callable[[str], None]  # told what is written now
 
 
@@ -49,7 +49,7 @@ def write_store(
     for edge_stream in edges:
         say(" ".join(edge_stream.key))
         written = _topologies(edge_stream, nodes, options, times)
-        counts = write_relations(writer, edge_stream, written, _room(writer, options))
+        counts = write_relations(writer, edge_stream, written, _budget(writer, options))
         relations += [
             Relation(*topology.relation.key, sum(count), topology.relation.fields)
             for topology, count in zip(written, counts, strict=True)
@@ -76,9 +76,10 @@ def _check(nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> None:
             raise ConfigError(f"{stream.key} is undirected, so its reverse is itself; drop one of the two")
 
 
-def _room(writer: StoreWriter, options: StoreOptions) -> Room:
+def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
     """What of the memory is left now."""
-    return Room(writer.scratch, max(LEAST_ROOM, options.memory - resident_bytes()))
+    left = max(options.least_memory, options.memory - resident_bytes())
+    return SpillBudget(writer.scratch, left, options.chunk_rows)
 
 
 # --- nodes ----------------------------------------------------------------------------------
@@ -89,9 +90,9 @@ Sizes = dict[str, list[int]]  # split -> members by part
 def _write_nodes(writer: StoreWriter, stream: NodeStream, options: StoreOptions, say: Progress) -> Sizes:
     say(stream.name)
     for block in stream.blocks:
-        write_block(writer, stream, block, _room(writer, options))
+        write_fields(writer, stream, block, _budget(writer, options))
         pool_trim()
-    return {split: write_split(writer, stream, split, _room(writer, options)) for split in stream.splits}
+    return {split: write_split(writer, stream, split, _budget(writer, options)) for split in stream.splits}
 
 
 def _fields(stream: NodeStream) -> dict[str, Field]:
@@ -129,7 +130,7 @@ class SourceTimes:
 
 def _topologies(
     stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions, times: SourceTimes
-) -> list[Topology]:
+) -> list[WrittenRelation]:
     """The relation, and its reverse where there is one."""
     by_name = {s.name: s for s in nodes}
     source, name, destination = stream.key
@@ -138,7 +139,7 @@ def _topologies(
         keys.append((destination, stream.rule.reverse, source))
     own_time = options.time if options.time in stream.fields else None
     return [
-        Topology(
+        WrittenRelation(
             Relation(*key, 0, stream.fields),
             by_name[key[0]].num_nodes,
             by_name[key[2]].bounds,
