@@ -248,7 +248,7 @@ def test_every_command_has_a_page_of_help(name: str, capsys: pytest.CaptureFixtu
     assert COMMANDS[name][1] in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("name", ["partition", "scale", "toml"])
+@pytest.mark.parametrize("name", ["partition", "scale", "config"])
 def test_rooms_are_reached_through_the_package(name: str) -> None:
     assert getattr(hoploom, name).__name__ == f"hoploom.{name}"
     assert name in hoploom._ROOMS
