@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _for_good() if argv is None else nullcontext():  # without words of its caller this process is ours
         parser = _parser(words[0] if words else "")
     _check_command(parser, words)
-    arguments = parser.parse_args(_joined(words))
-    command: Command = arguments.command
     try:
+        arguments = parser.parse_args(_joined(words))
+        command: Command = arguments.command
         code = command.run(arguments)
         sys.stdout.flush()
         return code

@@ -1,67 +1,26 @@
 """Commands that make stores from what people have: build, import, partition."""
 
 import argparse
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
-from hoploom.cli.command import Arguments, Command, check_writable
+from hoploom.cli.command import Arguments, Command, add_option, check_writable, read_positive, stage_line
 from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.cli.stores import headline
-from hoploom.config.amounts import parse_bytes, parse_count
+from hoploom.config.amounts import parse_bytes
 from hoploom.errors import ConfigError
 from hoploom.store import format as layout
 
-DEFAULT_MEMORY = "4GB"
+Show = Callable[[str], None]
 ENGINES = ("duckdb", "spark")
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
 
-class Stages:
-    """What is done now, on one line of stderr that is drawn only where that is a terminal."""
-
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
-        self._width = 0
-
-    def show(self, what: str) -> None:
-        if sys.stderr.isatty():
-            line = f"{time.monotonic() - self._begin:6.0f} s  {what}"
-            print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
-            self._width = len(line)
-
-    def __enter__(self) -> "Stages":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._width:
-            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
-
-
 def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="STORE", help="the new store; must not exist")
-    parser.add_argument(
-        "--memory",
-        default=DEFAULT_MEMORY,
-        metavar="SIZE",
-        help=f"what the process may take, all included (default: {DEFAULT_MEMORY})",
-    )
-
-
-def _memory(arguments: Arguments) -> int:
-    return parse_bytes("--memory", arguments.memory)
-
-
-def _whole_number(flag: str, text: str) -> int:
-    """A count of at least 1."""
-    count = parse_count(flag, text)
-    if count < 1:
-        raise ConfigError(f"{flag} is {text}; give at least 1")
-    return count
+    text = "what the process may take, all included (default: 4GB)"
+    add_option(parser, "--memory", parse_bytes, default="4GB", metavar="SIZE", help=text)
 
 
 def _show_store(path: Path, seconds: float) -> None:
@@ -74,13 +33,14 @@ def _show_store(path: Path, seconds: float) -> None:
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", type=Path, help="graph.toml; `hoploom init --tables DIR` drafts one")
     _add_out(parser)
-    parser.add_argument("--parts", default="1", metavar="N", help="parts, nodes assigned by a hash of their id")
+    text = "parts, nodes assigned by a hash of their id (default: 1)"
+    add_option(parser, "--parts", read_positive, default="1", metavar="N", help=text)
     parser.add_argument("--drop-dangling", action="store_true", help="leave out edges of unknown nodes, and count them")
     parser.add_argument(
         "--engine", default="duckdb", metavar="NAME", help="what joins the tables: duckdb (default) or spark"
     )
     parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
-    parser.add_argument("--threads", metavar="N", help="threads of the engine (default: all cores)")
+    add_option(parser, "--threads", read_positive, metavar="N", help="threads of the engine (default: all cores)")
 
 
 def _build(arguments: Arguments) -> int:
@@ -88,17 +48,17 @@ def _build(arguments: Arguments) -> int:
     from hoploom.ingest.tables.read_graph_file import read_graph
 
     options = BuildOptions(
-        parts=_whole_number("--parts", arguments.parts),
-        memory=_memory(arguments),
-        threads=None if arguments.threads is None else _whole_number("--threads", arguments.threads),
+        parts=arguments.parts,
+        memory=arguments.memory,
+        threads=arguments.threads,
         engine=arguments.engine,
         master=arguments.master,
         drop_dangling=arguments.drop_dangling,
     )
     _check_engine(arguments.engine)
-    _check_recipe(arguments.graph)
-    with Stages() as stages:
-        report = build(read_graph(arguments.graph), arguments.out, options, progress=stages.show)
+    _check_no_table(arguments.graph)
+    with stage_line() as show:
+        report = build(read_graph(arguments.graph), arguments.out, options, progress=show)
     for relation, count in report.dropped.items():
         if count:
             print(f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes")
@@ -112,7 +72,7 @@ def _check_engine(name: str) -> None:
         raise ConfigError(f"--engine is {name!r}; give one of {', '.join(ENGINES)}")
 
 
-def _check_recipe(path: Path) -> None:
+def _check_no_table(path: Path) -> None:
     """A table, or a folder of them, is not what build reads: it reads what describes them."""
     if path.is_dir() or (path.suffix in TABLES and path.exists()):
         folder = path if path.is_dir() else path.parent
@@ -145,29 +105,29 @@ def _import(arguments: Arguments) -> int:
     begin = time.monotonic()
     if not arguments.folder.exists():
         raise ConfigError(f"{arguments.folder} does not exist; give the path of what was downloaded")
-    with Stages() as stages:
-        arguments.import_kind(arguments, stages)
+    with stage_line() as show:
+        arguments.import_kind(arguments, show)
     _show_store(arguments.out, time.monotonic() - begin)
     return 0
 
 
-def _import_ogb(arguments: Arguments, stages: Stages) -> None:
+def _import_ogb(arguments: Arguments, show: Show) -> None:
     from hoploom.ingest.formats import import_ogb
 
     given = (arguments.name, arguments.folder, arguments.out)
-    import_ogb(*given, undirected=arguments.undirected, memory=_memory(arguments), progress=stages.show)
+    import_ogb(*given, undirected=arguments.undirected, memory=arguments.memory, progress=show)
 
 
-def _import_npz(arguments: Arguments, stages: Stages) -> None:
+def _import_npz(arguments: Arguments, show: Show) -> None:
     from hoploom.ingest.formats import import_archive
     from hoploom.ingest.stream import EdgeRule
 
     rule = EdgeRule(undirected=True, deduplicate=True) if arguments.undirected else None
     given = (arguments.folder, arguments.out)
-    import_archive(*given, rule=rule, ignore=arguments.ignore, memory=_memory(arguments), progress=stages.show)
+    import_archive(*given, rule=rule, ignore=arguments.ignore, memory=arguments.memory, progress=show)
 
 
-def _import_glt(arguments: Arguments, stages: Stages) -> None:
+def _import_glt(arguments: Arguments, show: Show) -> None:
     from hoploom.ingest.formats import import_glt
 
     import_glt(
@@ -175,8 +135,8 @@ def _import_glt(arguments: Arguments, stages: Stages) -> None:
         arguments.out,
         labels=arguments.labels,
         splits=_splits(arguments.split),
-        memory=_memory(arguments),
-        progress=stages.show,
+        memory=arguments.memory,
+        progress=show,
     )
 
 
@@ -196,7 +156,7 @@ def _splits(given: list[str]) -> Mapping[str, Path]:
 def _partition_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", type=Path, help="a store's directory, of any number of parts")
     _add_out(parser)
-    parser.add_argument("--parts", required=True, metavar="N", help="parts of the new store")
+    add_option(parser, "--parts", read_positive, required=True, metavar="N", help="parts of the new store")
     parser.add_argument(
         "--method", default="stream", metavar="NAME", help="hash, range, stream (default), or metis (needs pymetis)"
     )
@@ -206,8 +166,10 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
         help="the split that training starts from: SPLIT, TYPE:SPLIT, or none (default: train, where just one node "
         "type has members of it)",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--fanouts",
+        fanouts_of,
         default="15,10,5",
         metavar="N,N",
         help="as in training, to find the hottest nodes; -1 for all neighbours, none to sample nothing (default: "
@@ -221,20 +183,19 @@ def _partition(arguments: Arguments) -> int:
     from hoploom.partition import as_json, as_svg, partition
     from hoploom.store.durable import write_whole
 
-    num_parts, fanouts = _whole_number("--parts", arguments.parts), fanouts_of(arguments.fanouts)
     check_writable("--report", arguments.report)
     check_writable("--picture", arguments.picture)
     begin = time.monotonic()
-    with Stages() as stages:
+    with stage_line() as show:
         report = partition(
             arguments.store,
             arguments.out,
-            num_parts,
+            arguments.parts,
             method=arguments.method,
             seeds=seeds_of(layout.read_manifest(arguments.store).schema, arguments.seeds),
-            fanouts=fanouts,
-            memory=_memory(arguments),
-            progress=stages.show,
+            fanouts=arguments.fanouts,
+            memory=arguments.memory,
+            progress=show,
         )
     print(report)
     print()

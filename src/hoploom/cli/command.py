@@ -1,16 +1,18 @@
-"""What a subcommand is, and what several of them print with."""
+"""What a subcommand is, how its options are read, and what several of them print with."""
 
 import argparse
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hoploom.config.amounts import parse_count
 from hoploom.errors import ConfigError
 
 Arguments = argparse.Namespace
-BAR_WIDTH = 40
+Read = Callable[[str, str], Any]  # (flag, text) -> value; ConfigError names the flag
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,33 @@ class Command:
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
+
+
+class _Reading(argparse.Action):
+    """Reads a text when it is met. argparse's own `type` would hide what a ConfigError says."""
+
+    def __init__(self, *, read: Read, **described: Any) -> None:
+        super().__init__(**described)
+        self._read = read
+
+    def __call__(self, parser: object, found: Arguments, text: Any, flag: str | None = None) -> None:
+        setattr(found, self.dest, self._read(self.option_strings[0], text))
+
+
+def add_option(
+    parser: argparse.ArgumentParser, flag: str, read: Read, *, default: str | None = None, **described: Any
+) -> None:
+    """An option whose text is read and checked with the command line; so is that of its default."""
+    value = default if default in (None, argparse.SUPPRESS) else read(flag, str(default))
+    parser.add_argument(flag, action=_Reading, read=read, default=value, **described)
+
+
+def read_positive(flag: str, text: str) -> int:
+    """A count of at least 1."""
+    count = parse_count(flag, text)
+    if count < 1:
+        raise ConfigError(f"{flag} is {text}; give at least 1")
+    return count
 
 
 def check_writable(flag: str, path: Path | None) -> None:
@@ -51,22 +80,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-class ProgressBar:
-    """A bar on stderr, drawn only where that is a terminal."""
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """Bytes done of how many, drawn on stderr where that is a terminal."""
+    from tqdm import tqdm
 
-    def __init__(self) -> None:
-        self._shown = ""
+    with tqdm(unit="B", unit_scale=True, disable=None) as bar:
 
-    def show(self, done: int, total: int) -> None:
-        filled = BAR_WIDTH * done // total
-        line = f"[{'#' * filled:.<{BAR_WIDTH}}] {100 * done // total:3d} % of {megabytes(total)}"
-        if line != self._shown and sys.stderr.isatty():
-            print(f"\r{line}", end="", file=sys.stderr, flush=True)
-            self._shown = line
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-    def __enter__(self) -> "ProgressBar":
-        return self
+        yield show
 
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            print(file=sys.stderr)
+
+@contextmanager
+def stage_line() -> Iterator[Callable[[str], None]]:
+    """What is done now, and for how long it has been, on one line of stderr where that is a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(bar_format="{elapsed}  {desc}", disable=None, leave=False) as line:
+        yield line.set_description_str

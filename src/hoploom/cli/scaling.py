@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom import scale
-from hoploom.cli.command import Arguments, Command, check_writable
+from hoploom.cli.command import Arguments, Command, add_option, check_writable
 from hoploom.scale.measure import measure
 
 
@@ -66,11 +66,12 @@ SWITCHES = (
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = {field.name: field.default for field in fields(scale.Question)}
-    for flag, field, _, text in FLAGS:
+    for flag, field, read, text in FLAGS:
         default = defaults[field]
         shown = isinstance(default, int | float | str) and not isinstance(default, bool)
         words = f"{text} (default: {SHOWN.get(field, default)})" if shown or field in SHOWN else text
-        parser.add_argument(flag, dest=field, metavar="X", required=field in ("nodes", "edges"), help=words)
+        described = {"dest": field, "metavar": "X", "required": field in ("nodes", "edges"), "help": words}
+        add_option(parser, flag, read, default=argparse.SUPPRESS, **described)
     for flag, field, text in SWITCHES:
         parser.add_argument(flag, dest=field, action="store_true", help=text)
     parser.add_argument("--constants", type=Path, metavar="FILE", help="what `hoploom bench` wrote")
@@ -78,8 +79,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: Arguments) -> int:
-    given = [(flag, field, read, getattr(arguments, field)) for flag, field, read, _ in FLAGS]
-    values: dict[str, Any] = {field: read(flag, text) for flag, field, read, text in given if text is not None}
+    values: dict[str, Any] = {field: getattr(arguments, field) for _, field, *_ in FLAGS if hasattr(arguments, field)}
     values |= {field: True for _, field, _ in SWITCHES if getattr(arguments, field)}
     constants = None if arguments.constants is None else scale.read_constants(arguments.constants)
     answer = scale.plan(scale.Question(**values), constants)

@@ -10,9 +10,9 @@ NONE = "none"
 Seeds = str | tuple[str, str] | None  # as loaders take them; None: nothing is known of training
 
 
-def fanouts_of(text: str) -> list[int] | None:
+def fanouts_of(flag: str, text: str) -> list[int] | None:
     """Picks per hop; None: nothing is sampled."""
-    return None if text == NONE else list(parse_fanouts("--fanouts", text))
+    return None if text == NONE else list(parse_fanouts(flag, text))
 
 
 def seeds_of(schema: Schema, text: str | None) -> Seeds:

@@ -105,7 +105,7 @@ def _batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOptio
         threads=as_int("--threads", arguments.threads, 1, "give a count of threads"),
         memory=parse_bytes("--memory", arguments.memory),
         cache=_cache(arguments),
-        fanouts=fanouts_of(arguments.fanouts) or (),
+        fanouts=fanouts_of("--fanouts", arguments.fanouts) or (),
         seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds) if arguments.cache else None,
         timeout=as_number("--timeout", arguments.timeout, "give seconds"),
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command, ProgressBar, megabytes, table
+from hoploom.cli.command import Arguments, Command, megabytes, progress_bar, table
 from hoploom.errors import StoreError
 from hoploom.ingest import synthetic
 from hoploom.schema import Field
@@ -136,8 +136,8 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _generate(arguments: Arguments) -> int:
     given = {keyword: getattr(arguments, keyword) for _, keyword, _ in GENERATE_OPTIONS}
-    with ProgressBar() as bar:
-        synthetic.generate(arguments.out, num_nodes=arguments.num_nodes, progress=bar.show, **given)
+    with progress_bar() as show:
+        synthetic.generate(arguments.out, num_nodes=arguments.num_nodes, progress=show, **given)
     print(headline(arguments.out, layout.read_manifest(arguments.out)))
     return 0
 

@@ -4,13 +4,14 @@ import gc
 import json
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import hoploom
-from hoploom.cli import main
-from hoploom.cli.command import ProgressBar
+from hoploom.cli import main, stores
+from hoploom.cli.command import progress_bar, stage_line
 from hoploom.ingest.synthetic import generate
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -144,10 +145,10 @@ def test_generate_refuses_an_existing_path(folder: Path, capsys: pytest.CaptureF
 def test_an_interrupt_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(bar: ProgressBar, done: int, total: int) -> None:
+    def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ProgressBar, "show", interrupt)
+    monkeypatch.setattr(stores, "progress_bar", lambda: nullcontext(interrupt))
     assert main(["generate", str(tmp_path / "graph"), "--nodes", "300"]) == 130
     assert capsys.readouterr().err == "hoploom: interrupted\n"
     assert list(tmp_path.iterdir()) == []
@@ -156,14 +157,16 @@ def test_an_interrupt_leaves_nothing_behind(
 def test_the_bar_is_drawn_on_a_terminal_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ProgressBar() as bar:
-        bar.show(1, 2)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with ProgressBar() as bar:
-        bar.show(1_000_000, 2_000_000)
-        bar.show(2_000_000, 2_000_000)
-    assert capsys.readouterr().err == f"\r[{'#' * 20}{'.' * 20}]  50 % of 2.0 MB\r[{'#' * 40}] 100 % of 2.0 MB\n"
+    for shown in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda shown=shown: shown)
+        with progress_bar() as show:
+            show(1_000_000, 2_000_000)
+            show(2_000_000, 2_000_000)
+        with stage_line() as say:
+            say("joining edges")
+        err = capsys.readouterr().err
+        assert ("100%" in err, "2.00M/2.00M" in err, "joining edges" in err) == (shown, shown, shown)
+        assert shown or not err
 
 
 # --- mistakes ------------------------------------------------------------------------------------
