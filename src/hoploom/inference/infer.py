@@ -7,9 +7,8 @@ disk: the rows of two layers, and projected ones beside them. Computes on the CP
 import copy
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -31,7 +30,7 @@ from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store
 from hoploom.store.durable import sync_folder
 from hoploom.train.evaluation import evaluating
-from hoploom.train.progress import BAR_CELLS, REDRAW_SECONDS, Progress
+from hoploom.train.progress import bar
 
 Column = Literal["embedding", "output", "prediction"]
 RESULT = "result"
@@ -95,10 +94,9 @@ def infer(
         context.sync_buffers(module)
         folder = stack.enter_context(SharedFolder(target, context))
         rows = folder if scratch is None else stack.enter_context(SharedFolder(scratch, context))
-        shown = _Bar(sys.stderr, shown=context.is_main)
-        stack.enter_context(shown)
+        progress = progress or stack.enter_context(_bar(shown=context.is_main))
         share = _share(store, plan, inference, context)
-        work = LayerWise(layered, plan, Share(store, *share, context.rank, folder, rows.path, progress or shown))
+        work = LayerWise(layered, plan, Share(store, *share, context.rank, folder, rows.path, progress))
         stack.enter_context(work).write(folder.path / RESULT, inference.columns, inference.id_field)
         with folder.together(f"naming {target}"):
             if context.is_main:
@@ -176,12 +174,16 @@ def _publish(folder: Path, target: Path) -> None:
     sync_folder(target.absolute().parent)
 
 
-class _Bar(Progress):
-    """How far rank 0 is with its share."""
+@contextmanager
+def _bar(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """What shows how far this rank is with its share."""
+    with bar(sys.stderr, 0, shown=shown) as drawn:
+        drawn.bar_format = "[{bar:20}]  {n:,} of {total:,} rows  {remaining} left"
 
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self._draws and (done == total or now - self._last_shown >= REDRAW_SECONDS):
-            self._last_shown = now
-            filled = BAR_CELLS * done // max(1, total)
-            self._show(f"[{'#' * filled}{'-' * (BAR_CELLS - filled)}]  {done:,} of {total:,} rows")
+        def show(done: int, total: int) -> None:
+            drawn.total = total
+            drawn.update(done - drawn.n)
+            if done == total:
+                drawn.refresh()
+
+        yield show

@@ -58,9 +58,8 @@ def fit(
     stepping = _stepping(learner, training, context, checkpoint)
     if journal is not None:
         journal.rewind(learner.standing.steps, learner.standing.epoch)
-    shown = training.progress and context.is_main
-    with stepping, StopRequests() as requests, Progress(sys.stderr, shown=shown) as progress:
-        progress.expect(learner, training)
+    progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)
+    with stepping, StopRequests() as requests, progress:
         run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepping)
         ending = run.until_it_ends()
     standing = learner.standing
