@@ -18,6 +18,7 @@ if not torch.cuda.is_available():  # read by Triton when kernels are imported, i
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from support.graphs import library, random_graph, ring, save_in_parts
+from support.servers import OneProcess, one_process
 
 import hoploom
 from hoploom import Store
@@ -47,6 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device() -> torch.device:
     """Where kernels run: a GPU, or Triton's interpreter on the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def server_process() -> Iterator[OneProcess]:
+    """A process of graph servers, which no test ends."""
+    with one_process() as process:
+        yield process
 
 
 @pytest.fixture

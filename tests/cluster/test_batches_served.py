@@ -1,6 +1,5 @@
-"""Server-client mode for real: trainers without a graph, servers in other processes, some of which die."""
+"""Server-client mode for real: trainers without a graph, servers in another process. None dies here."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import torch
 from support.batches import assert_same, assert_same_batches
 from support.cases import CASES
 from support.graphs import library, random_graph, save_in_parts
-from support.servers import addresses_of, one_process, serving, serving_together
+from support.servers import OneProcess
 
 import hoploom
-from hoploom import ConfigError, PeerError, Store
+from hoploom import ConfigError, Store
 
 pytestmark = pytest.mark.timeout(180)
 HOMOGENEOUS = {"weight_attr": "weight", "time_attr": "node_time"}
@@ -28,19 +27,20 @@ def _saved(folder: Path, heterogeneous: bool) -> Store:
 
 
 @pytest.mark.parametrize("num_servers", SIZES)
-def test_any_number_of_servers_makes_the_batches_of_the_local_loader(num_servers: int, tmp_path: Path) -> None:
-    with one_process() as process:
-        for heterogeneous in (False, True):
-            folder = tmp_path / f"{heterogeneous}"
-            store = _saved(folder, heterogeneous)
-            addresses = process.serve(folder / "store", FLEETS[num_servers], together=True)
-            with hoploom.connect(addresses) as trainer:
-                for case in CASES:
-                    if case.values[0] != heterogeneous or case.id == "edge times":  # those are of another store
-                        continue
-                    print(heterogeneous, case.id)  # shown where it fails
-                    make: Any = case.values[1]
-                    assert_same_batches(make(store), make(trainer))
+def test_any_number_of_servers_makes_the_batches_of_the_local_loader(
+    num_servers: int, tmp_path: Path, server_process: OneProcess
+) -> None:
+    for heterogeneous in (False, True):
+        folder = tmp_path / f"{heterogeneous}"
+        store = _saved(folder, heterogeneous)
+        addresses = server_process.serve(folder / "store", FLEETS[num_servers], together=True)
+        with hoploom.connect(addresses) as trainer:
+            for case in CASES:
+                if case.values[0] != heterogeneous or case.id == "edge times":  # those are of another store
+                    continue
+                print(heterogeneous, case.id)  # shown where it fails
+                make: Any = case.values[1]
+                assert_same_batches(make(store), make(trainer))
 
 
 def _loader(store: Store, **options: Any) -> hoploom.NeighborLoader:
@@ -54,45 +54,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Store]:
     return folder / "store", _saved(folder, False)
 
 
-def test_a_server_killed_in_an_epoch_changes_no_batch(saved: tuple[Path, Store]) -> None:
-    path, store = saved
-    with (
-        serving_together(path, [[0, 1], [2, 3], [0, 1, 2, 3]]) as servers,
-        hoploom.connect(addresses_of(servers)) as trainer,
-    ):
-        assert_same_batches(_loader(store), _loader(trainer))  # all have met all
-        found = []
-        for batch in _loader(trainer):
-            found.append(batch)
-            if len(found) == 3:
-                servers[0].kill()
-        assert_same_batches(_loader(store), found)
-
-
-@pytest.mark.slow
-def test_a_server_that_comes_back_is_waited_for_and_one_that_does_not_is_named(saved: tuple[Path, Store]) -> None:
-    path, store = saved
-    with serving(path, [[]]) as servers:
-        with hoploom.connect(addresses_of(servers)) as trainer:
-            found = []
-            for batch in _loader(trainer):
-                found.append(batch)
-                if len(found) == 3:
-                    servers[0].restart()
-            assert_same_batches(_loader(store), found)
-        with hoploom.connect(addresses_of(servers), timeout=4) as trainer:
-            batches = iter(_loader(trainer))
-            next(batches)
-            servers[0].kill()
-            with pytest.raises(PeerError, match=servers[0].address):
-                list(batches)
-
-
 @pytest.fixture(scope="module")
-def tight(saved: tuple[Path, Store]) -> Iterator[list[str]]:
+def tight(saved: tuple[Path, Store], server_process: OneProcess) -> list[str]:
     """A server with memory for a few small batches."""
-    with serving(saved[0], [[]], "--memory", "16KB") as servers:
-        yield addresses_of(servers)
+    return server_process.serve(saved[0], [[]], memory=16_000)
 
 
 def test_two_trainers_with_different_options_do_not_meet(saved: tuple[Path, Store], tight: list[str]) -> None:

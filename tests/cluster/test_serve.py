@@ -11,7 +11,7 @@ import torch
 from support.batches import assert_same_batches
 from support.cases import MakeLoader, every_case, store_of
 from support.graphs import save_in_parts
-from support.servers import OneProcess, addresses_of, one_process, serving
+from support.servers import OneProcess
 
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
@@ -42,9 +42,8 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with one_process() as process:
-        yield Fleet(tmp_path_factory.mktemp("fleet"), process)
+def fleet(tmp_path_factory: pytest.TempPathFactory, server_process: OneProcess) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp("fleet"), server_process)
 
 
 @every_case
@@ -84,16 +83,14 @@ def test_fields_of_edges_that_lie_beside_the_topology_are_not_asked_for(fleet: F
             assert worker.traffic()["requests"] - before == asked
 
 
-def test_two_parts_on_two_servers_change_nothing(tmp_path: Path) -> None:
+def test_two_parts_on_two_servers_change_nothing(tmp_path: Path, server_process: OneProcess) -> None:
     store = save_in_parts(store_of(False, {}), tmp_path / "store", 2)
-    with serving(tmp_path / "store", [[0], [1]]) as servers:
-        for own in (0, 1):
-            with hoploom.connect(addresses_of(servers), tmp_path / "store", parts=[own], topology="parted") as worker:
-                loaders = [hoploom.NeighborLoader(s, [3, 2], "train", batch_size=7) for s in (store, worker)]
-                assert_same_batches(*loaders)
-                assert worker.split("train").tolist() == store.split("train").tolist()
-        assert servers[0].stop() == 0
-        assert "stopping: 0 requests under way, new ones are refused\nstopped" in servers[0].process.stdout.read()
+    addresses = server_process.serve(tmp_path / "store", [[0], [1]])
+    for own in (0, 1):
+        with hoploom.connect(addresses, tmp_path / "store", parts=[own], topology="parted") as worker:
+            loaders = [hoploom.NeighborLoader(s, [3, 2], "train", batch_size=7) for s in (store, worker)]
+            assert_same_batches(*loaders)
+            assert worker.split("train").tolist() == store.split("train").tolist()
 
 
 # --- what a server refuses -----------------------------------------------------------------------
@@ -178,14 +175,14 @@ def test_another_version_is_refused_by_name(fleet: Fleet) -> None:
         reader.read_chunk()
 
 
-def test_another_stores_parts_are_refused(fleet: Fleet, tmp_path: Path) -> None:
+def test_another_stores_parts_are_refused(fleet: Fleet, server_process: OneProcess, tmp_path: Path) -> None:
     _, servers = fleet.of(False, {})
     other = tmp_path / "other"
     save_in_parts(store_of(False, {"weight_attr": "weight"}), other, 4)
     with pytest.raises(StoreError, match="is another one than the servers'"):
         hoploom.connect(servers, other, parts=[0])
-    with serving(other, [[0, 1]]) as strangers, pytest.raises(StoreError, match="serves another store"):
-        hoploom.connect([servers[1], strangers[0].address], made="here")
+    with pytest.raises(StoreError, match="serves another store"):
+        hoploom.connect([servers[1], *server_process.serve(other, [[0, 1]])], made="here")
 
 
 def test_a_part_that_nobody_serves_is_named(fleet: Fleet) -> None:

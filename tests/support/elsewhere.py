@@ -1,10 +1,14 @@
 """Servers that make batches in this process, behind the bytes that would go over the wire."""
 
 import json
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -12,6 +16,11 @@ from hoploom.serve import wire
 from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.batch_service import BatchService
 from hoploom.serve.connect import Connected
+from hoploom.serve.graph_server import BatchOptions, GraphServer
+from hoploom.serve.metrics import Metrics
+from hoploom.serve.security import ServerSecurity
+from hoploom.serve.server import Server, ServerLimits
+from hoploom.serve.service import Service
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 from support.shards import spread
@@ -90,3 +99,37 @@ def without_graph(store: Store, *makers: BatchService) -> tuple[Store, Servers]:
 def served_by(servers: Any, identity: str) -> Connected:
     """A deployment whose batches these servers make."""
     return Connected(peers=servers, servers=RemoteBatches(servers, identity), look_ahead=1)
+
+
+class Listening(NamedTuple):
+    """Where a server in this process listens, and what it counts."""
+
+    address: str
+    metrics: Metrics
+
+
+@contextmanager
+def listening(
+    path: Path, options: BatchOptions | None = None, limits: ServerLimits | None = None, seconds: float = 0.0
+) -> Iterator[Listening]:
+    """A server of all parts in this process. It takes so many seconds to answer for rows."""
+    over = threading.Event()
+    with GraphServer(path, None, options or BatchOptions()) as held:
+        service: Any = _Late(held.service, seconds, over)
+        with Server(service, "127.0.0.1:0", ServerSecurity(), held.metrics, limits) as server:
+            try:
+                yield Listening(server.address, held.metrics)
+            finally:
+                over.set()
+
+
+@dataclass
+class _Late:
+    service: Service
+    seconds: float
+    over: threading.Event
+
+    def answer(self, request: Message) -> Message:
+        if request.header.get("ask") == "gather":
+            self.over.wait(self.seconds)
+        return self.service.answer(request)

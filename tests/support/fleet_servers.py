@@ -1,13 +1,15 @@
 """Graph servers of any number of stores in one process: to import takes longer than to serve.
 
-Reads a store, the parts of each of its servers and, where they are to make whole batches, the address of each as a line
-of JSON, answers with their addresses, and reads on.
+Reads a line of JSON for each fleet: a store, the parts of each of its servers, the address of each where they are to
+make whole batches, and the memory of each. Answers with their addresses and with the modules of ours that it has
+loaded, and reads on.
 """
 
 import json
 import sys
 from contextlib import ExitStack
 
+import hoploom.cli.serving  # noqa: F401  # for who asks what a server loads
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.server import Server
@@ -16,13 +18,15 @@ from hoploom.serve.server import Server
 def main() -> None:
     with ExitStack() as stack:
         for line in sys.stdin:
-            path, fleet, peers = json.loads(line)
+            path, fleet, peers, memory = json.loads(line)
             addresses = []
             for parts, listen in zip(fleet, peers or ["127.0.0.1:0"] * len(fleet), strict=True):
-                held = stack.enter_context(GraphServer(path, parts, BatchOptions(peers=tuple(peers))))
+                options = BatchOptions(peers=tuple(peers), memory=memory)
+                held = stack.enter_context(GraphServer(path, parts or None, options))
                 server = Server(held.service, listen, ServerSecurity(), held.metrics)
                 addresses.append(stack.enter_context(server).address)
-            print(json.dumps(addresses), flush=True)
+            loaded = sorted(name for name in sys.modules if name.split(".")[0] == "hoploom")
+            print(json.dumps([addresses, loaded]), flush=True)
 
 
 if __name__ == "__main__":

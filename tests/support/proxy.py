@@ -15,7 +15,7 @@ class Proxy:
     """Forwards to `target` until it is cut; mended, it listens at the same address again."""
 
     def __init__(self, target: str) -> None:
-        self._target = split_address(target)
+        self.target = target
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Proxy:
 
     def _join(self, near: socket.socket) -> None:
         try:
-            far = socket.create_connection(self._target, CLOSING)
+            far = socket.create_connection(split_address(self.target), CLOSING)
         except OSError:
             near.close()
             return

@@ -132,21 +132,28 @@ class OneProcess:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
+        self.loaded: list[str] = []  # the modules of ours that it had loaded when it last began to serve
 
-    def serve(self, store: Path, parts: Sequence[Sequence[int]], *, together: bool = False) -> list[str]:
-        """The addresses of a server for each of these lists of parts; together they make whole batches."""
+    def serve(
+        self, store: Path, parts: Sequence[Sequence[int]], *, together: bool = False, memory: int = 4 << 30
+    ) -> list[str]:
+        """The addresses of a server for each of these lists of parts (an empty one: all).
+
+        Together they make whole batches; one that holds all parts does so alone.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         peers = [f"127.0.0.1:{port}" for port in free_ports(len(parts))] if together else []
-        print(json.dumps([str(store), parts, peers]), file=self._process.stdin, flush=True)
+        print(json.dumps([str(store), parts, peers, memory]), file=self._process.stdin, flush=True)
         ready, _, _ = select.select([self._process.stdout], [], [], START_DEADLINE)
         assert ready
-        return list(json.loads(self._process.stdout.readline()))
+        addresses, self.loaded = json.loads(self._process.stdout.readline())
+        return list(addresses)
 
 
 @contextmanager
 def one_process() -> Iterator[OneProcess]:
-    """Started with the block and ended with it."""
+    """Started with the block and ended with it. Tests that do not end it share the fixture server_process."""
     command = [sys.executable, str(Path(__file__).with_name("fleet_servers.py"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -20,8 +20,7 @@ from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.metrics import MetricsEndpoint
 from hoploom.serve.ready import Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
-from hoploom.serve.server import GRACE, Server
-from hoploom.serve.stalls import STALL
+from hoploom.serve.server import GRACE, Server, ServerLimits
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
 from hoploom.store.row_cache import read_size
@@ -50,7 +49,10 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="SPLIT", help="what such batches start from (default: train)")
     parser.add_argument("--timeout", type=float, default=15.0, help="seconds to wait for a peer (default: %(default)g)")
     parser.add_argument(
-        "--stall", type=float, default=STALL, help="seconds for a client to read what is sent, or it is cut off"
+        "--stall",
+        type=float,
+        default=ServerLimits.stall,
+        help="seconds for a client to read what is sent, or it is cut off",
     )
     parser.add_argument("--grace", type=float, default=GRACE, help="seconds for requests under way at a stop")
 
@@ -59,13 +61,13 @@ def _serve(arguments: Arguments) -> int:
     security = read_server_security(arguments.token_file, arguments.cert, arguments.key, arguments.client_ca)
     host, _ = split_address(arguments.listen)
     _warn(check_listen(host, security, insecure=arguments.insecure))
-    stall = as_number("--stall", arguments.stall, "give seconds")
+    limits = ServerLimits(as_number("--stall", arguments.stall, "give seconds"))
     grace = as_number("--grace", arguments.grace, "give seconds")
-    options = _batch_options(arguments, security)
+    options = batch_options(arguments, security)
     with ExitStack() as stack:
         asked = stack.enter_context(_asked_to_stop())
         held = stack.enter_context(GraphServer(arguments.store, arguments.part, options))
-        server = stack.enter_context(Server(held.service, arguments.listen, security, held.metrics, stall))
+        server = stack.enter_context(Server(held.service, arguments.listen, security, held.metrics, limits))
         metrics = None
         if arguments.metrics is not None:
             where, insecure = split_address(arguments.metrics), arguments.insecure
@@ -96,7 +98,8 @@ def _end(code: int) -> int:
     os._exit(code)
 
 
-def _batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOptions:
+def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOptions:
+    """How whole batches are made, as the flags say it."""
     ca = read_ca(arguments.ca)
     peers = read_addresses(arguments.peers) if arguments.peers else []
     return BatchOptions(

@@ -253,14 +253,14 @@ def canonical(schema: Schema, name: Sequence[str]) -> RelationName:
     return key  # type: ignore[return-value]
 
 
-def all_edges(store: Store, key: RelationName) -> Tensor:
+def all_edges(store: Store, key: RelationName, at_once: int = ASKED) -> Tensor:
     """Every edge of a relation [2, e], in the user's own order where he has one."""
     index = store.schema.relation_index[key]
     relation = store.schema.relations[index]
     elsewhere = not all(shard.is_here for shard in store.shards)
     in_reach = sum(part.lists[index].num_edges for part in store.topology) == relation.num_edges
     asked = elsewhere and not in_reach
-    edges = torch.cat(list(_asked_edges(store, index) if asked else _mapped_edges(store, index)), dim=1)
+    edges = torch.cat(list(_asked_edges(store, index, at_once) if asked else _mapped_edges(store, index)), dim=1)
     if elsewhere and EDGE_ID in relation.fields:
         order = list(all_rows(store, key, EDGE_ID, edges.shape[1]))
     else:
@@ -272,10 +272,10 @@ def all_edges(store: Store, key: RelationName) -> Tensor:
     return ordered
 
 
-def all_rows(store: Store, owner: Owner, name: str, count: int) -> Iterator[Tensor]:
+def all_rows(store: Store, owner: Owner, name: str, count: int, at_once: int = ROWS) -> Iterator[Tensor]:
     """All rows of a field wherever they lie, some at a time."""
-    for first in range(0, max(1, count), ROWS):
-        yield store.features.gather([Wanted(owner, name, torch.arange(first, min(first + ROWS, count)))])[0]
+    for first in range(0, max(1, count), at_once):
+        yield store.features.gather([Wanted(owner, name, torch.arange(first, min(first + at_once, count)))])[0]
 
 
 def _mapped_edges(store: Store, index: int) -> Iterator[Tensor]:
@@ -289,15 +289,15 @@ def _mapped_edges(store: Store, index: int) -> Iterator[Tensor]:
         yield torch.stack([lists.indices.to(torch.int64), torch.repeat_interleave(nodes, lists.indptr.diff())])
 
 
-def _asked_edges(store: Store, index: int) -> Iterator[Tensor]:
+def _asked_edges(store: Store, index: int, at_once: int) -> Iterator[Tensor]:
     """The same, asked from whoever has them, for some nodes at a time."""
     schema = store.schema
     destination = schema.destinations[index]
     draw = Draw(0, 0, [-1 if relation == index else 0 for relation in range(len(schema.relations))])
     yield torch.empty(2, 0, dtype=torch.int64)
     num_nodes = schema.node_types[destination].num_nodes
-    for first in range(0, num_nodes, ASKED):
-        nodes = torch.arange(first, min(first + ASKED, num_nodes))
+    for first in range(0, num_nodes, at_once):
+        nodes = torch.arange(first, min(first + at_once, num_nodes))
         frontiers: list[Frontier | None] = [None] * len(schema.node_types)
         frontiers[destination] = Frontier(nodes)
         picks = store.graph.sample(frontiers, draw)[index]

@@ -36,8 +36,8 @@ class Asks(Protocol):
 class RemoteBatches:
     """Batches of any of the servers of a store."""
 
-    def __init__(self, peers: Asks, identity: str) -> None:
-        self._peers, self._identity = peers, identity
+    def __init__(self, peers: Asks, identity: str, max_request: int = wire.MAX_REQUEST) -> None:
+        self._peers, self._identity, self._max_request = peers, identity, max_request
         self._sending = threading.Lock()  # so that not every thread of a loader sends the same weights
 
     @property
@@ -51,7 +51,7 @@ class RemoteBatches:
             with self._sending:
                 answer = self._ask(request, [], pinned=pinned)  # another thread may have sent them by now
                 if answer.header.get("error") == "need":
-                    _check_size(request)
+                    _check_size(request, self._max_request)
                     answer = self._ask(request, list(request.weights), pinned=pinned)
         if "error" in answer.header:
             raise PeerError(f"no batch came: {answer.header['error']!r:.80}; use the same Hoploom on both sides")
@@ -62,12 +62,12 @@ class RemoteBatches:
         return self._peers.ask(Message(header, request.tensors(attached)), pinned=pinned)
 
 
-def _check_size(request: BatchRequest) -> None:
+def _check_size(request: BatchRequest, limit: int) -> None:
     """Refuse weights that no request can carry."""
     size = sum(tensor.nbytes for tensor in request.tensors(list(request.weights)))
-    if size > wire.MAX_REQUEST:
+    if size > limit:
         raise ConfigError(
-            f"with the weights of negatives a request has {as_bytes(size)}, at most {as_bytes(wire.MAX_REQUEST)} go to "
+            f"with the weights of negatives a request has {as_bytes(size)}, at most {as_bytes(limit)} go to "
             "a server; give them in a smaller dtype such as float16, or use connect(..., made='here')"
         )
 

@@ -18,10 +18,10 @@ from hoploom.serve.peers import Peers
 from hoploom.serve.wire import Incoming, Message
 from hoploom.store.base import Draw, Wanted
 
-PIECE_IDS = 1 << 22  # ids in one request: 32 MiB, of wire.MAX_REQUEST
+MAX_IDS = 1 << 22  # in one request: 32 MiB, of wire.MAX_REQUEST
 
 
-class IdColumn(NamedTuple):
+class WantedRows(NamedTuple):
     """The ids ids[places], by which rows of some fields are asked for."""
 
     ids: Tensor  # [n] int64
@@ -32,9 +32,9 @@ class IdColumn(NamedTuple):
 class RemotePart:
     """A Shard over peers, for one part. Every request names the store, so that no other one answers it."""
 
-    def __init__(self, schema: Schema, number: int, peers: Peers) -> None:
+    def __init__(self, schema: Schema, number: int, peers: Peers, max_ids: int = MAX_IDS) -> None:
         self.schema, self.number = schema, number
-        self._peers = peers
+        self._peers, self._max_ids = peers, max_ids
 
     @property
     def is_here(self) -> bool:
@@ -97,14 +97,14 @@ class RemotePart:
 
         What one request cannot ask for is asked for by more of them, when the call returned is made.
         """
-        columns: dict[tuple[int, int], IdColumn] = {}
+        columns: dict[tuple[int, int], WantedRows] = {}
         for index, (want, place) in enumerate(zip(wanted, places, strict=True)):
             if place.numel():
                 key = want.ids.data_ptr(), place.data_ptr()  # fields of one type share their ids
-                columns.setdefault(key, IdColumn(want.ids, place, [])).wants.append(index)
+                columns.setdefault(key, WantedRows(want.ids, place, [])).wants.append(index)
         if not columns:
             return lambda: None
-        first, *others = _cut(list(columns.values()), PIECE_IDS)
+        first, *others = _cut(list(columns.values()), self._max_ids)
         finish = self._begin_gather(first, wanted, outs)
 
         def finish_all() -> None:
@@ -115,7 +115,7 @@ class RemotePart:
         return finish_all if others else finish
 
     def _begin_gather(
-        self, columns: Sequence[IdColumn], wanted: Sequence[Wanted], outs: Sequence[Tensor]
+        self, columns: Sequence[WantedRows], wanted: Sequence[Wanted], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
         """One request."""
         listed: list[list[object]] = []
@@ -156,9 +156,9 @@ class RemotePart:
         return members
 
 
-def _cut(columns: Sequence[IdColumn], most: int) -> list[list[IdColumn]]:
+def _cut(columns: Sequence[WantedRows], most: int) -> list[list[WantedRows]]:
     """The columns of each request: no more than so many ids in one."""
-    requests: list[list[IdColumn]] = [[]]
+    requests: list[list[WantedRows]] = [[]]
     left = most
     for column in columns:
         for begin in range(0, column.places.numel(), most):

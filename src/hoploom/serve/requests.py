@@ -14,7 +14,6 @@ from hoploom.serve.wire import Message
 from hoploom.store import Part
 from hoploom.store.base import Draw, Wanted
 
-MAX_PICKS = 1 << 26  # of all relations in one answer: 1 GiB
 ROUGH = 1 << 20  # picks, up to which the most there could be is near enough
 MAX_FANOUT = 1 << 31
 MAX_WANTED = 1024
@@ -104,8 +103,8 @@ def _tensors(request: Message) -> list[Tensor]:
     return [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
 
 
-def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw) -> int:
-    """No more picks than this will be made, over all relations; ConfigError if an answer may not hold them."""
+def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw, limit: int) -> int:
+    """No more picks than this will be made, over all relations; ConfigError if there are more than `limit`."""
     asked = [
         (lists, frontier.nodes, fanout)
         for lists, destination, fanout in zip(part.lists, part.schema.destinations, how.fanouts, strict=True)
@@ -116,8 +115,8 @@ def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw) -> int:
         if most <= ROUGH:
             return most
     count = sum(_num_picks(lists, nodes, fanout, replace=how.replace) for lists, nodes, fanout in asked)
-    if count > MAX_PICKS:
-        raise ConfigError(f"a request would pick {count} edges; at most {MAX_PICKS}: lower the fanout or the batch")
+    if count > limit:
+        raise ConfigError(f"a request would pick {count} edges; at most {limit}: lower the fanout or the batch")
     return count
 
 

@@ -6,6 +6,7 @@ are idle cannot be closed from here; the process ends under them, and they go to
 
 import contextlib
 import threading
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ from hoploom.serve.address import check_free, join_address, split_address
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
-from hoploom.serve.stalls import STALL, Conversation, StallWatch
+from hoploom.serve.stalls import Conversation, StallWatch
 from hoploom.serve.token_auth import server_arguments
 from hoploom.serve.wire import MalformedError, Message
 
@@ -28,16 +29,32 @@ MAX_STREAMS = 1024
 LAST_WORDS = 1.0  # seconds for Flight to shut down; streams of idle clients would hold it up for ever
 
 
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a client may take of a server."""
+
+    stall: float = 60.0  # seconds for a piece of a message to be read by the client, or to come from it
+    beat: float = 2.0  # seconds after which, and then how often, a client hears that its answer is being made
+    request: int = wire.MAX_REQUEST  # bytes of a request's tensors
+
+
 class Server:
     """A listening server, from when it is made until it is closed."""
 
     def __init__(
-        self, service: Service, address: str, security: ServerSecurity, metrics: Metrics, stall: float = STALL
+        self,
+        service: Service,
+        address: str,
+        security: ServerSecurity,
+        metrics: Metrics,
+        limits: ServerLimits | None = None,
     ) -> None:
+        limits = limits or ServerLimits()
         host, port = split_address(address)
         check_free(host, port)
-        self._metrics, self._stalls = metrics, StallWatch(stall)
-        self._flight = _Flight(service, metrics, server_arguments(security, host, port), self._stalls)
+        self._metrics, self._stalls = metrics, StallWatch(limits.stall, limits.beat)
+        arguments = server_arguments(security, host, port)
+        self._flight = _Flight(service, metrics, arguments, self._stalls, limits.request)
         self.host, self.port = host, int(self._flight.port)
 
     @property
@@ -97,8 +114,10 @@ class _UnderWay:
 
 
 class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
-    def __init__(self, service: Service, metrics: Metrics, arguments: dict[str, Any], stalls: StallWatch) -> None:
-        self._stalls = stalls
+    def __init__(
+        self, service: Service, metrics: Metrics, arguments: dict[str, Any], stalls: StallWatch, max_request: int
+    ) -> None:
+        self._stalls, self._max_request = stalls, max_request
         self.draining, self.idle = threading.Event(), _UnderWay()
         self._service, self._metrics = service, metrics
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
@@ -129,7 +148,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
     def _converse(self, conversation: Conversation) -> None:
         """One request and its answer."""
         try:
-            request = wire.read(conversation, wire.MAX_REQUEST)
+            request = wire.read(conversation, self._max_request)
         except MalformedError as error:
             wire.write(conversation, refusal(ConfigError(f"a request is malformed: {error}")))
             raise flight.FlightServerError(f"a request is malformed: {error}") from error

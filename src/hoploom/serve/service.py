@@ -6,6 +6,7 @@ first, until they are sent.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,15 @@ from hoploom.store.format import Manifest, to_json
 
 Answer = Callable[[Message], Message]
 PICK_BYTES = 16  # of a pick in an answer: source and edge
-FREE = 1 << 20  # bytes of picks that ask for no room
-WAIT = 5.0  # seconds that picks wait for room
+
+
+@dataclass(frozen=True)
+class PickLimits:
+    """How many picks an answer may hold, and which of them take memory of the budget."""
+
+    most: int = 1 << 26  # of all relations in one answer: 1 GiB
+    free: int = 1 << 20  # bytes of picks that take none
+    wait: float = 5.0  # seconds that others wait for it
 
 
 class Service:
@@ -37,10 +45,16 @@ class Service:
     """
 
     def __init__(
-        self, store: Store, parts: Mapping[int, Part], memory: int, more: Mapping[str, Answer] | None = None
+        self,
+        store: Store,
+        parts: Mapping[int, Part],
+        memory: int,
+        more: Mapping[str, Answer] | None = None,
+        limits: PickLimits | None = None,
     ) -> None:
         self.store, self.parts = store, dict(parts)
-        self.budget = MemoryBudget(memory, WAIT, "picks")
+        self._limits = limits or PickLimits()
+        self.budget = MemoryBudget(memory, self._limits.wait, "picks")
         own: dict[str, Answer] = {
             "info": self._info,
             "sample": self._sample,
@@ -103,9 +117,10 @@ class Service:
         part, schema = self._part(request.header), self.store.schema
         draw = requests.read_draw(request.header, len(schema.relations))
         frontiers = requests.read_frontiers(request, part)
-        most, reservation = requests.most_picks(part, frontiers, draw) * PICK_BYTES, Reservation(self.budget)
+        most = requests.most_picks(part, frontiers, draw, self._limits.most) * PICK_BYTES
+        reservation = Reservation(self.budget)
         try:
-            reservation.take(most if most > FREE else 0)
+            reservation.take(most if most > self._limits.free else 0)
             picks = part.sample(frontiers, draw)
             columns = _columns(picks)
             reservation.settle(min(reservation.taken, sum(column.nbytes for column in columns)))

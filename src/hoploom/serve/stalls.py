@@ -20,9 +20,7 @@ import pyarrow as pa
 
 from hoploom.serve import wire
 
-BEAT = 2.0  # seconds after which, and then how often, a client hears that its answer is being made
-TICK = 0.5
-STALL = 60.0  # seconds for a piece of a message to be read by the client, or to come from it
+TICK = 0.5  # seconds between two looks for clients that have stopped
 OPEN_FILES = "/proc/self/fd"
 CLIENT = re.compile(r"ipv[46]:(?:\[([^\]]+)\]|([^:]+)):(\d+)")
 
@@ -96,8 +94,8 @@ def _shut_down(descriptor: int, where: tuple[str, int]) -> None:
 class StallWatch:
     """Looks after all conversations of a server: one thread tells, another one cuts off."""
 
-    def __init__(self, stall: float) -> None:
-        self._stall = stall
+    def __init__(self, stall: float, beat: float) -> None:
+        self._stall, self._beat = stall, beat
         self._all: set[Conversation] = set()
         self._lock, self._closed = threading.Lock(), threading.Event()
         for look in (self._tell, self._cut):
@@ -119,8 +117,8 @@ class StallWatch:
             return list(self._all)
 
     def _tell(self) -> None:
-        while not self._closed.wait(BEAT):
-            begun = time.monotonic() - BEAT
+        while not self._closed.wait(self._beat):
+            begun = time.monotonic() - self._beat
             for one in self._present():
                 if one.making_since is not None and one.making_since < begun:
                     with suppress(pa.ArrowException, OSError):  # the client has left; its own thread finds out

@@ -14,11 +14,11 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import ConfigError, Store, StoreError
-from hoploom.serve import requests, service, wire
+from hoploom.serve import requests, wire
 from hoploom.serve.discovery import read_info
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.metrics import KINDS
-from hoploom.serve.service import PICK_BYTES, Service
+from hoploom.serve.service import PICK_BYTES, PickLimits, Service
 from hoploom.serve.wire import Message
 from hoploom.store.format import Manifest, PartRange, to_json
 
@@ -86,21 +86,23 @@ def test_the_most_picks_are_those_that_come(fanout: int, replace: bool, whole: S
     assert picks is not None
     (lists,) = part.lists
     assert picks.sources.numel() == requests._num_picks(lists, asked.tensors[0], fanout, replace=replace)  # type: ignore[arg-type]
-    assert picks.sources.numel() <= requests.most_picks(part, frontiers, draw)
+    assert picks.sources.numel() <= requests.most_picks(part, frontiers, draw, 1 << 26)
 
 
-def test_picks_of_all_relations_together_are_bounded(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
-    monkeypatch.setattr(requests, "MAX_PICKS", 499)
+def _service(whole: Store, memory: int, **limits: Any) -> Service:
+    return Service(whole, {0: whole.parts[0]}, memory, limits=PickLimits(**limits))
+
+
+def test_picks_of_all_relations_together_are_bounded(whole: Store) -> None:
     with pytest.raises(ConfigError, match="would pick 500 edges; at most 499"):
-        Service(whole, {0: whole.parts[0]}, 1 << 20).answer(_sample(whole, -1))
+        _service(whole, 1 << 20, most=499).answer(_sample(whole, -1))
 
 
-def test_many_picks_take_room_until_they_are_sent_and_few_do_not(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
-    serving = Service(whole, {0: whole.parts[0]}, 500 * PICK_BYTES)
-    serving.budget.wait = 0.02
+def test_many_picks_take_memory_until_they_are_sent_and_few_do_not(whole: Store) -> None:
+    serving = _service(whole, 500 * PICK_BYTES)
     free = serving.answer(_sample(whole, -1))  # under a megabyte
     assert serving.budget.taken == 0
-    monkeypatch.setattr(service, "FREE", 60 * PICK_BYTES)
+    serving = _service(whole, 500 * PICK_BYTES, free=60 * PICK_BYTES, wait=0.02)
     many = serving.answer(_sample(whole, -1))
     assert serving.budget.taken == 500 * PICK_BYTES
     assert all(map(torch.equal, free.tensors, many.tensors))  # type: ignore[arg-type]
@@ -114,17 +116,15 @@ def test_many_picks_take_room_until_they_are_sent_and_few_do_not(monkeypatch: py
     assert "error" not in serving.answer(_sample(whole, -1)).header
 
 
-def test_picks_that_never_fit_are_refused(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
-    monkeypatch.setattr(service, "FREE", 0)
-    serving = Service(whole, {0: whole.parts[0]}, 499 * PICK_BYTES)
+def test_picks_that_never_fit_are_refused(whole: Store) -> None:
+    serving = _service(whole, 499 * PICK_BYTES, free=0)
     with pytest.raises(ConfigError, match=r"for all picks; lower the fanouts .* more --memory"):
         serving.answer(_sample(whole, -1))
     assert serving.budget.taken == 0
 
 
-def test_picks_that_fail_give_their_room_back(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
-    monkeypatch.setattr(service, "FREE", 0)
-    serving = Service(whole, {0: whole.parts[0]}, 1 << 20)
+def test_picks_that_fail_give_their_memory_back(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
+    serving = _service(whole, 1 << 20, free=0)
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("on purpose")
@@ -162,7 +162,7 @@ def test_a_kind_that_is_no_name_is_refused(ask: Any, node: GraphServer) -> None:
 
 
 def test_a_store_of_thousands_of_parts_introduces_itself() -> None:
-    many = 15_000
+    many = 7000
     one = hoploom.from_pyg(Data(edge_index=torch.arange(many).repeat(2, 1), num_nodes=many))
     store = replace(one, ranges=tuple(PartRange((v,), (1,), (v,), (1,), {"node": {}}) for v in range(many)))
     assert len(to_json(Manifest(store.schema, store.ranges, {}))) > wire.MAX_HEADER

@@ -1,7 +1,8 @@
 """What is too much for one request goes in several, or is refused with a way out; and whoever answers is checked."""
 
+import argparse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,62 +10,72 @@ from typing import Any
 import pytest
 import torch
 from support.batches import assert_same_batches
+from support.elsewhere import listening, without_graph
 from support.graphs import library, random_graph, save_in_parts
-from support.servers import serving, serving_by
+from support.proxy import Proxy
+from support.servers import OneProcess
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
 from hoploom.cli import main
+from hoploom.cli.serving import COMMANDS, batch_options
 from hoploom.load import arguments as inputs
 from hoploom.load.maker import node_times
 from hoploom.schema import EDGE_ID
-from hoploom.serve import remote, wire
-from hoploom.serve.graph_server import BatchOptions, GraphServer
+from hoploom.serve.batch_client import RemoteBatches
+from hoploom.serve.connect import Connected
+from hoploom.serve.peers import Peers
 from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity, ServerSecurity
-from hoploom.serve.server import Server
+from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message
 from hoploom.store import Wanted
 from hoploom.store.row_cache import cached
+from hoploom.store.sharded import Sharded, routes_of
 
 pytestmark = pytest.mark.timeout(120)
 LIMIT = 200 * 8  # bytes of a request: 200 ids
 
 
-@contextmanager
-def _served(path: Path) -> Iterator[str]:
-    """A server of all parts in this process, whose limits can be set; its address."""
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("limits") / "store"
+    save_in_parts(hoploom.from_pyg(random_graph(500, 2000, seed=1), time_attr="node_time"), path, 2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def peers(path: Path) -> Iterator[Peers]:
+    """Of a server that takes 200 ids in a request."""
     with (
-        GraphServer(path, None, BatchOptions()) as held,
-        Server(held.service, "127.0.0.1:0", ServerSecurity(), held.metrics) as it,
+        listening(path, limits=ServerLimits(request=LIMIT)) as served,
+        Peers([served.address], ClientSecurity(), 60.0, own=()) as peers,
     ):
-        yield it.address
+        yield peers
 
 
-@pytest.fixture
-def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Store, Store]]:
-    """A store here, and the same over a server that takes 200 ids in a request."""
-    data = random_graph(500, 2000, seed=1)
-    path = tmp_path / "store"
-    local = save_in_parts(hoploom.from_pyg(data, time_attr="node_time"), path, 2)
-    monkeypatch.setattr(wire, "MAX_REQUEST", LIMIT)
-    monkeypatch.setattr(remote, "PIECE_IDS", 200)
-    with _served(path) as address, hoploom.connect(address, made="here", timeout=20) as there:
-        yield local, there
+def _there(path: Path, peers: Peers, max_ids: int) -> Store:
+    """The store over peers that are asked for so many ids at a time."""
+    local = hoploom.open(path)
+    parts = [RemotePart(local.schema, number, peers, max_ids) for number in range(2)]
+    sharded = Sharded(local.schema, parts, routes_of(local.schema, local.ranges))
+    return replace(local, graph=sharded, features=sharded, shards=tuple(parts))
 
 
-def test_a_request_above_the_limit_is_refused_so_these_tests_can_fail(
-    limited: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, there = limited
-    monkeypatch.setattr(remote, "PIECE_IDS", 1 << 22)
+@pytest.fixture(scope="module")
+def limited(path: Path, peers: Peers) -> tuple[Store, Store]:
+    """A store here, and the same over that server."""
+    return hoploom.open(path), _there(path, peers, 200)
+
+
+def test_a_request_above_the_limit_is_refused_so_these_tests_can_fail(path: Path, peers: Peers) -> None:
     with pytest.raises((ConfigError, PeerError)):
-        there.features.gather([Wanted("node", "x", torch.arange(500))])
+        _there(path, peers, 1 << 22).features.gather([Wanted("node", "x", torch.arange(500))])
 
 
-def test_many_ids_are_asked_for_in_several_requests(limited: tuple[Store, Store]) -> None:
+def test_many_ids_are_asked_for_in_several_requests(limited: tuple[Store, Store], peers: Peers) -> None:
     local, there = limited
     key = local.schema.relations[0].key
     order = torch.randperm(500, generator=torch.Generator().manual_seed(0))
@@ -74,61 +85,53 @@ def test_many_ids_are_asked_for_in_several_requests(limited: tuple[Store, Store]
         Wanted(key, "weight", torch.arange(2000).flip(0)),
         Wanted("node", "x", torch.arange(3)),
     ]
-    before = there.traffic()["requests"]
+    before = peers.traffic()["requests"]
     for ours, theirs in zip(there.features.gather(wanted), local.features.gather(wanted), strict=True):
         assert torch.equal(ours, theirs)
-    assert there.traffic()["requests"] - before >= 2 * (250 + 1000) // 200
+    assert peers.traffic()["requests"] - before >= 2 * (250 + 1000) // 200
 
 
-def test_few_ids_are_asked_for_in_one_request(limited: tuple[Store, Store]) -> None:
+def test_few_ids_are_asked_for_in_one_request(limited: tuple[Store, Store], peers: Peers) -> None:
     _, there = limited
-    before = there.traffic()["requests"]
+    before = peers.traffic()["requests"]
     ids = torch.arange(100)
     there.features.gather([Wanted("node", "x", ids), Wanted("node", "node_time", ids)])  # of the first part
-    assert there.traffic()["requests"] - before == 1
+    assert peers.traffic()["requests"] - before == 1
 
 
-def test_a_whole_stores_edges_times_and_cache_come_in_pieces(
-    limited: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Store, Store], peers: Peers) -> None:
     local, there = limited
-    monkeypatch.setattr(inputs, "ROWS", 333)
-    monkeypatch.setattr(inputs, "ASKED", 100)
     key = local.schema.relations[0].key
-    assert torch.equal(inputs.all_edges(there, key), inputs.all_edges(local, key))
+    assert torch.equal(inputs.all_edges(there, key, 100), inputs.all_edges(local, key))
     assert torch.equal(node_times(there, 0)[0], node_times(local, 0)[0])
     held = cached(there, 1.0, {})
     ids = [Wanted("node", "x", torch.arange(500))]
-    before = there.traffic()["requests"]
+    before = peers.traffic()["requests"]
     assert torch.equal(held.features.gather(ids)[0], local.features.gather(ids)[0])
-    assert there.traffic()["requests"] == before
+    assert peers.traffic()["requests"] == before
 
 
 @pytest.mark.parametrize("count", [0, 1, 332, 333, 334, 999])
-def test_all_rows_are_all_rows(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "ROWS", 333)
+def test_all_rows_are_all_rows(count: int) -> None:
     features = SimpleNamespace(gather=lambda wanted: [wanted[0].ids])
-    rows = list(inputs.all_rows(SimpleNamespace(features=features), "node", EDGE_ID, count))  # type: ignore[arg-type]
+    rows = list(inputs.all_rows(SimpleNamespace(features=features), "node", EDGE_ID, count, 333))  # type: ignore[arg-type]
     assert torch.cat(rows).tolist() == list(range(count))
     assert len(rows) == max(1, -(-count // 333))
 
 
-def test_weights_that_no_request_can_carry_are_refused_with_a_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "store"
-    save_in_parts(hoploom.from_pyg(random_graph(500, 2000, seed=1)), path, 2)
-    monkeypatch.setattr(wire, "MAX_REQUEST", LIMIT)
-    with _served(path) as address, hoploom.connect(address, timeout=20) as trainer:
+def test_weights_that_no_request_can_carry_are_refused_with_a_way_out() -> None:
+    trainer, servers = without_graph(hoploom.from_pyg(random_graph(500, 2000, seed=1)))
+    batches = RemoteBatches(servers, trainer.identity, LIMIT)
+    trainer = replace(trainer, deployment=Connected(peers=servers, servers=batches, look_ahead=1))  # type: ignore[arg-type]
 
-        def loader(dtype: torch.dtype) -> Any:
-            negatives = NegativeSampling("binary", 1, torch.ones(500, dtype=dtype))
-            links = torch.stack([torch.arange(4), torch.arange(4)])
-            return hoploom.LinkNeighborLoader(trainer, [2], links, neg_sampling=negatives, num_workers=0)
+    def loader(dtype: torch.dtype) -> Any:
+        negatives = NegativeSampling("binary", 1, torch.ones(500, dtype=dtype))
+        links = torch.stack([torch.arange(4), torch.arange(4)])
+        return hoploom.LinkNeighborLoader(trainer, [2], links, neg_sampling=negatives, num_workers=0)
 
-        with pytest.raises(ConfigError, match=r"4\.02 kB, at most 1\.60 kB .* smaller dtype .* made='here'"):
-            next(iter(loader(torch.float64)))
-        next(iter(loader(torch.float16)))
+    with pytest.raises(ConfigError, match=r"4\.02 kB, at most 1\.60 kB .* smaller dtype .* made='here'"):
+        next(iter(loader(torch.float64)))
+    next(iter(loader(torch.float16)))
 
 
 # --- negatives without times ---------------------------------------------------------------------
@@ -142,7 +145,7 @@ def test_times_of_nodes_are_fetched_for_temporal_negatives_alone(monkeypatch: py
         fetched.append(relation)
         return node_times(of, relation)
 
-    monkeypatch.setattr("hoploom.load.neighbor.node_times", counting)
+    monkeypatch.setattr("hoploom.load.maker.node_times", counting)
     links = (("paper", "cites", "paper"), torch.tensor([[0, 1, 2, 3], [8, 7, 6, 5]]))
     options: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 2}
     plain = hoploom.LinkNeighborLoader(store, [2], links, **options)
@@ -189,29 +192,27 @@ def test_a_split_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", ["here", "servers"])
-def test_a_server_of_another_store_at_the_same_address_gives_an_error_and_no_rows(made: Any, tmp_path: Path) -> None:
+def test_a_server_of_another_store_at_the_same_address_gives_an_error_and_no_rows(
+    made: Any, tmp_path: Path, server_process: OneProcess
+) -> None:
     """Its store is of the same sizes, and no stream is left that would break and have it introduce itself."""
     data = random_graph(60, 500, seed=1)
     hoploom.from_pyg(data).save(tmp_path / "one")
     data.x = data.x + 1
     hoploom.from_pyg(data).save(tmp_path / "other")
     local = hoploom.open(tmp_path / "one")
+    (one,), (other,) = (server_process.serve(tmp_path / name, [[0]]) for name in ("one", "other"))
 
     def loader(store: Store) -> hoploom.NeighborLoader:
         return hoploom.NeighborLoader(store, [2], torch.arange(20), batch_size=10, num_workers=0)
 
-    with (
-        serving(tmp_path / "one", [[0]]) as (server,),
-        hoploom.connect(server.address, made=made, timeout=30) as store,
-    ):
+    with Proxy(one) as line, hoploom.connect(line.address, made=made, timeout=60) as store:
         assert_same_batches(loader(local), loader(store))
-        peers: Any = store.peers
-        for peer in peers._peers:
+        deployment: Any = store.deployment
+        for peer in deployment.peers._peers:
             peer.close()  # what is idle
-        server.kill()
-        words = [*server.command[:-1], server.address]
-        words[words.index(str(tmp_path / "one"))] = str(tmp_path / "other")
-        with serving_by([words]), pytest.raises(StoreError, match="another store"):
+        line.target = other
+        with pytest.raises(StoreError, match="another store"):
             next(iter(loader(store)))
 
 
@@ -244,9 +245,10 @@ def test_a_cache_that_means_nothing_is_refused_at_the_start(
     assert said in capsys.readouterr().err
 
 
-def test_a_cache_beside_all_parts_is_said_to_have_no_effect(tmp_path: Path) -> None:
-    save_in_parts(hoploom.from_pyg(random_graph(60, 500, seed=1)), tmp_path / "store", 2)
-    with serving(tmp_path / "store", [[]], "--cache", "20%", *PEERS) as (server,):
-        assert server.stop() == 0
-        assert server.process.stderr is not None
-        assert "warning: --cache has no effect: all parts are here" in server.process.stderr.read()
+def test_a_cache_beside_all_parts_is_said_to_have_no_effect(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    COMMANDS["serve"].add_arguments(parser)
+    for words, warned in (((), True), (("--part", "0"), False)):
+        batch_options(parser.parse_args([str(path), "--cache", "20%", *PEERS, *words]), ServerSecurity())
+        said = "warning: --cache has no effect: all parts are here" in capsys.readouterr().err
+        assert said == warned

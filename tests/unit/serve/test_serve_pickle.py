@@ -1,22 +1,18 @@
 """No module of ours that a server loads can unpickle: whatever bytes a peer sends, none of them is code."""
 
 import ast
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from support import ROOT
+from support.graphs import ring
+from support.servers import OneProcess
+
+import hoploom
 
 SRC = ROOT / "src"
-LOAD = """
-import sys
-import hoploom.cli.serving, hoploom.serve.graph_server, hoploom.serve.batch_service, hoploom.serve.connect
-import json
-print(json.dumps(sorted(name for name in sys.modules if name.split(".")[0] == "hoploom")))
-"""
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "multiprocessing"}
 ARCHIVES = ("torch.load", "torch.jit.load", "torch.package.PackageImporter")
 BUILTINS = {"eval", "exec", "compile", "__import__"}
@@ -24,10 +20,14 @@ CALLS = {"pickle_deserialize", "deserialize", "deserialize_pandas", "unsafe_load
 
 
 @pytest.fixture(scope="module")
-def loaded() -> list[str]:
-    """The modules of ours in a server's process."""
-    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, timeout=120, check=True)
-    return list(json.loads(done.stdout))
+def loaded(server_process: OneProcess, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The modules of ours in a server's process, once it has made a batch."""
+    path = tmp_path_factory.mktemp("loaded") / "store"
+    hoploom.from_pyg(ring(12)).save(path)
+    with hoploom.connect(server_process.serve(path, [[]])) as store:
+        next(iter(hoploom.NeighborLoader(store, [2], torch.arange(4), batch_size=4)))
+    server_process.serve(path, [[]])
+    return server_process.loaded
 
 
 def _path(module: str) -> Path:
