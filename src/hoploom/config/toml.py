@@ -14,12 +14,14 @@ from typing import Any
 from hoploom.errors import ConfigError
 
 KeyPath = tuple[str, ...]
-BLANK = " \t"
-BARE_END = BLANK + ".=]\n"  # what ends a bare key
-SCALAR_END = ",]}#\n"  # what ends a number, a boolean or a date
-ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", "e": "\x1b"}
-HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
-
+TOKEN = re.compile(
+    r"""(?P<blank>[ \t]+|\#[^\n]*)
+      | "{3}(?:\\.|[^\\])*?"{3,5} | '{3}.*?'{3,5}  # up to two quotes may stand before the closing three
+      | "(?:\\.|[^"\\])*" | '[^']*'
+      | [\[\]{}=,\n]
+      | [^\s\[\]{}=,\#"']+""",
+    re.VERBOSE | re.DOTALL,
+)
 LINE = re.compile(r"at line (\d+)")
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 ESCAPED = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
@@ -42,159 +44,73 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def lines_of(text: str) -> Mapping[KeyPath, int]:
-    """The line, from 1, of every key and table header.
+    """The line, from 1, of every key and table header. The text must be one that tomllib has read.
 
     >>> lines_of("a = 1\\n[b]\\nc.d = 2\\n")
     {('a',): 1, ('b',): 2, ('b', 'c'): 3, ('b', 'c', 'd'): 3}
     """
-    walk = _Walk(text.replace("\r\n", "\n"))
-    table: KeyPath = ()
-    while walk.to_next_statement():
-        if walk.here == "[":
-            table = _header(walk)
-        else:
-            _pair(walk, table)
+    text = text.replace("\r\n", "\n") + "\n"
+    walk = _Walk(text)
+    for token in TOKEN.finditer(text):
+        if token.lastgroup != "blank":
+            walk.take(token[0], token.start())
+        walk.line += token[0].count("\n")
     return walk.lines
 
 
 @dataclass
 class _Walk:
-    """A place in the text, and the keys met so far."""
+    """What has been met up to a place in the text."""
 
     text: str
-    at: int = 0
-    lines: dict[KeyPath, int] = field(default_factory=dict)
     line: int = 1
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    table: KeyPath = ()  # of the last header
+    path: KeyPath = ()  # of the key whose value is read
+    nested: list[tuple[str, KeyPath]] = field(default_factory=list)  # open brackets, and whose value they are
+    begin: int | None = None  # of the key or header that is read
+    awaits_key: bool = True
 
-    @property
-    def here(self) -> str:
-        return self.text[self.at : self.at + 1]
+    def take(self, token: str, at: int) -> None:
+        if self.begin is not None:
+            self._in_key(token, self.text[self.begin : at])
+        elif token in ("]", "}"):
+            self.path = self.nested.pop()[1]
+            self.awaits_key = False
+        elif self.awaits_key and token != "\n":
+            self.begin = at
+        elif token in ("[", "{"):
+            self.nested.append((token, self.path))
+            self.awaits_key = token == "{"
+        elif token == "\n" and not self.nested:
+            self.awaits_key = True
+        elif token == ",":
+            self.awaits_key = self.nested[-1][0] == "{"
 
-    def step(self, count: int = 1) -> None:
-        self.line += self.text.count("\n", self.at, self.at + count)
-        self.at += count
-
-    def skip(self, characters: str) -> None:
-        while self.here and self.here in characters:
-            self.step()
-
-    def to_next_statement(self) -> bool:
-        """Over blanks, line ends and comments; False at the end of the text."""
-        while self.here and self.here in BLANK + "\n#":
-            self.step(self._comment() if self.here == "#" else 1)
-        return bool(self.here)
-
-    def _comment(self) -> int:
-        end = self.text.find("\n", self.at)
-        return (len(self.text) if end < 0 else end) - self.at
-
-    def note(self, path: KeyPath, first: int) -> None:
-        """This line sets the key, and the tables that its dots go through."""
-        for length in range(first + 1, len(path) + 1):
-            self.lines.setdefault(path[:length], self.line)
+    def _in_key(self, token: str, read: str) -> None:
+        """A header ends with its line, a key at the equals sign."""
+        is_header = not self.nested and read.startswith("[")
+        if token != ("\n" if is_header else "="):
+            return
+        base = () if is_header else self.nested[-1][1] if self.nested else self.table
+        self.path = (*base, *_path(read if is_header else f"{read} = 0"))
+        for length in range(len(base) + 1, len(self.path) + 1):
+            self.lines.setdefault(self.path[:length], self.line)
+        self.table = self.path if is_header else self.table
+        self.begin, self.awaits_key = None, is_header
 
 
-def _header(walk: _Walk) -> KeyPath:
-    walk.skip("[" + BLANK)
-    path = _key(walk)
-    walk.note(path, 0)
-    walk.skip(BLANK + "]")
+def _path(statement: str) -> KeyPath:
+    """The names in a statement with one key or header."""
+    path: KeyPath = ()
+    found: Any = tomllib.loads(statement)
+    while found and isinstance(found, dict | list):
+        if isinstance(found, dict):
+            path += tuple(found)
+            found = next(iter(found.values()))
+        else:
+            found = found[0]
     return path
-
-
-def _pair(walk: _Walk, table: KeyPath) -> None:
-    path = (*table, *_key(walk))
-    walk.note(path, len(table))
-    walk.skip(BLANK + "=")
-    _value(walk, path)
-
-
-def _key(walk: _Walk) -> KeyPath:
-    names = [_name(walk)]
-    walk.skip(BLANK)
-    while walk.here == ".":
-        walk.skip("." + BLANK)
-        names.append(_name(walk))
-        walk.skip(BLANK)
-    return tuple(names)
-
-
-def _name(walk: _Walk) -> str:
-    if walk.here in ('"', "'"):
-        return _string(walk)
-    begin = walk.at
-    while walk.here and walk.here not in BARE_END:
-        walk.step()
-    return walk.text[begin : walk.at]
-
-
-def _value(walk: _Walk, path: KeyPath) -> None:
-    if walk.here in ('"', "'"):
-        _string(walk)
-    elif walk.here == "[":
-        _array(walk, path)
-    elif walk.here == "{":
-        _inline_table(walk, path)
-    else:
-        while walk.here and walk.here not in SCALAR_END:
-            walk.step()
-
-
-def _array(walk: _Walk, path: KeyPath) -> None:
-    walk.step()
-    while walk.to_next_statement() and walk.here != "]":
-        if walk.here == ",":
-            walk.step()
-        else:
-            _value(walk, path)
-    walk.step()
-
-
-def _inline_table(walk: _Walk, path: KeyPath) -> None:
-    walk.step()
-    while walk.to_next_statement() and walk.here != "}":
-        if walk.here == ",":
-            walk.step()
-        else:
-            _pair(walk, path)
-    walk.step()
-
-
-def _string(walk: _Walk) -> str:
-    """Over a string of any of the four kinds; what a one-line one says."""
-    quote = walk.here
-    if walk.text.startswith(quote * 3, walk.at):
-        return _long_string(walk, quote)
-    walk.step()
-    characters: list[str] = []
-    while walk.here and walk.here != quote:
-        characters.append(_character(walk, escapes=quote == '"'))
-    walk.step()
-    return "".join(characters)
-
-
-def _long_string(walk: _Walk, quote: str) -> str:
-    begin = walk.at
-    walk.step(3)
-    while walk.here and not walk.text.startswith(quote * 3, walk.at):
-        _character(walk, escapes=quote == '"')
-    while walk.here == quote:  # up to two quotes may stand before the closing three
-        walk.step()
-    return walk.text[begin : walk.at]
-
-
-def _character(walk: _Walk, *, escapes: bool) -> str:
-    character = walk.here
-    walk.step()
-    if character != "\\" or not escapes:
-        return character
-    letter = walk.here
-    walk.step()
-    if letter not in HEX_DIGITS:
-        return ESCAPES.get(letter, letter)
-    digits = walk.text[walk.at : walk.at + HEX_DIGITS[letter]]
-    walk.step(len(digits))
-    return chr(int(digits, 16))
 
 
 # --- text from values ----------------------------------------------------------------------------
