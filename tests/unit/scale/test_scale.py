@@ -12,7 +12,6 @@ import torch
 
 import hoploom
 from hoploom import NeighborLoader, ops
-from hoploom.config import amounts
 from hoploom.ingest.synthetic import generate
 from hoploom.scale import (
     Question,
@@ -323,16 +322,3 @@ def test_the_text_names_whose_constants_it_uses() -> None:
     assert "Constants: the built-in ones, measured on" in as_text(plan(LARGE))
     own = replace(default_constants(), machine="my own")
     assert "Constants: measured on my own" in as_text(plan(LARGE, own))
-
-
-def test_amounts_are_written_with_three_digits() -> None:
-    assert [amounts.as_bytes(n) for n in (0, 999, 1000, 80e9, 5.12e12)] == [
-        "0 B",
-        "999 B",
-        "1.00 kB",
-        "80.0 GB",
-        "5.12 TB",
-    ]
-    assert [amounts.as_count(n) for n in (0, 1024, 999_999, 10**10)] == ["0", "1,024", "999,999", "10.0 B"]
-    times = [amounts.as_seconds(s) for s in (0, 2e-5, 0.25, 90, 5400, 1e4, 1e6)]
-    assert times == ["0 us", "20.0 us", "250 ms", "90.0 s", "90.0 min", "2.78 h", "11.6 days"]

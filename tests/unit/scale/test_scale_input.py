@@ -17,13 +17,8 @@ from hoploom.scale import (
     default_constants,
     machine,
     measure,
-    parse_bandwidth,
-    parse_bytes,
-    parse_count,
     parse_cut,
-    parse_fanouts,
     parse_features,
-    parse_number,
     plan,
     read_constants,
     to_json,
@@ -39,46 +34,24 @@ LARGE = Question(nodes=10**10, edges=10**12, features=Field("float16", (256,)), 
 # --- what is read --------------------------------------------------------------------------------
 
 
-def test_amounts_are_read_as_people_write_them() -> None:
-    counts = {"1e10": 10**10, "10_000": 10**4, "1,000": 1000, "2.5M": 2_500_000, "1B": 10**9, " 7 ": 7}
-    assert {text: parse_count("n", text) for text in counts} == counts
-    sizes = {"512GB": 512 * 10**9, "64GiB": 64 << 30, "1.5 TB": 15 * 10**11, "4096": 4096}
-    assert {text: parse_bytes("m", text) for text in sizes} == sizes
-    rates = {"100Gb": 12.5e9, "12.5GB": 12.5e9, "100Gb/s": 12.5e9, "10Gbit": 1.25e9, "25Gbps": 3.125e9}
-    assert {text: parse_bandwidth("n", text) for text in rates} == pytest.approx(rates)
+def test_features_and_cuts_are_read_as_people_write_them() -> None:
     assert parse_features("f", "256xfp16") == Field("float16", (256,))
     assert parse_features("f", "100xbfloat16") == Field("bfloat16", (100,))
     assert parse_features("f", "none") is None
-    assert parse_fanouts("f", "15, 10,-1") == parse_fanouts("f", "[15,10,-1]") == (15, 10, -1)
     assert (parse_cut("c", "0.2"), parse_cut("c", "stream")) == (0.2, "stream")
 
 
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (parse_count, "many", "--x is 'many'; give a whole number such as 10000, 1e10 or 2.5M"),
-        (parse_count, "-5", "--x is '-5'; give a whole number"),
-        (parse_count, "1.5", "--x is '1.5'; give a whole number"),
-        (parse_count, "1e99", "at most 1e18"),
-        (parse_count, "1e999999999999999999999", "--x|is no number"),
-        (parse_count, "nan", "--x is 'nan'"),
-        (parse_bytes, "4 gigs", "--x is '4 gigs'; give a size such as 512GB or 64GiB"),
-        (parse_bytes, "512Gb", "give a size such as 512GB"),
-        (parse_bytes, "0GB", "give a size above 0"),
-        (parse_bandwidth, "fast", "--x is 'fast'; give bits such as 100Gb, or bytes such as 12.5GB"),
-        (parse_bandwidth, "100", "give bits such as 100Gb"),
         (parse_features, "256", "give a width and a dtype such as 256xfp16, or none"),
         (parse_features, "256xfp61", "--x has dtype 'fp61'; did you mean fp64"),
         (parse_features, "256xflaot32", "did you mean float32"),
         (parse_features, "0xfp16", "give a width of at least 1"),
-        (parse_fanouts, "15;10", "give one count per layer, e.g. 15,10,5"),
-        (parse_fanouts, "", "give one count per layer"),
-        (parse_fanouts, "-2", "give one count per layer"),
-        (parse_number, "much", "--x is 'much'; give a number such as 0.1"),
         (parse_cut, "metsi", "--x is 'metsi'; did you mean metis"),
     ],
 )
-def test_a_bad_amount_is_refused_with_the_way_out(read: Any, text: str, message: str) -> None:
+def test_bad_features_and_cuts_are_refused_with_the_way_out(read: Any, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read("--x", text)
 
