@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Debian machine with python3, g++ and make: `make demo`, `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-DEV := clang-format hypothesis mkdocs-material mypy pymetis pyspark pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
+DEV := clang-format hypothesis mkdocs-material mypy pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 TOGETHER := $(PYTEST) --numprocesses $(WORKERS) --dist worksteal
@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 	$(BIN)/python -m pip install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
 	touch $@
 
-# Editable: Python changes need no build, changes of the core rebuild it.
+# Editable: Python changes need no build, changes of the core rebuild it. What only some uses need comes with dev.
 .venv/installed: .venv/tools $(CORE)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable .
 	touch $@
@@ -27,6 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .venv/dev: .venv/installed
 	scripts/java.sh
 	scripts/services.sh
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation --editable '.[all]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(DEV)
 	touch $@
 

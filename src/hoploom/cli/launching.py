@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hoploom.cli.command import Arguments, Command
+from hoploom.config.extras import needs
 from hoploom.deploy.cluster_file import EXECUTORS, Cluster
 from hoploom.deploy.launch import executor_of, run, with_free_ports
 from hoploom.deploy.programs import processes, script_words
@@ -40,8 +41,8 @@ def _launch(arguments: Arguments) -> int:
         raise ConfigError(f"--master-port is {port}; give a port from 1 to 65535")
     cluster = read_cluster(file, Overrides(arguments.executor, arguments.master_addr, port))
     if cluster.executor == "kubernetes":
-        from hoploom.deploy.kubernetes import manifests
-
+        with needs("cluster"):
+            from hoploom.deploy.kubernetes import manifests
         print(manifests(cluster, command), end="")
         return 0
     if arguments.dry_run:

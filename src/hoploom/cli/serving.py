@@ -13,17 +13,20 @@ from types import FrameType
 from hoploom.cli.command import Arguments, Command
 from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.config.amounts import parse_bytes
+from hoploom.config.extras import needs
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.serve.address import read_addresses, split_address
-from hoploom.serve.graph_server import BatchOptions, GraphServer
-from hoploom.serve.metrics import MetricsEndpoint
 from hoploom.serve.ready import Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
-from hoploom.serve.server import GRACE, Server, ServerLimits
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
 from hoploom.store.row_cache import read_size
+
+with needs("cluster"):
+    from hoploom.serve.graph_server import BatchOptions, GraphServer
+    from hoploom.serve.metrics import MetricsEndpoint
+    from hoploom.serve.server import GRACE, Server, ServerLimits
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:

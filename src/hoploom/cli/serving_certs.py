@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from hoploom.cli.command import Arguments, Command
+from hoploom.config.extras import needs
 
 WHAT = {
     "ca.pem": "the CA, for everyone; its key is not kept",
@@ -23,8 +24,8 @@ def _certs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _certs(arguments: Arguments) -> int:
-    from hoploom.serve.certs import write_certificates  # cryptography is of hoploom[cluster]
-
+    with needs("cluster"):
+        from hoploom.serve.certs import write_certificates
     folder: Path = arguments.folder
     hosts = arguments.hosts.split(",")
     for path in write_certificates(folder, hosts, arguments.days):

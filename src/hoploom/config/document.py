@@ -7,11 +7,11 @@ import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hoploom.config.declare import REQUIRED, Headings, default_of, key_of, keys_in, problem
+from hoploom.config.extras import needs
 from hoploom.config.toml import KeyPath, as_key, as_toml, lines_of, parse_toml, quoted
 from hoploom.config.values import nearest
 from hoploom.errors import ConfigError
@@ -211,7 +211,8 @@ def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 
 def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, int]]:
-    yaml = _yaml(name)
+    with needs("cluster"):
+        import yaml
     lines: dict[KeyPath, int] = {}
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -228,14 +229,6 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
     if not isinstance(parsed, dict):
         raise ConfigError(f"{name} is {parsed!r:.60}; give keys and values, such as hosts: [gpu1, gpu2]")
     return parsed, lines
-
-
-def _yaml(name: str) -> Any:
-    try:
-        return import_module("yaml")  # when the first YAML file is read: nothing else here needs it
-    except ImportError as error:
-        message = f"{name} is YAML, and PyYAML is not installed; `pip install pyyaml`, or write TOML"
-        raise ConfigError(message) from error
 
 
 def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:

@@ -1,22 +1,21 @@
 """Libraries that only some uses need: who calls for one that is not installed reads the line to type."""
 
-from importlib.util import find_spec
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hoploom.errors import ConfigError
 
-EXTRAS = {  # of pyproject.toml, and the modules that they bring
-    "tables": ("pyarrow", "duckdb", "ibis"),
-    "cluster": ("pyarrow", "cryptography", "yaml", "prometheus_client"),
-    "spark": ("pyspark",),
-    "metis": ("pymetis",),
-}
 
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Around imports of the libraries of an extra in pyproject.toml; ConfigError where one is not installed.
 
-def needs(extra: str) -> None:
-    """Raise ConfigError with the line to type unless an extra is installed. Call it before its libraries are imported.
-
-    >>> needs("tables")
+    >>> with needs("tables"):
+    ...     import duckdb
     """
-    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} not installed; type: pip install 'hoploom[{extra}]'")
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").startswith("hoploom"):
+            raise
+        raise ConfigError(f"{error.name} is not installed; type: pip install 'hoploom[{extra}]'") from error

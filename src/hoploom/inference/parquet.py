@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hoploom.config.extras import needs
+
 Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text
 
 
@@ -20,8 +22,8 @@ class ParquetFile:
     """One file, appended to. Its columns are those of `like`, rows of which do not matter."""
 
     def __init__(self, path: Path, like: Columns) -> None:
-        import pyarrow.parquet
-
+        with needs("tables"):
+            import pyarrow.parquet
         path.parent.mkdir(parents=True, exist_ok=True)
         self._arrow: Any = pyarrow
         self._schema = _table(self._arrow, like).schema

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
+from hoploom.config.extras import needs
 from hoploom.errors import ConfigError
 from hoploom.ops import PartitionRule, Topology
 
@@ -15,10 +16,8 @@ MOST = 2**31 - 1  # nodes, and edges in both directions: METIS counts in 32 bits
 
 def metis_parts(topology: Topology, is_seed: Tensor | None, rule: PartitionRule) -> Tensor:
     """[num_nodes] int16. A node's weight is itself, its in-edges and its being a seed, each kind with the same sum."""
-    try:
+    with needs("metis"):
         import pymetis
-    except ImportError as error:
-        raise ConfigError("method 'metis' needs a package that is not installed; pip install pymetis") from error
     _fits("nodes", topology.bounds[-1])
     ops.count_cut(topology, torch.zeros(topology.bounds[-1], dtype=torch.int16), rule.threads)  # reads and checks all
     indptr, ends, weights = _symmetric(topology)

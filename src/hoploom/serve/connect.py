@@ -13,21 +13,24 @@ from typing import Literal
 import torch
 
 from hoploom import ops
+from hoploom.config.extras import needs
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.loader import Source
 from hoploom.load.maker import Maker
 from hoploom.load.source import here
 from hoploom.serve.address import read_addresses
-from hoploom.serve.batch_client import RemoteBatches, served
-from hoploom.serve.peers import TIMEOUT, Peers
-from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.store import Store, open_store
 from hoploom.store.base import Deployment, Shard
 from hoploom.store.disk import held_parts, topology_fits
 from hoploom.store.row_cache import Nearer
 from hoploom.store.sharded import Sharded, routes_of
+
+with needs("cluster"):
+    from hoploom.serve.batch_client import RemoteBatches, served
+    from hoploom.serve.peers import TIMEOUT, Peers
+    from hoploom.serve.remote import RemotePart
 
 Topology = Literal["auto", "local", "parted"]
 LOOK_AHEAD = 4  # batches whose missing rows are fetched together

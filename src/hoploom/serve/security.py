@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hoploom.config.extras import needs
 from hoploom.errors import ConfigError
 from hoploom.serve.address import is_loopback
 
@@ -231,8 +232,8 @@ def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the ce
 
 def check_certificates(text: bytes, named: str) -> None:
     """Refuse what holds no certificate, or whose first one does not count now; the rest of it may be of any age."""
-    from cryptography import x509  # of hoploom[cluster], as TLS is
-
+    with needs("cluster"):
+        from cryptography import x509
     if b"-----BEGIN CERTIFICATE-----" not in text:
         raise ConfigError(f"{named} holds no PEM certificate; give a file with -----BEGIN CERTIFICATE----- in it")
     try:

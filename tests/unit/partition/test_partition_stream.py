@@ -203,7 +203,7 @@ def test_seeds_out_of_range_are_named() -> None:
 
 def test_metis_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(ConfigError, match="pip install pymetis"):
+    with pytest.raises(ConfigError, match=r"pip install 'hoploom\[metis\]'"):
         assign(planted(70), 2, "metis")
 
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hoploom.config.extras import needs
 from hoploom.errors import DataError
 from hoploom.ingest.formats.pieces import Table
 from hoploom.schema import Field
@@ -52,9 +53,9 @@ def _num_columns(path: Path) -> int:
 
 
 def _chunks(path: Path, dtype: str, block: int) -> Iterator[Tensor]:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
+    with needs("tables"):
+        import pyarrow as pa
+        from pyarrow import csv as arrow_csv
     names = [str(column) for column in range(_num_columns(path))]
     first = 0
     try:
@@ -78,10 +79,8 @@ def _chunks(path: Path, dtype: str, block: int) -> Iterator[Tensor]:
 
 def _values(path: Path, column: Any, dtype: str, first: int) -> NDArray[Any]:
     """The values of one column of a batch."""
-    from pyarrow import compute
-
     if column.null_count and dtype == "int64":
-        row = first + compute.index(compute.is_null(column), True).as_py() + 1
+        row = first + column.is_null().to_pylist().index(True) + 1
         raise DataError(f"{path}, row {row}: a value is missing; fill it")
     values: NDArray[Any] = column.to_numpy(zero_copy_only=False).astype(dtype)
     return values

@@ -1,5 +1,8 @@
-"""Stores from tables of nodes and edges in Parquet, CSV and Arrow files, as graph.toml describes them."""
+"""A store from tables: Parquet, CSV and Arrow files, as graph.toml says."""
 
 from hoploom.config.extras import needs
 
-needs("tables")
+with needs("tables"):
+    import duckdb  # noqa: F401
+    import ibis  # noqa: F401
+    import pyarrow  # noqa: F401

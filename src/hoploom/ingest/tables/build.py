@@ -142,9 +142,8 @@ def open_engine(options: EngineOptions, scratch: Path) -> Iterator[Engine]:
 
 
 def _spark(options: EngineOptions, folder: Path) -> Engine:
-    needs("spark")
-    from hoploom.ingest.tables.spark_engine import SparkEngine
-
+    with needs("spark"):
+        from hoploom.ingest.tables.spark_engine import SparkEngine
     return SparkEngine(options, folder)
 
 

@@ -1,0 +1,66 @@
+"""Loading and training need no extra; what needs one says which line to type."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from support import ROOT
+
+PLAIN = """
+import json, sys
+for name in ("pyarrow", "ibis", "duckdb", "pandas", "yaml", "cryptography", "prometheus_client", "pymetis", "pyspark"):
+    sys.modules[name] = None  # as if it were not installed
+from importlib import import_module
+from pathlib import Path
+import hoploom
+from hoploom.cli import main
+
+store = hoploom.generate("graph.store", num_nodes=200, num_features=4, num_classes=2)
+batches = len(list(hoploom.NeighborLoader("graph.store", [2, 2], input_nodes="train", batch_size=50)))
+Path("run.toml").write_text('store = "graph.store"\\n[loader]\\nfanouts = [2]\\n[train]\\nepochs = 1\\nmax_steps = 1')
+trained = main(["train", "run.toml"])
+
+def refusal(call):
+    try:
+        call()
+    except hoploom.ConfigError as error:
+        return str(error)
+
+Path("cluster.yaml").write_text("hosts: [a]")
+from hoploom.deploy.resolve import read_cluster
+from hoploom.inference.parquet import ParquetFile
+from hoploom.partition import partition
+import torch
+told = [
+    refusal(lambda: import_module("hoploom.ingest.tables.build")),
+    refusal(lambda: ParquetFile(Path("x.parquet"), {"id": torch.arange(2)})),
+    refusal(lambda: hoploom.connect),
+    refusal(lambda: import_module("hoploom.cli.serving")),
+    refusal(lambda: read_cluster(Path("cluster.yaml"))),
+    refusal(lambda: partition("graph.store", "parts.store", 2, method="metis")),
+]
+print(json.dumps({"batches": batches, "trained": trained, "told": told}))
+"""
+
+
+def test_loading_and_training_need_no_extra_and_what_does_says_so(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", PLAIN], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["batches"] > 0
+    assert found["trained"] == 0
+    extras = ["tables", "tables", "cluster", "cluster", "cluster", "metis"]
+    assert len(found["told"]) == len(extras)
+    for message, extra in zip(found["told"], extras, strict=True):
+        assert re.fullmatch(rf"[\w.]+ is not installed; type: pip install 'hoploom\[{extra}\]'", message), message
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r'with needs\("(\w+)"\)', sources))
+    assert named == extras.keys() - {"all"}
+    assert set(re.findall(r"\w+", extras["all"][0])) == {"hoploom", *named}
