@@ -2,11 +2,7 @@
 
 import argparse
 import shlex
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from hoploom.cli.command import Arguments, Command
 from hoploom.config.values import as_int
@@ -45,8 +41,7 @@ def _train(arguments: Arguments) -> int:
             with init(device=_device(run_file)) as context:
                 complete = train_rank(context, *work)
         else:
-            with _terminated_as_interrupted():
-                spawn(train_rank, num_processes, work, device=_device(run_file))
+            spawn(train_rank, num_processes, work, device=_device(run_file))
             complete = (run_file.output.folder / RESULT_FILE).exists()
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(*_way_on(arguments, run_file)) from interrupt
@@ -76,20 +71,6 @@ def _num_processes(arguments: Arguments, run_file: RunFile, started: environment
 
 def _device(run_file: RunFile) -> str | None:
     return None if run_file.train.device == "auto" else run_file.train.device
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the ranks as Ctrl-C does; while they train, they see to both themselves."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _way_on(arguments: Arguments, run_file: RunFile) -> list[str]:

@@ -31,15 +31,22 @@ from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.dist import environment
 from hoploom.dist.context import DEADLINE, init
 from hoploom.dist.environment import RankPlace
-from hoploom.dist.stopping import die_with
+from hoploom.dist.stopping import die_with, terminated_as_interrupted
 from hoploom.dist.rendezvous import hold_meeting_point
 
-AFTER_FAILURE = 5.0  # seconds that the other ranks get to end by themselves once one has failed
-AFTER_INTERRUPT = 30.0  # seconds that all ranks get after Ctrl-C, to write a checkpoint say; a second Ctrl-C ends them
-AFTER_TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
 LONGEST_TRACEBACK = 20_000  # characters
 
 Options = dict[str, Any]
+Work = tuple[Callable[..., object], tuple[Any, ...], Options]
+
+
+@dataclass(frozen=True)
+class Grace:
+    """How many seconds ranks get to end by themselves."""
+
+    after_failure: float = 5.0  # of another rank
+    after_interrupt: float = 30.0  # to write a checkpoint, say; a second Ctrl-C ends them
+    after_terminate: float = 3.0  # between SIGTERM and SIGKILL
 
 
 def spawn(
@@ -63,11 +70,15 @@ def spawn(
     _check_callable(fn)
     _check_alone()
     options: Options = {"device": device, "backend": backend, "timeout": DEADLINE if timeout is None else timeout}
+    start(num_ranks, (fn, tuple(args), options), Grace())
+
+
+def start(num_ranks: int, work: Work, grace: Grace) -> None:
+    """Start the ranks and wait for them. SIGTERM ends them as Ctrl-C does."""
     store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
-    with _Ranks() as ranks:
+    with terminated_as_interrupted(), _Ranks(grace) as ranks:
         for rank in range(num_ranks):
-            place = RankPlace(rank, rank, num_ranks, num_ranks, port=store.port, hosted=True)
-            ranks.start(place, (fn, tuple(args), options))
+            ranks.start(RankPlace(rank, rank, num_ranks, num_ranks, port=store.port, hosted=True), work)
         ranks.wait()
 
 
@@ -84,10 +95,11 @@ class _Rank:
 class _Ranks:
     """The children. However this block is left, none is running afterwards."""
 
+    grace: Grace
     ranks: list[_Rank] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)  # in the order in which they came in
 
-    def start(self, place: RankPlace, work: tuple[Callable[..., object], tuple[Any, ...], Options]) -> None:
+    def start(self, place: RankPlace, work: Work) -> None:
         reports, report = multiprocessing.Pipe(duplex=False)
         spawning = multiprocessing.get_context("spawn")
         process = spawning.Process(
@@ -113,7 +125,7 @@ class _Ranks:
             self._interrupt()
             raise
         if self.failures:
-            self._watch(AFTER_FAILURE)
+            self._watch(self.grace.after_failure)
             raise next((error for error in self.failures if not isinstance(error, PeerError)), self.failures[0])
 
     def __enter__(self) -> "_Ranks":
@@ -125,11 +137,11 @@ class _Ranks:
         try:
             for rank in self._living():
                 rank.process.terminate()
-            self._watch(AFTER_TERMINATE)
+            self._watch(self.grace.after_terminate)
         finally:
             for rank in self.ranks:
                 rank.process.kill()
-                rank.process.join(AFTER_TERMINATE)
+                rank.process.join(self.grace.after_terminate)
                 if rank.reports is not None:
                     rank.reports.close()
 
@@ -137,11 +149,11 @@ class _Ranks:
         return [rank for rank in self.ranks if not rank.ended]
 
     def _interrupt(self) -> None:
-        """Pass Ctrl-C on: the children are no longer in the terminal's process group, so each hears it once."""
+        """Pass Ctrl-C on, once: the children have left the terminal's process group."""
         for rank in self._living():
             with suppress(ProcessLookupError):
                 os.kill(rank.process.pid or 0, signal.SIGINT)
-        self._watch(AFTER_INTERRUPT)
+        self._watch(self.grace.after_interrupt)
 
     def _watch(self, seconds: float | None) -> None:
         """Take in reports and ends until all ranks have ended, or `seconds` are over (None: until one has failed)."""
@@ -171,7 +183,7 @@ class _Ranks:
             rank.reports = None
 
     def _settle(self, rank: _Rank) -> None:
-        rank.process.join(AFTER_TERMINATE)
+        rank.process.join(self.grace.after_terminate)
         rank.ended = True
         while rank.reports is not None and rank.reports.poll():
             self._read(rank)
@@ -190,15 +202,11 @@ class _Ranks:
 
 
 def _run_rank(
-    place: RankPlace,
-    parent: int,
-    report: Connection,
-    fn: Callable[..., object],
-    args: tuple[Any, ...],
-    options: Options,
+    place: RankPlace, parent: int, report: Connection, fn: Callable[..., object], args: tuple[Any, ...], options: Options
 ) -> None:
     """What a child does. It leaves the terminal's process group: the parent alone decides how to end on Ctrl-C."""
     os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on ignoring it
     die_with(parent)
     environment.enter(place)
     gc.freeze()  # what has been imported stays: no collection looks at it again, nor does the end of the process

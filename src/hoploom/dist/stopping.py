@@ -1,6 +1,7 @@
 """What ends a process early: Ctrl-C and SIGTERM, which training answers between two steps, and its parent's end.
 
-Signals reach the main thread only: elsewhere nothing is caught, and nothing is changed.
+Signals reach the main thread only: elsewhere nothing is caught, and nothing is changed. A process that ignores SIGINT
+when it starts, as a shell's background jobs do, goes on ignoring it: SIGTERM does the same there.
 """
 
 import ctypes
@@ -8,6 +9,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -15,7 +18,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 class StopRequests:
-    """While entered, SIGINT and SIGTERM set `asked`; a second SIGINT raises KeyboardInterrupt at once."""
+    """While entered, SIGINT (unless it is ignored) and SIGTERM set `asked`; a second SIGINT raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -24,7 +27,8 @@ class StopRequests:
     def __enter__(self) -> "StopRequests":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+                if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._ask)
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -39,6 +43,23 @@ class StopRequests:
             if handler is not None:  # None: it was not Python's, and cannot be put back
                 signal.signal(number, handler)
         self._before.clear()
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """While entered, SIGTERM raises KeyboardInterrupt as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def die_with(parent: int) -> None:
