@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from hoploom.dist.context import Context
 
 FEATURES = torch.linspace(-1, 1, 11 * 4).reshape(11, 4)  # eleven seeds: six for rank 0, five for rank 1
 LABELS = torch.arange(11) % 3
+LOOPBACK = "0100007F"
 SPLIT = {0: slice(0, 6), 1: slice(6, 11)}
 
 
@@ -93,6 +95,42 @@ def _buffers(context: Context) -> list[float]:
     norm.running_mean = torch.tensor([float(context.rank + 1)])
     context.sync_buffers(norm)
     return norm.state_dict()["running_mean"].tolist()
+
+
+def check_two_ranks(folder: Path) -> None:
+    """What `tell_all` says in two ranks, against arithmetic and one process."""
+    told = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, found in enumerate(told):
+        assert (found["rank"], found["local_rank"], found["world_size"]) == (rank, rank, 2)
+        assert found["is_main"] == (rank == 0)
+        assert set(found["listeners"]) == {LOOPBACK}
+        assert found["threads"] >= 1
+        assert found["mixed"] == [1.5, 2.0]
+        assert "in another order" in found["other_order"]
+        assert found["counts"] == 2**61 + 1
+        assert found["sum"] == 0.1 + 0.2
+        assert found["sums"] == [3, 6]
+        assert found["max"] == [-4, [1.5, 0.0]]
+        assert found["gathered"] == [[[0, 7]], [[1, 7]]]
+        assert found["gathered_empty"] == [[0, 3], [0, 3]]
+        assert found["gathered_flag"] == [False, True]
+        assert found["broadcast"] == [3, 3]
+        other = f"torch.float32 [{rank + 1}], but rank {1 - rank} has torch.float32 [{2 - rank}]"
+        assert f"rank {rank} was gathering a tensor of {other}" in found["mismatch"]
+        assert found["buffer"] == [1]
+    check_gradients(told[0]["gradients"], told[0]["loss"])
+    assert told[0]["gradients"] == told[1]["gradients"]
+
+
+def check_gradients(gradients: list[list[float]], loss: float) -> None:
+    torch.manual_seed(5)
+    single = model().eval()
+    expected = losses(single(FEATURES), LABELS).mean()
+    expected.backward()
+    for found, parameter in zip(gradients, single.parameters(), strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(torch.tensor(found), parameter.grad.flatten(), rtol=0, atol=1e-6)
+    assert loss == pytest.approx(expected.item(), abs=1e-6)
 
 
 def raise_in_rank_one(context: Context, folder: str) -> None:

@@ -1,6 +1,5 @@
 """The context: which rank this is, by whose word, and what ranks do together."""
 
-import json
 import os
 import socket
 import subprocess
@@ -12,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from support import TESTS
-from support.train_workers import FEATURES, LABELS, losses, model
+from support.train_workers import check_two_ranks
 
 from hoploom import ConfigError, PeerError
 from hoploom.dist.environment import RankPlace, first_host, read
-from hoploom.train import Context, init, unwrap
+from hoploom.dist.context import Context, init, unwrap
 
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -223,7 +222,6 @@ def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             init(timeout=1)
 
 
-LOOPBACK = "0100007F"
 SCRIPT = """
 import gc
 gc.disable()
@@ -233,42 +231,6 @@ with hoploom.init(timeout=60) as context:
     train_workers.tell_all(context, "{folder}")
 gc.freeze()
 """
-
-
-def check_two_ranks(folder: Path) -> None:
-    """What `tell_all` says in two ranks, against arithmetic and one process."""
-    told = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    for rank, found in enumerate(told):
-        assert (found["rank"], found["local_rank"], found["world_size"]) == (rank, rank, 2)
-        assert found["is_main"] == (rank == 0)
-        assert set(found["listeners"]) == {LOOPBACK}
-        assert found["threads"] >= 1
-        assert found["mixed"] == [1.5, 2.0]
-        assert "in another order" in found["other_order"]
-        assert found["counts"] == 2**61 + 1
-        assert found["sum"] == 0.1 + 0.2
-        assert found["sums"] == [3, 6]
-        assert found["max"] == [-4, [1.5, 0.0]]
-        assert found["gathered"] == [[[0, 7]], [[1, 7]]]
-        assert found["gathered_empty"] == [[0, 3], [0, 3]]
-        assert found["gathered_flag"] == [False, True]
-        assert found["broadcast"] == [3, 3]
-        other = f"torch.float32 [{rank + 1}], but rank {1 - rank} has torch.float32 [{2 - rank}]"
-        assert f"rank {rank} was gathering a tensor of {other}" in found["mismatch"]
-        assert found["buffer"] == [1]
-    check_gradients(told[0]["gradients"], told[0]["loss"])
-    assert told[0]["gradients"] == told[1]["gradients"]
-
-
-def check_gradients(gradients: list[list[float]], loss: float) -> None:
-    torch.manual_seed(5)
-    single = model().eval()
-    expected = losses(single(FEATURES), LABELS).mean()
-    expected.backward()
-    for found, parameter in zip(gradients, single.parameters(), strict=True):
-        assert parameter.grad is not None
-        torch.testing.assert_close(torch.tensor(found), parameter.grad.flatten(), rtol=0, atol=1e-6)
-    assert loss == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_torchruns_ranks_do_together_what_one_process_does(tmp_path: Path) -> None:
@@ -297,24 +259,21 @@ def test_slurms_tasks_do_together_what_one_process_does(tmp_path: Path) -> None:
     check_two_ranks(tmp_path)
 
 
-def test_ranks_that_only_talk_import_no_pyg() -> None:
-    script = "import sys, hoploom, hoploom.train as train; hoploom.spawn, train.Context, train.Checkpoint"
-    script += "; print([name for name in ('torch_geometric', 'torch._dynamo', 'pyarrow') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_a_process_that_trains_on_the_cpu_faults_its_pages_in_once() -> None:
+def test_a_rank_imports_no_pyg_and_faults_its_pages_in_once() -> None:
     script = (
-        "import resource, torch, hoploom\n"
+        "import resource, sys, torch, hoploom, hoploom.train\n"
         "def faults():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    torch.empty(64 << 20, dtype=torch.uint8).fill_(1)\n"
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
         "alone = min(faults() for _ in range(3))\n"
+        "hoploom.spawn, hoploom.train.Context, hoploom.train.Checkpoint\n"
         "with hoploom.init(device='cpu'):\n"
         "    print(alone, [faults() for _ in range(4)][-1])\n"
+        "print([name for name in ('torch_geometric', 'torch._dynamo', 'pyarrow') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    alone, trained = map(int, done.stdout.split())
+    faults, heavy = done.stdout.splitlines()
+    alone, trained = map(int, faults.split())
     assert alone > 20 * max(1, trained)
+    assert heavy == "[]"
