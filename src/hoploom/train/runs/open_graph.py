@@ -16,7 +16,7 @@ from hoploom.deploy.open import CONNECT
 from hoploom.dist.context import Context
 from hoploom.errors import ConfigError
 from hoploom.gpu.place import request as placement
-from hoploom.load.presample import Presampling, add_visits, no_visits, read_seeds, visited
+from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.store import Store
 from hoploom.store.part import Part
 from hoploom.store.row_cache import CacheReport, cached, report
@@ -106,8 +106,8 @@ def _counts(run_file: RunFile, goal: Goal, context: Context) -> dict[str, Tensor
     for node_type, ids in _seeds(run_file, goal):
         near = _own(goal.store, node_type, ids) if run_file.cluster.locality else ids
         seeds = near if schema.homogeneous else (node_type, near)
-        for nodes in visited(goal.store, per_relation(run_file, goal), seeds, plan):
-            add_visits(counts, nodes)
+        for name, found in count_visits(goal.store, per_relation(run_file, goal), seeds, plan).items():
+            counts[name] += found
     return counts
 
 

@@ -98,7 +98,9 @@ def _learn(
     checkpoint = Checkpoint(run_file.output.folder, context)
     if resume:
         checkpoint.restore(LAST, learner.parts())
-    prepare(learner.optimizer, recorded=run_file.train.whole_steps and context.device.type == "cuda")
+    recorded = run_file.train.whole_steps and context.device.type == "cuda"
+    if recorded or resume:  # the run before may have been the other way
+        prepare(learner.optimizer, recorded=recorded)
     if context.is_main:
         write_whole(run_file.output.folder / RUN_FILE, [to_toml(run_file).encode()])
         (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
