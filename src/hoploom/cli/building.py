@@ -8,7 +8,7 @@ from pathlib import Path
 from hoploom.cli.command import Arguments, Command, add_option, check_writable, read_positive, stage_line
 from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.cli.stores import headline
-from hoploom.config.amounts import parse_bytes
+from hoploom.config.values import parse_bytes
 from hoploom.errors import ConfigError
 from hoploom.store import format as layout
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.amounts import parse_count
+from hoploom.config.values import parse_count
 from hoploom.errors import ConfigError
 
 Arguments = argparse.Namespace

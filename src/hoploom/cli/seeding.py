@@ -1,7 +1,6 @@
 """What training will start from, as `partition` is told it: a split, of a type where several have it, or nothing."""
 
-from hoploom.config.amounts import parse_fanouts
-from hoploom.config.values import nearest
+from hoploom.config.values import nearest, parse_fanouts
 from hoploom.errors import ConfigError
 from hoploom.schema import Schema
 

@@ -12,9 +12,8 @@ from types import FrameType
 
 from hoploom.cli.command import Arguments, Command
 from hoploom.cli.seeding import fanouts_of, seeds_of
-from hoploom.config.amounts import parse_bytes
 from hoploom.config.extras import needs
-from hoploom.config.values import as_int, as_number
+from hoploom.config.values import as_int, as_number, parse_bytes
 from hoploom.errors import ConfigError
 from hoploom.serve.address import read_addresses, split_address
 from hoploom.serve.ready import Ready

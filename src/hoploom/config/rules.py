@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.amounts import as_fanouts, parse_bytes, parse_share_or_bytes
+from hoploom.config.values import as_fanouts, parse_bytes, parse_share_or_bytes
 from hoploom.errors import ConfigError
 
 MOST = 2**31 - 1  # of a count

@@ -1,12 +1,22 @@
-"""Numbers and words that a program was given, checked where they arrive."""
+"""Single values that people and programs give: numbers, words, amounts such as 1e10, 512GB, 20%, 100Gb and 15,10,5.
+
+Bytes go by powers of 1000 (GB) or 1024 (GiB). Text has three digits, which is more than the model is good for.
+"""
 
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 
 from hoploom.errors import ConfigError
+
+COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+PREFIXES = {"": 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("kmgtp", 1) for i in ("", "i")}
+NUMBER = r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
+LIMIT = 10**18  # of any count or size: far beyond any graph, far below int64
 
 
 def as_int(what: str, value: object, least: int | None, way_out: str) -> int:
@@ -32,3 +42,153 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
     lowered = {word.lower(): word for word in known}
     found = get_close_matches(name.lower(), list(lowered), n=1, cutoff=cutoff)
     return lowered[found[0]] if found else None
+
+
+# --- amounts from text ---------------------------------------------------------------------------
+
+
+def parse_count(what: str, text: str) -> int:
+    """A whole number: 1e10, 10_000, 2.5M, 1B.
+
+    >>> parse_count("--nodes", "1e10")
+    """
+    way_out = "give a whole number such as 10000, 1e10 or 2.5M"
+    match = re.fullmatch(NUMBER + r"([kKmMbBgGtT]?)\s*", text)
+    if match is None:
+        raise ConfigError(f"{what} is {text!r:.80}; {way_out}")
+    value = _decimal(match[1]) * COUNT_SUFFIXES[match[2].lower()]
+    if value != value.to_integral_value() or not 0 <= value <= LIMIT:
+        raise ConfigError(f"{what} is {text!r:.80}; {way_out}, at most 1e18")
+    return int(value)
+
+
+def parse_number(what: str, text: str) -> float:
+    """Any number: 0.1, 2e-3."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ConfigError(f"{what} is {text!r:.80}; give a number such as 0.1") from error
+
+
+def parse_bytes(what: str, text: str) -> int:
+    """A size: 512GB, 64GiB, 4e9 B.
+
+    >>> parse_bytes("--memory-per-host", "512GB")
+    """
+    match = re.fullmatch(NUMBER + r"([kmgtp]?i?)(B|b|)\s*", text, re.IGNORECASE)
+    if match is None or match[2].lower() not in PREFIXES or (match[3] == "b" and match[2]):
+        raise ConfigError(f"{what} is {text!r:.80}; give a size such as 512GB or 64GiB")
+    value = _decimal(match[1]) * PREFIXES[match[2].lower()]
+    if not 0 < value <= LIMIT:
+        raise ConfigError(f"{what} is {text!r:.80}; give a size above 0 and at most 1e18 bytes")
+    return int(value)
+
+
+def parse_bandwidth(what: str, text: str) -> float:
+    """Bytes per second, of bits (100Gb) or bytes (12.5GB); a final /s or ps may be left out.
+
+    >>> parse_bandwidth("--network", "100Gb")
+    """
+    match = re.fullmatch(NUMBER + r"([kKmMgGtT]?i?)(?:(B|b)|([bB]it))(?:/s|ps)?\s*", text)
+    if match is None or match[2].lower() not in PREFIXES:
+        raise ConfigError(f"{what} is {text!r:.80}; give bits such as 100Gb, or bytes such as 12.5GB, per second")
+    value: float = float(_decimal(match[1])) * PREFIXES[match[2].lower()] / (1 if match[3] == "B" else 8)
+    if not 0 < value <= LIMIT:
+        raise ConfigError(f"{what} is {text!r:.80}; give a rate above 0, such as 100Gb")
+    return value
+
+
+def parse_share_or_bytes(what: str, value: object, way_out: str) -> float | int:
+    """A share from 0 to 1 as a float, of 0.2 or "20%"; bytes as an int, of 4_000_000_000 or "4GB".
+
+    >>> parse_share_or_bytes("cache", "20%", "give a share or a size")
+    """
+    if isinstance(value, str):
+        share = _share_or_bytes(what, value, way_out)
+    elif isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        share = as_number(what, value, way_out)
+    else:
+        return as_int(what, value, 0, way_out)
+    if isinstance(share, float) and not 0 <= share <= 1:
+        raise ConfigError(f"{what} is {value!r:.80}; {way_out}")
+    return share
+
+
+def _share_or_bytes(what: str, text: str, way_out: str) -> float | int:
+    bare = text.strip()
+    percent = re.fullmatch(NUMBER + "%", bare)
+    if percent is not None:
+        return float(_decimal(percent[1])) / 100
+    if not bare[:1].isdigit() or bare.endswith("%"):
+        raise ConfigError(f"{what} is {text!r:.80}; {way_out}")
+    if not bare[-1].isalpha():  # "0.5" may mean a share, or GB
+        raise ConfigError(f"{what} is {text!r:.80}; give '50%' for a share or '4GB' for bytes")
+    return parse_bytes(what, text)
+
+
+def parse_fanouts(what: str, text: str) -> tuple[int, ...]:
+    """Picks per node, one per hop: 15,10,5; -1 for all.
+
+    >>> parse_fanouts("--fanouts", "15,10,5")
+    """
+    words = [word.strip() for word in text.strip().strip("[]").split(",")]
+    if not all(re.fullmatch(r"-1|[0-9]+", word) for word in words):
+        raise ConfigError(f"{what} is {text!r:.80}; give one count per layer, e.g. 15,10,5, or -1 for all neighbours")
+    return as_fanouts(map(int, words))
+
+
+def as_fanouts(value: object) -> tuple[int, ...]:
+    """A list of fanouts, checked."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ConfigError(f"fanouts are {value!r:.80}; give one per layer in a list, e.g. [15, 10, 5]")
+    return tuple(as_int("fanout", fanout, -1, "give a count, or -1 for all neighbours") for fanout in value)
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text.replace(",", "").replace("_", ""))
+    except InvalidOperation as error:  # an exponent beyond what Decimal takes
+        raise ConfigError(f"{text!r:.80} is no number; give one such as 1e10") from error
+
+
+# --- into text -----------------------------------------------------------------------------------
+
+
+def as_bytes(value: float) -> str:
+    """A size in its best unit: 80.0 GB."""
+    return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB", "EB"))
+
+
+def as_rate(value: float) -> str:
+    """Bytes per second."""
+    return f"{as_bytes(value)}/s"
+
+
+def as_count(value: float) -> str:
+    """A count: in full up to a million, then 1.5 M, 10 B."""
+    return f"{value:,.0f}" if value < 1e6 else _scaled(value, ("", "k", "M", "B", "T", "Q"))
+
+
+def as_seconds(value: float) -> str:
+    """A time, from microseconds to years."""
+    for limit, unit, per in ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0)):
+        if value < limit:
+            return f"{_figure(value / per)} {unit}"
+    return f"{_figure(value / 3600)} h" if value < 48 * 3600 else f"{value / 86400:,.1f} days"
+
+
+def as_share(value: float) -> str:
+    """A share in percent."""
+    return f"{_figure(100 * value)} %"
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    place = 0 if value < 1 else min(int(math.log10(value) / 3 + 1e-12), len(units) - 1)
+    return f"{_figure(value / 1000**place)} {units[place]}".strip()
+
+
+def _figure(value: float) -> str:
+    """Three digits."""
+    if value == 0 or value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hoploom.config.amounts import as_fanouts
+from hoploom.config.values import as_fanouts
 from hoploom.errors import ConfigError
 from hoploom.schema import RelationName, Schema
 

@@ -1,6 +1,6 @@
 """Scale on paper: what a graph takes on a cluster, worked out from constants that are measured."""
 
-from hoploom.config.amounts import (
+from hoploom.config.values import (
     parse_bandwidth,
     parse_bytes,
     parse_count,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hoploom.config.amounts import as_bytes, as_count, as_seconds, as_share
+from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
 from hoploom.errors import ConfigError
 from hoploom.ops.partition import MOST_NODES
 from hoploom.scale.batches import batch_size, traffic

@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hoploom.config.amounts import LIMIT, NUMBER, as_fanouts, parse_count
-from hoploom.config.values import as_int, as_number, nearest
+from hoploom.config.values import LIMIT, NUMBER, as_fanouts, as_int, as_number, nearest, parse_count
 from hoploom.errors import ConfigError
 from hoploom.scale.growth import Mode
 from hoploom.schema import DTYPES, Field

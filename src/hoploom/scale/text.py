@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from hoploom.config.amounts import as_bytes, as_count, as_rate, as_seconds, as_share
+from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_share
 from hoploom.scale.constants import SHORT_ROW, Constants
 from hoploom.scale.limits import findings
 from hoploom.scale.plan import Plan

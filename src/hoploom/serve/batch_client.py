@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NegativeSampling
 
-from hoploom.config.amounts import as_bytes
+from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, PeerError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, Maker, NodeMaker

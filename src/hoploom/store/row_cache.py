@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.config import amounts
+from hoploom.config.values import as_bytes, as_count, as_share, parse_share_or_bytes
 from hoploom.errors import ConfigError
 from hoploom.ops import Found, Frontier, IdMap, Picks
 from hoploom.schema import DTYPES, NodeType, Owner
@@ -172,8 +172,8 @@ class CacheReport:
         return self.hits / max(1, self.hits + self.misses)
 
     def __str__(self) -> str:
-        held = f"{amounts.as_count(self.num_rows)} rows held in {amounts.as_bytes(self.num_bytes)}"
-        return f"{held}; {amounts.as_share(self.hit_rate)} of {amounts.as_count(self.hits + self.misses)} found"
+        held = f"{as_count(self.num_rows)} rows held in {as_bytes(self.num_bytes)}"
+        return f"{held}; {as_share(self.hit_rate)} of {as_count(self.hits + self.misses)} found"
 
 
 def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Store:
@@ -245,7 +245,7 @@ def _budget(size: float | str, remote: list[Remote]) -> int:
 
 def read_size(size: float | str) -> float | int:
     """A cache's size: a share as a float, bytes as an int; ConfigError for what is neither."""
-    return amounts.parse_share_or_bytes("the cache's size", size, WAY_OUT)
+    return parse_share_or_bytes("the cache's size", size, WAY_OUT)
 
 
 def _checked(store: Store, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

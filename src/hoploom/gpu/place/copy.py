@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from hoploom.config import amounts
+from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import HostMemory
@@ -62,7 +62,7 @@ def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
         raw = torch.empty(block.num_bytes, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"{device} has no {amounts.as_bytes(block.num_bytes)} in one piece: {error}"[:400]
+            f"{device} has no {as_bytes(block.num_bytes)} in one piece: {error}"[:400]
             + "; give features='auto' or a smaller share, or topology='host'"
         ) from error
     block.fill_bytes(raw)

@@ -23,7 +23,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from hoploom.config import amounts
+from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.store.system_memory import memory_limit
@@ -66,7 +66,7 @@ class HostMemory:
             code = int(_runtime().cudaHostRegister(self.bytes.data_ptr(), self.size, PORTABLE | MAPPED))
         if code:
             _forget_refusal(device)
-            size = amounts.as_bytes(self.size)
+            size = as_bytes(self.size)
             raise ConfigError(
                 f"{size} of host memory cannot be pinned for {device} (CUDA error {code}); give this process more "
                 "memory, or place more on the device or less of the store"
@@ -256,7 +256,7 @@ def _free() -> int:
 
 
 def _no_room(size: int) -> ConfigError:
-    needed, free = amounts.as_bytes(size), amounts.as_bytes(_free())
+    needed, free = as_bytes(size), as_bytes(_free())
     return ConfigError(
         f"placing needs {needed} of host memory in {FOLDER}, where {free} are free; enlarge it (mount -o "
         f"remount,size=... {FOLDER}, docker run --shm-size=...), or place more on the device"

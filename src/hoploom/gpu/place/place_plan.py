@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from hoploom.config import amounts
+from hoploom.config.values import as_bytes
 from hoploom.dist.collectives import gather_json
 from hoploom.errors import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
@@ -154,7 +154,7 @@ class FreeMemory(NamedTuple):
 
     def __str__(self) -> str:
         of_ranks = f" for each of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
-        return f"{amounts.as_bytes(self.free)} free{of_ranks}"
+        return f"{as_bytes(self.free)} free{of_ranks}"
 
 
 def _free_memory_of_ranks(device: torch.device, among: Among | None, peers: Sequence[int]) -> FreeMemory:
@@ -234,7 +234,7 @@ def _columns(store: "Store", narrow: torch.dtype | None) -> list[FieldColumn]:
 def _chosen(asked: PlaceRequest, room: FreeMemory, left: int) -> str:
     if AUTO not in (asked.topology, asked.features):
         return ""
-    return f"auto: {asked.device} had {room}, of which {amounts.as_bytes(left)} are left to training"
+    return f"auto: {asked.device} had {room}, of which {as_bytes(left)} are left to training"
 
 
 def _where_topology(
@@ -275,7 +275,7 @@ def _check_fits(plan: PlacePlan, room: FreeMemory) -> None:
     needed = plan.device_bytes
     if needed > room.free:
         raise ConfigError(
-            f"placing this takes {amounts.as_bytes(needed)} of {plan.device}, which has {room}; "
+            f"placing this takes {as_bytes(needed)} of {plan.device}, which has {room}; "
             "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
         )
     sizes = {name: block.num_bytes for name, block in plan.files.items()}

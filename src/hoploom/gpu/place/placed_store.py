@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hoploom.config import amounts
+from hoploom.config.values import as_bytes, as_share
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, Schema
@@ -72,8 +72,8 @@ class Placement:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        sizes = (amounts.as_bytes(self.device_bytes), amounts.as_bytes(self.host_bytes))
-        return self.what, self.kept, self.where, amounts.as_share(self.share), *sizes
+        sizes = (as_bytes(self.device_bytes), as_bytes(self.host_bytes))
+        return self.what, self.kept, self.where, as_share(self.share), *sizes
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +115,7 @@ class PlacedStore:
     def _totals(self) -> tuple[str, str]:
         device_bytes = sum(placement.device_bytes for placement in self.report)
         host_bytes = sum(placement.host_bytes for placement in self.report)
-        return amounts.as_bytes(device_bytes), amounts.as_bytes(host_bytes)
+        return as_bytes(device_bytes), as_bytes(host_bytes)
 
     def gather(
         self,

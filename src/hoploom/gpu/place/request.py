@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from hoploom.config.amounts import parse_share_or_bytes
+from hoploom.config.values import parse_share_or_bytes
 from hoploom.errors import ConfigError
 
 DEVICE, HOST, AUTO, SPREAD = "device", "host", "auto", "spread"

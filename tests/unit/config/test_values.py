@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from hoploom.config import amounts
-from hoploom.config.amounts import (
+from hoploom.config.values import (
+    as_bytes,
+    as_count,
+    as_seconds,
     parse_bandwidth,
     parse_bytes,
     parse_count,
@@ -73,13 +75,13 @@ def test_what_is_neither_a_share_nor_bytes_is_refused(value: object, message: st
 
 
 def test_amounts_are_written_with_three_digits() -> None:
-    assert [amounts.as_bytes(n) for n in (0, 999, 1000, 80e9, 5.12e12)] == [
+    assert [as_bytes(n) for n in (0, 999, 1000, 80e9, 5.12e12)] == [
         "0 B",
         "999 B",
         "1.00 kB",
         "80.0 GB",
         "5.12 TB",
     ]
-    assert [amounts.as_count(n) for n in (0, 1024, 999_999, 10**10)] == ["0", "1,024", "999,999", "10.0 B"]
-    times = [amounts.as_seconds(s) for s in (0, 2e-5, 0.25, 90, 5400, 1e4, 1e6)]
+    assert [as_count(n) for n in (0, 1024, 999_999, 10**10)] == ["0", "1,024", "999,999", "10.0 B"]
+    times = [as_seconds(s) for s in (0, 2e-5, 0.25, 90, 5400, 1e4, 1e6)]
     assert times == ["0 us", "20.0 us", "250 ms", "90.0 s", "90.0 min", "2.78 h", "11.6 days"]
