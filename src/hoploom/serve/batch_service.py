@@ -11,13 +11,16 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch_geometric.sampler import NegativeSampling
 
-from hoploom.load.maker import NodeTimes, Workspaces
+from hoploom.load.arguments import NodeSeeds, empty_batch
+from hoploom.load.assemble import Assembler
+from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler, Workspaces
+from hoploom.sample import LinkTask
 from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.serve.batch_codec import packed
-from hoploom.serve.batch_request import BatchRequest
+from hoploom.serve.batch_request import BatchRequest, Description, read_batch_request
 from hoploom.serve.memory_budget import BusyError, MemoryBudget, MeteredStore, busy
-from hoploom.serve.read_batch_request import BatchSource, maker_of, read_asked
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 
@@ -32,13 +35,13 @@ class BatchService:
         self.budget = MemoryBudget(memory, wait)
         self._metered, self._threads, self._wait = MeteredStore(store, self.budget), threading.Semaphore(threads), wait
         self._weights = WeightCache(memory // WEIGHTS)
-        counted = replace(store, graph=self._metered, features=self._metered)
-        self._source = BatchSource(counted, Workspaces(store), NodeTimes(store))
+        self._store = replace(store, graph=self._metered, features=self._metered)
+        self._workspaces, self._node_times = Workspaces(store), NodeTimes(store)
 
     def answer(self, request: Message) -> Message:
         """A batch; or that weights are needed, or that there is no room. ConfigError for what cannot be made."""
         tensors = [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
-        asked = read_asked(request.header, tensors, self._source.store.schema)
+        asked = read_batch_request(request.header, tensors, self._store.schema)
         negatives = asked.description.negatives
         sums = self._weights.find(negatives.weights if negatives is not None else [], asked.weights)
         if isinstance(sums, list):
@@ -55,10 +58,32 @@ class BatchService:
     def _make(self, asked: BatchRequest, sums: Mapping[str, WeightSums]) -> Message:
         with self._metered.batch() as reservation:
             count = next(iter(asked.seeds.values())).numel()
-            batch = maker_of(self._source, asked, sums).make(torch.arange(count), asked.first, asked.key)
+            batch = self._maker(asked, sums).make(torch.arange(count), asked.first, asked.key)
             message = packed(batch)
             reservation.settle(sum(tensor.nbytes for tensor in message.tensors if isinstance(tensor, Tensor)))
             return message._replace(done=reservation.close)
+
+    def _maker(self, asked: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
+        """The maker of one batch: that of the loader that asks, over these seeds alone."""
+        store, description = self._store, asked.description
+        sampler = Sampler(store.graph, description.sampling, self._workspaces)
+        assembler = Assembler(store, empty_batch(store), {}, reduce=description.aggregate, degrees=description.degrees)
+        if isinstance(description.owner, str):
+            nodes = NodeSeeds(description.owner, asked.seeds["nodes"], times=asked.seeds.get("times"))
+            return NodeMaker(sampler, assembler, nodes)
+        ends = torch.stack([asked.seeds["sources"], asked.seeds["destinations"]])
+        labels, times = asked.seeds.get("labels"), asked.seeds.get("times")
+        task = self._link_task(store.schema.relation_index[description.owner], description, sums)
+        return LinkMaker(sampler, assembler, LinkInput(description.owner, ends, labels, times, task=task))
+
+    def _link_task(self, relation: int, description: Description, sums: Mapping[str, WeightSums]) -> LinkTask:
+        asked = description.negatives
+        if asked is None:
+            return LinkTask(relation)
+        node_times = self._node_times if description.sampling.temporal is not None else None
+        weights = [None if name is None else sums[name] for name in (asked.src_weight, asked.dst_weight)]
+        negatives = NegativeSampling(asked.mode, asked.amount)
+        return LinkTask(relation, negatives, asked.strict, node_times, (weights[0], weights[1]))
 
 
 class WeightCache:

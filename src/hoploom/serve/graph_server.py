@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from hoploom.closing import Closing
 from hoploom.errors import HoploomError
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity
@@ -43,7 +43,7 @@ class BatchOptions:
     timeout: float = 15.0  # below that of clients, who can then be told
 
 
-class GraphServer:
+class GraphServer(Closing):
     """What a server process holds; close it when no request is under way any more."""
 
     def __init__(self, path: Path, parts: Sequence[int] | None, options: BatchOptions) -> None:
@@ -124,11 +124,3 @@ class GraphServer:
         """Leave the peers."""
         if self._whole is not None:
             self._whole.close()
-
-    def __enter__(self) -> "GraphServer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

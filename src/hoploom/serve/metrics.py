@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from hoploom.closing import Closing
 from hoploom.errors import ConfigError
 from hoploom.serve.address import is_loopback, join_address
 from hoploom.serve.security import ServerSecurity, check_listen, load_pair
@@ -149,7 +150,7 @@ class HttpLimits:
     request: int = 16 * 1024  # bytes of request line and headers
 
 
-class MetricsEndpoint:
+class MetricsEndpoint(Closing):
     """Answers from the moment it is made until close(); `address` is what it listens on, with its port resolved."""
 
     def __init__(
@@ -187,12 +188,6 @@ class MetricsEndpoint:
         self._server.stop()
         self._thread.join(CLOSING)
         self._server.server_close()
-
-    def __enter__(self) -> "MetricsEndpoint":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _tls(security: ServerSecurity) -> ssl.SSLContext | None:

@@ -9,10 +9,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from hoploom import errors
+from hoploom.closing import Closing
 from hoploom.errors import HoploomError, PeerError
 from hoploom.serve.client import LostError, Peer, PendingAnswer, Watch, read_message
 from hoploom.serve.discovery import MAKES, Discovery, ServerInfo
@@ -31,7 +31,7 @@ class NotNowError(LostError):
     """The peer is there, and cannot answer now."""
 
 
-class Peers:
+class Peers(Closing):
     """The graph servers of one store."""
 
     def __init__(
@@ -185,14 +185,6 @@ class Peers:
             peer.close()
         self._watch.close()
         self._met.join()
-
-    def __enter__(self) -> "Peers":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def holds(about: ServerInfo, part: int | None) -> bool:

@@ -40,7 +40,7 @@ def read_flag(holder: Mapping[str, Any], key: str) -> bool:
     """true or false."""
     value = holder.get(key)
     if not isinstance(value, bool):
-        raise ConfigError(f"{key} of a request is {value!r:.80}, neither true nor false")
+        raise ConfigError(f"{key} of a request is {value!r:.80}, neither true nor false; give one of them")
     return value
 
 
@@ -154,7 +154,9 @@ def read_owner(schema: Schema, given: Any) -> Owner:
         return schema.node_type(given).name
     if isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given):
         return schema.relation((given[0], given[1], given[2])).key
-    raise ConfigError(f"owner of a request is {given!r:.80}, neither a node type nor a relation")
+    raise ConfigError(
+        f"owner of a request is {given!r:.80}, neither a node type nor a relation; give a name, or a relation's three"
+    )
 
 
 def _range(part: Part, owner: Owner) -> tuple[int, int]:

@@ -7,13 +7,13 @@ are idle cannot be closed from here; the process ends under them, and they go to
 import contextlib
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import pyarrow.flight as flight
 from torch import Tensor
 
 import hoploom
+from hoploom.closing import Closing
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.address import check_free, join_address, split_address
@@ -38,7 +38,7 @@ class ServerLimits:
     request: int = wire.MAX_REQUEST  # bytes of a request's tensors
 
 
-class Server:
+class Server(Closing):
     """A listening server, from when it is made until it is closed."""
 
     def __init__(
@@ -82,14 +82,6 @@ class Server:
         closing.start()
         closing.join(LAST_WORDS)
         self._stalls.close()
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _UnderWay:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any
 from urllib.parse import unquote
 
@@ -134,11 +133,3 @@ class StallWatch:
     def close(self) -> None:
         """End the threads."""
         self._closed.set()
-
-    def __enter__(self) -> "StallWatch":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

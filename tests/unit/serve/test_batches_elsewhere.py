@@ -16,8 +16,8 @@ import hoploom
 from hoploom import ConfigError, PeerError
 from hoploom.serve import batch_codec as codec
 from hoploom.serve.batch_codec import packed, unpacked
+from hoploom.serve.batch_request import read_description
 from hoploom.serve.batch_service import WeightCache
-from hoploom.serve.read_batch_request import read_description
 from hoploom.serve.wire import Message
 from hoploom.store import Store, assemble
 

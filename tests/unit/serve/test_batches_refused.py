@@ -12,10 +12,9 @@ from support.refusals import WAY_OUT
 
 import hoploom
 from hoploom import ConfigError, HoploomError
-from hoploom.serve.batch_request import weight_hash
+from hoploom.serve.batch_request import MAX_SEEDS, weight_hash
 from hoploom.serve.batch_service import BatchService
 from hoploom.serve.memory_budget import PICK_BYTES
-from hoploom.serve.read_batch_request import MAX_SEEDS
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 
