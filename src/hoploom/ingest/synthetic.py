@@ -21,7 +21,16 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ingest.draws import MAX_DEGREE, MAX_NODES, SPLITS, Edges, Integers, Nodes, Run, pieces
+from hoploom.ingest.synthetic_draws import (
+    MAX_DEGREE,
+    MAX_NODES,
+    SPLITS,
+    EdgeRun,
+    Integers,
+    NodeDraws,
+    RelationDraws,
+    pieces,
+)
 from hoploom.schema import (
     HOMOGENEOUS_RELATION,
     HOMOGENEOUS_TYPE,
@@ -62,8 +71,8 @@ HETEROGENEOUS: tuple[Mapping[str, float], Mapping[RelationName, float]] = (
 class Recipe:
     """All that a synthetic graph and its files follow from."""
 
-    nodes: tuple[Nodes, ...]  # the first type is labelled
-    edges: tuple[Edges, ...]
+    nodes: tuple[NodeDraws, ...]  # the first type is labelled
+    edges: tuple[RelationDraws, ...]
     homogeneous: bool
     feature_dtype: str
     weights: bool
@@ -72,7 +81,7 @@ class Recipe:
     chunk: int
 
     @property
-    def labelled(self) -> Nodes:
+    def labelled(self) -> NodeDraws:
         return self.nodes[0]
 
     def held(self, part: int, num_nodes: int) -> range:
@@ -81,7 +90,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Array:
+class DrawnFile:
     """One file, its values yet to be drawn."""
 
     name: str
@@ -121,10 +130,12 @@ def generate(
     _check_choices(num_nodes, avg_degree, homophily, feature_dtype)
     sizes = {name: max(num_classes, int(num_nodes * share)) for name, share in shares[0].items()}
     nodes = tuple(
-        Nodes(name, key, index, size, num_classes, num_features) for index, (name, size) in enumerate(sizes.items())
+        NodeDraws(name, key, index, size, num_classes, num_features) for index, (name, size) in enumerate(sizes.items())
     )
     edges = tuple(
-        Edges(name, key, index, sizes[name[0]], sizes[name[2]], num_classes, max(1.0, avg_degree * share), homophily)
+        RelationDraws(
+            name, key, index, sizes[name[0]], sizes[name[2]], num_classes, max(1.0, avg_degree * share), homophily
+        )
         for index, (name, share) in enumerate(shares[1].items())
     )
     recipe = Recipe(nodes, edges, not heterogeneous, feature_dtype, weights, times, num_parts, chunk)
@@ -162,7 +173,7 @@ def _write(path: str | Path, recipe: Recipe, progress: Progress | None) -> None:
     total = sum(array.num_rows * array.field.row_bytes for array in arrays)
     done = 0
 
-    def drawn(array: Array) -> Iterator[Tensor]:
+    def drawn(array: DrawnFile) -> Iterator[Tensor]:
         nonlocal done
         for values in array.chunks:
             yield torch.from_numpy(values)
@@ -189,7 +200,7 @@ def _count(recipe: Recipe) -> list[PartRange]:
     return parts
 
 
-def _num_edges(recipe: Recipe, edges: Edges, part: int) -> int:
+def _num_edges(recipe: Recipe, edges: RelationDraws, part: int) -> int:
     held = recipe.held(part, edges.num_destinations)
     return sum(len(run.edges) for run in edges.runs(held, 0, recipe.chunk))
 
@@ -216,18 +227,18 @@ def _schema(recipe: Recipe, parts: Sequence[PartRange]) -> Schema:
     )
 
 
-def _arrays(recipe: Recipe, schema: Schema, parts: Sequence[PartRange], part: int) -> Iterator[Array]:
+def _arrays(recipe: Recipe, schema: Schema, parts: Sequence[PartRange], part: int) -> Iterator[DrawnFile]:
     """Every file of a part."""
     for nodes, node_type in zip(recipe.nodes, schema.node_types, strict=True):
         yield from _node_arrays(recipe, nodes, node_type, part)
     for split, size in parts[part].splits[recipe.labelled.name].items():
         name = layout.split_file(part, recipe.labelled.name, split)
-        yield Array(name, Field("int64"), size, _members(recipe, split, part))
+        yield DrawnFile(name, Field("int64"), size, _members(recipe, split, part))
     for edges, relation in zip(recipe.edges, schema.relations, strict=True):
         yield from _edge_arrays(recipe, edges, relation, parts[part], part)
 
 
-def _node_arrays(recipe: Recipe, nodes: Nodes, node_type: NodeType, part: int) -> Iterator[Array]:
+def _node_arrays(recipe: Recipe, nodes: NodeDraws, node_type: NodeType, part: int) -> Iterator[DrawnFile]:
     held = recipe.held(part, nodes.num_nodes)
     draws: dict[str, Callable[[range], NDArray[Any]]] = {
         "x": partial(nodes.features, centres=nodes.centres()),
@@ -235,27 +246,29 @@ def _node_arrays(recipe: Recipe, nodes: Nodes, node_type: NodeType, part: int) -
     }
     for name, field in node_type.fields.items():
         rows = map(draws[name], pieces(held, recipe.chunk / math.prod(field.shape)))
-        yield Array(layout.node_file(part, nodes.name, name), field, len(held), rows)
+        yield DrawnFile(layout.node_file(part, nodes.name, name), field, len(held), rows)
 
 
-def _edge_arrays(recipe: Recipe, edges: Edges, relation: Relation, counts: PartRange, part: int) -> Iterator[Array]:
+def _edge_arrays(
+    recipe: Recipe, edges: RelationDraws, relation: Relation, counts: PartRange, part: int
+) -> Iterator[DrawnFile]:
     held = recipe.held(part, edges.num_destinations)
     first_edge, num_edges = (of[edges.relation_index] for of in (counts.first_edges, counts.num_edges))
 
-    def column(file: str, field: Field, draw: Callable[[Run], NDArray[Any]]) -> Array:
-        return Array(file, field, num_edges, map(draw, edges.runs(held, first_edge, recipe.chunk)))
+    def column(file: str, field: Field, draw: Callable[[EdgeRun], NDArray[Any]]) -> DrawnFile:
+        return DrawnFile(file, field, num_edges, map(draw, edges.runs(held, first_edge, recipe.chunk)))
 
     indptr = layout.topology_file(part, relation, "indptr")
-    yield Array(indptr, Field("int64"), len(held) + 1, _indptr(edges.runs(held, 0, recipe.chunk)))
+    yield DrawnFile(indptr, Field("int64"), len(held) + 1, _indptr(edges.runs(held, 0, recipe.chunk)))
     ids = Field(id_dtype(edges.num_sources))
     yield column(layout.topology_file(part, relation, "indices"), ids, edges.sources)
-    draws: dict[str, Callable[[Run], NDArray[Any]]] = {"weight": edges.weights, "time": edges.times}
+    draws: dict[str, Callable[[EdgeRun], NDArray[Any]]] = {"weight": edges.weights, "time": edges.times}
     for name, field in relation.fields.items():  # once for the sampler, once as a field
         yield column(layout.topology_file(part, relation, name), field, draws[name])
         yield column(layout.edge_file(part, relation, name), field, draws[name])
 
 
-def _indptr(runs: Iterator[Run]) -> Iterator[Integers]:
+def _indptr(runs: Iterator[EdgeRun]) -> Iterator[Integers]:
     yield np.zeros(1, dtype=np.int64)
     for run in runs:
         yield run.edges.start + np.cumsum(run.degrees)

@@ -17,9 +17,9 @@ from torch_geometric.transforms import ToUndirected
 import hoploom
 from hoploom import ConfigError, DataError
 from hoploom.ingest.formats import import_ogb
-from hoploom.ingest.formats.csvfile import csv_table
 from hoploom.ingest.formats.npz import npz_pairs, npz_table, read_arrays
-from hoploom.ingest.formats.pieces import Count, Ends, edge_stream, flat, labels, members
+from hoploom.ingest.formats.ogb import csv_table
+from hoploom.ingest.formats.row_source import Count, EdgeSource, edge_stream, flat, labels, members
 from hoploom.ingest.stream import EdgeRule
 from hoploom.store.check import problems
 
@@ -141,16 +141,15 @@ def test_rows_are_counted_over_chunks(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 1000: destination 5 is not in \[0, 5\)"):
         list(
             edge_stream(
-                ("a", "to", "b"), Ends([flat(table)] * 2, Count("edges", 1000, "it")), (6, 5), EdgeRule()
+                ("a", "to", "b"), EdgeSource([flat(table)] * 2, Count("edges", 1000, "it")), (6, 5), EdgeRule()
             ).rows()
         )
 
 
-def test_arrays_are_read_in_chunks_from_the_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hoploom.ingest.formats.npz.CHUNK_BYTES", 64)
+def test_arrays_are_read_in_chunks_from_the_zip(tmp_path: Path) -> None:
     pairs = np.arange(200).reshape(2, 100)
     np.savez_compressed(tmp_path / "a.npz", pairs=pairs, big_endian=pairs.T.astype(">i4"))
-    arrays = read_arrays(tmp_path / "a.npz")
+    arrays = read_arrays(tmp_path / "a.npz", chunk_bytes=64)
     halves = [list(table.chunks()) for table in npz_pairs(arrays["pairs"])]
     assert [len(half) for half in halves] == [13, 13]  # 8 of 8 bytes each
     assert [torch.cat(half).tolist() for half in halves] == pairs.tolist()

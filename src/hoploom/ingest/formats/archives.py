@@ -12,22 +12,33 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import DataError
-from hoploom.ingest.formats import sparse
-from hoploom.ingest.formats.npz import Array, npz_pairs, npz_table, npz_whole, read_arrays
-from hoploom.ingest.formats.pieces import (
+from hoploom.ingest.formats.npz import (
+    Matrix,
+    NpzArray,
+    dense_rows,
+    matrix_ends,
+    npz_pairs,
+    npz_table,
+    npz_whole,
+    read_arrays,
+    take_adjacency,
+    take_matrix,
+)
+from hoploom.ingest.formats.row_source import (
+    CHUNK_BYTES,
     Count,
-    Ends,
-    Graph,
-    Table,
-    block,
+    EdgeSource,
+    GraphStreams,
+    RowSource,
     edge_stream,
     flat,
     labels,
     masked,
     members,
+    node_field,
+    write_graph,
 )
-from hoploom.ingest.formats.writing import Progress, write_graph
-from hoploom.ingest.stream import EdgeRule, NodeStream, StoreOptions
+from hoploom.ingest.stream import EdgeRule, NodeStream, Progress, StoreOptions
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE
 from hoploom.store import Store
 
@@ -50,56 +61,58 @@ def import_archive(
     ignore: Sequence[str] = (),
     memory: int = StoreOptions.memory,
     progress: Progress | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Store:
-    """Write a store from an .npz and open it: arrays saved by `numpy.savez`, or a matrix by `scipy.sparse.save_npz`.
+    """Write a store from an .npz and open it: arrays saved by `numpy.savez`, or a matrix by `scipy.save_npz`.
 
     `rule` says what becomes of the edges (undirected, without loops or repeats), `ignore` names arrays to leave out.
 
     >>> import_archive("graph.npz", "graph.store", rule=EdgeRule(undirected=True, deduplicate=True))
     """
-    graph = read_archive(path, rule=EdgeRule(in_order=True) if rule is None else rule, ignore=ignore)
+    arrays = read_arrays(Path(path), chunk_bytes)
+    graph = _read(path, arrays, EdgeRule(in_order=True) if rule is None else rule, ignore)
     return write_graph(out, graph, memory, progress)
 
 
-def read_archive(path: str | Path, *, rule: EdgeRule, ignore: Sequence[str] = ()) -> Graph:
+def _read(path: str | Path, arrays: Mapping[str, NpzArray], rule: EdgeRule, ignore: Sequence[str]) -> GraphStreams:
     """The streams of an archive."""
-    left = dict(read_arrays(Path(path)))
+    left = dict(arrays)
     absent = sorted(set(ignore) - set(left))
     if absent:
         raise DataError(f"{path} has no array {absent[0]!r} to ignore; it has {sorted(left)}")
     for name in ignore:
         del left[name]
     told = {name: _size(left.pop(name)) for name in SIZES if name in left and left[name].shape in ((), (1,))}
-    adjacency = sparse.take_adjacency(left)
+    adjacency = take_adjacency(left)
     fields = _take_nodes(left)
     nodes = _count_nodes(path, fields, adjacency, told, left)
     splits = _take_splits(left, nodes)
-    ends = sparse.matrix_ends(adjacency, nodes) if adjacency is not None else _take_ends(path, left)
+    ends = matrix_ends(adjacency, nodes) if adjacency is not None else _take_ends(path, left)
     _check_told(path, told, (nodes, ends.count))
     edge_fields = _take_edge_fields(left, ends.count)
     fields |= _take_rest(left, nodes, ends.count, edge_fields)
-    ends = Ends(ends.tables, ends.count, {**ends.fields, **edge_fields})
+    ends = EdgeSource(ends.tables, ends.count, {**ends.fields, **edge_fields})
     for name, table in fields.items():
         if table.num_rows != nodes.rows:
             raise DataError(f"{table.name} ({name}) has {table.num_rows} rows for {nodes.rows} nodes ({nodes.told_by})")
     node = NodeStream(
-        HOMOGENEOUS_TYPE, [0, nodes.rows], [block(name, table, nodes) for name, table in fields.items()], splits
+        HOMOGENEOUS_TYPE, [0, nodes.rows], [node_field(name, table, nodes) for name, table in fields.items()], splits
     )
     edges = edge_stream(HOMOGENEOUS_RELATION, ends, (nodes.rows, nodes.rows), rule)
     weight = "weight" if "weight" in ends.fields else None
-    return Graph([node], [edges], homogeneous=True, weight=weight)
+    return GraphStreams([node], [edges], homogeneous=True, weight=weight)
 
 
 # --- nodes ----------------------------------------------------------------------------------
 
 
-def _take_nodes(left: dict[str, Array]) -> dict[str, Table]:
+def _take_nodes(left: dict[str, NpzArray]) -> dict[str, RowSource]:
     """Features and labels."""
     fields = {}
     for prefix in SPARSE_FEATURES:
-        matrix = sparse.take_matrix(left, prefix)
+        matrix = take_matrix(left, prefix)
         if matrix is not None and "x" not in fields:
-            fields["x"] = sparse.dense_rows(matrix)
+            fields["x"] = dense_rows(matrix)
     for name in FEATURES:
         if name in left and "x" not in fields:
             fields["x"] = npz_table(left.pop(name))
@@ -109,14 +122,14 @@ def _take_nodes(left: dict[str, Array]) -> dict[str, Table]:
     return fields
 
 
-def _labels(array: Array) -> Table:
+def _labels(array: NpzArray) -> RowSource:
     """Classes are integers, -1 where not known; numbers, and several labels a node, are kept as they are."""
     table = npz_table(array)
     classes = array.dtype.kind in "iu" and table.field.shape in ((), (1,))
     return labels(table, None) if classes else table
 
 
-def _size(array: Array) -> int:
+def _size(array: NpzArray) -> int:
     """A single number."""
     if array.dtype.kind not in "iu":
         raise DataError(f"{array.label} has dtype {array.dtype}; save it as an integer, or leave it out with ignore")
@@ -134,10 +147,10 @@ def _check_told(path: str | Path, told: Mapping[str, int], counts: Sequence[Coun
 
 def _count_nodes(
     path: str | Path,
-    fields: Mapping[str, Table],
-    adjacency: sparse.Matrix | None,
+    fields: Mapping[str, RowSource],
+    adjacency: Matrix | None,
     told: Mapping[str, int],
-    left: Mapping[str, Array],
+    left: Mapping[str, NpzArray],
 ) -> Count:
     for name, table in fields.items():
         if table.num_rows is not None:
@@ -152,7 +165,7 @@ def _count_nodes(
     raise DataError(f"{path} does not tell how many nodes there are; save an array num_nodes with it")
 
 
-def _take_splits(left: dict[str, Array], nodes: Count) -> dict[str, Members]:
+def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
     """Masks and lists of ids; several masks under one name, a row each, become train0, train1, ..."""
     found: dict[str, Members] = {}
     for theirs, ours in SPLITS.items():
@@ -169,7 +182,7 @@ def _take_splits(left: dict[str, Array], nodes: Count) -> dict[str, Members]:
     return found
 
 
-def _mask_rows(array: Array, nodes: Count) -> list[Members]:
+def _mask_rows(array: NpzArray, nodes: Count) -> list[Members]:
     """Masks of shape [several, nodes], or [nodes, several]."""
     if len(array.shape) != 2 or nodes.rows not in array.shape:
         raise DataError(f"{array.label} has shape {array.shape}; give masks of one entry per node ({nodes.rows})")
@@ -177,7 +190,7 @@ def _mask_rows(array: Array, nodes: Count) -> list[Members]:
     return [partial(_mask_row, array, number, by_row) for number in range(array.shape[0 if by_row else 1])]
 
 
-def _mask_row(array: Array, number: int, by_row: bool) -> Iterator[Tensor]:
+def _mask_row(array: NpzArray, number: int, by_row: bool) -> Iterator[Tensor]:
     first = 0
     for index, chunk in _indexed(npz_table(array)):
         if by_row and index <= number < index + len(chunk):
@@ -187,7 +200,7 @@ def _mask_row(array: Array, number: int, by_row: bool) -> Iterator[Tensor]:
             first += len(chunk)
 
 
-def _indexed(table: Table) -> Iterator[tuple[int, Tensor]]:
+def _indexed(table: RowSource) -> Iterator[tuple[int, Tensor]]:
     first = 0
     for chunk in table.chunks():
         yield first, chunk
@@ -197,34 +210,36 @@ def _indexed(table: Table) -> Iterator[tuple[int, Tensor]]:
 # --- edges ----------------------------------------------------------------------------------
 
 
-def _take_ends(path: str | Path, left: dict[str, Array]) -> Ends:
+def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
     """Edges as edge_index [2, e], as edges [e, 2], or as two arrays."""
     if "edge_index" in left:
         array = left.pop("edge_index")
-        return Ends(npz_pairs(array), Count("edges", array.shape[1], array.name))
+        return EdgeSource(npz_pairs(array), Count("edges", array.shape[1], array.name))
     if "edges" in left:
         array = left.pop("edges")
         if len(array.shape) != 2 or array.shape[1] != 2:
             raise DataError(f"{array.label} has shape {array.shape}; give [number of edges, 2]")
-        return Ends([npz_table(array)], Count("edges", array.shape[0], array.name))
+        return EdgeSource([npz_table(array)], Count("edges", array.shape[0], array.name))
     for pair in ENDS:
         if all(name in left for name in pair):
             tables = [flat(npz_table(left.pop(name))) for name in pair]
-            return Ends(tables, Count("edges", tables[0].num_rows or 0, pair[0]))
+            return EdgeSource(tables, Count("edges", tables[0].num_rows or 0, pair[0]))
     raise DataError(f"{path} has no edges; save them as edge_index [2, e], or as row and col; it has {sorted(left)}")
 
 
-def _take_edge_fields(left: dict[str, Array], edges: Count) -> dict[str, Table]:
+def _take_edge_fields(left: dict[str, NpzArray], edges: Count) -> dict[str, RowSource]:
     found = {ours: npz_table(left.pop(name)) for name, ours in EDGE_FIELDS.items() if name in left}
     return {ours: flat(table) if ours == "weight" else table for ours, table in found.items()}
 
 
-def _take_rest(left: dict[str, Array], nodes: Count, edges: Count, edge_fields: dict[str, Table]) -> dict[str, Table]:
+def _take_rest(
+    left: dict[str, NpzArray], nodes: Count, edges: Count, edge_fields: dict[str, RowSource]
+) -> dict[str, RowSource]:
     """What else has a row per node is a field of nodes, or a row per edge a field of edges; text is left out.
 
     Where there are as many nodes as edges, the name must begin with node_ or edge_.
     """
-    fields: dict[str, Table] = {}
+    fields: dict[str, RowSource] = {}
     owners = {"node": (nodes, fields), "edge": (edges, edge_fields)}
     for name, array in left.items():
         if not array.is_numeric:

@@ -14,11 +14,17 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.formats.gltfolder import GltFolder, read_folder
-from hoploom.ingest.formats.pieces import CHUNK_BYTES, Graph, Table, check_values, mark_once, members
-from hoploom.ingest.formats.torchfile import read_ids, read_tensor
-from hoploom.ingest.formats.writing import Progress, write_graph
-from hoploom.ingest.stream import EdgeRows, EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
+from hoploom.ingest.formats.glt_folder import GltFolder, read_folder, read_ids, read_tensor
+from hoploom.ingest.formats.row_source import (
+    CHUNK_BYTES,
+    GraphStreams,
+    RowSource,
+    check_values,
+    mark_once,
+    members,
+    write_graph,
+)
+from hoploom.ingest.stream import EdgeRows, EdgeStream, NodeFields, NodeStream, Progress, Rows, StoreOptions
 from hoploom.schema import DTYPE_NAMES, EDGE_ID, HOMOGENEOUS_TYPE, ORIGINAL_ID, Field, RelationName
 from hoploom.store import Store
 
@@ -42,7 +48,7 @@ def import_glt(
     return write_graph(out, read_glt(folder, labels=labels, splits=splits), memory, progress)
 
 
-def read_glt(folder: str | Path, *, labels: Any = None, splits: Mapping[str, Any] | None = None) -> Graph:
+def read_glt(folder: str | Path, *, labels: Any = None, splits: Mapping[str, Any] | None = None) -> GraphStreams:
     """The streams of a partition folder."""
     layout = read_folder(Path(folder))
     labels, splits = ({} if given is None else given for given in (labels, splits))
@@ -54,7 +60,7 @@ def read_glt(folder: str | Path, *, labels: Any = None, splits: Mapping[str, Any
     renumberings = {name: _renumber(book, layout.num_parts) for name, book in layout.books.items()}
     nodes = [_nodes(layout, name, new, labels.get(name), splits.get(name, {})) for name, new in renumberings.items()]
     edges = [_edges(layout, key, renumberings[key[0]], renumberings[key[2]]) for key in layout.relations]
-    return Graph(nodes, edges, layout.homogeneous, weight=_weight(edges))
+    return GraphStreams(nodes, edges, layout.homogeneous, weight=_weight(edges))
 
 
 def _check_names(layout: GltFolder, given: Any, what: str) -> None:
@@ -123,9 +129,9 @@ def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
         seen = torch.zeros(new.store_ids.numel(), dtype=torch.bool)
         for feats, ids_file in files:
             for first, ids in _pieces(read_ids(ids_file), field.row_bytes):
-                check_values(ids, seen.numel(), _table(ids_file), first, "node")
+                check_values(ids, seen.numel(), str(ids_file), first, "node")
                 ids = ids.to(torch.int64)
-                mark_once(ids, seen, _table(ids_file), first)
+                mark_once(ids, seen, str(ids_file), first)
                 yield Rows(new.store_ids[ids], {"x": feats[first : first + len(ids)]})
         if not seen.all():
             raise DataError(f"{folders[0]} and its like have no features of node {int(torch.nonzero(~seen)[0])}")
@@ -158,7 +164,7 @@ def _members(path: Path, new: Renumbering) -> Iterator[Tensor]:
         for file in files:
             yield from (piece for _, piece in _pieces(read_ids(file)))
 
-    for ids in members(Table(str(path), Field("int64"), chunks), new.store_ids.numel())():
+    for ids in members(RowSource(str(path), Field("int64"), chunks), new.store_ids.numel())():
         yield new.store_ids[ids]
 
 
@@ -242,7 +248,7 @@ def _edge_rows(
     for first, rows in _pieces(columns["rows"], row_bytes):
         piece = {name: values[first : first + len(rows)] for name, values in columns.items()}
         for name, new in (("rows", sources), ("cols", destinations)):
-            check_values(piece[name], new.store_ids.numel(), _table(folder / f"{name}.pt"), first, "node")
+            check_values(piece[name], new.store_ids.numel(), str(folder / f"{name}.pt"), first, "node")
         yield EdgeRows(
             sources.store_ids[piece.pop("rows").to(torch.int64)],
             destinations.store_ids[piece.pop("cols").to(torch.int64)],
@@ -264,8 +270,3 @@ def _field(values: Tensor, path: Path) -> Field:
     if values.dtype not in DTYPE_NAMES:
         raise DataError(f"{path} has dtype {values.dtype}; save it as one of {sorted(DTYPE_NAMES.values())}")
     return Field(DTYPE_NAMES[values.dtype], tuple(values.shape[1:]))
-
-
-def _table(path: Path) -> Table:
-    """A name for messages."""
-    return Table(str(path), Field("int64"), lambda: iter(()))

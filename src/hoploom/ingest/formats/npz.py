@@ -1,6 +1,7 @@
-"""Arrays of an .npz, streamed from the zip without unpacking it. Reading a later row means reading all before it.
+"""Arrays of an .npz, streamed from the zip without unpacking it, and the sparse matrices among them, row by row.
 
-Headers are parsed by NumPy; an array that would have to be unpickled is refused.
+Headers are parsed by NumPy; an array that would have to be unpickled is refused. Reading a later row means reading all
+before it; a matrix takes an offset per row of memory.
 """
 
 import math
@@ -8,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,16 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom.errors import DataError
-from hoploom.ingest.formats.pieces import CHUNK_BYTES, Table
+from hoploom.ingest.formats.row_source import CHUNK_BYTES, Count, EdgeSource, RowSource, in_step, integers
 from hoploom.schema import DTYPES, Field
 
 WHOLE_BYTES = 256 << 20  # what may be read at once
 DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
+VALUES = ("data", "values")  # of a sparse matrix
 WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # what tensors lack
 
 
 @dataclass(frozen=True)
-class Array:
+class NpzArray:
     """An array in an archive, by its header."""
 
     path: Path
@@ -36,6 +38,7 @@ class Array:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     by_column: bool  # stored in Fortran's order
+    chunk_bytes: int = CHUNK_BYTES  # read at once
 
     @property
     def label(self) -> str:
@@ -46,7 +49,7 @@ class Array:
         return self.dtype.kind in "biuf" and _plain_dtype(self.dtype) in DTYPES
 
 
-def read_arrays(path: Path) -> Mapping[str, Array]:
+def read_arrays(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Mapping[str, NpzArray]:
     """Every array of an archive, by name."""
     found = {}
     with _opened(path) as archive:
@@ -55,45 +58,46 @@ def read_arrays(path: Path) -> Mapping[str, Array]:
             if member.flag_bits & 1:
                 raise DataError(f"{path}:{name} is encrypted; unpack it first")
             with archive.open(member) as file:
-                found[name] = Array(path, name, *_header(file, f"{path}:{name}"))
+                found[name] = NpzArray(path, name, *_header(file, f"{path}:{name}"), chunk_bytes)
     return found
 
 
-def npz_table(array: Array) -> Table:
+def npz_table(array: NpzArray) -> RowSource:
     """The rows of an array."""
     _check_numeric(array)
     if not array.shape:
         raise DataError(f"{array.label} is a single value; rows were expected")
     dtype = _plain_dtype(array.dtype)
-    return Table(array.label, Field(dtype, array.shape[1:]), lambda: _chunks(array, dtype), array.shape[0])
+    return RowSource(array.label, Field(dtype, array.shape[1:]), lambda: _chunks(array, dtype), array.shape[0])
 
 
-def npz_pairs(array: Array) -> tuple[Table, ...]:
+def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
     """The two rows of an array [2, n], as a table each, or both in one [n, 2], as they are stored."""
     _check_numeric(array)
     if len(array.shape) != 2 or array.shape[0] != 2:
         raise DataError(f"{array.label} has shape {array.shape}; give [2, number of edges]")
     dtype, count = _plain_dtype(array.dtype), array.shape[1]
     if array.by_column:
-        turned = Array(array.path, array.name, array.dtype, (count, 2), by_column=False)
-        return (Table(array.label, Field(dtype, (2,)), lambda: _chunks(turned, dtype), count),)
+        turned = replace(array, shape=(count, 2), by_column=False)
+        return (RowSource(array.label, Field(dtype, (2,)), lambda: _chunks(turned, dtype), count),)
 
-    def row(number: int) -> Table:
-        line = Array(array.path, array.name, array.dtype, (count,), by_column=False)
-        return Table(array.label, Field(dtype), lambda: _chunks(line, dtype, skip=number * count), count)
+    def row(number: int) -> RowSource:
+        line = replace(array, shape=(count,))
+        return RowSource(array.label, Field(dtype), lambda: _chunks(line, dtype, skip=number * count), count)
 
     return row(0), row(1)
 
 
-def npz_whole(array: Array) -> NDArray[Any]:
+def npz_whole(array: NpzArray) -> NDArray[Any]:
     """All values of an array that is small, or that has an entry per node."""
     _check_numeric(array)
-    rows = [chunk.numpy() for chunk in _chunks(_as_rows(array), _plain_dtype(array.dtype))]
+    line = replace(array, shape=(math.prod(array.shape),), by_column=False)
+    rows = [chunk.numpy() for chunk in _chunks(line, _plain_dtype(array.dtype))]
     values = np.concatenate(rows) if rows else np.empty(0, _plain_dtype(array.dtype))
     return values.reshape(array.shape, order="F" if array.by_column else "C")
 
 
-def npz_text(array: Array) -> str:
+def npz_text(array: NpzArray) -> str:
     """A short text, such as the name of a sparse format."""
     size = array.dtype.itemsize
     if array.dtype.kind not in "SU" or array.shape not in ((), (1,)) or size > 1 << 10:
@@ -129,7 +133,7 @@ def _begins_as_zip(path: Path) -> bool:
         return file.read(2) == b"PK"
 
 
-def _member(archive: zipfile.ZipFile, array: Array) -> str:
+def _member(archive: zipfile.ZipFile, array: NpzArray) -> str:
     return array.name if array.name in archive.namelist() else f"{array.name}.npy"
 
 
@@ -150,24 +154,20 @@ def _plain_dtype(dtype: np.dtype[Any]) -> str:
     return WIDER.get(name, name)
 
 
-def _check_numeric(array: Array) -> None:
+def _check_numeric(array: NpzArray) -> None:
     if array.dtype.hasobject:
         raise DataError(f"{array.label} holds pickled objects, which are never loaded; save it as plain numbers")
     if not array.is_numeric:
         raise DataError(f"{array.label} has dtype {array.dtype}; save it as one of {sorted(DTYPES)}")
 
 
-def _as_rows(array: Array) -> Array:
-    return Array(array.path, array.name, array.dtype, (math.prod(array.shape),), by_column=False)
-
-
-def _chunks(array: Array, dtype: str, skip: int = 0) -> Iterator[Tensor]:
+def _chunks(array: NpzArray, dtype: str, skip: int = 0) -> Iterator[Tensor]:
     """The rows in pieces, from the value `skip` on."""
     if array.by_column:
         yield _turned(array)
         return
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
-    step = max(1, CHUNK_BYTES // max(1, row_bytes))
+    step = max(1, array.chunk_bytes // max(1, row_bytes))
     with _opened(array.path) as archive, archive.open(_member(archive, array)) as file:
         _header(file, array.label)
         _pass_over(file, skip * array.dtype.itemsize, array)
@@ -178,20 +178,170 @@ def _chunks(array: Array, dtype: str, skip: int = 0) -> Iterator[Tensor]:
             yield torch.from_numpy(values.astype(dtype))  # a copy: writable, in the machine's byte order
 
 
-def _turned(array: Array) -> Tensor:
+def _turned(array: NpzArray) -> Tensor:
     size = math.prod(array.shape) * array.dtype.itemsize
     if size > WHOLE_BYTES:
         raise DataError(f"{array.label} is stored column by column; save it with numpy.ascontiguousarray(...)")
     return torch.from_numpy(np.ascontiguousarray(npz_whole(array)))
 
 
-def _pass_over(file: IO[bytes], size: int, array: Array) -> None:
+def _pass_over(file: IO[bytes], size: int, array: NpzArray) -> None:
     while size:
-        size -= len(_exactly(file, min(size, CHUNK_BYTES), array))
+        size -= len(_exactly(file, min(size, array.chunk_bytes), array))
 
 
-def _exactly(file: IO[bytes], size: int, array: Array) -> bytes:
+def _exactly(file: IO[bytes], size: int, array: NpzArray) -> bytes:
     raw = file.read(size)
     if len(raw) != size:
         raise DataError(f"{array.label} is cut short: its header promises {array.shape} of {array.dtype}; get it again")
     return raw
+
+
+# --- sparse matrices ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in compressed or coordinate form."""
+
+    label: str
+    shape: tuple[int, int]
+    values: NpzArray
+    indices: tuple[NpzArray, ...]  # the columns of a csr, the rows of a csc, both of a coo
+    indptr: NpzArray | None
+    by_column: bool = False  # csc
+
+
+def take_adjacency(left: dict[str, NpzArray]) -> Matrix | None:
+    """The matrix that `scipy.sparse.save_npz` wrote, or one under the names adj_data, adj_indices, ..."""
+    if "format" not in left:
+        return take_matrix(left, "adj")
+    kind = npz_text(left.pop("format"))
+    left.pop("_is_array", None)
+    if kind not in ("csr", "csc", "coo"):
+        raise DataError(f"{left['data'].path} holds a matrix of format {kind!r}; save matrix.tocsr() instead")
+    names = ("row", "col") if kind == "coo" else ("indices", "indptr")
+    missing = [name for name in ("data", "shape", *names) if name not in left]
+    if missing:
+        raise DataError(f"a {kind} matrix lacks {missing}; save it with scipy.sparse.save_npz")
+    values, shape, first, second = (left.pop(name) for name in ("data", "shape", *names))
+    if kind == "coo":
+        return Matrix(values.label, _shape(shape), values, (first, second), None)
+    return Matrix(values.label, _shape(shape), values, (first,), second, by_column=kind == "csc")
+
+
+def take_matrix(left: dict[str, NpzArray], prefix: str) -> Matrix | None:
+    """A csr matrix whose arrays share the beginning of their names."""
+    value = next((f"{prefix}_{name}" for name in VALUES if f"{prefix}_{name}" in left), None)
+    names = [f"{prefix}_{name}" for name in ("shape", "indices", "indptr")]
+    if value is None or any(name not in left for name in names):
+        return None
+    values, shape, indices, indptr = (left.pop(name) for name in (value, *names))
+    return Matrix(values.label, _shape(shape), values, (indices,), indptr)
+
+
+def _shape(array: NpzArray) -> tuple[int, int]:
+    if array.shape != (2,) or array.dtype.kind not in "iu":
+        raise DataError(f"{array.label} has shape {array.shape}; two integers were expected")
+    rows, columns = (int(extent) for extent in npz_whole(array))
+    return rows, columns
+
+
+# --- edges ----------------------------------------------------------------------------------
+
+
+def matrix_ends(matrix: Matrix, nodes: Count) -> EdgeSource:
+    """Entry [i, j] is an edge from i to j. Its value is the field weight, unless all are 1."""
+    if matrix.shape != (nodes.rows, nodes.rows):
+        raise DataError(f"the matrix of {matrix.label} is {matrix.shape} for {nodes.rows} nodes; give a square one")
+    count = Count("edges", matrix.values.shape[0] if matrix.values.shape else 0, matrix.values.name)
+    if matrix.indptr is None:
+        tables = [npz_table(index) for index in matrix.indices]
+    else:
+        stored = npz_table(matrix.indices[0])
+        major = _major(matrix)
+        tables = [stored, major] if matrix.by_column else [major, stored]
+    values = npz_table(matrix.values)
+    plain = all(bool((rows == 1).all()) for rows in values.chunks())
+    return EdgeSource(tables, count, {} if plain else {"weight": _as_float(values)})
+
+
+def _major(matrix: Matrix) -> RowSource:
+    """The row of every entry of a csr (the column of a csc)."""
+    assert matrix.indptr is not None
+    indptr, step = _indptr(matrix), max(1, matrix.values.chunk_bytes // 8)
+
+    def chunks() -> Iterator[Tensor]:
+        for begin in range(0, int(indptr[-1]), step):
+            entries = np.arange(begin, min(begin + step, int(indptr[-1])))
+            yield torch.from_numpy(np.searchsorted(indptr, entries, side="right") - 1)
+
+    return RowSource(matrix.indptr.label, Field("int64"), chunks, int(indptr[-1]))
+
+
+def _indptr(matrix: Matrix) -> NDArray[np.int64]:
+    """[rows + 1], checked."""
+    assert matrix.indptr is not None
+    integers(npz_table(matrix.indptr), "offsets")
+    indptr = npz_whole(matrix.indptr).astype(np.int64)
+    rows, entries = matrix.shape[1 if matrix.by_column else 0], matrix.values.shape
+    if indptr.shape != (rows + 1,):
+        raise DataError(f"{matrix.indptr.label} has shape {indptr.shape} for {rows} rows; {rows + 1} were expected")
+    falls = np.flatnonzero(np.diff(indptr) < 0)
+    if len(falls):
+        raise DataError(f"{matrix.indptr.label} falls after entry {falls[0]}: {indptr[falls[0]]}; it must not")
+    if indptr[0] != 0 or (int(indptr[-1]),) != entries:
+        raise DataError(f"{matrix.indptr.label} runs from {indptr[0]} to {indptr[-1]} for values of shape {entries}")
+    return indptr
+
+
+def _as_float(table: RowSource) -> RowSource:
+    return table.mapped(Field("float32"), lambda rows: rows.to(torch.float32))
+
+
+# --- features -------------------------------------------------------------------------------
+
+
+def dense_rows(matrix: Matrix) -> RowSource:
+    """The rows of a csr matrix as float32, zeros and all; entries of the same place add up."""
+    rows, columns = matrix.shape
+    step = max(1, matrix.values.chunk_bytes // max(1, 4 * columns))
+    indices = integers(npz_table(matrix.indices[0]), "columns")
+    values = _as_float(npz_table(matrix.values))
+
+    def chunks() -> Iterator[Tensor]:
+        indptr = torch.from_numpy(_indptr(matrix))
+        entries = _Entries(in_step([indices, values]))
+        for begin in range(0, rows, step):
+            end = min(begin + step, rows)
+            dense = torch.zeros(end - begin, columns)
+            for number, (places, found) in entries.until(int(indptr[end])):
+                bad = (places < 0) | (places >= columns)
+                if bad.any():
+                    at = int(torch.nonzero(bad)[0])
+                    raise DataError(
+                        f"{indices.name}, entry {number + at + 1}: column {int(places[at])} is not in [0, {columns})"
+                    )
+                entry = torch.arange(number, number + len(places))
+                row = torch.searchsorted(indptr, entry, right=True) - 1 - begin
+                dense.index_put_((row, places.to(torch.int64)), found, accumulate=True)
+            yield dense
+
+    return RowSource(matrix.label, Field("float32", (columns,)), chunks, rows)
+
+
+class _Entries:
+    """Entries in order, handed out up to a bound at a time."""
+
+    def __init__(self, pieces: Iterator[list[Tensor]]) -> None:
+        self._pieces, self._held, self._first = pieces, [torch.empty(0), torch.empty(0)], 0
+
+    def until(self, end: int) -> Iterator[tuple[int, list[Tensor]]]:
+        """The entries that were not yet handed out, up to `end`, with the number of the first of each piece."""
+        while self._first < end:
+            if not len(self._held[0]):
+                self._held = next(self._pieces)
+            step = min(len(self._held[0]), end - self._first)
+            yield self._first, [rows[:step] for rows in self._held]
+            self._held = [rows[step:] for rows in self._held]
+            self._first += step

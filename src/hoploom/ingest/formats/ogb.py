@@ -4,21 +4,39 @@ Nodes keep their ids. What OGB's reader does is done here: inverse edges where a
 labels that are not known, the names of splits ("valid" is "val" here).
 """
 
+import csv
+import gzip
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from hoploom.config.extras import needs
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.formats.csvfile import csv_table, single_count, small_csv
-from hoploom.ingest.formats.npz import Array, npz_pairs, npz_table, npz_whole, read_arrays
-from hoploom.ingest.formats.pieces import Count, Ends, Graph, Table, block, edge_stream, flat, labels, members, require
-from hoploom.ingest.formats.writing import Progress, write_graph
-from hoploom.ingest.stream import EdgeRule, NodeStream, StoreOptions
-from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
+from hoploom.ingest.formats.npz import NpzArray, npz_pairs, npz_table, npz_whole, read_arrays
+from hoploom.ingest.formats.row_source import (
+    Count,
+    EdgeSource,
+    GraphStreams,
+    RowSource,
+    edge_stream,
+    flat,
+    labels,
+    members,
+    node_field,
+    require,
+    write_graph,
+)
+from hoploom.ingest.stream import EdgeRule, NodeStream, Progress, StoreOptions
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, RelationName
 from hoploom.store import Store
 
 SPLITS = {"train": "train", "val": "valid", "test": "test"}  # our name -> OGB's
@@ -30,7 +48,7 @@ MERGED = EdgeRule(undirected=True, deduplicate=True)
 class Dataset:
     """What OGB's reader knows of a dataset besides its files."""
 
-    read: Callable[["Dataset", Path, bool], Graph]
+    read: Callable[["Dataset", Path, bool], GraphStreams]
     num_classes: int
     split: str  # the folder of the split
     has_year: bool = False
@@ -56,7 +74,7 @@ def import_ogb(
     return write_graph(out, read_ogb(name, folder, undirected=undirected), memory, progress)
 
 
-def read_ogb(name: str, folder: str | Path, *, undirected: bool = False) -> Graph:
+def read_ogb(name: str, folder: str | Path, *, undirected: bool = False) -> GraphStreams:
     """The streams of a dataset; what is checked without reading much is checked here."""
     if name not in DATASETS:
         near = get_close_matches(name, DATASETS, 1)
@@ -76,7 +94,7 @@ def _root(name: str, folder: Path) -> Path:
 # --- one type -------------------------------------------------------------------------------
 
 
-def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> Graph:
+def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> GraphStreams:
     raw = root / "raw"
     names = ["edge", "num-node-list", "num-edge-list", "node-feat", "node-label"]
     names += ["node_year"] if dataset.has_year else []
@@ -89,11 +107,11 @@ def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> Graph:
     fields["y"] = labels(csv_table(files["node-label"], "float64"), dataset.num_classes)
     if dataset.has_year:
         fields["year"] = flat(csv_table(files["node_year"], "int64"))
-    ends = Ends([_two_columns(csv_table(files["edge"], "int64"))], edges, both_ways=dataset.both_ways)
+    ends = EdgeSource([_two_columns(csv_table(files["edge"], "int64"))], edges, both_ways=dataset.both_ways)
     return _one_type(fields, nodes, ends, splits, undirected)
 
 
-def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> Graph:
+def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> GraphStreams:
     files, splits = [root / "raw" / name for name in ("data.npz", "node-label.npz")], {}
     splits = _split_files(root / "split" / dataset.split)
     require([*files, *splits.values()], str(root))
@@ -110,34 +128,34 @@ def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> Graph:
         "y": labels(npz_table(classes["node_label"]), dataset.num_classes),
         "year": flat(npz_table(data["node_year"])),
     }
-    return _one_type(fields, nodes, Ends(npz_pairs(data["edge_index"]), edges), splits, undirected)
+    return _one_type(fields, nodes, EdgeSource(npz_pairs(data["edge_index"]), edges), splits, undirected)
 
 
-def _only(array: Array) -> int:
+def _only(array: NpzArray) -> int:
     if array.shape != (1,):
         raise DataError(f"{array.label} has shape {array.shape}; one number was expected, the size of the one graph")
     return int(npz_whole(array)[0])
 
 
 def _one_type(
-    fields: Mapping[str, Table], nodes: Count, ends: Ends, splits: Mapping[str, Path], undirected: bool
-) -> Graph:
+    fields: Mapping[str, RowSource], nodes: Count, ends: EdgeSource, splits: Mapping[str, Path], undirected: bool
+) -> GraphStreams:
     rule = MERGED if undirected else AS_IT_COMES
     if undirected:
-        ends = Ends(ends.tables, ends.count, ends.fields)  # both directions come from the rule
+        ends = EdgeSource(ends.tables, ends.count, ends.fields)  # both directions come from the rule
     sizes = (nodes.rows, nodes.rows)
     edges = [edge_stream(HOMOGENEOUS_RELATION, ends, sizes, rule)]
-    return Graph([_node_stream(HOMOGENEOUS_TYPE, fields, nodes, splits)], edges, homogeneous=True)
+    return GraphStreams([_node_stream(HOMOGENEOUS_TYPE, fields, nodes, splits)], edges, homogeneous=True)
 
 
-def _node_stream(name: str, fields: Mapping[str, Table], nodes: Count, splits: Mapping[str, Path]) -> NodeStream:
+def _node_stream(name: str, fields: Mapping[str, RowSource], nodes: Count, splits: Mapping[str, Path]) -> NodeStream:
     for table in fields.values():
         if table.num_rows is not None and table.num_rows != nodes.rows:
             raise DataError(f"{table.name} has {table.num_rows} rows for {nodes.rows} nodes ({nodes.told_by})")
     return NodeStream(
         name,
         [0, nodes.rows],
-        [block(field, table, nodes) for field, table in fields.items()],
+        [node_field(field, table, nodes) for field, table in fields.items()],
         {split: partial(_members, path, nodes.rows) for split, path in splits.items()},
     )
 
@@ -150,7 +168,7 @@ def _split_files(folder: Path) -> dict[str, Path]:
     return {ours: folder / f"{theirs}.csv.gz" for ours, theirs in SPLITS.items()}
 
 
-def _two_columns(table: Table) -> Table:
+def _two_columns(table: RowSource) -> RowSource:
     if table.field.shape != (2,):
         raise DataError(f"{table.name} has {table.field.shape[0]} columns; an edge has a source and a destination")
     return table
@@ -159,7 +177,7 @@ def _two_columns(table: Table) -> Table:
 # --- several types --------------------------------------------------------------------------
 
 
-def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Graph:
+def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> GraphStreams:
     """Papers have features, labels, years and splits; the other types have nodes only.
 
     The field edge_reltype is left out: it numbers the relations, and each stands by itself here.
@@ -190,11 +208,11 @@ def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Graph:
         streams.append(_node_stream(name, of_type[0], Count("nodes", size, told_by), of_type[1]))
     edge_streams = []
     for key, path in edges.items():
-        ends = Ends(
+        ends = EdgeSource(
             [_two_columns(csv_table(path, "int64"))], Count("edges", single_count(counts[key]), "num-edge-list")
         )
         edge_streams.append(edge_stream(key, ends, (sizes[key[0]], sizes[key[2]]), _rule(key, undirected)))
-    return Graph(streams, edge_streams, homogeneous=False)
+    return GraphStreams(streams, edge_streams, homogeneous=False)
 
 
 def _rule(key: RelationName, undirected: bool) -> EdgeRule:
@@ -231,3 +249,96 @@ DATASETS = {
     "ogbn-papers100M": Dataset(_read_binary, 172, "time", has_year=True),
     "ogbn-mag": Dataset(_read_mag, 349, "time", has_year=True),
 }
+
+
+BLOCK_BYTES = 1 << 20  # of text; Arrow reads up to 32 blocks ahead
+PARSED = {"float32": "float64", "float64": "float64", "int64": "int64"}  # OGB's readers round twice: so do we
+
+
+def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
+    """The rows of a file, [n, columns] of this dtype. An empty field is NaN among floats, an error among integers."""
+    return RowSource(str(path), Field(dtype, (_num_columns(path),)), lambda: _chunks(path, dtype, block))
+
+
+def small_csv(path: Path) -> list[list[str]]:
+    """All rows of a small file, header and all."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            return [row for row in csv.reader(file) if row]
+    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
+        raise _damaged(path, error) from error
+
+
+def single_count(path: Path) -> int:
+    """The number in a file that lists the size of every graph, where there is one graph."""
+    rows = small_csv(path)
+    if len(rows) != 1 or not rows[0][0].strip().isdigit():
+        raise DataError(f"{path} holds {rows[:2]}; one number was expected, the size of the one graph")
+    return int(rows[0][0])
+
+
+def _num_columns(path: Path) -> int:
+    try:
+        with gzip.open(path, "rb") as file:
+            line = file.readline()
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, error) from error
+    return line.count(b",") + 1
+
+
+def _chunks(path: Path, dtype: str, block: int) -> Iterator[Tensor]:
+    with needs("tables"):
+        import pyarrow as pa
+        from pyarrow import csv as arrow_csv
+    names = [str(column) for column in range(_num_columns(path))]
+    first = 0
+    try:
+        with pa.input_stream(str(path), compression="gzip") as stream:
+            reader = arrow_csv.open_csv(
+                stream,
+                arrow_csv.ReadOptions(use_threads=False, block_size=block, column_names=names),
+                convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, PARSED[dtype])),
+            )
+            for batch in reader:
+                columns = [_values(path, column, dtype, first) for column in batch.columns]
+                first += batch.num_rows
+                yield torch.from_numpy(np.stack(columns, axis=1))
+    except pa.ArrowInvalid as error:
+        if _is_empty(path):
+            return
+        raise DataError(_bad_row(path, dtype, len(names), first) or f"{path}: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, error) from error
+
+
+def _values(path: Path, column: Any, dtype: str, first: int) -> NDArray[Any]:
+    """The values of one column of a batch."""
+    if column.null_count and dtype == "int64":
+        row = first + column.is_null().to_pylist().index(True) + 1
+        raise DataError(f"{path}, row {row}: a value is missing; fill it")
+    values: NDArray[Any] = column.to_numpy(zero_copy_only=False).astype(dtype)
+    return values
+
+
+def _bad_row(path: Path, dtype: str, columns: int, first: int) -> str | None:
+    """Which row Arrow stumbled over: it tells the value at most. Slow, and only on the way out."""
+    parse = int if dtype == "int64" else float
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
+        for number, row in enumerate(filter(None, csv.reader(file)), 1):
+            if number > first and len(row) != columns:
+                return f"{path}, row {number}: {len(row)} values where row 1 has {columns}; give every row as many"
+            for value in filter(None, row) if number > first else ():
+                try:
+                    parse(value)
+                except ValueError:
+                    return f"{path}, row {number}: {value!r} is no {'integer' if parse is int else 'number'}"
+    return None
+
+
+def _is_empty(path: Path) -> bool:
+    with gzip.open(path, "rb") as file:
+        return file.read(1) == b""
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is cut short or damaged ({error or type(error).__name__}); get it again")

@@ -7,6 +7,7 @@ from hoploom.ingest.stream.streams import (
     Finish,
     NodeFields,
     NodeStream,
+    Progress,
     Rows,
     StoreOptions,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "Finish",
     "NodeFields",
     "NodeStream",
+    "Progress",
     "Rows",
     "StoreOptions",
     "write_store",

@@ -13,6 +13,7 @@ from torch import Tensor
 from hoploom.schema import Field, RelationName
 
 LEAST_MEMORY = 64 << 20
+Progress = Callable[[str], None]  # told what is done now
 
 
 class Rows(NamedTuple):

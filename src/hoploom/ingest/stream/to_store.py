@@ -4,7 +4,7 @@ Memory: an eighth of the budget for a bucket, a quarter for records that wait. B
 bytes an edge), and where source nodes carry the times, eight bytes for each of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,7 +15,7 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.stream.edge_lists import WrittenRelation, write_relations
 from hoploom.ingest.stream.node_rows import write_fields, write_split
 from hoploom.ingest.stream.spill import SpillBudget
-from hoploom.ingest.stream.streams import EdgeStream, NodeStream, StoreOptions
+from hoploom.ingest.stream.streams import EdgeStream, NodeStream, Progress, StoreOptions
 from hoploom.ops import pool_trim
 from hoploom.schema import Field, NodeType, Relation, Schema, check_schema
 from hoploom.store import format as layout
@@ -23,8 +23,6 @@ from hoploom.store.disk import read_array
 from hoploom.store.format import PartRange
 from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
-
-Progress = Callable[[str], None]  # told what is written now
 
 
 def write_store(

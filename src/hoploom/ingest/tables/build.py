@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import pyarrow as pa
 from hoploom.config.extras import needs
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.ingest.stream import NodeStream, StoreOptions, write_store
+from hoploom.ingest.stream import NodeStream, Progress, StoreOptions, write_store
 from hoploom.ingest.tables.duckdb_engine import DuckEngine
 from hoploom.ingest.tables.edges import EdgeCounts, EdgeTables
 from hoploom.ingest.tables.engine import Engine, EngineOptions, UnreadableError, check_engine
@@ -31,7 +31,6 @@ LEAST_SHARE = 80 << 20  # of the engine, and of what is written
 THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: with less it gives up
 ASIDE = 144 << 20  # for what neither counts: batches on their way, plans, allocators
 MB = 10**6
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

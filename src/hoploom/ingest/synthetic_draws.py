@@ -31,7 +31,7 @@ NODE, DEGREE, EDGE, FEATURE, CENTRE = range(5)  # what a draw is for
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeDraws:
     """How the nodes of one type are drawn. Node v belongs to community v % num_classes."""
 
     name: str
@@ -80,7 +80,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Run:
+class EdgeRun:
     """The edges into consecutive nodes."""
 
     nodes: range
@@ -93,7 +93,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Edges:
+class RelationDraws:
     """How the edges of one relation are drawn, list by list."""
 
     name: RelationName
@@ -112,15 +112,15 @@ class Edges:
         drawn = np.floor(_scale(self.avg_degree, cap) / np.sqrt((word + 1.0) / 2**32) + 0.5)
         return np.clip(drawn, 1, cap).astype(np.int64)
 
-    def runs(self, nodes: range, first_edge: int, chunk: int) -> Iterator[Run]:
+    def runs(self, nodes: range, first_edge: int, chunk: int) -> Iterator[EdgeRun]:
         """The lists of these nodes, about `chunk` edges at a time."""
         for piece in pieces(nodes, chunk / self.avg_degree):
             degrees = self.degrees(piece)
-            run = Run(piece, degrees, range(first_edge, first_edge + int(degrees.sum())))
+            run = EdgeRun(piece, degrees, range(first_edge, first_edge + int(degrees.sum())))
             yield run
             first_edge = run.edges.stop
 
-    def sources(self, run: Run) -> NDArray[np.signedinteger[Any]]:
+    def sources(self, run: EdgeRun) -> NDArray[np.signedinteger[Any]]:
         """[num_edges] ids: mostly from the destination's community, else from any; in each a few are popular."""
         words = self._words(run)
         own = run.spread(np.arange(run.nodes.start, run.nodes.stop) % self.num_classes)
@@ -139,18 +139,18 @@ class Edges:
         offsets = [keys.mix(self.key, c) % size for c, size in enumerate(sizes)]
         return np.array(sizes, dtype=np.uint64), np.array(offsets, dtype=np.uint64)
 
-    def weights(self, run: Run) -> NDArray[np.float32]:
+    def weights(self, run: EdgeRun) -> NDArray[np.float32]:
         """[num_edges] in (0, 1]."""
         return ((self._words(run)[:, 2] + 1.0) / 2**32).astype(np.float32)
 
-    def times(self, run: Run) -> Integers:
+    def times(self, run: EdgeRun) -> Integers:
         """[num_edges] in [0, MAX_TIME), ascending in every list: one in each of its equal intervals."""
         first = np.cumsum(run.degrees) - run.degrees
         place = np.arange(len(run.edges)) - run.spread(first)
         share = (place + self._words(run)[:, 3] / 2**32) / run.spread(run.degrees)
         return (share * MAX_TIME).astype(np.int64)
 
-    def _words(self, run: Run) -> Words:
+    def _words(self, run: EdgeRun) -> Words:
         """[num_edges, 4]: the source's rank, whether it is of the community, the weight, the time."""
         return _words(self.key, EDGE, self.relation_index, run.edges)
 

@@ -1,18 +1,30 @@
-"""What every importer reads, and how it becomes streams: tables of rows in order, checked as they pass.
+"""What every importer reads, and how it becomes a store: sources of rows in order, checked as they pass.
 
 Rows are seen once, in the order of the file: memory holds a chunk, and what is wrong is found where it stands.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hoploom.errors import DataError
-from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
+from hoploom.ingest.stream import (
+    EdgeRows,
+    EdgeRule,
+    EdgeStream,
+    NodeFields,
+    NodeStream,
+    Progress,
+    Rows,
+    StoreOptions,
+    write_store,
+)
 from hoploom.schema import Field, RelationName
+from hoploom.store import Store, open_store
+from hoploom.store.write import StoreWriter
 
 CHUNK_BYTES = 8 << 20
 UNLABELLED = -1
@@ -20,13 +32,17 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
 @dataclass(frozen=True)
-class Table:
+class RowSource:
     """Rows of a file, in order."""
 
     name: str  # the file, and the array inside it
     field: Field
     chunks: Callable[[], Iterator[Tensor]]  # [n, ...] each
     num_rows: int | None = None  # where the file tells before it is read
+
+    def mapped(self, field: Field, change: Callable[[Tensor], Tensor]) -> "RowSource":
+        """The same rows, each chunk changed."""
+        return replace(self, field=field, chunks=lambda: map(change, self.chunks()))
 
 
 @dataclass(frozen=True)
@@ -39,7 +55,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Graph:
+class GraphStreams:
     """All that is written to a store."""
 
     nodes: Sequence[NodeStream]
@@ -49,12 +65,12 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Ends:
+class EdgeSource:
     """The edges of a relation in a file: both ends in one table [n, 2], or each in its own [n], and their fields."""
 
-    tables: Sequence[Table]  # of the ends
+    tables: Sequence[RowSource]  # of the ends
     count: Count
-    fields: Mapping[str, Table] = field(default_factory=dict)
+    fields: Mapping[str, RowSource] = field(default_factory=dict)
     both_ways: bool = False  # every edge is followed by its inverse, loops too
 
 
@@ -68,7 +84,7 @@ def require(paths: Sequence[Path], what: str) -> None:
 # --- rows -----------------------------------------------------------------------------------
 
 
-def numbered(table: Table, count: Count) -> Iterator[tuple[int, Tensor]]:
+def numbered(table: RowSource, count: Count) -> Iterator[tuple[int, Tensor]]:
     """The chunks, each with the number of its first row; raise if there are more or fewer than counted."""
     if table.num_rows is not None and table.num_rows != count.rows:
         raise _miscounted(table, str(table.num_rows), count)
@@ -82,11 +98,11 @@ def numbered(table: Table, count: Count) -> Iterator[tuple[int, Tensor]]:
         raise _miscounted(table, str(first), count)
 
 
-def _miscounted(table: Table, rows: str, count: Count) -> DataError:
+def _miscounted(table: RowSource, rows: str, count: Count) -> DataError:
     return DataError(f"{table.name} has {rows} rows for {count.rows} {count.of} ({count.told_by}); give one row each")
 
 
-def in_step(tables: Sequence[Table]) -> Iterator[list[Tensor]]:
+def in_step(tables: Sequence[RowSource]) -> Iterator[list[Tensor]]:
     """The same rows of several tables at a time."""
     readers = [table.chunks() for table in tables]
     held: list[Tensor | None] = [None] * len(tables)
@@ -96,8 +112,9 @@ def in_step(tables: Sequence[Table]) -> Iterator[list[Tensor]]:
         if not full:
             return
         if len(full) < len(held):
-            short, longer = (tables[index].name for index in (held.index(None), _first_full(held)))
-            raise DataError(f"{short} has fewer rows than {longer}; give both one row each")
+            ended = [table.name for table, rows in zip(tables, held, strict=True) if rows is None]
+            longer = [table.name for table, rows in zip(tables, held, strict=True) if rows is not None]
+            raise DataError(f"{ended[0]} has fewer rows than {longer[0]}; give both one row each")
         step = min(map(len, full))
         yield [rows[:step] for rows in full]
         held = [rows[step:] for rows in full]  # full holds one of each table here
@@ -112,34 +129,27 @@ def _next_rows(rows: Tensor | None, reader: Iterator[Tensor]) -> Tensor | None:
     return rows
 
 
-def _first_full(held: Sequence[Tensor | None]) -> int:
-    return next(index for index, rows in enumerate(held) if rows is not None)
-
-
-def integers(table: Table, what: str) -> Table:
+def integers(table: RowSource, what: str) -> RowSource:
     """The table itself; raise unless it holds integers. An empty one may be of any dtype, as NumPy makes it."""
     if table.field.dtype not in INTEGERS and table.num_rows != 0:
         raise DataError(f"{table.name} has dtype {table.field.dtype}; {what} are integers, so save it as int64")
     return table
 
 
-def check_values(rows: Tensor, limit: int, table: Table, first: int, what: str) -> None:
+def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> None:
     """Raise if a value is out of [0, limit): name the file, the row and the value."""
     bad = ~((rows >= 0) & (rows < limit))  # so that NaN is out as well
     if bad.any():
         index = int(torch.nonzero(bad)[0])
-        raise DataError(f"{table.name}, row {first + index + 1}: {what} {_plain(rows[index])} is not in [0, {limit})")
-
-
-def _plain(value: Tensor) -> float | int:
-    number = value.item()
-    return int(number) if float(number).is_integer() else float(number)
+        value = rows[index].item()
+        shown = int(value) if float(value).is_integer() else value
+        raise DataError(f"{name}, row {first + index + 1}: {what} {shown} is not in [0, {limit})")
 
 
 # --- nodes ----------------------------------------------------------------------------------
 
 
-def block(name: str, table: Table, count: Count) -> NodeFields:
+def node_field(name: str, table: RowSource, count: Count) -> NodeFields:
     """One field of every node, row i for node i."""
 
     def rows() -> Iterator[Rows]:
@@ -149,16 +159,14 @@ def block(name: str, table: Table, count: Count) -> NodeFields:
     return NodeFields({name: table.field}, rows)
 
 
-def flat(table: Table) -> Table:
+def flat(table: RowSource) -> RowSource:
     """A table of one column as plain values."""
     if table.field.shape in ((), (1,)):
-        return Table(
-            table.name, Field(table.field.dtype), lambda: (rows.view(-1) for rows in table.chunks()), table.num_rows
-        )
+        return table.mapped(Field(table.field.dtype), lambda rows: rows.view(-1))
     raise DataError(f"{table.name} has rows of shape {table.field.shape}; give one value each")
 
 
-def labels(table: Table, num_classes: int | None) -> Table:
+def labels(table: RowSource, num_classes: int | None) -> RowSource:
     """Classes, int64, as the store keeps them: a label that is not known (NaN, or -1) is -1."""
     plain = flat(table)
 
@@ -167,7 +175,7 @@ def labels(table: Table, num_classes: int | None) -> Table:
         for rows in plain.chunks():
             missing = torch.isnan(rows) | (rows == UNLABELLED)
             known = torch.where(missing, 0, rows)
-            check_values(known, 1 << 53 if num_classes is None else num_classes, table, first, "label")
+            check_values(known, 1 << 53 if num_classes is None else num_classes, table.name, first, "label")
             found = known.to(torch.int64)
             if not torch.equal(found.to(known.dtype), known):
                 index = int(torch.nonzero(found.to(known.dtype) != known)[0])
@@ -175,26 +183,26 @@ def labels(table: Table, num_classes: int | None) -> Table:
             yield torch.where(missing, UNLABELLED, found)
             first += len(rows)
 
-    return Table(table.name, Field("int64"), chunks, table.num_rows)
+    return RowSource(table.name, Field("int64"), chunks, table.num_rows)
 
 
-def members(table: Table, num_nodes: int) -> Callable[[], Iterator[Tensor]]:
+def members(table: RowSource, num_nodes: int) -> Callable[[], Iterator[Tensor]]:
     """The nodes of a split, from their ids. A map of a byte per node finds those that come twice."""
     plain = flat(integers(table, "ids of nodes"))
 
     def chunks() -> Iterator[Tensor]:
         first, seen = 0, torch.zeros(num_nodes, dtype=torch.bool)
         for rows in plain.chunks():
-            check_values(rows, num_nodes, table, first, "node")
+            check_values(rows, num_nodes, table.name, first, "node")
             ids = rows.to(torch.int64)
-            mark_once(ids, seen, table, first)
+            mark_once(ids, seen, table.name, first)
             yield ids
             first += len(rows)
 
     return chunks
 
 
-def mark_once(ids: Tensor, seen: Tensor, table: Table, first: int) -> None:
+def mark_once(ids: Tensor, seen: Tensor, name: str, first: int) -> None:
     """Note in `seen` that these nodes were met; raise if one was before."""
     again = seen[ids]
     if not again.any() and torch.unique(ids).numel() == ids.numel():
@@ -203,11 +211,11 @@ def mark_once(ids: Tensor, seen: Tensor, table: Table, first: int) -> None:
     met: set[int] = set()
     for index, node in enumerate(ids.tolist()):
         if node in met or again[index]:
-            raise DataError(f"{table.name}, row {first + index + 1}: node {node} is there twice; list a node once")
+            raise DataError(f"{name}, row {first + index + 1}: node {node} is there twice; list a node once")
         met.add(node)
 
 
-def masked(table: Table, count: Count) -> Callable[[], Iterator[Tensor]]:
+def masked(table: RowSource, count: Count) -> Callable[[], Iterator[Tensor]]:
     """The nodes of a split, from a mask."""
 
     def chunks() -> Iterator[Tensor]:
@@ -220,7 +228,7 @@ def masked(table: Table, count: Count) -> Callable[[], Iterator[Tensor]]:
 # --- edges ----------------------------------------------------------------------------------
 
 
-def edge_stream(key: RelationName, ends: Ends, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
+def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
     """The edges of a relation between this many sources and destinations."""
     for table in ends.tables:
         integers(table, "ends of edges")
@@ -228,7 +236,7 @@ def edge_stream(key: RelationName, ends: Ends, sizes: tuple[int, int], rule: Edg
     return EdgeStream(key, fields, lambda: _edge_rows(ends, sizes), rule)
 
 
-def _edge_rows(ends: Ends, sizes: tuple[int, int]) -> Iterator[EdgeRows]:
+def _edge_rows(ends: EdgeSource, sizes: tuple[int, int]) -> Iterator[EdgeRows]:
     first, tables = 0, [*ends.tables, *ends.fields.values()]
     for table in tables:
         if table.num_rows is not None and table.num_rows != ends.count.rows:
@@ -237,8 +245,10 @@ def _edge_rows(ends: Ends, sizes: tuple[int, int]) -> Iterator[EdgeRows]:
         if first + len(rows[0]) > ends.count.rows:
             raise _miscounted(tables[0], f"more than {ends.count.rows}", ends.count)
         pair = (rows[0][:, 0], rows[0][:, 1]) if len(ends.tables) == 1 else (rows[0], rows[1])
-        for what, table, ids, size in zip(("source", "destination"), _both(ends.tables), pair, sizes, strict=True):
-            check_values(ids, size, table, first, what)
+        for what, table, ids, size in zip(
+            ("source", "destination"), (ends.tables[0], ends.tables[-1]), pair, sizes, strict=True
+        ):
+            check_values(ids, size, table.name, first, what)
         first += len(rows[0])
         fields = dict(zip(ends.fields, rows[len(ends.tables) :], strict=True))
         sources, destinations = (ids.to(torch.int64).contiguous() for ids in pair)
@@ -247,11 +257,15 @@ def _edge_rows(ends: Ends, sizes: tuple[int, int]) -> Iterator[EdgeRows]:
         raise _miscounted(tables[0], str(first), ends.count)
 
 
-def _both(tables: Sequence[Table]) -> tuple[Table, Table]:
-    return tables[0], tables[-1]
-
-
 def _both_ways(sources: Tensor, destinations: Tensor, fields: Mapping[str, Tensor]) -> EdgeRows:
     doubled = {name: rows.repeat_interleave(2, dim=0) for name, rows in fields.items()}
     there, back = torch.stack([sources, destinations], 1), torch.stack([destinations, sources], 1)
     return EdgeRows(there.view(-1), back.view(-1), doubled)
+
+
+def write_graph(out: str | Path, graph: GraphStreams, memory: int, progress: Progress | None) -> Store:
+    """Write a store and open it."""
+    options = StoreOptions(weight=graph.weight, homogeneous=graph.homogeneous, memory=memory)
+    with StoreWriter(out) as writer:
+        write_store(writer, graph.nodes, graph.edges, options, progress=progress)
+    return open_store(out)
