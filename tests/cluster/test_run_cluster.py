@@ -141,8 +141,8 @@ def test_what_has_no_say_where_servers_make_the_batches_is_named(here: Path, mon
     with serving(here / "graph.store", [[]]) as (server,):
         monkeypatch.setenv("HOPLOOM_SERVERS", server.address)  # as hoploom launch does: the recipe names a store
         for key, message in (
-            ("cache=20%", "cluster.cache has no say where servers make the batches; .* start them with --cache"),
-            ("locality=true", "cluster.locality has no say .*: no process holds a part; leave it out"),
+            ("cache=20%", "cluster.cache has no effect where servers make the batches; .* start them with --cache"),
+            ("locality=true", "cluster.locality has no effect .*: no process holds a part; leave it out"),
         ):
             with pytest.raises(ConfigError, match=f"^--set cluster.{key}: {message}"):
                 _run(_recipe(here, "refused", f"cluster.{key}"))

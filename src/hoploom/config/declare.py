@@ -28,18 +28,18 @@ class Only:
         return value in self.words if self.words else value is not None
 
     def refusal(self, value: Any) -> str:
-        """Why a key has no say where the selector has this value."""
+        """Why a key has no effect where the selector has this value."""
         if self.absent:
-            return f"has no say beside {self.selector}; leave it out"
+            return f"has no effect with {self.selector}; leave it out"
         if not self.words:
-            return f"has no say without {self.selector}; leave it out"
+            return f"has no effect without {self.selector}; leave it out"
         listed = " or ".join(f'"{word}"' for word in self.words)
         return f'is for {self.selector} = {listed}, and that is "{value}"; leave it out'
 
     def condition(self) -> str:
         """For the tables of the documentation."""
         if self.absent:
-            return f"; not beside `{self.selector}`"
+            return f"; not with `{self.selector}`"
         return f"; with `{self.selector}`" + (
             f" {' or '.join(f'`{word}`' for word in self.words)}" if self.words else ""
         )

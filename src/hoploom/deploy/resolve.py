@@ -259,13 +259,13 @@ def _check_nothing_is_served(document: Document, cluster: Cluster) -> None:
     names = ["store"] if cluster.store is not None else []
     for name in [*names, *_of_servers(document, cluster, ("serves", "parts", "port"))]:
         way_out = "leave it out, or give a store and another mode"
-        raise document.problem(name, f'{name} has no say in mode "none", where no server is started; {way_out}')
+        raise document.problem(name, f'{name} has no effect in mode "none", where no server is started; {way_out}')
 
 
 def _check_pods_serve(document: Document, cluster: Cluster) -> None:
     """The first trainer of each pod starts a server, which no key of this file reaches."""
     for name in _of_servers(document, cluster, ("parts", "port")):
-        message = f'{name} has no say on Kubernetes in mode "worker", where trainers start the servers beside them'
+        message = f'{name} has no effect on Kubernetes in mode "worker", where trainers start the servers beside them'
         raise document.problem(name, f'{message}; leave it out, or take mode = "server-client"')
 
 

@@ -117,7 +117,7 @@ def _check_combination(sampling: Sampling) -> None:
         raise ConfigError(f"mode='blocks' has no subgraph_type={sampling.subgraph!r}; leave it out")
     if sampling.weighted and sampling.temporal == "last":
         raise ConfigError(
-            "temporal_strategy='last' draws nothing, so weight_attr has no say in it; drop one of the two"
+            "temporal_strategy='last' draws nothing, so weight_attr has no effect in it; drop one of the two"
         )
     if sampling.labor and (sampling.replace or sampling.weighted or sampling.disjoint):
         raise ConfigError("labor=True cannot be combined with replace, weights, disjoint or time; drop one of them")

@@ -60,7 +60,7 @@ MISTAKES = [
     ("hosts = 2\nservers = 1", 'servers is 1, which is for mode = "server-client"; leave it out'),
     ('hosts = 2\nservers = 2\nmode = "server-client"', "servers is 2 of 2 hosts; leave some to train"),
     ('hosts = 2\nexecutor = "ssh"', "hosts is 2, but executor ssh has to know which they are"),
-    ("[hosts.a]\nparts = [0]", 'cluster.toml:2: hosts.a.parts has no say in mode "none", where no server'),
+    ("[hosts.a]\nparts = [0]", 'cluster.toml:2: hosts.a.parts has no effect in mode "none", where no server'),
     ('hosts = ["a"]\nstore = "/s"', "servers listen on a, which others reach, without a token or a certificate"),
     ('hosts = ["a"]\nstore = "/s"\nsecurity.cert = "c"', "security.cert is given without security.private_key"),
     (
@@ -76,17 +76,20 @@ MISTAKES = [
     ('hosts = ["localhost"]\nstore = "gone.store"', "gone.store, which does not exist; `hoploom partition` writes one"),
     ("hosts = [", "cluster.toml:1: not TOML"),
     ('hosts = 2\nmode = "server-client"\nstore = "/s"', "but no host serves; say how many: servers = 1"),
-    ('hosts = ["a"]\nmode = "none"\nstore = "/s"', 'cluster.toml:3: store has no say in mode "none", where no server'),
-    ('hosts = ["a"]\n[server]\ncache = "20%"', 'cluster.toml:3: server.cache has no say in mode "none"'),
-    ("[hosts.a]\nport = 7", 'cluster.toml:2: hosts.a.port has no say in mode "none"'),
+    (
+        'hosts = ["a"]\nmode = "none"\nstore = "/s"',
+        'cluster.toml:3: store has no effect in mode "none", where no server',
+    ),
+    ('hosts = ["a"]\n[server]\ncache = "20%"', 'cluster.toml:3: server.cache has no effect in mode "none"'),
+    ("[hosts.a]\nport = 7", 'cluster.toml:2: hosts.a.port has no effect in mode "none"'),
     ('hosts = ["a"]\nsecurity.cert = "c"', "security.cert is given without security.private_key"),
     (
         'store = "/s"\nexecutor = "kubernetes"\nsecurity.token_file = "/t"\nhosts = 2\n[server]\nthreads = 2',
-        'cluster.toml:6: server.threads has no say on Kubernetes in mode "worker", where trainers start the servers',
+        'cluster.toml:6: server.threads has no effect on Kubernetes in mode "worker", where trainers start the servers',
     ),
     (
         'store = "/s"\nexecutor = "kubernetes"\nsecurity.token_file = "/t"\n[hosts.a]\nparts = [0]',
-        'cluster.toml:5: hosts.a.parts has no say on Kubernetes in mode "worker"',
+        'cluster.toml:5: hosts.a.parts has no effect on Kubernetes in mode "worker"',
     ),
     (
         'hosts = ["gpu1"]\nexecutor = "local"',

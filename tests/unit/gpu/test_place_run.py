@@ -94,6 +94,6 @@ def test_a_run_without_a_gpu_is_told_to_leave_placement_out(
     if not given.endswith("cuda") and interprets is not no_triton and interprets():
         return  # kernels run
     for why, overrides in {"there is no GPU here": (), 'train.device is "cpu"': ("train.device=cpu",)}.items():
-        said = f"--set placement.{given}: {key} has no say: this run is on cpu ({why}); leave [placement] out"
+        said = f"--set placement.{given}: {key} has no effect: this run is on cpu ({why}); leave [placement] out"
         with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
             _run(here, "refused", f"placement.{given}", *overrides)

@@ -60,11 +60,11 @@ MISTAKES = {  # claim: text, line (0: none), what the message says
     "two blanks": (NODES + "[edges.'paper  cites paper']\n", 4, r"names no relation; give source type, name"),
     "unknown type": (NODES + "[edges.'papr cites paper']\n", 4, r"there is no \[nodes.papr\]; did you mean paper\?"),
     "unknown end": (NODES + "[edges.'paper in venue']\n", 4, r"no \[nodes.venue\]; add one, or name one of paper"),
-    "files and count": (WITH + "[nodes.a]\ncount = 3\nfiles = 'x'\nid = 'i'\n", 10, "count has no say beside files"),
-    "count of features": (WITH + "[nodes.a]\ncount = 3\nfeatures = 'x'\n", 11, "features has no say without files"),
-    "count of an id": (WITH + "[nodes.a]\ncount = 3\nid = 'x'\n", 11, "nodes.a.id has no say without files"),
-    "classes of nothing": (NODES + "num_classes = 3\n" + EDGES, 4, "num_classes has no say without label"),
-    "dtype of nothing": (NODES + "dtype = 'float16'\n" + EDGES, 4, "dtype has no say without features"),
+    "files and count": (WITH + "[nodes.a]\ncount = 3\nfiles = 'x'\nid = 'i'\n", 10, "count has no effect with files"),
+    "count of features": (WITH + "[nodes.a]\ncount = 3\nfeatures = 'x'\n", 11, "features has no effect without files"),
+    "count of an id": (WITH + "[nodes.a]\ncount = 3\nid = 'x'\n", 11, "nodes.a.id has no effect without files"),
+    "classes of nothing": (NODES + "num_classes = 3\n" + EDGES, 4, "num_classes has no effect without label"),
+    "dtype of nothing": (NODES + "dtype = 'float16'\n" + EDGES, 4, "dtype has no effect without features"),
     "two features": (NODES + "features = 'a'\nfeatures_npy = 'b.npy'\n" + EDGES, 5, "has features and features_npy"),
     "field x": (NODES + "fields = { x = 'a' }\n" + EDGES, 4, 'a field "x" cannot be given; choose another name'),
     "field weight": (WITH + "fields = { weight = 'a' }\n", 9, 'a field "weight" cannot be given'),
@@ -82,7 +82,7 @@ MISTAKES = {  # claim: text, line (0: none), what the message says
     ),
     "undirected between types": (NODES + MORE + WRITES + "undirected = true\n", 10, "relations of a type with itself"),
     "loops between types": (NODES + MORE + WRITES + "self_loops = 'drop'\n", 10, "relations of a type with itself"),
-    "reverse of both": (WITH + "undirected = true\nreverse = true\n", 10, "reverse has no say beside undirected"),
+    "reverse of both": (WITH + "undirected = true\nreverse = true\n", 10, "reverse has no effect with undirected"),
     "reverse by three": (WITH + "reverse = 'paper a paper'\n", 9, "give the name only"),
     "reverse of itself": (WITH + "reverse = 'cites'\n", 9, 'there is a relation "paper cites paper" already'),
     "reverse that is there": (
@@ -183,7 +183,7 @@ def test_every_key_is_read() -> None:
 
 def test_names_that_need_quotes_are_found_in_their_line() -> None:
     text = NODES.replace("paper]", "'p.1']") + "num_classes = 3\n[edges.'p.1 é p.1']\nfiles = 'x'\n" + ENDS
-    with pytest.raises(ConfigError, match=r'^graph.toml:4: nodes."p.1".num_classes has no say'):
+    with pytest.raises(ConfigError, match=r'^graph.toml:4: nodes."p.1".num_classes has no effect'):
         parse_graph(text)
 
 

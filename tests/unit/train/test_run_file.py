@@ -75,11 +75,11 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[train]\ndevice = 'cuda:0'\n", 3, r'did you mean "cuda"\?'),
     (STORE + "[model]\nfactory = 'my_model.py'\n", 3, 'give "module:function"'),
     (STORE + "[model]\nfactory = 'os:sys-tem'\n", 3, 'give "module:function"'),
-    # keys that have no say here
+    # keys that have no effect here
     (STORE + "[model]\nheads = 8\n", 3, 'model.heads is for model.name = "gat" or "rgat", and that is "sage"'),
-    (STORE + "[model]\nfactory = 'a:b'\nhidden = 8\n", 4, "model.hidden has no say beside model.factory"),
-    (STORE + "[model]\nfactory = 'a:b'\nheads = 8\n", 4, "model.heads has no say beside model.factory|that is"),
-    (STORE + "[model]\noptions = { a = 1 }\n", 3, "model.options has no say without model.factory"),
+    (STORE + "[model]\nfactory = 'a:b'\nhidden = 8\n", 4, "model.hidden has no effect with model.factory"),
+    (STORE + "[model]\nfactory = 'a:b'\nheads = 8\n", 4, "model.heads has no effect with model.factory|that is"),
+    (STORE + "[model]\noptions = { a = 1 }\n", 3, "model.options has no effect without model.factory"),
     (STORE + "[task]\nrelation = 'a b c'\n", 3, 'task.relation is for task.kind = "link-prediction"'),
     (STORE + "[task]\nkind = 'link-prediction'\nlabel = 'y'\n", 4, "task.label is for task.kind = "),
     (STORE + "[optimizer]\nmomentum = 0.9\n", 3, 'optimizer.momentum is for optimizer.name = "sgd"'),
@@ -98,7 +98,7 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[task]\nval = ''\n[train]\npatience = 3\n", 5, "train.patience needs a validation split"),
     (STORE + "[task]\nval = ''\n[scheduler]\nname = 'plateau'\n", 5, "needs a validation split"),
     (STORE + "[task]\nkind = 'link-prediction'\nval_share = 0.6\ntest_share = 0.4\n", 5, "add up to 1; leave some"),
-    (STORE + "[task]\nkind = 'link-prediction'\nlinks = 'l'\nval_share = 0.1\n", 5, "has no say beside task.links"),
+    (STORE + "[task]\nkind = 'link-prediction'\nlinks = 'l'\nval_share = 0.1\n", 5, "has no effect with task.links"),
     # where the graph is
     (STORE + "[cluster]\nservers = 7000\n", 3, "cluster.servers is 7000; give a list of host:port, e.g. "),
     (STORE + "[cluster]\nservers = ['10.0.0.1']\n", 3, "cluster.servers is .*; give a list of host:port"),
@@ -116,17 +116,17 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[placement]\nfeatures = '%'\n", 3, "placement.features is '%'; give"),
     (STORE + "[placement]\nfeatures = '120%'\n", 3, "placement.features is '120%'; give"),
     (STORE + "[placement]\nfeatures = 'host'\ndtype = 'int4'\n", 4, 'placement.dtype is .int4.; give one of "int8"'),
-    (STORE + "[placement]\ndtype = 'int8'\n", 3, "placement.dtype has no say without placement.features"),
+    (STORE + "[placement]\ndtype = 'int8'\n", 3, "placement.dtype has no effect without placement.features"),
     (
         "[cluster]\nservers = ['a:1']\n[placement]\ntopology = 'cuda'\n",
         4,
-        "placement.topology has no say without store",
+        "placement.topology has no effect without store",
     ),
     (STORE + "[cluster]\nkey = 'k'\n", 3, "cluster.key is given alone; give cluster.cert and cluster.key"),
     (STORE + "[cluster]\nkey = 'k'\ncert = 'c'\n", 4, "cluster.cert is given without cluster.ca; give the CA"),
-    ("[cluster]\nservers = ['a:1']\ncache = '4GB'\n", 3, "no say where servers make the .* start them with --cache"),
-    ("[cluster]\nservers = ['a:1']\nparts = [0]\n", 3, "cluster.parts has no say without store; leave it out"),
-    ("[cluster]\nservers = ['a:1']\nlocality = true\n", 3, "cluster.locality has no say without store"),
+    ("[cluster]\nservers = ['a:1']\ncache = '4GB'\n", 3, "no effect where servers make the .* start them with --cache"),
+    ("[cluster]\nservers = ['a:1']\nparts = [0]\n", 3, "cluster.parts has no effect without store; leave it out"),
+    ("[cluster]\nservers = ['a:1']\nlocality = true\n", 3, "cluster.locality has no effect without store"),
 ]
 
 

@@ -98,7 +98,7 @@ class FixedBatch:
     def _empty_rows(self) -> dict[int, Tensor]:
         """Features by type: zeros to begin with, and rows of earlier batches later on, so they are always finite.
 
-        They must be. A row beyond the batch has no say and its gradient is zero, but that is multiplied by the row.
+        They must be. A row beyond the batch has no effect and its gradient is zero, but that is multiplied by the row.
         """
         plot, schema = self._plot, self._plot.plan.schema
         rows = {}

@@ -155,7 +155,7 @@ def _check_edges(graph_file: GraphFile, table: EdgeTable) -> None:
         return
     at = f"{table.owner}.reverse"
     if table.undirected:
-        raise graph_file.problem(at, f"{at} has no say beside undirected, which counts both directions; drop one")
+        raise graph_file.problem(at, f"{at} has no effect with undirected, which counts both directions; drop one")
     if " " in table.reverse:
         raise graph_file.problem(at, f"{at} is {as_toml(table.reverse)}; give the name only, without types and spaces")
     turned = (destination, table.reverse, source)
@@ -177,7 +177,7 @@ def _check_shared(
     has_features = table.features or (isinstance(table, NodeTable) and table.features_npy)
     if f"{table.owner}.dtype" in graph_file.where and not has_features:
         raise graph_file.problem(
-            f"{table.owner}.dtype", f"{table.owner}.dtype has no say without features; leave it out"
+            f"{table.owner}.dtype", f"{table.owner}.dtype has no effect without features; leave it out"
         )
     for name in table.fields:
         if name in made or not name.strip() or not name.isprintable():

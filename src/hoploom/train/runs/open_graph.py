@@ -27,7 +27,7 @@ from hoploom.train.runs.run_file import LINKS, RunFile
 
 NUM_BATCHES = 64  # that are sampled to know what is visited
 OPTIONS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
-NO_LOCALITY = "cluster.locality has no say where servers make the batches: no process holds a part; leave it out"
+NO_LOCALITY = "cluster.locality has no effect where servers make the batches: no process holds a part; leave it out"
 
 
 def open_graph(run_file: RunFile, context: Context) -> Store:
@@ -70,7 +70,7 @@ def _check_device(run_file: RunFile, name: str, device: torch.device) -> None:
         why = 'train.device is "cpu"'
     else:
         why = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
-    raise run_file.problem(name, f"{name} has no say: this run is on cpu ({why}); leave [placement] out")
+    raise run_file.problem(name, f"{name} has no effect: this run is on cpu ({why}); leave [placement] out")
 
 
 def _kernels_are_interpreted() -> bool:

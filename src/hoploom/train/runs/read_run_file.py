@@ -12,7 +12,7 @@ from hoploom.config.document import SET, Document, absolute, parse_document, rea
 from hoploom.dist import environment
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, RunFile, applies
 
-NO_CACHE = "cluster.cache has no say where servers make the batches; leave it out, and start them with --cache"
+NO_CACHE = "cluster.cache has no effect where servers make the batches; leave it out, and start them with --cache"
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
@@ -119,7 +119,7 @@ def _check_sampling(values: dict[str, Any], where: Mapping[str, str]) -> None:
             if values[f"loader.{name}"]:
                 raise problem(where, f"loader.{name}", f"loader.{name} cannot be combined with loader.labor; drop one")
     if values["loader.weighted"] and values["loader.temporal"] == "last":
-        message = 'loader.temporal = "last" draws nothing, so loader.weighted has no say; drop one'
+        message = 'loader.temporal = "last" draws nothing, so loader.weighted has no effect; drop one'
         raise problem(where, "loader.temporal", message)
 
 
@@ -132,7 +132,7 @@ def _check_links(values: dict[str, Any], where: Mapping[str, str]) -> None:
         raise problem(where, name, f"task.val_share and task.test_share add up to {held_out:g}; leave some to train on")
     for name in ("task.val_share", "task.test_share"):
         if values["task.links"] is not None and name in where:
-            raise problem(where, name, f"{name} has no say beside task.links; drop one of the two")
+            raise problem(where, name, f"{name} has no effect with task.links; drop one of the two")
 
 
 def _check_validation(values: dict[str, Any], where: Mapping[str, str]) -> None:

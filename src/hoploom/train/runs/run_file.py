@@ -86,7 +86,7 @@ class TaskSection:
     )
     reverse: str | None = key(
         None,
-        "a relation with the same links turned round",
+        "the relation that holds the same links in the other direction",
         rules.text(),
         example="paper rev_writes author",
         only=OF_LINKS,
@@ -100,8 +100,10 @@ class TaskSection:
     )
     val_share: float = key(0.05, "share of the edges held out of the graph to validate", rules.share(), only=OF_LINKS)
     test_share: float = key(0.1, "share of the edges held out of the graph to test", rules.share(), only=OF_LINKS)
-    negatives: float = key(1.0, "random links per link", rules.number(open_ends=True), only=OF_LINKS)
-    strict_negatives: bool = key(False, "no random link is an edge of the graph", rules.flag(), only=OF_LINKS)
+    negatives: float = key(
+        1.0, "random links per link, as negative examples", rules.number(open_ends=True), only=OF_LINKS
+    )
+    strict_negatives: bool = key(False, "negative examples are never edges of the graph", rules.flag(), only=OF_LINKS)
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,9 @@ class ModelSection:
         rules.function(),
         example="my_model:make",
     )
-    options: dict[str, Any] = key({}, "what the factory is given besides", rules.options(), only=OWN)
+    options: dict[str, Any] = key({}, "further arguments of the factory", rules.options(), only=OWN)
     modules: Path | None = key(
-        None, "where the factory's module lies; left out: beside this file", rules.path(), example=".", only=OWN
+        None, "the folder with the factory's module; left out: that of this file", rules.path(), example=".", only=OWN
     )
 
 
@@ -137,16 +139,18 @@ class LoaderSection:
     relation_fanouts: dict[str, tuple[int, ...]] = key(
         {}, "other fanouts for some relations", RELATION_FANOUTS, example={"author writes paper": (5, 5)}
     )
-    batch_size: int = key(
-        1024, "seeds of a step over all processes: results do not depend on their number", rules.whole(1)
-    )
+    batch_size: int = key(1024, "seeds of a step, over all processes together", rules.whole(1))
     mode: str = key("blocks", "blocks: each layer samples afresh; subgraph: as PyG", rules.choice("blocks", "subgraph"))
     threads: int = key(2, "threads per process that make batches", rules.whole(0, 1024))
     replace: bool = key(False, "pick with replacement", rules.flag())
-    labor: bool = key(False, "picks that share sources between seeds", rules.flag())
+    labor: bool = key(False, "LABOR sampling: seeds share their picks, so batches hold fewer nodes", rules.flag())
     weighted: bool = key(False, "pick by the store's edge weights", rules.flag())
     temporal: str | None = key(
-        None, "pick no edge younger than its seed", rules.choice("uniform", "last"), example="uniform", only=OF_NODES
+        None,
+        "pick only edges that are not younger than their seed",
+        rules.choice("uniform", "last"),
+        example="uniform",
+        only=OF_NODES,
     )
     eval_fanouts: tuple[int, ...] | None = key(
         None, "fanouts to evaluate with; left out: fanouts", rules.fanouts(), example=(-1, -1)
@@ -179,19 +183,23 @@ class SchedulerSection:
         3, "epochs without a better validation before a cut", rules.whole(0), only=Only("scheduler.name", ("plateau",))
     )
     factor: float = key(0.5, "what a cut multiplies by", rules.number(0, 1, open_ends=True), only=CUTS)
-    min_lr: float = key(0.0, "no lower than this", rules.number(), only=CURVES)
+    min_lr: float = key(0.0, "the lowest learning rate", rules.number(), only=CURVES)
 
 
 @dataclass(frozen=True)
 class TrainSection:
     """How long and how."""
 
-    epochs: int = key(10, "times over all seeds", rules.whole(1))
-    processes: int = key(1, "processes on this machine; torchrun's own number wins", rules.whole(1, 4096))
+    epochs: int = key(10, "passes over all training seeds", rules.whole(1))
+    processes: int = key(1, "processes on this machine; under torchrun, its number counts", rules.whole(1, 4096))
     device: str = key("auto", "auto: a GPU per process where there is one", rules.choice("auto", "cpu", "cuda"))
-    precision: str = key("fp32", "of the model's arithmetic", rules.choice("fp32", "bf16", "fp16"))
+    precision: str = key(
+        "fp32", "the floating point type that the model computes in", rules.choice("fp32", "bf16", "fp16")
+    )
     accumulate: int = key(1, "batches per optimizer step", rules.whole(1))
-    clip_norm: float | None = key(None, "the gradient's norm is cut to this", rules.number(open_ends=True), example=1.0)
+    clip_norm: float | None = key(
+        None, "the largest norm of the gradient; larger ones are scaled down", rules.number(open_ends=True), example=1.0
+    )
     monitor: str | None = key(
         None, "the metric that picks the best checkpoint; left out: the task's own", rules.text(), example="accuracy"
     )
@@ -203,12 +211,14 @@ class TrainSection:
     whole_steps: bool = key(
         False, "sampling and learning replayed as CUDA graphs; one process, [placement] set", rules.flag()
     )
-    margin: float = key(0.1, "room of whole steps beyond what sampled batches took, as a share of it", rules.number())
+    margin: float = key(
+        0.1, "extra buffer space of whole steps, as a share of the largest sampled batch", rules.number()
+    )
 
 
 @dataclass(frozen=True)
 class ClusterSection:
-    """Where the graph is, if not on this machine alone."""
+    """Where the graph is, if it is not on this machine alone."""
 
     servers: tuple[str, ...] | None = key(
         None,
@@ -226,9 +236,12 @@ class ClusterSection:
         rules.choice("auto", "local", "parted"),
         only=WITH_STORE,
     )
-    locality: bool = key(False, "seeds go to the processes whose host holds them", rules.flag(), only=WITH_STORE)
+    locality: bool = key(False, "seeds go to processes of the host that holds them", rules.flag(), only=WITH_STORE)
     cache: str | None = key(
-        None, "rows of other hosts that a process keeps, the most visited ones", rules.share_or_size(), example="20%"
+        None,
+        "a cache of other hosts' rows in each process, filled with the most visited ones",
+        rules.share_or_size(),
+        example="20%",
     )
     look_ahead: int | None = key(
         None, "batches whose missing rows are fetched together", rules.whole(1, 1024), example=4, only=WITH_STORE
@@ -244,24 +257,28 @@ class ClusterSection:
 
 @dataclass(frozen=True)
 class PlacementSection:
-    """What of the graph lies where a GPU reads it."""
+    """Which data of the graph a GPU reads directly."""
 
     topology: str | None = key(
         None,
-        "device memory, pinned host memory, or what fits; left out: the host samples",
+        "device memory, pinned host memory, or what fits; left out: the CPU samples",
         TOPOLOGY,
         example="cuda",
         only=WITH_STORE,
     )
     features: str | float | None = key(
         None,
-        "the same, or how much of them to device memory, the rest to host memory; spread: over the GPUs of this host",
+        "the same, or how much goes to device memory, the rest to host memory; spread: shared by the GPUs of this host",
         FEATURES,
         example="20%",
         only=WITH_STORE,
     )
     dtype: str | None = key(
-        None, "float features are kept narrower, which loses digits", rules.choice(*NARROW), example="int8", only=PLACED
+        None,
+        "a narrower type that float features are stored in; digits are lost",
+        rules.choice(*NARROW),
+        example="int8",
+        only=PLACED,
     )
 
 
