@@ -5,7 +5,7 @@ import threading
 from contextlib import suppress
 from types import TracebackType
 
-from hoploom.serve.address import split_address
+from hoploom.config.values import split_address
 
 MOST = 64  # connections
 CLOSING = 5.0  # seconds for a thread to end

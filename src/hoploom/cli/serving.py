@@ -13,9 +13,8 @@ from types import FrameType
 from hoploom.cli.command import Arguments, Command
 from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.config.extras import needs
-from hoploom.config.values import as_int, as_number, parse_bytes
+from hoploom.config.values import as_int, as_number, parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
-from hoploom.serve.address import read_addresses, split_address
 from hoploom.serve.ready import Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.store.disk import held_parts

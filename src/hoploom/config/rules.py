@@ -7,11 +7,11 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.values import as_fanouts, parse_bytes, parse_share_or_bytes
+from hoploom.config.values import as_fanouts, parse_bytes, parse_share_or_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
 
 MOST = 2**31 - 1  # of a count
@@ -161,14 +161,20 @@ def label() -> KeyRule:
 
 
 def address() -> KeyRule:
-    """host:port."""
+    """Where one listens, at a port of its own choice."""
 
-    def read(value: Any) -> str | None:
-        name, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-        named = colon and HOST.fullmatch(name.removeprefix("[").removesuffix("]"))
-        return value if named and port.isascii() and port.isdigit() and 0 < int(port) < 65536 else None
+    def check(value: str) -> None:
+        name, port = split_address(value)
+        if not port or not HOST.fullmatch(name):
+            raise ConfigError(f"the address is {value!r:.100}; give HOST:PORT")
 
-    return KeyRule('"host:port", e.g. "10.0.0.1:29500"', read, is_text=True)
+    return accepted('"host:port", e.g. "10.0.0.1:29500"', check)
+
+
+def addresses() -> KeyRule:
+    """Where several listen: a list, or a text with commas."""
+    given = accepted('a list of host:port, e.g. ["10.0.0.1:7000", "10.0.0.2:7000"]', read_addresses, kinds=str | list)
+    return replace(given, read=lambda value: None if given.read(value) is None else tuple(read_addresses(value)))
 
 
 # --- amounts -------------------------------------------------------------------------------------

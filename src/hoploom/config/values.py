@@ -1,8 +1,9 @@
-"""Single values that people and programs give: numbers, words, amounts such as 1e10, 512GB, 20%, 100Gb and 15,10,5.
+"""Single values that people and programs give: numbers, words, amounts (512GB, 20%, 100Gb), addresses.
 
 Bytes go by powers of 1000 (GB) or 1024 (GiB). Text has three digits, which is more than the model is good for.
 """
 
+import ipaddress
 import math
 import numbers
 import operator
@@ -149,6 +150,45 @@ def _decimal(text: str) -> Decimal:
         return Decimal(text.replace(",", "").replace("_", ""))
     except InvalidOperation as error:  # an exponent beyond what Decimal takes
         raise ConfigError(f"{text!r:.80} is no number; give one such as 1e10") from error
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT, or [HOST]:PORT for IPv6."""
+    host, colon, port = address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"the address is {address!r:.100}; give HOST:PORT, e.g. 127.0.0.1:7000")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of split_address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def read_addresses(servers: str | Iterable[str]) -> list[str]:
+    """The addresses in a list, or in a text with commas; each once."""
+    listed = servers.split(",") if isinstance(servers, str) else list(servers)
+    found = [join_address(*split_address(one.strip())) for one in listed if isinstance(one, str) and one.strip()]
+    if not found or len(found) != len([one for one in listed if one != ""]):
+        raise ConfigError(f"servers are {servers!r:.200}; give addresses, e.g. 10.0.0.1:7000,10.0.0.2:7000")
+    return list(dict.fromkeys(found))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches an address. A name other than localhost is not looked up: it may change."""
+    bare = host.strip("[]").partition("%")[0].lower().rstrip(".")
+    if bare == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return False
+    inner = getattr(address, "ipv4_mapped", None)
+    return bool((inner or address).is_loopback)
 
 
 # --- into text -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hoploom.config import rules
 from hoploom.config.declare import Headings, key, keys_in
 from hoploom.config.document import Document, full_name
 from hoploom.config.toml import quoted
-from hoploom.serve.address import join_address
+from hoploom.config.values import join_address
 
 Executor = Literal["local", "ssh", "slurm", "kubernetes"]
 Mode = Literal["worker", "server-client", "none"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from hoploom.config.values import as_int
+from hoploom.config.values import as_int, join_address
 from hoploom.deploy.cluster_file import Security
 from hoploom.deploy.local_server import LocalServer, address_towards, token_in_file
 from hoploom.deploy.programs import ServerCommand
@@ -23,7 +23,6 @@ from hoploom.dist.context import Context
 from hoploom.dist.environment import Deployment, RankPlace
 from hoploom.dist.rendezvous import LOOPBACK
 from hoploom.errors import ConfigError
-from hoploom.serve.address import join_address
 from hoploom.store import Store, open_store
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Host, Process, Security, ServerOptions
 from hoploom.errors import ConfigError
-from hoploom.serve.address import is_loopback, join_address, split_address
 
 LOGS = "{logs}"  # in words: a folder that the keeper makes, and removes at the end
 FORMS = "give what comes behind `hoploom`, such as train run.toml, or your own script.py and its arguments"

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config.document import YAML_SUFFIXES, Document, absolute, full_name, read_document
+from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, HostKeys, TopKeys, Written, keys_of
 from hoploom.deploy.glt_yaml import keys_of_glt
 from hoploom.errors import ConfigError, StoreError
-from hoploom.serve.address import is_loopback, join_address, split_address
 
 RENDEZVOUS_PORT = 29500  # torchrun's own
 FINDS_PORTS = ("local", "slurm")  # of those that are not given

@@ -11,11 +11,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from hoploom.config.values import join_address, split_address
 from hoploom.deploy import slurm_job
 from hoploom.deploy.cluster_file import Cluster, Process, SlurmOptions
 from hoploom.deploy.programs import processes
 from hoploom.errors import ConfigError
-from hoploom.serve.address import join_address, split_address
 
 SERVE_DEADLINE = 600  # seconds until all servers serve: a large store is checked and mapped first
 STOP_DEADLINE = 30  # seconds that servers get to finish what is in flight

@@ -14,12 +14,11 @@ import torch
 
 from hoploom import ops
 from hoploom.config.extras import needs
-from hoploom.config.values import as_int, as_number
+from hoploom.config.values import as_int, as_number, read_addresses
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.loader import Source
 from hoploom.load.maker import Maker
 from hoploom.load.source import here
-from hoploom.serve.address import read_addresses
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.store import Store, open_store
 from hoploom.store.base import Deployment, Shard

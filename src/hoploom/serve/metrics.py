@@ -24,8 +24,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from hoploom.closing import Closing
+from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError
-from hoploom.serve.address import is_loopback, join_address
 from hoploom.serve.security import ServerSecurity, check_listen, load_pair
 from hoploom.serve.token_auth import HEADER, carries, expected_header
 

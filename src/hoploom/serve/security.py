@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hoploom.config.extras import needs
+from hoploom.config.values import is_loopback
 from hoploom.errors import ConfigError
-from hoploom.serve.address import is_loopback
 
 MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: not to be guessed, and it fits in a header
 MAX_FILE = 1 << 20

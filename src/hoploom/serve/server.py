@@ -5,6 +5,7 @@ are idle cannot be closed from here; the process ends under them, and they go to
 """
 
 import contextlib
+import socket
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,9 @@ from torch import Tensor
 
 import hoploom
 from hoploom.closing import Closing
+from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
-from hoploom.serve.address import check_free, join_address, split_address
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
@@ -173,3 +174,20 @@ FAILED = (PeerError.__name__, BatchError.__name__)
 def refusal(error: HoploomError) -> Message:
     """An answer that says why there is none."""
     return Message({"error": type(error).__name__, "message": str(error)[:2000]})
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise ConfigError where nobody could listen: gRPC itself would share a port that is taken, in silence."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {join_address(host, port)}: {error}; give another address") from error
+    if not is_loopback(host) and all(is_loopback(str(one[4][0])) for one in found):
+        raise ConfigError(
+            f"{host} is {found[0][4][0]} on this host (/etc/hosts may say so), which no other host reaches; give the "
+            "address that others reach it by, or 127.0.0.1 where none is to"
+        )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.flight as flight
 
-from hoploom.serve.address import join_address
+from hoploom.config.values import join_address
 from hoploom.serve.security import ClientSecurity, ServerSecurity
 
 HEADER = "authorization"

@@ -7,7 +7,7 @@ table in docs/training.md are made from them. A key that is for some choices onl
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, replace
+from dataclasses import Field, dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from hoploom.config.toml import as_toml
 from hoploom.errors import ConfigError
 from hoploom.gpu.place.request import NARROW, read_features, read_topology
 from hoploom.nn import KINDS
-from hoploom.serve.address import read_addresses
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
@@ -57,12 +56,6 @@ def _parts() -> rules.KeyRule:
         return tuple(sorted(set(numbers))) if numbers and all(one.read(n) is not None for n in numbers) else None
 
     return rules.KeyRule("a list of numbers from 0 on, e.g. [0]", read)
-
-
-def _addresses() -> rules.KeyRule:
-    """Where servers listen: a list, or a text with commas."""
-    given = accepted('a list of host:port, e.g. ["10.0.0.1:7000", "10.0.0.2:7000"]', read_addresses, kinds=str | list)
-    return replace(given, read=lambda value: None if given.read(value) is None else tuple(read_addresses(value)))
 
 
 @dataclass(frozen=True)
@@ -224,7 +217,7 @@ class ClusterSection:
         None,
         "graph servers; with store, each process maps its parts and asks them for the rest, without it they make the "
         "batches; left out: those of hoploom launch, or one beside the processes of each host",
-        _addresses(),
+        rules.addresses(),
         example=("10.0.0.1:7000", "10.0.0.2:7000"),
     )
     parts: tuple[int, ...] | None = key(

@@ -1,11 +1,12 @@
-"""host:port, read and written, and who may listen there."""
+"""host:port, read and written, and where a server may listen."""
 
 import socket
 
 import pytest
 
 from hoploom import ConfigError
-from hoploom.serve.address import check_free, join_address, split_address
+from hoploom.config.values import join_address, split_address
+from hoploom.serve.server import check_free
 
 
 @pytest.mark.parametrize(("written", "parts"), [("gpu1:7", ("gpu1", 7)), ("[::1]:65535", ("::1", 65535))])
