@@ -6,7 +6,6 @@ shows that nothing was fused. Not shown here: that the machine code does on a GP
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,15 +14,14 @@ from typing import Any
 
 import pytest
 from support import TESTS
+from support.kernel_calls import started
 
-KERNELS = TESTS.parent / "src" / "hoploom" / "ops" / "kernels"
 WORKER = TESTS / "support" / "compile_workers.py"
 SHARED_MEMORY = {"sm_90": 227 << 10, "sm_80": 163 << 10, "gfx942": 64 << 10}  # bytes a program may take
 FLOATS_OF_PICKS = ("invert_sums", "keep_lowest")  # whose float64 must be the core's, bit for bit
 REDUCING = ("sums", "maxima", "dots", "softmax")  # modules: results are the same every time, backward ones too
 LITTLE = 16  # bytes of stack a thread may take: for a call, or a register or two
 READING_ROWS = ("copy_rows", "sum_short", "max_short", "dot_edges")
-JITTED = re.compile(r"^@(?:triton\.jit|kernel)\b.*\n(?:(?!def ).*\n)*def (\w+)\(", re.MULTILINE)
 DEADLINE = 1500.0
 
 Found = dict[str, Any]
@@ -63,14 +61,6 @@ def named(found: Sequence[Found], names: Sequence[str]) -> list[Found]:
     chosen = [one for one in found if one["kernel"].split(".")[-1] in names]
     assert {one["kernel"].split(".")[-1] for one in chosen} == set(names)
     return chosen
-
-
-def started() -> set[str]:
-    """The kernels among all functions in Triton's language: those that no other one calls."""
-    texts = {path.stem: path.read_text() for path in KERNELS.glob("*.py")}
-    whole = "\n".join(texts.values())
-    functions = [(module, name) for module, text in texts.items() for name in JITTED.findall(text)]
-    return {f"{module}.{name}" for module, name in functions if not re.search(rf"(?<!def )\b{name}\(", whole)}
 
 
 def test_every_kernel_compiles_for_a_gpu(compiled: list[Found]) -> None:

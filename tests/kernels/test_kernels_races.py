@@ -12,11 +12,10 @@ from support.batches import assert_same_batches
 from support.collisions import ALIKE, ATOMICS, PROGRAMS, THREADS
 from support.device_loaders import nodes, placed
 from support.graphs import random_graph
-from support.kernel_calls import make_gathers, make_maps, make_samples
+from support.kernel_calls import make_gathers, make_maps, make_samples, started
 from support.kernel_forms import frontier_of, lists_of, no_faults, number, picks_of, rule_of
+from support.kernel_maps import Hop, is_empty, kinds, make, wanted
 from support.races import Conflict, Watch, Way, backwards, shuffled, watched
-from test_kernels_compile import started
-from test_kernels_relabel import Hop, is_empty, kinds, make, wanted
 from torch import Tensor
 
 import hoploom

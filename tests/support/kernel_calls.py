@@ -1,5 +1,7 @@
 """One call or a few of every kernel, through the functions that start them. What they compute does not matter here."""
 
+import re
+
 import torch
 
 from hoploom import ops
@@ -8,9 +10,12 @@ from hoploom.ops.kernels import aggregate
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ops.kernels.sample import sample
+from support import TESTS
 from support.kernel_forms import frontier_of, lists_of, no_faults, picks_of, rule_of
 
 HERE = torch.device("cpu")
+KERNELS = TESTS.parent / "src" / "hoploom" / "ops" / "kernels"
+JITTED = re.compile(r"^@(?:triton\.jit|kernel)\b.*\n(?:(?!def ).*\n)*def (\w+)\(", re.MULTILINE)
 
 
 def make_all() -> None:
@@ -89,3 +94,11 @@ def make_reductions() -> None:
         aggregate.dot_rows(edges, x, x, 4)
         aggregate.softmax_lists(indptr, scores, None)
         aggregate.softmax_lists(indptr, scores, scores)
+
+
+def started() -> set[str]:
+    """The kernels among all functions in Triton's language: those that no other one calls."""
+    texts = {path.stem: path.read_text() for path in KERNELS.glob("*.py")}
+    whole = "\n".join(texts.values())
+    functions = [(module, name) for module, text in texts.items() for name in JITTED.findall(text)]
+    return {f"{module}.{name}" for module, name in functions if not re.search(rf"(?<!def )\b{name}\(", whole)}

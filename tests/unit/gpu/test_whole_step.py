@@ -26,6 +26,7 @@ import hoploom
 from hoploom.dist.context import init
 from hoploom.gpu.whole_step import epoch
 from hoploom.gpu.whole_step import fixed_sizes as capacity
+from hoploom.gpu.whole_step.cuda_graph import Recording
 from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
@@ -37,6 +38,11 @@ from hoploom.train.runs.run import run, summary
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 STEPS = -(-NUM_TRAIN // BATCH)
 FULL = NUM_TRAIN // BATCH
+
+
+def assert_close(left: Learner, right: Learner, tolerance: float) -> None:
+    for ours, theirs in zip(parameters_of(left), parameters_of(right), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def assert_same(
@@ -52,11 +58,6 @@ def assert_same(
     assert whole.loader.state_dict() == own.loader.state_dict()
     assert whole.standing == own.standing
     return step.counts
-
-
-def assert_close(left: Learner, right: Learner, tolerance: float) -> None:
-    for ours, theirs in zip(parameters_of(left), parameters_of(right), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 # --- the same steps ------------------------------------------------------------------------------
@@ -298,3 +299,20 @@ def test_a_recipe_that_whole_steps_do_not_fit_is_refused(override: str, said: st
     check_whole_steps(recipe, 1)
     with pytest.raises(hoploom.ConfigError, match="one process, this is one of 2"):
         check_whole_steps(recipe, 2)
+
+
+def test_no_replay_reads_a_closed_store(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = homogeneous_learner(device)
+    whole = WholeStep(learner, Training(2), init(device=device))
+    assert len(list(whole.epoch())) > 0
+    calls: list[Any] = []
+    monkeypatch.setattr(Recording, "__call__", lambda recording: calls.append(recording))
+    learner.loader.store.close()  # type: ignore[attr-defined]
+    with pytest.raises(hoploom.ConfigError, match="closed"):
+        list(whole.epoch())
+    assert not calls
+
+
+def test_a_whole_step_may_be_of_one_seed(device: torch.device) -> None:
+    counts = assert_same(lambda *a, **o: homogeneous_learner(*a, batch_size=1, **o), device, epochs=1)
+    assert counts.replayed > 0
