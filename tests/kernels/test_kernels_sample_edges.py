@@ -75,8 +75,8 @@ def test_over_a_thousand_times_the_fanout_is_early_enough(device: torch.device, 
     check_star(1400, device, rule(1, **flags), time=1001)
 
 
-def test_running_sums_over_a_list_of_over_a_thousand_times_the_fanout(device: torch.device) -> None:
-    check_star(1001, device, rule(1, weighted=True, replace=True))
+def test_running_sums_over_a_list_of_hundreds_of_times_the_fanout(device: torch.device) -> None:
+    check_star(301, device, rule(1, weighted=True, replace=True))
 
 
 def test_a_long_list_is_given_whole(device: torch.device) -> None:

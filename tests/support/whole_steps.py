@@ -11,6 +11,7 @@ from hoploom import NeighborLoader, Store
 from hoploom.dist.context import init
 from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.whole_step.epoch import WholeStep
+from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing
 from hoploom.nn import GNN, Shape
 from hoploom.train.learner import Learner, Training
 from hoploom.train.step import EagerSteps, Feed, Stepper
@@ -77,9 +78,11 @@ def eager(learner: Learner, device: torch.device, epochs: int = 2, **options: An
     return losses
 
 
-def taken(learner: Learner, device: torch.device, epochs: int = 2, **options: Any) -> tuple[list[float], WholeStep]:
+def taken(
+    learner: Learner, device: torch.device, epochs: int = 2, probing: Probing = PROBING, **options: Any
+) -> tuple[list[float], WholeStep]:
     """The losses of some epochs of whole steps, one after the other."""
-    whole = WholeStep(learner, Training(epochs, **options), init(device=device))
+    whole = WholeStep(learner, Training(epochs, **options), init(device=device), probing=probing)
     losses: list[float] = []
     learner.model.train()
     for _ in range(epochs):

@@ -156,7 +156,7 @@ def test_a_batch_that_does_not_fit_is_noticed_and_made_again(
     runs = Runs(store, sampling, seeds, device)
     needed = used(runs.plan, runs.run(1))
     runs.use(needed)
-    assert runs.into.room.holds(used(runs.plan, runs.run(1)))  # to the last entry
+    assert runs.into.capacity.holds(used(runs.plan, runs.run(1)))  # to the last entry
     room = _less(needed, what)
     for _ in range(8):
         runs.use(room)

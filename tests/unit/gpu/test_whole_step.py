@@ -6,6 +6,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from support.whole_steps import (
 import hoploom
 from hoploom.dist.context import init
 from hoploom.gpu.whole_step import epoch
-from hoploom.gpu.whole_step import fixed_sizes as capacity
 from hoploom.gpu.whole_step.cuda_graph import Recording
 from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
+from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
@@ -46,13 +47,16 @@ def assert_close(left: Learner, right: Learner, tolerance: float) -> None:
 
 
 def assert_same(
-    make: Callable[..., Learner], device: torch.device, tolerance: float = 1e-5, **options: Any
+    make: Callable[..., Learner],
+    device: torch.device,
+    tolerance: float = 1e-5,
+    probing: Probing = PROBING,
+    **options: Any,
 ) -> StepCounts:
     """Both ways give the same losses and parameters; how the whole steps were taken."""
     own, whole = make(device, on_host=True), make(device)
-    margin = options.pop("margin", capacity.MARGIN)
-    expected = eager(own, device, **options)
-    losses, step = taken(whole, device, margin=margin, **options)
+    expected = eager(own, device, **{name: value for name, value in options.items() if name != "margin"})
+    losses, step = taken(whole, device, probing=probing, **options)
     assert losses == pytest.approx(expected, rel=tolerance, abs=tolerance)
     assert_close(whole, own, 10 * tolerance)
     assert whole.loader.state_dict() == own.loader.state_dict()
@@ -95,12 +99,8 @@ def test_clipping_clips(device: torch.device) -> None:
         assert (float(moved.norm()) <= 2 * 0.011) == (clip_norm is not None)
 
 
-def test_a_batch_that_does_not_fit_is_taken_at_its_own_size(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capacity, "ROUNDED", 1)
-    monkeypatch.setattr(capacity, "PROBES", 1)
-    counts = assert_same(homogeneous_learner, device, margin=0.0)
+def test_a_batch_that_does_not_fit_is_taken_at_its_own_size(device: torch.device) -> None:
+    counts = assert_same(homogeneous_learner, device, probing=Probing(1, rounded=1), margin=0.0)
     assert counts.overflowed > 0
     assert counts.replayed + counts.first + counts.overflowed == 2 * FULL
 
@@ -160,8 +160,7 @@ def test_the_outcome_says_how_steps_were_taken(device: torch.device) -> None:
 def test_a_run_whose_batches_often_overflow_says_so_once(
     tight: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(capacity, "ROUNDED", 1)
-    monkeypatch.setattr(capacity, "PROBES", 1)
+    monkeypatch.setattr(epoch, "WholeStep", partial(WholeStep, probing=Probing(1, rounded=1)))
     training = Training(2, whole_steps=True, margin=0.0 if tight else 10.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -208,7 +207,7 @@ class Watched(WholeStep):
         recordings = [recording for pair in self._slots for recording in (pair.learn, pair.slot._fill)]
         slots = [pair.slot for pair in self._slots]
         buffers = [slot.on.nodes[0] for slot in slots]
-        self.left.extend(map(weakref.ref, (self, self.plot, *self.plot.maps, *slots, *recordings, *buffers)))
+        self.left.extend(map(weakref.ref, (self, self.spec, *self.spec.maps, *slots, *recordings, *buffers)))
 
 
 @pytest.mark.parametrize("ending", ["done", "asked to stop within an epoch", "an error"])

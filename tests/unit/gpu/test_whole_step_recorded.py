@@ -17,9 +17,9 @@ import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader
 from hoploom.dist.context import init
 from hoploom.gpu.batches.capacity import plan_hops
-from hoploom.gpu.whole_step import fixed_sizes as capacity
 from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording, uncollected
 from hoploom.gpu.whole_step.epoch import WholeStep
+from hoploom.gpu.whole_step.fixed_sizes import measure, probe
 from hoploom.gpu.whole_step.recordable import Rates, check_optimizer, prepare
 from hoploom.load.loader import Loader
 from hoploom.ops import choice
@@ -234,17 +234,16 @@ def test_nothing_is_collected_while_something_is_recorded(enabled: bool) -> None
 
 
 @pytest.mark.parametrize("mode", ["subgraph", "blocks"])
-def test_room_is_what_batches_took_and_a_margin(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_what_batches_took_and_a_margin(mode: str) -> None:
     """All neighbours on a ring of 40, four seeds far apart: each has two in-edges into nodes that no other one has."""
-    monkeypatch.setattr(capacity, "ROUNDED", 1)
     loader = NeighborLoader(ring(40), [-1, -1], torch.arange(0, 40, 10), batch_size=4, mode=mode)
     maker = loader.maker
     plan = plan_hops(loader.store.schema, maker.sampler.sampling, [0], with_indptr=True)
-    found = capacity.measure(plan, capacity.probe(maker, loader.rehearsal(), 4), [4], margin=0.5)
+    found = measure(plan, probe(maker, loader.rehearsal(), 4), [4], margin=0.5, rounded=1)
     assert found.nodes == ((4, 18, 30),)  # 12 and 20 and a half more: from v to v + 1, v + 2, and on to v + 3, v + 4
     assert found.edges == ((12, 36),)  # 8, and 16 more; a block of 12 nodes has 24 by itself
-    assert found.room.nodes == (30,)
-    narrow = capacity.measure(plan, capacity.probe(maker, loader.rehearsal(), 4), [4], margin=0.0)
+    assert found.capacity.nodes == (30,)
+    narrow = measure(plan, probe(maker, loader.rehearsal(), 4), [4], margin=0.0, rounded=1)
     assert narrow.nodes == ((4, 12, 20),)
     sizes = [0] * plan.num_slots
     for hop, size in enumerate((4, 12, 20)):
@@ -256,11 +255,11 @@ def test_room_is_what_batches_took_and_a_margin(mode: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("margin", [9.0, 1e308])
-def test_room_is_never_more_than_there_is(margin: float) -> None:
+def test_sizes_are_never_more_than_there_is(margin: float) -> None:
     loader = NeighborLoader(ring(12), [2, 2], torch.arange(12), batch_size=4)
     plan = plan_hops(loader.store.schema, loader.maker.sampler.sampling, [0], with_indptr=True)
-    found = capacity.measure(plan, capacity.probe(loader.maker, loader.rehearsal(), 4), [4], margin=margin)
-    assert found.room.edges == (24,)
+    found = measure(plan, probe(loader.maker, loader.rehearsal(), 4), [4], margin=margin)
+    assert found.capacity.edges == (24,)
     assert found.nodes[0][-1] <= 12 + 4
 
 

@@ -43,7 +43,7 @@ class DeviceEdges:
 class DeviceBuffers:
     """A sampled batch as the device has it: buffers, and how much of each is filled. Made once, filled by every run."""
 
-    room: Capacity
+    capacity: Capacity
     nodes: tuple[Tensor, ...]  # per type: [capacity] int64
     trees: tuple[Tensor | None, ...]  # per type: [capacity] int64; disjoint sampling only
     layers: tuple[tuple[DeviceEdges, ...], ...]  # per layer, blocks from the seeds inwards, and per relation
@@ -60,22 +60,22 @@ class DeviceBuffers:
         return self.totals[FAULT, :1]
 
 
-def make_buffers(plan: HopPlan, room: Capacity, device: torch.device) -> DeviceBuffers:
-    """Memory for batches of this room."""
+def make_buffers(plan: HopPlan, capacity: Capacity, device: torch.device) -> DeviceBuffers:
+    """Memory for batches of this capacity."""
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int64, device=device)
 
-    types, relations = range(len(room.nodes)), range(len(room.edges))
-    nodes = tuple(empty(size) for size in room.nodes)
-    trees = tuple(empty(room.nodes[index]) if plan.sampling.disjoint else None for index in types)
+    types, relations = range(len(capacity.nodes)), range(len(capacity.edges))
+    nodes = tuple(empty(size) for size in capacity.nodes)
+    trees = tuple(empty(capacity.nodes[index]) if plan.sampling.disjoint else None for index in types)
     layers = []
     for layer in range(plan.num_layers):
-        capacities = room.picks[layer] if plan.is_blocks else room.edges
-        indptrs = [empty(room.nodes[end] + 1) if plan.with_indptr else None for end in plan.schema.destinations]
+        capacities = capacity.picks[layer] if plan.is_blocks else capacity.edges
+        indptrs = [empty(capacity.nodes[end] + 1) if plan.with_indptr else None for end in plan.schema.destinations]
         layers.append(tuple(DeviceEdges(empty(2, capacities[i]), empty(capacities[i]), indptrs[i]) for i in relations))
-    sources = tuple(empty(size) for size in room.edges)
-    return DeviceBuffers(room, nodes, trees, tuple(layers), sources, empty(plan.num_slots, 2))
+    sources = tuple(empty(size) for size in capacity.edges)
+    return DeviceBuffers(capacity, nodes, trees, tuple(layers), sources, empty(plan.num_slots, 2))
 
 
 def make_maps(plan: HopPlan, device: torch.device) -> tuple[DeviceNodeMap, ...]:
@@ -125,10 +125,10 @@ def _expand(
     sampling, relation = plan.sampling, ask.relation
     source, destination = plan.schema.sources[relation], plan.schema.destinations[relation]
     begin, end = (into.total(slot) for slot in plan.frontier(hop, destination))
-    span = DeviceSpan(begin, end, into.room.rows[hop][destination])
+    span = DeviceSpan(begin, end, into.capacity.rows[hop][destination])
     frontier = DeviceFrontier(into.nodes[destination], span, into.trees[destination], seeds.times, seeds.first_tree)
     edges = into.layers[hop if plan.is_blocks else 0][relation]
-    span = DeviceSpan(into.total(ask.begin), into.total(ask.end), into.room.picks[hop][relation])
+    span = DeviceSpan(into.total(ask.begin), into.total(ask.end), into.capacity.picks[hop][relation])
     scratch = into.sources[relation][: edges.edges.numel()]
     picks = DevicePicks(scratch, edges.edges, edges.edge_index[1], span, edges.indptr)
     fanout, weighted = sampling.fanouts[hop][relation], sampling.weighted and lists.weight is not None

@@ -108,7 +108,7 @@ class DeviceSampling:
         """Read the sizes, make the batch again if it did not fit, and cut it out."""
         plan, start = self._plan, begun.start
         assert plan is not None
-        while not begun.buffers.into.room.holds(
+        while not begun.buffers.into.capacity.holds(
             seen := used(plan, sizes := [size for size, _ in begun.reading.wait()])
         ):
             begun = self._again(begun, seen)
@@ -157,6 +157,6 @@ class DeviceSampling:
         """The same buffers if they have the room of today, else larger ones."""
         assert self._plan is not None
         assert self._room is not None
-        if buffers.into.room == self._room:
+        if buffers.into.capacity == self._room:
             return buffers
         return buffers._replace(into=make_buffers(self._plan, self._room, self._pool.device))

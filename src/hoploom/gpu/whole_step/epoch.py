@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +18,11 @@ from torch import Tensor
 from hoploom.dist.context import Context, unwrap
 from hoploom.dist.stopping import StopRequests
 from hoploom.errors import ConfigError, TrainError
+from hoploom.gpu.batches.capacity import plan_hops
+from hoploom.gpu.batches.device_hops import make_maps
 from hoploom.gpu.whole_step.cuda_graph import Lane, Recording
+from hoploom.gpu.whole_step.fixed_batch import FixedBatch, FixedBatchSpec, degrees_of, targets_of
+from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing, measure, probe
 from hoploom.gpu.whole_step.recordable import LEAVE, Rates, check_learner
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Walk
@@ -29,9 +32,6 @@ from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.learner import HALF, Learner, Training
 from hoploom.train.step import StepCounts, Stepper, StepReport, Taken
 from hoploom.train.tasks import NodeTask
-
-if TYPE_CHECKING:
-    from hoploom.gpu.whole_step.fixed_batch import FixedBatch, FixedBatchSpec
 
 SLOTS = 2  # one is filled while the other is learned from
 
@@ -53,20 +53,19 @@ class WholeStep:
         training: Training,
         context: Context,
         checkpoint: Checkpoint | None = None,
+        probing: Probing = PROBING,
     ) -> None:
         check_learner(learner, training, context.device)
         self.learner, self.counts = learner, StepCounts()
         self._training, self._is_cuda = training, context.device.type == "cuda"
         self.stepper = Stepper(learner, training, context, checkpoint)
         self._main = Lane(context.device, beside=False)
-        self.plot = _spec_of(learner, context, training.margin)
+        self.spec = _spec_of(learner, context, training.margin, probing)
         self._rates = Rates(learner.optimizer)
         self._slots = deque(self._slot() for _ in range(SLOTS))
 
     def _slot(self) -> "_Pair":
-        from hoploom.gpu.whole_step.fixed_batch import FixedBatch
-
-        slot = FixedBatch(self.plot)
+        slot = FixedBatch(self.spec)
         self._main.set(slot.learned)  # it is filled on another lane, not before it is made
         return _Pair(slot, Recording(lambda: self._learn(slot), self._main))
 
@@ -75,7 +74,7 @@ class WholeStep:
         with ExitStack() as last_first:
             last_first.callback(self._slots.clear)
             last_first.callback(self._main.close)
-            last_first.callback(self.plot.lane.close)
+            last_first.callback(self.spec.lane.close)
 
     def __enter__(self) -> "WholeStep":
         return self
@@ -98,7 +97,7 @@ class WholeStep:
 
     def fill_next(self, indices: Tensor, key: int) -> "_Pair | None":
         """Start to make a batch in the slot that waits longest; None where it has another number of seeds."""
-        if indices.numel() != self.plot.batch_size:
+        if indices.numel() != self.spec.batch_size:
             return None
         if not self._slots:
             raise ConfigError("this WholeStep is closed; make another one")
@@ -119,12 +118,12 @@ class WholeStep:
         pair.learn()
         self._main.set(pair.slot.learned)
 
-    def _learn(self, slot: "FixedBatch") -> None:
+    def _learn(self, slot: FixedBatch) -> None:
         """All that is recorded of a step. Gradients are left in place: the next recording or step begins without."""
         learner, task, half = self.learner, self.learner.task, HALF.get(self._training.precision)
         learner.optimizer.zero_grad(set_to_none=True)
         # casts are not kept: those of a recording would be taken for values
-        cast = nullcontext() if half is None else torch.autocast(self.plot.device.type, half, cache_enabled=False)
+        cast = nullcontext() if half is None else torch.autocast(self.spec.device.type, half, cache_enabled=False)
         with cast:
             losses = task.losses(task.outputs(learner.model, slot.batch()), slot.targets)
         (losses.sum() * (1 / losses.numel())).backward()  # type: ignore[no-untyped-call]
@@ -136,24 +135,19 @@ class WholeStep:
         slot.tell(losses.detach().double().sum())
 
     def __repr__(self) -> str:
-        return f"WholeStep({self.plot.capacity}, {self.plot.batch_size} seeds; {self.counts})"
+        return f"WholeStep({self.spec.sizes}, {self.spec.batch_size} seeds; {self.counts})"
 
 
 @dataclass(frozen=True)
 class _Pair:
     """A batch of fixed size and the recording that learns from it."""
 
-    slot: "FixedBatch"
+    slot: FixedBatch
     learn: Recording
 
 
-def _spec_of(learner: Learner, context: Context, margin: float) -> "FixedBatchSpec":
+def _spec_of(learner: Learner, context: Context, margin: float, probing: Probing) -> FixedBatchSpec:
     """What all batches of a learner have in common; ConfigError where they cannot be made on its device."""
-    from hoploom.gpu.batches.capacity import plan_hops
-    from hoploom.gpu.batches.device_hops import make_maps
-    from hoploom.gpu.whole_step.fixed_batch import FixedBatchSpec, degrees_of, targets_of
-    from hoploom.gpu.whole_step.fixed_sizes import measure, probe
-
     device = context.device
     maker, model = _maker_of(learner, device), unwrap(learner.model)
     assert isinstance(model, GNN)
@@ -162,13 +156,13 @@ def _spec_of(learner: Learner, context: Context, margin: float) -> "FixedBatchSp
     assert store.placed is not None
     seed_type = schema.type_index[maker.seeds.node_type]
     plan = plan_hops(schema, maker.sampler.sampling, [seed_type], with_indptr=True)
-    batches = probe(maker, learner.loader.rehearsal(), batch_size)
+    batches = probe(maker, learner.loader.rehearsal(), batch_size, probing.batches)
     if not batches:
         raise ConfigError(f"no step of an epoch has batch_size={batch_size} seeds; give fewer, or {LEAVE}")
     num_seeds = [batch_size if index == seed_type else 0 for index in range(len(schema.node_types))]
     return FixedBatchSpec(
         plan,
-        measure(plan, batches, num_seeds, margin),
+        measure(plan, batches, num_seeds, margin, probing.rounded),
         store.placed,
         make_maps(plan, device),
         model,
@@ -215,7 +209,7 @@ class _Open:
     """A step that was taken, and whose loss may not be known yet."""
 
     report: StepReport
-    slot: "FixedBatch | None"  # None: it is known
+    slot: FixedBatch | None  # None: it is known
 
 
 class _OneBatch:
@@ -279,7 +273,7 @@ class WholeSteps:
     def _in_time(self) -> AbstractContextManager[None]:
         return self._whole.stepper.in_time(self._whole.learner.standing.steps + 1)
 
-    def _known(self, slot: "FixedBatch | None") -> list[StepReport]:
+    def _known(self, slot: FixedBatch | None) -> list[StepReport]:
         """The reports up to the one whose loss lies in this slot, before it is written over."""
         known: list[StepReport] = []
         while slot is not None and any(step.slot is slot for step in self._open):
@@ -298,7 +292,7 @@ class WholeSteps:
 
     def _learn(self, pair: _Pair, waited: float) -> StepReport:
         whole, standing = self._whole, self._whole.learner.standing
-        learning_rate, rows = whole.learner.learning_rate, whole.plot.batch_size
+        learning_rate, rows = whole.learner.learning_rate, whole.spec.batch_size
         whole.learn(pair)
         whole.stepper.schedule()
         standing.steps += 1

@@ -34,7 +34,7 @@ class FixedBatchSpec:
     """What all batches of a run have in common."""
 
     plan: HopPlan
-    capacity: FixedSizes
+    sizes: FixedSizes
     placed: PlacedStore
     maps: tuple[DeviceNodeMap, ...]  # for one batch at a time
     model: GNN
@@ -79,44 +79,44 @@ def degrees_of(maker: NodeMaker, device: torch.device) -> Tensor | None:
 class FixedBatch:
     """A batch of fixed size, and when it was filled and learned from."""
 
-    def __init__(self, plot: FixedBatchSpec) -> None:
-        self._plot = plot
-        size = plot.batch_size
-        self.on = make_buffers(plot.plan, plot.capacity.room, plot.device)
+    def __init__(self, spec: FixedBatchSpec) -> None:
+        self._spec = spec
+        size = spec.batch_size
+        self.on = make_buffers(spec.plan, spec.sizes.capacity, spec.device)
         for nodes in self.on.nodes:
             nodes.zero_()  # rows that no batch has reached are looked up too
-        self._staged = torch.zeros(STAGED + 2 * size, dtype=torch.int64, device=plot.device)
+        self._staged = torch.zeros(STAGED + 2 * size, dtype=torch.int64, device=spec.device)
         self._sent = _pinned(self._staged)
         self._sizes = _pinned(self.on.totals)
-        self.targets = plot.targets.new_empty((size, *plot.targets.shape[1:]))
+        self.targets = spec.targets.new_empty((size, *spec.targets.shape[1:]))
         self.rows = self._empty_rows()
-        self.loss = torch.zeros((), dtype=torch.float64, device=plot.device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=spec.device)
         self._loss = _pinned(self.loss)
-        self.filled, self.learned = Mark(plot.device), Mark(plot.device)
-        self._fill = Recording(self._make, plot.lane)
+        self.filled, self.learned = Mark(spec.device), Mark(spec.device)
+        self._fill = Recording(self._make, spec.lane)
 
     def _empty_rows(self) -> dict[int, Tensor]:
         """Features by type: zeros to begin with, and rows of earlier batches later on, so they are always finite.
 
         They must be. A row beyond the batch has no effect and its gradient is zero, but that is multiplied by the row.
         """
-        plot, schema = self._plot, self._plot.plan.schema
+        spec, schema = self._spec, self._spec.plan.schema
         rows = {}
         for index, node_type in enumerate(schema.node_types):
-            if FEATURES in node_type.fields and node_type.name in plot.model.types[0]:
+            if FEATURES in node_type.fields and node_type.name in spec.model.types[0]:
                 count = self.on.nodes[index].numel()
-                rows[index] = plot.placed.empty(node_type.name, FEATURES, count).zero_()
+                rows[index] = spec.placed.empty(node_type.name, FEATURES, count).zero_()
         return rows
 
     # --- filling ------------------------------------------------------------------------------
 
     def fill(self, indices: Tensor, key: int) -> None:
         """Start to make the batch of these seeds, once the one before is learned from."""
-        self._plot.placed.held.check()  # a replay would read memory that is gone
-        self._plot.hold(self.filled, "sampled")  # what was sent for the batch before may be overwritten now
-        lane, size = self._plot.lane, self._plot.batch_size
+        self._spec.placed.held.check()  # a replay would read memory that is gone
+        self._spec.hold(self.filled, "sampled")  # what was sent for the batch before may be overwritten now
+        lane, size = self._spec.lane, self._spec.batch_size
         self._sent[0] = key - WORD if key >= SIGN else key
-        self._sent[STAGED : STAGED + size] = self._plot.maker.seeds.nodes[indices]
+        self._sent[STAGED : STAGED + size] = self._spec.maker.seeds.nodes[indices]
         self._sent[STAGED + size :] = indices
         lane.wait(self.learned)
         self._fill()
@@ -124,23 +124,23 @@ class FixedBatch:
 
     def fits(self) -> bool:
         """Wait for the batch's sizes; whether it is whole."""
-        self._plot.hold(self.filled, "sampled")
+        self._spec.hold(self.filled, "sampled")
         sizes: list[int] = self._sizes[:, 0].tolist()
-        return sizes[FAULT] == 0 and self._plot.capacity.holds(self._plot.plan, sizes)
+        return sizes[FAULT] == 0 and self._spec.sizes.holds(self._spec.plan, sizes)
 
     def _make(self) -> None:
-        plot, on, size = self._plot, self.on, self._plot.batch_size
+        spec, on, size = self._spec, self.on, self._spec.batch_size
         self._staged.copy_(self._sent, non_blocking=True)
         seeds: list[Tensor | None] = [None] * len(on.nodes)
-        seeds[plot.seed_type] = self._staged[STAGED : STAGED + size]
+        seeds[spec.seed_type] = self._staged[STAGED : STAGED + size]
         nowhere = (None,) * len(on.nodes)
-        assert plot.placed.lists is not None
-        sample_on_device(plot.plan, plot.placed.lists, plot.maps, Seeds(tuple(seeds), nowhere), self._staged[0], on)
-        torch.index_select(plot.targets, 0, self._staged[STAGED + size :], out=self.targets)
-        names = plot.plan.schema.node_types
-        plot.placed.gather(
+        assert spec.placed.lists is not None
+        sample_on_device(spec.plan, spec.placed.lists, spec.maps, Seeds(tuple(seeds), nowhere), self._staged[0], on)
+        torch.index_select(spec.targets, 0, self._staged[STAGED + size :], out=self.targets)
+        names = spec.plan.schema.node_types
+        spec.placed.gather(
             [Wanted(names[index].name, FEATURES, on.nodes[index]) for index in self.rows],
-            [on.total(plot.plan.nodes[index][-1]) for index in self.rows],
+            [on.total(spec.plan.nodes[index][-1]) for index in self.rows],
             outs=list(self.rows.values()),
             faults=on.totals[FAULT, :1],
         )
@@ -150,7 +150,7 @@ class FixedBatch:
 
     def batch(self) -> Batch:
         """The batch as the models of hoploom.nn take it."""
-        plot, schema = self._plot, self._plot.plan.schema
+        spec, schema = self._spec, self._spec.plan.schema
         out: Batch = Data() if schema.homogeneous else HeteroData()
         out.views = self._views()
         for index, node_type in enumerate(schema.node_types):
@@ -158,26 +158,26 @@ class FixedBatch:
             if index in self.rows:
                 storage[FEATURES] = self.rows[index]
             storage["n_id"] = self.on.nodes[index]
-            if index == plot.seed_type:
-                storage["batch_size"] = plot.batch_size
-        if plot.degrees is not None:
-            out[IN_DEGREE] = plot.degrees.index_select(0, self.on.nodes[0])
+            if index == spec.seed_type:
+                storage["batch_size"] = spec.batch_size
+        if spec.degrees is not None:
+            out[IN_DEGREE] = spec.degrees.index_select(0, self.on.nodes[0])
         return out
 
     def _views(self) -> list[LayerView]:
-        plot = self._plot
-        hops = [self._edges(hop) for hop in range(plot.plan.sampling.num_hops)]
-        names = [node_type.name for node_type in plot.plan.schema.node_types]
-        most_nodes = dict(zip(names, plot.capacity.nodes, strict=True))
-        return padded_views(hops, most_nodes, plot.model.num_layers, are_blocks=plot.plan.is_blocks)
+        spec = self._spec
+        hops = [self._edges(hop) for hop in range(spec.plan.sampling.num_hops)]
+        names = [node_type.name for node_type in spec.plan.schema.node_types]
+        most_nodes = dict(zip(names, spec.sizes.nodes, strict=True))
+        return padded_views(hops, most_nodes, spec.model.num_layers, are_blocks=spec.plan.is_blocks)
 
     def _edges(self, hop: int) -> dict[RelationName, PaddedEdges]:
-        plan = self._plot.plan
+        plan = self._spec.plan
         layer = self.on.layers[hop if plan.is_blocks else 0]
         edges = {}
         for index, (relation, own) in enumerate(zip(plan.schema.relations, layer, strict=True)):
             assert own.indptr is not None
-            total, most = self.on.total(plan.picks[index][hop][1]), self._plot.capacity.edges[index][hop]
+            total, most = self.on.total(plan.picks[index][hop][1]), self._spec.sizes.edges[index][hop]
             edges[relation.key] = PaddedEdges(own.edge_index[0], own.indptr, total, most)
         return edges
 
@@ -188,7 +188,7 @@ class FixedBatch:
 
     def told(self) -> float:
         """What was sent, once the step is done."""
-        self._plot.hold(self.learned, "learned")
+        self._spec.hold(self.learned, "learned")
         return float(self._loss)
 
 

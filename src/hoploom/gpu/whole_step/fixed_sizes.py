@@ -4,7 +4,7 @@ Batches of one loader differ little in size. One that does not fit is taken as a
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,10 +14,18 @@ from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
 from hoploom.train.learner import MARGIN
 
-PROBES = 8  # batches that are sampled
-ROUNDED = 64  # sizes are multiples of so many, as far as there is so much
-
 Running = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Probing:
+    """How sizes are found: from so many sampled batches, and rounded up to multiples."""
+
+    batches: int = 8
+    rounded: int = 64
+
+
+PROBING = Probing()
 
 
 @dataclass(frozen=True)
@@ -26,20 +34,20 @@ class FixedSizes:
 
     nodes: Running  # per type: within 0, 1, ... hops
     edges: Running  # per relation: up to the first, the second, ... hop; of blocks in each
-    room: Capacity
+    capacity: Capacity
 
     def holds(self, plan: HopPlan, sizes: Sequence[int]) -> bool:
         """Whether a batch fits; `sizes` are the totals of its run."""
         nodes = ((sizes[slot] for slot in slots[1:]) for slots in plan.nodes)
         edges = ((sizes[end] for _, end in hops) for hops in plan.picks)
         return (
-            self.room.holds(used(plan, sizes))
+            self.capacity.holds(used(plan, sizes))
             and all(_within(own, most) for own, most in zip(nodes, self.nodes, strict=True))
             and all(_within(own, most) for own, most in zip(edges, self.edges, strict=True))
         )
 
     def __str__(self) -> str:
-        nodes, edges = sum(most[-1] for most in self.nodes), sum(self.room.edges)
+        nodes, edges = sum(most[-1] for most in self.nodes), sum(self.capacity.edges)
         return f"room for {nodes:,} nodes and {edges:,} edges"
 
 
@@ -47,42 +55,43 @@ def _within(own: object, most: Sequence[int]) -> bool:
     return all(size <= limit for size, limit in zip(own, most, strict=True))  # type: ignore[call-overload]
 
 
-def probe(maker: NodeMaker, walk: Walk, batch_size: int) -> list[Sampled]:
+def probe(maker: NodeMaker, walk: Walk, batch_size: int, most: int = PROBING.batches) -> list[Sampled]:
     """Some batches of full size, spread over an epoch; without their features."""
     full = [step for step in walk.steps if walk.place(step)[0].numel() == batch_size]
-    return [maker.draw(*walk.place(step)).sampled for step in full[:: max(1, len(full) // PROBES)][:PROBES]]
+    return [maker.draw(*walk.place(step)).sampled for step in full[:: max(1, len(full) // most)][:most]]
 
 
-def measure(plan: HopPlan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float = MARGIN) -> FixedSizes:
-    """Room for what these batches took, and a margin."""
+def measure(
+    plan: HopPlan,
+    batches: Sequence[Sampled],
+    num_seeds: Sequence[int],
+    margin: float = MARGIN,
+    rounded: int = PROBING.rounded,
+) -> FixedSizes:
+    """Sizes for what these batches took, and a margin; multiples of `rounded` where there is so much."""
     worst = first_capacity(plan, num_seeds, sys.maxsize)
-    hops = range(plan.sampling.num_hops)
-    types, relations = range(len(plan.nodes)), range(len(plan.picks))
+    hops, types, relations = range(plan.sampling.num_hops), range(len(plan.nodes)), range(len(plan.picks))
+    seen_nodes, seen_edges = zip(*(_running(plan, batch) for batch in batches), strict=True)
 
-    def roomy(size: int, most: int) -> int:
-        return min(-(-int(min(size * (1 + margin), most)) // ROUNDED) * ROUNDED, most)
+    def enough(seen: Iterable[int], most: int) -> int:
+        return min(-(-int(min(max(seen) * (1 + margin), most)) // rounded) * rounded, most)
 
-    seen = [_running(plan, batch) for batch in batches]
     nodes = tuple(
-        (num_seeds[index], *(roomy(max(own[0][index][hop + 1] for own in seen), worst.nodes[index]) for hop in hops))
-        for index in types
+        (num_seeds[kind], *(enough((own[kind][hop + 1] for own in seen_nodes), worst.nodes[kind]) for hop in hops))
+        for kind in types
     )
     edges = tuple(
-        tuple(roomy(max(own[1][index][hop] for own in seen), worst.edges[index]) for hop in hops) for index in relations
+        tuple(enough((own[kind][hop] for own in seen_edges), worst.edges[kind]) for hop in hops) for kind in relations
     )
-    rows = tuple(
-        tuple(roomy(max(_of_hop(plan, own[0][index], hop) for own in seen), worst.rows[hop][index]) for index in types)
-        for hop in hops
-    )
-    picks = tuple(
+    rows, picks = (
         tuple(
-            roomy(max(_of_hop(plan, own[1][index], hop) for own in seen), worst.picks[hop][index])
-            for index in relations
+            tuple(enough((_of_hop(plan, own[kind], hop) for own in seen), most) for kind, most in enumerate(of_hop))
+            for hop, of_hop in enumerate(worst_by_hop)
         )
-        for hop in hops
+        for seen, worst_by_hop in ((seen_nodes, worst.rows), (seen_edges, worst.picks))
     )
-    room = Capacity(tuple(most[-1] for most in nodes), tuple(max(most) for most in edges), rows, picks)
-    return FixedSizes(nodes, edges, room)
+    capacity = Capacity(tuple(most[-1] for most in nodes), tuple(max(most) for most in edges), rows, picks)
+    return FixedSizes(nodes, edges, capacity)
 
 
 def _running(plan: HopPlan, batch: Sampled) -> tuple[Running, Running]:
