@@ -67,10 +67,14 @@ def assert_same(
 # --- the same steps ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("sage", "blocks"), ("gat", "subgraph"), ("gcn", "subgraph")])
-def test_a_whole_step_is_the_step_at_its_own_size(kind: str, mode: str, device: torch.device) -> None:
-    counts = assert_same(lambda *a, **o: homogeneous_learner(*a, kind=kind, mode=mode, **o), device)
-    assert counts == StepCounts(replayed=2 * FULL - 4, first=4, overflowed=0, shorter=2)
+KINDS = [("sage", "blocks", 2), ("gat", "subgraph", 1), ("gcn", "subgraph", 1)]
+
+
+@pytest.mark.parametrize(("kind", "mode", "epochs"), KINDS)
+def test_a_whole_step_is_the_step_at_its_own_size(kind: str, mode: str, epochs: int, device: torch.device) -> None:
+    counts = assert_same(lambda *a, **o: homogeneous_learner(*a, kind=kind, mode=mode, **o), device, epochs=epochs)
+    num_whole = epochs * FULL
+    assert counts == StepCounts(replayed=max(0, num_whole - 4), first=min(4, num_whole), overflowed=0, shorter=epochs)
 
 
 def test_degrees_in_the_whole_graph_are_told(device: torch.device) -> None:
@@ -313,5 +317,7 @@ def test_no_replay_reads_a_closed_store(device: torch.device, monkeypatch: pytes
 
 
 def test_a_whole_step_may_be_of_one_seed(device: torch.device) -> None:
-    counts = assert_same(lambda *a, **o: homogeneous_learner(*a, batch_size=1, **o), device, epochs=1)
+    counts = assert_same(
+        lambda *a, **o: homogeneous_learner(*a, batch_size=1, input_nodes=torch.arange(6), **o), device, epochs=1
+    )
     assert counts.replayed > 0

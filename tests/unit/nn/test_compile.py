@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of torch about its own
 @pytest.mark.parametrize(
     ("kind", "mode", "backend"),
     [
-        ("sage", "subgraph", "aot_eager"),
+        pytest.param("sage", "subgraph", "aot_eager", marks=pytest.mark.slow),
         pytest.param("gcn", "subgraph", "eager", marks=pytest.mark.slow),
         ("gat", "subgraph", "eager"),
         pytest.param("gin", "blocks", "eager", marks=pytest.mark.slow),
