@@ -22,7 +22,8 @@ from hoploom.serve.client import LostError, Peer
 from hoploom.serve.peers import Peers
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # silence of a few seconds is an error here
-LONG = 40.0  # seconds for what must come to a good end, however busy the machine
+LONG = 60.0  # seconds for what must come to a good end, however busy the machine
+SHORT = 6.0  # seconds that a request may take where nobody answers it
 every_mode = pytest.mark.parametrize("mode", MODES)
 
 
@@ -76,16 +77,16 @@ def test_a_stopped_server_is_left_for_its_replica(
         note_lost(peers, peer, error)
 
     monkeypatch.setattr(Peers, "_note_lost", counted)
-    with connect(mode, addresses_of(servers), path, timeout=6) as store:
-        with within(20):
+    with connect(mode, addresses_of(servers), path, timeout=9) as store:  # a third of it in silence
+        with within(LONG):
             assert_same_batches(undisturbed, _epoch(store, servers[1].pause))
         losses.clear()
-        with within(20):
+        with within(LONG):
             assert_same_batches(undisturbed, loader(store))
         assert servers[1].address not in losses  # it was not asked again
         servers[1].resume()
         servers[2].pause()
-        with within(20):  # and it is asked when it is back
+        with within(LONG):  # and it is asked when it is back
             assert_same_batches(undisturbed, loader(store))
 
 
@@ -93,11 +94,11 @@ def test_a_stopped_server_is_left_for_its_replica(
 def test_a_stopped_server_without_a_replica_is_named_in_time(
     mode: str, servers: list[Server], path: Path, undisturbed: list[Any]
 ) -> None:
-    with connect(mode, addresses_of(servers), path, timeout=3) as store:
+    with connect(mode, addresses_of(servers), path, timeout=SHORT) as store:
         assert_same_batches(undisturbed, loader(store))
         for server in servers[1:]:
             server.pause()
-        with within(8), pytest.raises(PeerError, match=servers[1].address):
+        with within(LONG), pytest.raises(PeerError, match=servers[1].address):
             list(loader(store))
         for server in servers[1:]:
             server.resume()
@@ -114,6 +115,7 @@ def test_a_line_that_is_cut_and_mended_changes_no_batch(
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(server.address)) for server in servers]
         store = stack.enter_context(connect(mode, [proxy.address for proxy in proxies], path, timeout=LONG))
+        deployment: Any = store.deployment
 
         def cut() -> None:
             for proxy in proxies:
@@ -121,7 +123,7 @@ def test_a_line_that_is_cut_and_mended_changes_no_batch(
             mending.start()
 
         def mend() -> None:  # once somebody has been refused: all threads may wait for that one part
-            wait_until(lambda: any("does not listen" in peer.last_loss for peer in store.peers._peers))  # type: ignore[union-attr]
+            wait_until(lambda: any("does not listen" in peer.last_loss for peer in deployment.peers._peers))
             for proxy in proxies:
                 proxy.mend()
 
@@ -133,33 +135,24 @@ def test_a_line_that_is_cut_and_mended_changes_no_batch(
 # --- killed --------------------------------------------------------------------------------------
 
 
-def test_a_killed_server_with_a_replica_changes_no_batch(
+def test_killed_servers_are_replaced_and_asked_again_once_they_are_back(
     servers: list[Server], path: Path, undisturbed: list[Any]
 ) -> None:
+    """One is killed while its replica serves; restarted, it is all there is of its parts, in the same epoch."""
+
+    def restart_and_kill_the_replica() -> None:
+        servers[1].restart()
+        servers[2].kill()
+
+    disturbances = {5: servers[1].kill, 15: restart_and_kill_the_replica}
     with ExitStack() as stack:
         stores = [stack.enter_context(connect(mode, addresses_of(servers), path, LONG)) for mode in MODES]
         found: list[list[Any]] = [[], []]
         for both in zip(*map(loader, stores), strict=True):
             for batches, batch in zip(found, both, strict=True):
                 batches.append(batch)
-            if len(found[0]) == 5:
-                servers[1].kill()
-        for batches in found:
-            assert_same_batches(undisturbed, batches)
-
-
-def test_a_restarted_server_is_asked_again_in_the_same_epoch(
-    servers: list[Server], path: Path, undisturbed: list[Any]
-) -> None:
-    with ExitStack() as stack:
-        stores = [stack.enter_context(connect(mode, addresses_of(servers), path, LONG)) for mode in MODES]
-        servers[2].kill()  # the replica
-        found: list[list[Any]] = [[], []]
-        for both in zip(*map(loader, stores), strict=True):
-            for batches, batch in zip(found, both, strict=True):
-                batches.append(batch)
-            if len(found[0]) == 5:
-                servers[1].restart()
+            disturbances.get(len(found[0]), lambda: None)()
+        assert len(found[0]) > 20
         for batches in found:
             assert_same_batches(undisturbed, batches)
 
@@ -168,25 +161,24 @@ def test_killed_servers_without_a_replica_are_named_in_time(servers: list[Server
     with ExitStack() as stack:
         loops = []
         for mode in MODES:
-            store = stack.enter_context(connect(mode, addresses_of(servers), path, timeout=3))
+            store = stack.enter_context(connect(mode, addresses_of(servers), path, timeout=SHORT))
             loops.append(iter(loader(store)))
             next(loops[-1])
         for server in servers[1:]:
             server.kill()
         for loop in loops:
-            with within(8), pytest.raises(PeerError, match=servers[1].address):
+            with within(LONG), pytest.raises(PeerError, match=servers[1].address):
                 list(loop)
 
 
 def test_another_store_under_a_known_address_is_not_asked(path: Path, tmp_path: Path) -> None:
     hoploom.from_pyg(random_graph(400, 3000, seed=2)).save(tmp_path / "other")
-    with serving(path, [[]]) as servers, hoploom.connect(addresses_of(servers), made="here", timeout=3) as store:
+    with serving(path, [[]]) as servers, hoploom.connect(addresses_of(servers), made="here", timeout=SHORT) as store:
         loop = loader(store)
         list(loop)
         servers[0].kill()
         with (
             serving(tmp_path / "other", [[]], listen=servers[0].address),
-            within(10),
             pytest.raises(PeerError, match="serves another store"),
         ):
             list(loop)
@@ -203,7 +195,7 @@ def test_every_rank_ends_when_a_server_without_a_replica_is_lost(
     with pytest.raises(PeerError, match=rf"^rank \d: no answer .* {servers[1].address} "):
         hoploom.spawn(fault_workers.lose_a_server, 2, given, timeout=30)
     ended = time.time()
-    assert ended - (tmp_path / "killed").stat().st_mtime < 30
+    assert ended - (tmp_path / "killed").stat().st_mtime < LONG
     for rank in range(2):
         pid, batches = (tmp_path / f"{rank}").read_text().split()
         assert int(batches) >= 3

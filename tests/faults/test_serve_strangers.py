@@ -53,7 +53,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(path: Path) -> Iterator[list[Server]]:
     """Two servers of everything. The last tests stop them."""
-    with serving(path, [[], []], "--metrics", "127.0.0.1:0", "--memory", str(MEMORY)) as servers:
+    with serving(path, [[], []], "--metrics", "127.0.0.1:0", "--memory", str(MEMORY), "--grace", "120") as servers:
         warm_up(servers)
         yield servers
 
@@ -127,7 +127,7 @@ def _anonymous(server: Server) -> int:
 
 
 def _is_served(server: Server, expected: list[Any]) -> None:
-    with hoploom.connect([server.address], timeout=30) as store:
+    with hoploom.connect([server.address], timeout=60) as store:
         assert_same_batches(expected, loader(store))
 
 
@@ -168,7 +168,7 @@ def test_a_killed_client_leaves_nothing_on_the_server(server: Server) -> None:
 
 
 def test_a_client_that_leaves_without_a_word_ends_in_silence(server: Server) -> None:
-    script = "from fleets import *; b = iter(loader(hoploom.connect(sys.argv[1]))); next(b); hoploom.kept = b"
+    script = "from support.fleets import *; b = iter(loader(hoploom.connect(sys.argv[1]))); next(b); hoploom.kept = b"
     words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(TESTS)!r}); {script}", server.address]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -286,7 +286,7 @@ def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
     pair: list[Server], path: Path, expected: list[Any]
 ) -> None:
     stopped = pair[1]
-    with hoploom.connect(addresses_of(pair), timeout=30) as store, closing(Conversation(stopped)) as slow:
+    with hoploom.connect(addresses_of(pair), timeout=60) as store, closing(Conversation(stopped)) as slow:
         assert_same_batches(expected, loader(store))
         wire.write(slow.writer, _whole_batch(stopped, 18_000))
         incoming = wire.Incoming(slow.reader, wire.MAX_ANSWER)
@@ -297,7 +297,7 @@ def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
         (local,) = list(_large(hoploom.open(path), 18_000))[:1]
         assert_same(local, unpacked(incoming.into(lambda shape, dtype: torch.empty(shape, dtype=dtype))))
         assert _next_line(stopped) == "stopped\n"
-    assert stopped.process.wait(20) == 0
+    assert stopped.process.wait(60) == 0
     _said_no_more(stopped)
 
 
@@ -308,8 +308,8 @@ def test_a_second_request_to_stop_is_obeyed_at_once(server: Server) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert "stopping: 1 requests" in _next_line(server)
         os.kill(server.process.pid, signal.SIGTERM)
-        with within(5):
-            assert server.process.wait(20) == 128 + signal.SIGTERM
+        with within(60):  # not the 120 seconds of grace
+            assert server.process.wait(60) == 128 + signal.SIGTERM
     _said_no_more(server)
 
 

@@ -22,7 +22,7 @@ from support.fleets import WORKER, connect, loader
 def lose_a_server(context: Context, servers: str, path: str, victims: str, folder: str) -> None:
     """Epochs of this rank, in which rank 0 kills servers."""
     done = 0
-    with connect(WORKER, servers.split(","), Path(path), timeout=3) as store:
+    with connect(WORKER, servers.split(","), Path(path), timeout=6) as store:
         for _ in range(1000):
             for _ in loader(store, rank=context.rank, world_size=context.world_size):
                 done += 1

@@ -60,7 +60,7 @@ def within(seconds: float) -> Iterator[None]:
     assert taken < seconds, f"{taken:.1f} s"
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     """Look again and again, until it holds."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -70,7 +70,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 def gauge(server: Server, name: str) -> float:
     """A number in what a server tells at /metrics."""
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     value = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
     assert value is not None, text

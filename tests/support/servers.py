@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hoploom.serve.ready import Ready
 
-START_DEADLINE = 60.0  # seconds: importing torch on a busy machine
-STOP_DEADLINE = 20.0
+START_DEADLINE = 120.0  # seconds: importing torch on a busy machine
+STOP_DEADLINE = 60.0
 
 
 @dataclass
