@@ -69,7 +69,7 @@ def library_store() -> Store:
     return hoploom.from_pyg(library(), weight_attr="weight")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Small tensors gain nothing from torch's own threads, and on a busy machine they wait for each other."""
     num_threads = torch.get_num_threads()

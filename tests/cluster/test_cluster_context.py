@@ -3,29 +3,33 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TESTS, cluster_workers
+import torch
+from support import cluster_workers
 from support.cluster_workers import loader, told_of
 from support.graphs import random_graph, save_in_parts
-from support.servers import serving
+from support.launched import runs, until
+from support.servers import OneProcess, free_ports
 
 import hoploom
 from hoploom import ConfigError, PeerError
+from hoploom.deploy.keeper import descendants
 from hoploom.deploy.local_server import LocalServer
 from hoploom.deploy.programs import ServerCommand
 from hoploom.dist.environment import Deployment, read_deployment
 from hoploom.dist.spawn import spawn
+from hoploom.store import Wanted
 from hoploom.train import init
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # --- what the environment says -------------------------------------------------------------------
 
@@ -72,12 +76,17 @@ def test_without_servers_on_one_host_it_is_open(graph: Path) -> None:
         store = context.open(graph)
         assert (len(store.parts), store.deployment.homes, store.deployment.makes_batches) == (2, (), False)
         assert told_of(loader(store, 0, 1)) == _expected(graph)
-        assert context.open(graph, parts=[1]).homes == ((1,),)
+        assert context.open(graph, parts=[1]).deployment.homes == ((1,),)
 
 
-def test_servers_given_make_the_batches_or_the_rest_of_the_rows(graph: Path) -> None:
-    with serving(graph, [[]]) as (server,), init() as context:
-        address = server.address
+@pytest.fixture(scope="module")
+def address(graph: Path, server_process: OneProcess) -> str:
+    """Of a server of both parts."""
+    return server_process.serve(graph, [[]])[0]
+
+
+def test_servers_given_make_the_batches_or_the_rest_of_the_rows(graph: Path, address: str) -> None:
+    with init() as context:
         store = context.open(servers=[address])
         assert store.deployment.makes_batches
         assert told_of(loader(store, 0, 1)) == _expected(graph)
@@ -89,9 +98,11 @@ def test_servers_given_make_the_batches_or_the_rest_of_the_rows(graph: Path) -> 
         assert told_of(loader(without, 0, 1)) == _expected(graph)
 
 
-def test_what_launch_says_wins_over_the_scripts_path(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(graph, [[]]) as (server,), init() as context:
-        monkeypatch.setenv("HOPLOOM_SERVERS", server.address)
+def test_what_launch_says_wins_over_the_scripts_path(
+    graph: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with init() as context:
+        monkeypatch.setenv("HOPLOOM_SERVERS", address)
         store = context.open("nowhere.store")  # server-client mode: no path means anything here
         assert store.deployment.makes_batches
         monkeypatch.setenv("HOPLOOM_STORE", str(graph))
@@ -151,7 +162,7 @@ def test_two_hosts_train_on_each_others_parts(graph: Path, tmp_path: Path, tempo
         assert {seed // 30 for batch in found["local"] for seed in batch["seeds"]} == {1 - rank}
         assert (found["homes"], found["parts"], len(found["servers"])) == ([[1], [0]], 1, 1)
         assert not any(name.startswith("hoploom-") for name in found["temporary"])  # the token's file is gone
-    assert not any(_is_running(pid) for found in told for pid in found["servers"])
+    assert not any(runs(pid) for found in told for pid in found["servers"])
 
 
 @pytest.mark.slow
@@ -176,97 +187,100 @@ def test_a_server_stays_until_the_last_rank_has_left(graph: Path, tmp_path: Path
     assert json.loads((tmp_path / "late.json").read_text()) == _expected(graph)
 
 
+# Stands in for the Python of `hoploom serve`: what is tested is who starts and ends it.
+STAND_IN = """#!/bin/sh
+case "$*" in *broken.store*) echo the store is broken >&2; exit 2;; esac
+echo '{"ready": "127.0.0.1:7700", "parts": [0]}'
+exec sleep 100
+"""
 KILLED = """
-import gc, os, signal, sys
-gc.disable()
+import os, signal, sys
 from hoploom.deploy.keeper import descendants
-from hoploom.dist.context import init
-context = init()
-context.open(sys.argv[1], serve=True)
+from hoploom.deploy.keeper import descendants
+from hoploom.deploy.local_server import LocalServer
+from hoploom.deploy.programs import ServerCommand
+server = LocalServer(ServerCommand("graph.store", [0], "127.0.0.1:0"), 60, sys.argv[1])
 print(*descendants(os.getpid()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_trainer_takes_its_server_with_it(graph: Path, temporary: Path) -> None:
-    line, env = [sys.executable, "-c", KILLED, str(graph)], os.environ | {"PYTHONPATH": str(TESTS)}
-    done = subprocess.run(line, env=env, stdout=subprocess.PIPE, text=True, timeout=60)
+@pytest.fixture
+def stand_in(tmp_path: Path) -> str:
+    path = tmp_path / "python"
+    path.write_text(STAND_IN)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_killed_trainer_takes_its_server_with_it(stand_in: str) -> None:
+    line = [sys.executable, "-c", KILLED, stand_in]
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2  # the server and its keeper
-    _until(lambda: not any(map(_is_running, pids)))
-    assert not list(temporary.glob("hoploom-*"))
+    until(lambda: not any(map(runs, pids)), "the end of the server")
 
 
-def test_a_server_outlives_the_thread_that_opened_it(graph: Path) -> None:
+def test_a_server_outlives_the_thread_that_opened_it(stand_in: str) -> None:
     opened: list[LocalServer] = []
+    tasks: list[Path] = []
 
     def open_server() -> None:
         tasks.append(Path(f"/proc/self/task/{threading.get_native_id()}"))
-        opened.append(LocalServer(ServerCommand(str(graph), (), "127.0.0.1:0"), 60))
+        opened.append(LocalServer(ServerCommand("graph.store", (), "127.0.0.1:0"), 60, stand_in))
 
-    tasks: list[Path] = []
+    before = set(descendants(os.getpid()))
     thread = threading.Thread(target=open_server)
     thread.start()
     thread.join(60)
-    with opened[0] as server:
-        _until(lambda: not tasks[0].exists())
-        with hoploom.connect(server.address, timeout=10) as store:
-            assert told_of(loader(store, 0, 1)) == _expected(graph)
+    with opened[0]:
+        until(lambda: not tasks[0].exists(), "the end of the thread")
+        started = set(descendants(os.getpid())) - before
+        assert len(started) == 2
+        assert all(map(runs, started))
+    until(lambda: not any(map(runs, started)), "the end of the server")
 
 
-def test_a_server_that_cannot_start_says_so(graph: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "token").write_text("short")
-    with init() as context, pytest.raises(PeerError, match="of this host ended with exit code 2; its own words are"):
-        context.open(graph, serve=True, token_file=tmp_path / "token")
-    assert "token" in capfd.readouterr().err
+def test_a_server_that_cannot_start_says_so(stand_in: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PeerError, match="of this host ended with exit code 2; its own words are"):
+        LocalServer(ServerCommand("broken.store", (), "127.0.0.1:0"), 60, stand_in)
+    assert capfd.readouterr().err == "the store is broken\n"
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def _until(what: Callable[[], bool], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)
-
-
-SCRIPT = """
-import gc
+RANK = """
+import gc, json, os, sys
 gc.disable()
-import hoploom.train
-from support import cluster_workers
-with hoploom.train.init(timeout=60) as context:
-    cluster_workers.tell_batches(context, "{folder}", "{graph}", {{}})
-gc.freeze()
+import torch
+from hoploom.deploy.keeper import descendants
+from hoploom.dist.context import init
+from hoploom.store import Wanted
+with init(device="cpu", timeout=60) as context:
+    store = context.open(sys.argv[1])
+    (rows,) = store.features.gather([Wanted(store.schema.node_types[0].name, "x", torch.arange(60))])
+    print(json.dumps([store.deployment.homes, len(descendants(os.getpid())), rows.tolist()]), flush=True)
+os._exit(0)
 """
 
 
-def test_under_torchrun_on_several_hosts_servers_start_by_themselves(graph: Path, tmp_path: Path) -> None:
-    """Two nodes of torchrun, on this machine."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(folder=tmp_path, graph=graph))
-    with socket.socket() as free, ExitStack() as stack:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        nodes = []
-        for node in range(2):
-            line = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-            line += [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", str(script)]
-            started = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(TESTS)}, start_new_session=True)
+def test_on_several_hosts_servers_start_by_themselves(graph: Path) -> None:
+    """Two ranks, with the variables by which torchrun says that each is alone on its host."""
+    (port,) = free_ports(1)
+    common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(2):
+            variables = os.environ | common | {"RANK": str(rank), "GROUP_RANK": str(rank)}
+            command = [sys.executable, "-c", RANK, str(graph)]
+            started = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, start_new_session=True)
             stack.callback(_end, started)
-            nodes.append(started)
-        assert [node.wait(timeout=90) for node in nodes] == [0, 0]
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert (found["homes"], len(found["servers"])) == ([[0], [1]], 1)
-        assert found["local"] == _expected(graph, rank, 2, locality=[[0], [1]])
+            ranks.append(started)
+        said = [rank.communicate(timeout=90)[0] for rank in ranks]
+    near = hoploom.open(graph)
+    (expected,) = near.features.gather([Wanted(near.schema.node_types[0].name, "x", torch.arange(60))])
+    for out in said:
+        assert json.loads(out) == [[[0], [1]], 2, expected.tolist()]
 
 
 def _end(started: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from support.servers import addresses_of, serving
+from support.servers import OneProcess
 
 import hoploom
 from hoploom import ConfigError
@@ -19,6 +19,8 @@ from hoploom.train import init
 from hoploom.train.runs.read_run_file import parse_recipe
 from hoploom.train.runs.run import Result, run, summary
 from hoploom.train.runs.run_file import RunFile
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
 
 RUN = """
 store = "graph.store"
@@ -49,7 +51,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(here: Path) -> Result:
+def servers(here: Path, server_process: OneProcess) -> list[str]:
+    """The addresses of three servers: of part 0, of part 1, and of all of it."""
+    return server_process.serve(here / "graph.store", [[0], [1], []])
+
+
+@pytest.fixture(scope="module")
+def alone(here: Path, one_thread: None) -> Result:
     """What one machine makes of it."""
     return _run(_recipe(here, "alone"))
 
@@ -67,12 +75,11 @@ def _numbers(result: Result) -> tuple[Any, ...]:
     return result.outcome, result.test, result.num_parameters
 
 
-def test_without_a_store_servers_make_the_batches(here: Path, alone: Result) -> None:
+def test_without_a_store_servers_make_the_batches(here: Path, alone: Result, servers: list[str]) -> None:
     text = RUN.replace('store = "graph.store"\n', "")
-    with serving(here / "graph.store", [[]]) as (server,):
-        recipe = _recipe(here, "apart", f"cluster.servers={server.address}", "model.name=sage", text=text)
-        assert _numbers(_run(recipe)) == _numbers(alone)
-        again = _run(_resumed(here / "apart"))  # from the recipe that the run left behind
+    recipe = _recipe(here, "apart", f"cluster.servers={servers[2]}", "model.name=sage", text=text)
+    assert _numbers(_run(recipe)) == _numbers(alone)
+    again = _run(_resumed(here / "apart"))  # from the recipe that the run left behind
     assert again.outcome.epochs == 2
 
 
@@ -80,11 +87,12 @@ def _resumed(folder: Path) -> RunFile:
     return parse_recipe((folder / "run.toml").read_text(), [f"output.folder={folder / 'again'}"])
 
 
-def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(here: Path, alone: Result) -> None:
-    with serving(here / "graph.store", [[1]]) as (server,):
-        cluster = [f"cluster.servers={server.address}", "cluster.parts=[0]", "cluster.topology=parted"]
-        result = _run(_recipe(here, "worker", *cluster, "cluster.look_ahead=2"))
-        kept = _run(_recipe(here, "cached", *cluster, "cluster.cache=50%"))
+def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(
+    here: Path, alone: Result, servers: list[str]
+) -> None:
+    cluster = [f"cluster.servers={servers[1]}", "cluster.parts=[0]", "cluster.topology=parted"]
+    result = _run(_recipe(here, "worker", *cluster, "cluster.look_ahead=2"))
+    kept = _run(_recipe(here, "cached", *cluster, "cluster.cache=50%"))
     assert _numbers(result) == _numbers(kept) == _numbers(alone)
     assert (result.cache, alone.cache) == (None, None)
     told = json.loads((here / "cached" / "result.json").read_text())["cache"]
@@ -95,24 +103,22 @@ def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(here: Path,
     assert re.search(r"\ncache: 500 rows held in .*; [0-9.]+ ?% of .* found\n", summary(kept))
 
 
-def test_a_model_that_needs_in_degrees_needs_all_edges_in_reach(here: Path) -> None:
+def test_a_model_that_needs_in_degrees_needs_all_edges_in_reach(here: Path, servers: list[str]) -> None:
     gcn = ["model.name=gcn", "train.epochs=1"]
-    with serving(here / "graph.store", [[1]]) as (server,):
-        cluster = [*gcn, f"cluster.servers={server.address}", "cluster.parts=[0]"]
-        local = _run(_recipe(here, "gcn-local", *cluster, "cluster.topology=local"))
-        with pytest.raises(ConfigError, match=r'^--set cluster.topology=parted: model.name = "gcn" needs in-degrees'):
-            _run(_recipe(here, "gcn-parted", *cluster, "cluster.topology=parted"))
+    cluster = [*gcn, f"cluster.servers={servers[1]}", "cluster.parts=[0]"]
+    local = _run(_recipe(here, "gcn-local", *cluster, "cluster.topology=local"))
+    with pytest.raises(ConfigError, match=r'^--set cluster.topology=parted: model.name = "gcn" needs in-degrees'):
+        _run(_recipe(here, "gcn-parted", *cluster, "cluster.topology=parted"))
     assert _numbers(local) == _numbers(_run(_recipe(here, "gcn-alone", *gcn)))
 
 
-def test_inference_reaches_what_lies_elsewhere(here: Path, tmp_path: Path) -> None:
+def test_inference_reaches_what_lies_elsewhere(here: Path, tmp_path: Path, servers: list[str]) -> None:
     torch.manual_seed(0)
     near = hoploom.open(here / "graph.store")
     model = GNN("sage", near.schema, Shape(8, 2, 4))
     with (
-        serving(here / "graph.store", [[0], [1]]) as servers,
-        hoploom.connect(addresses_of(servers), made="here") as without_graph,
-        hoploom.connect(addresses_of(servers), here / "graph.store", parts=[0], topology="parted") as beside,
+        hoploom.connect(servers[:2], made="here") as without_graph,
+        hoploom.connect(servers[:2], here / "graph.store", parts=[0], topology="parted") as beside,
     ):
         stores = {"near": near, "without-graph": without_graph, "beside": beside}
         for name, store in stores.items():
@@ -123,31 +129,31 @@ def test_inference_reaches_what_lies_elsewhere(here: Path, tmp_path: Path) -> No
     assert rows[2].equals(rows[0])
 
 
-def test_links_count_both_of_their_ends(here: Path) -> None:
+def test_links_count_both_of_their_ends(here: Path, servers: list[str]) -> None:
     ends = torch.arange(600).view(2, 300) * 3
     (here / "links").mkdir()
     np.save(here / "links" / "train.npy", ends.numpy())
     links = ["task.kind=link-prediction", f"task.links={here / 'links'}", "train.epochs=1", "cluster.cache=64kB"]
-    with serving(here / "graph.store", [[0]]) as (server,):
-        cluster = [f"cluster.servers={server.address}", "cluster.parts=[1]"]
-        kept = _run(_recipe(here, "links-cached", *links, *cluster))
+    cluster = [f"cluster.servers={servers[0]}", "cluster.parts=[1]"]
+    kept = _run(_recipe(here, "links-cached", *links, *cluster))
     plain = _run(_recipe(here, "links-alone", *links))
     assert _numbers(kept) == _numbers(plain)
     assert kept.cache is not None
     assert 0 < kept.cache.num_bytes <= 64_000
 
 
-def test_what_has_no_say_where_servers_make_the_batches_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(here / "graph.store", [[]]) as (server,):
-        monkeypatch.setenv("HOPLOOM_SERVERS", server.address)  # as hoploom launch does: the recipe names a store
-        for key, message in (
-            ("cache=20%", "cluster.cache has no effect where servers make the batches; .* start them with --cache"),
-            ("locality=true", "cluster.locality has no effect .*: no process holds a part; leave it out"),
-        ):
-            with pytest.raises(ConfigError, match=f"^--set cluster.{key}: {message}"):
-                _run(_recipe(here, "refused", f"cluster.{key}"))
-        with pytest.raises(ConfigError, match=r"task.links is missing, and edges can be held out only where a process"):
-            _run(_recipe(here, "refused", "task.kind=link-prediction"))
+def test_what_has_no_say_where_servers_make_the_batches_is_named(
+    here: Path, servers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOPLOOM_SERVERS", servers[2])  # as hoploom launch does: the recipe names a store
+    for key, message in (
+        ("cache=20%", "cluster.cache has no effect where servers make the batches; .* start them with --cache"),
+        ("locality=true", "cluster.locality has no effect .*: no process holds a part; leave it out"),
+    ):
+        with pytest.raises(ConfigError, match=f"^--set cluster.{key}: {message}"):
+            _run(_recipe(here, "refused", f"cluster.{key}"))
+    with pytest.raises(ConfigError, match=r"task.links is missing, and edges can be held out only where a process"):
+        _run(_recipe(here, "refused", "task.kind=link-prediction"))
 
 
 def test_on_one_machine_the_section_changes_nothing(here: Path, alone: Result) -> None:

@@ -24,9 +24,9 @@ AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
 class LocalServer:
     """A running `hoploom serve`. What it says on stderr is shown as it is."""
 
-    def __init__(self, command: ServerCommand, seconds: float) -> None:
+    def __init__(self, command: ServerCommand, seconds: float, python: str = sys.executable) -> None:
         host = Host("here", "", "", python=sys.executable, folder=os.getcwd())
-        process = Process("here/server", host, command.words(host.python), {}, host.folder)
+        process = Process("here/server", host, command.words(python), {}, host.folder)
         self._supervisor = Supervisor(Local(), _show, lambda event: None)
         try:
             (kept,) = self._supervisor.start([process])
