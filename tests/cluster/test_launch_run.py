@@ -224,6 +224,19 @@ def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
     assert_nothing_is_left(tmp_path)
 
 
+def test_an_interrupt_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path) -> None:
+    """As in a shell's background job, which the terminal's Ctrl-C is not for; SIGTERM ends it."""
+    with launching(tmp_path, {"a/trainers": ["note:SIGINT", "note:SIGTERM", FOREVER]}, ignored="INT") as started:
+        await_programs(tmp_path, "a-trainers")
+        interrupt(started)
+        interrupt(started, signal.SIGTERM)
+        started.communicate(timeout=30)
+    assert started.returncode == 143
+    assert not (tmp_path / "a-trainers.SIGINT").exists()
+    assert (tmp_path / "a-trainers.SIGTERM").exists()
+    assert_nothing_is_left(tmp_path)
+
+
 def test_a_reader_that_goes_away_ends_it(tmp_path: Path) -> None:
     with launching(tmp_path, {"a/trainers": ["print:first", "await_file:go", "chatter:2000", FOREVER]}) as started:
         assert started.stdout is not None

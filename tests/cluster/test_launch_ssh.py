@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,10 +26,9 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 
 @pytest.fixture
-def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """One of its own, for a test that changes its keys."""
-    with running_sshd(tmp_path_factory.mktemp("sshd") / "etc") as running:
-        yield running
+def client(sshd: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Sshd:
+    """Of the same server, for a test that changes its keys."""
+    return sshd.another_client(tmp_path_factory.mktemp("client") / "etc")
 
 
 def test_processes_run_over_there_and_are_seen_here(sshd: Sshd, tmp_path: Path) -> None:
@@ -127,28 +127,28 @@ def refused(tmp_path: Path, sshd: Sshd, **more: str) -> str:
     return next(line for line in err.splitlines() if line.startswith("hoploom: first error: "))
 
 
-def test_a_key_that_is_not_accepted_is_named_with_the_way_out(spoilt: Sshd, tmp_path: Path) -> None:
-    spoilt.refuse_all()
-    said = refused(tmp_path, spoilt)
+def test_a_key_that_is_not_accepted_is_named_with_the_way_out(client: Sshd, tmp_path: Path) -> None:
+    shutil.copy(client.folder / "other_key", client.folder / "user_key")
+    said = refused(tmp_path, client)
     assert "a/trainers: 127.0.0.1 accepts none of your keys; add one to its authorized_keys (ssh-copy-id)" in said
 
 
-def test_a_host_key_that_has_changed_is_named_with_the_way_out(spoilt: Sshd, tmp_path: Path) -> None:
-    spoilt.know_another_host()
-    said = refused(tmp_path, spoilt)
+def test_a_host_key_that_has_changed_is_named_with_the_way_out(client: Sshd, tmp_path: Path) -> None:
+    (client.folder / "known_hosts").write_text(client.known_as(client.folder / "other_key.pub"))
+    said = refused(tmp_path, client)
     assert "127.0.0.1 has another host key than the known one; if it was set up anew, forget the old key with" in said
-    assert f'`ssh-keygen -f "{spoilt.folder}/known_hosts" -R "[127.0.0.1]:{spoilt.port}"`' in said
+    assert f'`ssh-keygen -f "{client.folder}/known_hosts" -R "[127.0.0.1]:{client.port}"`' in said
 
 
-def test_a_host_that_is_not_known_is_named_with_the_way_out(spoilt: Sshd, tmp_path: Path) -> None:
-    spoilt.forget_host()
-    said = refused(tmp_path, spoilt)
-    assert f"has a host key that is not known yet; log in once with `ssh -F {spoilt.config} 127.0.0.1 true`" in said
+def test_a_host_that_is_not_known_is_named_with_the_way_out(client: Sshd, tmp_path: Path) -> None:
+    (client.folder / "known_hosts").write_text("")
+    said = refused(tmp_path, client)
+    assert f"has a host key that is not known yet; log in once with `ssh -F {client.config} 127.0.0.1 true`" in said
 
 
-def test_a_host_that_cannot_be_reached_is_named_with_the_way_out(spoilt: Sshd, tmp_path: Path) -> None:
-    spoilt.config.write_text(spoilt.config.read_text().replace(f"Port {spoilt.port}", f"Port {free_port()}"))
-    assert "127.0.0.1 cannot be reached; see whether it is up, and whether `ssh -F " in refused(tmp_path, spoilt)
+def test_a_host_that_cannot_be_reached_is_named_with_the_way_out(client: Sshd, tmp_path: Path) -> None:
+    client.config.write_text(client.config.read_text().replace(f"Port {client.port}", f"Port {free_port()}"))
+    assert "127.0.0.1 cannot be reached; see whether it is up, and whether `ssh -F " in refused(tmp_path, client)
 
 
 def test_a_python_that_is_not_there_is_named_with_the_way_out(sshd: Sshd, tmp_path: Path) -> None:
@@ -177,6 +177,7 @@ def hoploom(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
 
 
+@pytest.mark.slow
 def test_torchrun_meets_over_ssh(tmp_path: Path, sshd: Sshd) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(config=sshd.config, folder=tmp_path))
     (tmp_path / "script.py").write_text("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")

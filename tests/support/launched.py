@@ -2,14 +2,18 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from support.launch_workers import launch
 
 WORKERS = Path(__file__).with_name("launch_workers.py")
 LIMIT = 60.0  # seconds that any of these launches may take
@@ -18,12 +22,13 @@ Programs = Mapping[str, Sequence[str]]
 
 
 @contextmanager
-def launching(folder: Path, programs: Programs, **more: Any) -> Iterator["subprocess.Popen[str]"]:
-    """Started in this folder; afterwards it is gone, whatever the test found."""
+def launching(folder: Path, programs: Programs, *, ignored: str = "", **more: Any) -> Iterator["subprocess.Popen[str]"]:
+    """Started in this folder, by a shell that ignores a signal; afterwards it is gone, whatever the test found."""
     plan = folder / "plan.json"
     plan.write_text(json.dumps({"ssh": None, "environment": {}, "programs": programs} | more))
+    ignore = f"trap '' {ignored}; " if ignored else ""
     started = subprocess.Popen(
-        [sys.executable, str(WORKERS), str(plan)],
+        ["sh", "-c", f"{ignore}exec {shlex.join([sys.executable, str(WORKERS), str(plan)])}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -37,10 +42,11 @@ def launching(folder: Path, programs: Programs, **more: Any) -> Iterator["subpro
 
 
 def launched(folder: Path, programs: Programs, **more: Any) -> tuple[int, str, str]:
-    """From start to end: exit code, stdout, stderr."""
-    with launching(folder, programs, **more) as started:
-        out, err = started.communicate(timeout=LIMIT)
-        return started.returncode, out, err
+    """From start to end, in this process: exit code, stdout, stderr."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = launch({"ssh": None, "environment": {}, "programs": programs} | more, folder)
+    return code, out.getvalue(), err.getvalue()
 
 
 def until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:

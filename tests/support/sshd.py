@@ -42,7 +42,7 @@ Host *
 
 @dataclass(frozen=True)
 class Sshd:
-    """A server that runs, and what a client has to know of it."""
+    """A server that runs, and the folder of a client that may log in."""
 
     folder: Path
     port: int
@@ -51,19 +51,18 @@ class Sshd:
     def config(self) -> Path:
         return self.folder / "ssh_config"
 
-    def forget_host(self) -> None:
-        (self.folder / "known_hosts").write_text("")
+    def known_as(self, key: Path) -> str:
+        """The line of known_hosts by which this server has that key."""
+        return f"[127.0.0.1]:{self.port},[localhost]:{self.port} {key.read_text()}"
 
-    def know_another_host(self) -> None:
-        """The client then holds a key for this address that is not the server's."""
-        make_key(self.folder / "other_key")
-        self.know((self.folder / "other_key.pub").read_text())
-
-    def know(self, key: str) -> None:
-        (self.folder / "known_hosts").write_text(f"[127.0.0.1]:{self.port},[localhost]:{self.port} {key}")
-
-    def refuse_all(self) -> None:
-        (self.folder / "authorized_keys").write_text("")
+    def another_client(self, folder: Path) -> "Sshd":
+        """One whose keys and configuration a test may change."""
+        folder.mkdir(mode=0o700)
+        for name in ("user_key", "other_key", "other_key.pub", "known_hosts"):
+            shutil.copy(self.folder / name, folder)
+        client = Sshd(folder, self.port)
+        client.config.write_text(CLIENT.format(folder=folder, port=self.port))
+        return client
 
 
 @contextmanager
@@ -72,7 +71,7 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
     if not os.access(SSHD, os.X_OK) or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         pytest.skip("there is no sshd here: apt install openssh-server")
     folder.mkdir(mode=0o700)
-    for name in ("host_key", "user_key"):
+    for name in ("host_key", "user_key", "other_key"):
         make_key(folder / name)
     shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
     with suppress(OSError):
@@ -81,7 +80,7 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
     (folder / "sshd_config").write_text(SERVER.format(folder=folder))
     sshd = Sshd(folder, port)
     sshd.config.write_text(CLIENT.format(folder=folder, port=port))
-    sshd.know((folder / "host_key.pub").read_text())
+    (folder / "known_hosts").write_text(sshd.known_as(folder / "host_key.pub"))
     command = [SSHD, "-D", "-f", str(folder / "sshd_config"), "-p", str(port), "-E", str(folder / "log")]
     with subprocess.Popen(command, start_new_session=True) as server:
         try:
