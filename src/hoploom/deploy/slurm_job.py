@@ -32,7 +32,7 @@ FAILURE = re.compile(  # what programs here say when they fail, behind whose lin
 )
 
 
-class Report(NamedTuple):
+class JobState(NamedTuple):
     """What Slurm says of a job."""
 
     state: str  # "PENDING", "RUNNING", ...
@@ -46,117 +46,8 @@ class Report(NamedTuple):
         return self.state.startswith(ENDED)
 
 
-def run(script: str) -> int:
-    """Submit a script, show what the job prints, and return its exit status. Ctrl-C, or any error, cancels the job."""
-    with submitted(script) as job:
-        report = _follow(job, _Output())
-    return report.code or int(report.state != "COMPLETED")
-
-
-@contextmanager
-def submitted(script: str) -> Iterator[str]:
-    """The number of a job that is cancelled if this block is left by an error, Ctrl-C and SIGTERM among them.
-
-    A terminal that is closed leaves the job to Slurm.
-    """
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        job = _submit(script)
-        _say(f"submitted job {job}; Ctrl-C cancels it")
-        try:
-            yield job
-        except BaseException:
-            _cancel(job)
-            raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-def look(job: str) -> Report | None:
-    """The job as it is now; None: Slurm does not answer."""
-    shown = _ask("scontrol", "--oneliner", "show", "job", job)
-    if shown.returncode != 0:
-        return _look_back(job) if "Invalid job id" in shown.stderr else None
-    found = dict(re.findall(r"(?:^| )(\w+)=(.*?)(?= [\w/:]+=|$)", shown.stdout.strip()))
-    code = int(found.get("ExitCode", "0:0").split(":")[0])
-    reason = "" if found.get("Reason") in (None, "None") else found["Reason"]
-    output = (
-        found.get("StdOut", "").replace("%j", job).replace("%x", found.get("JobName", ""))
-    )  # some versions leave it
-    return Report(found.get("JobState", ""), code, reason, output, found.get("BatchHost", ""))
-
-
-def _look_back(job: str) -> Report | None:
-    """From Slurm's accounting, where there is one: the controller has forgotten the job."""
-    shown = _ask("sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "State,ExitCode")
-    state, _, code = shown.stdout.strip().partition("|")
-    if shown.returncode != 0 or not code:
-        return None
-    return Report(state.split(" ")[0], int(code.split(":")[0]))
-
-
-# --- from submission to end ----------------------------------------------------------------------
-
-
-def _submit(script: str) -> str:
-    done = _ask("sbatch", "--parsable", text=script)
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split()).removeprefix("sbatch: ") or f"exit status {done.returncode}"
-        raise ConfigError(f"sbatch refused the job: {said}; see section [slurm] of the cluster file")
-    return done.stdout.strip().split(";")[0]
-
-
-def _follow(job: str, output: "_Output") -> Report:
-    """Show what it prints until it has ended."""
-    begun = answered = time.monotonic()
-    reason = ""
-    while True:
-        report = look(job)
-        if report is None and time.monotonic() > answered + SILENCE_DEADLINE:
-            raise TrainError(
-                f"Slurm has not told about job {job} for {SILENCE_DEADLINE:g} seconds; see squeue and sacct"
-            )
-        if report is not None:
-            answered = time.monotonic()
-            if report.state == "PENDING" and report.reason not in (reason, "Priority"):
-                reason = report.reason
-                _say(f"job {job} waits: {reason}")
-            output.show(report.output)
-            if report.ended:
-                _conclude(job, report, output)
-                return report
-        time.sleep(min(max(FIRST_PAUSE, (time.monotonic() - begun) / 20), LONGEST_PAUSE))
-
-
-def _conclude(job: str, report: Report, output: "_Output") -> None:
-    """The first error last: where it is read. Slurm knows states that no exit status tells."""
-    if output.path and not output.seen:
-        _say(f"its output is in {output.path} on {report.node or 'its first node'}, which this host does not see")
-    if report.state == "COMPLETED" and report.code == 0:
-        return
-    status = f"with exit status {report.code}" if report.state == "FAILED" else f"as {report.state}"
-    _say(f"job {job} ended {status}" + (f"; first error: {output.first_error}" if output.first_error else ""))
-
-
-def _cancel(job: str) -> None:
-    """End the job, and wait until none of its processes is left."""
-    _ask("scancel", job)
-    deadline = time.monotonic() + CANCEL_DEADLINE
-    while time.monotonic() < deadline:
-        report = look(job)
-        if report is not None and report.ended:
-            _say(f"job {job} is cancelled")
-            return
-        time.sleep(FIRST_PAUSE)
-    _say(f"job {job} has not ended {CANCEL_DEADLINE:g} seconds after scancel; see `squeue --jobs {job}`")
-
-
 @dataclass
-class _Output:
+class Output:
     """A growing file, shown as it grows, and the first line in it that tells of an error."""
 
     path: str = ""
@@ -190,6 +81,113 @@ class _Output:
             is_consequence = tells_of_another([line])
             if not self.first_error or (self.is_consequence and not is_consequence):
                 self.first_error, self.is_consequence = line, is_consequence
+
+
+def run(script: str) -> int:
+    """Submit a script, show what the job prints, and return its exit status. Ctrl-C, or any error, cancels the job."""
+    with submitted(script) as job:
+        state = follow(job, Output())
+    return state.code or int(state.state != "COMPLETED")
+
+
+@contextmanager
+def submitted(script: str) -> Iterator[str]:
+    """The number of a job that is cancelled if this block is left by an error, Ctrl-C and SIGTERM among them.
+
+    A terminal that is closed leaves the job to Slurm.
+    """
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        job = _submit(script)
+        _say(f"submitted job {job}; Ctrl-C cancels it")
+        try:
+            yield job
+        except BaseException:
+            _cancel(job)
+            raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def look(job: str) -> JobState | None:
+    """The job as it is now; None: Slurm does not answer."""
+    shown = _ask("scontrol", "--oneliner", "show", "job", job)
+    if shown.returncode != 0:
+        return _look_back(job) if "Invalid job id" in shown.stderr else None
+    found = dict(re.findall(r"(?:^| )(\w+)=(.*?)(?= [\w/:]+=|$)", shown.stdout.strip()))
+    code = int(found.get("ExitCode", "0:0").split(":")[0])
+    reason = "" if found.get("Reason") in (None, "None") else found["Reason"]
+    output = (
+        found.get("StdOut", "").replace("%j", job).replace("%x", found.get("JobName", ""))
+    )  # some versions leave it
+    return JobState(found.get("JobState", ""), code, reason, output, found.get("BatchHost", ""))
+
+
+def _look_back(job: str) -> JobState | None:
+    """From Slurm's accounting, where there is one: the controller has forgotten the job."""
+    shown = _ask("sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "State,ExitCode")
+    state, _, code = shown.stdout.strip().partition("|")
+    if shown.returncode != 0 or not code:
+        return None
+    return JobState(state.split(" ")[0], int(code.split(":")[0]))
+
+
+# --- from submission to end ----------------------------------------------------------------------
+
+
+def _submit(script: str) -> str:
+    done = _ask("sbatch", "--parsable", text=script)
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()).removeprefix("sbatch: ") or f"exit status {done.returncode}"
+        raise ConfigError(f"sbatch refused the job: {said}; see section [slurm] of the cluster file")
+    return done.stdout.strip().split(";")[0]
+
+
+def follow(job: str, output: Output, silence: float = SILENCE_DEADLINE) -> JobState:
+    """Show what it prints until it has ended. `silence`: seconds that Slurm may not answer for."""
+    begun = answered = time.monotonic()
+    reason = ""
+    while True:
+        report = look(job)
+        if report is None and time.monotonic() > answered + silence:
+            raise TrainError(f"Slurm has not told about job {job} for {silence:g} seconds; see squeue and sacct")
+        if report is not None:
+            answered = time.monotonic()
+            if report.state == "PENDING" and report.reason not in (reason, "Priority"):
+                reason = report.reason
+                _say(f"job {job} waits: {reason}")
+            output.show(report.output)
+            if report.ended:
+                _conclude(job, report, output)
+                return report
+        time.sleep(min(max(FIRST_PAUSE, (time.monotonic() - begun) / 20), LONGEST_PAUSE))
+
+
+def _conclude(job: str, report: JobState, output: Output) -> None:
+    """The first error last: where it is read. Slurm knows states that no exit status tells."""
+    if output.path and not output.seen:
+        _say(f"its output is in {output.path} on {report.node or 'its first node'}, which this host does not see")
+    if report.state == "COMPLETED" and report.code == 0:
+        return
+    status = f"with exit status {report.code}" if report.state == "FAILED" else f"as {report.state}"
+    _say(f"job {job} ended {status}" + (f"; first error: {output.first_error}" if output.first_error else ""))
+
+
+def _cancel(job: str) -> None:
+    """End the job, and wait until none of its processes is left."""
+    _ask("scancel", job)
+    deadline = time.monotonic() + CANCEL_DEADLINE
+    while time.monotonic() < deadline:
+        report = look(job)
+        if report is not None and report.ended:
+            _say(f"job {job} is cancelled")
+            return
+        time.sleep(FIRST_PAUSE)
+    _say(f"job {job} has not ended {CANCEL_DEADLINE:g} seconds after scancel; see `squeue --jobs {job}`")
 
 
 def _ask(*words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
