@@ -22,15 +22,15 @@ using Counts = std::vector<std::vector<int64_t>>;  // [threads][num_buckets]
 
 void check_range(const int64_t* ids, int64_t count, int64_t limit, const char* side) {
   for (int64_t i = 0; i < count; ++i)
-    if (ids[i] < 0 || ids[i] >= limit)
-      throw std::out_of_range(std::string(side) + " id " + std::to_string(ids[i]) + " of edge " + std::to_string(i) +
+    if (const int64_t id = __atomic_load_n(ids + i, __ATOMIC_RELAXED); id < 0 || id >= limit)
+      throw std::out_of_range(std::string(side) + " id " + std::to_string(id) + " of edge " + std::to_string(i) +
                               " is out of range [0, " + std::to_string(limit) + ")");
 }
 
 [[noreturn]] void refuse(const Coo& coo) {
   check_range(coo.sources, coo.num_edges, coo.num_sources, "source");
   check_range(coo.destinations, coo.num_edges, coo.num_destinations, "destination");
-  throw std::logic_error("edges changed while they were read");
+  throw std::runtime_error("edges changed while they were read");
 }
 
 Range share(const Coo& coo, int t, int threads) {
@@ -47,9 +47,9 @@ Survey survey(const Coo& coo, const Buckets& buckets, Range edges, std::vector<i
   if (edges.begin == edges.end) return {};
   uint64_t greatest = 0;
   bool are_sorted = true;
-  int64_t before = coo.destinations[std::max<int64_t>(edges.begin - 1, 0)];
+  int64_t before = coo.destination(std::max<int64_t>(edges.begin - 1, 0));
   for (int64_t e = edges.begin; e < edges.end; ++e) {
-    const int64_t destination = coo.destinations[e];
+    const int64_t destination = coo.destination(e);
     greatest = std::max(greatest, uint64_t(destination));
     are_sorted &= before <= destination;
     before = destination;
@@ -127,7 +127,7 @@ void sort_buckets(const Coo& coo, const Buckets& buckets, const std::vector<int6
   csc.indptr.as<int64_t>()[coo.num_destinations] = coo.num_edges;
 }
 
-// False if a source is out of range.
+// False if a source is out of range, or the edges have changed.
 template <typename Id>
 bool sort_edges(const Coo& coo, const Buckets& buckets, Counts& counts, const Csc& csc) {
   const int threads = int(counts.size());
@@ -135,8 +135,9 @@ bool sort_edges(const Coo& coo, const Buckets& buckets, Counts& counts, const Cs
   std::atomic<bool> are_known = true;
   {
     std::vector<Partition<Id>> partitions;
-    for (auto& of_thread : counts)
-      partitions.emplace_back(Entries<Id>{csc.permutation.as<uint64_t>(), csc.indices.as<Id>()}, std::move(of_thread));
+    for (size_t t = 0; t < counts.size(); ++t)  // what one thread writes ends where the next one's begins
+      partitions.emplace_back(Entries<Id>{csc.permutation.as<uint64_t>(), csc.indices.as<Id>()}, counts[t],
+                              t + 1 < counts.size() ? counts[t + 1] : std::vector(begins.begin() + 1, begins.end()));
     on_threads(threads, [&](int t) {
       if (!partitions[size_t(t)].run(coo, buckets, share(coo, t, threads))) are_known = false;
     });
@@ -145,24 +146,37 @@ bool sort_edges(const Coo& coo, const Buckets& buckets, Counts& counts, const Cs
   return are_known;
 }
 
-// Edges that are in order already: lists begin where the destination changes.
+// Edges that are in order already: lists begin where the destination changes. False as for sort_edges().
 template <typename Id>
 bool copy_edges(const Coo& coo, int threads, const Csc& csc) {
   std::atomic<bool> are_known = true;
   int64_t* indptr = csc.indptr.as<int64_t>();
+  std::vector<int64_t> last = {-1};  // [threads + 1] the destination before a thread's first edge
+  for (int t = 0; t < threads; ++t) {
+    const Range edges = share(coo, t, threads);
+    last.push_back(edges.begin < edges.end ? coo.destination(edges.end - 1) : last.back());
+    if (last.back() < last[size_t(t)] || last.back() >= coo.num_destinations) return false;
+  }
   on_threads(threads, [&](int t) {
     const Range edges = share(coo, t, threads);
     uint64_t greatest = 0;
+    int64_t before = last[size_t(t)];
     for (int64_t e = edges.begin; e < edges.end; ++e) {
-      greatest = std::max(greatest, uint64_t(coo.sources[e]));
-      csc.indices.as<Id>()[e] = Id(coo.sources[e]);
-      for (int64_t d = e ? coo.destinations[e - 1] + 1 : 0; d <= coo.destinations[e]; ++d) indptr[d] = e;
+      const int64_t source = coo.source(e), destination = coo.destination(e);
+      greatest = std::max(greatest, uint64_t(source));
+      csc.indices.as<Id>()[e] = Id(source);
+      if (destination < before || destination > last[size_t(t) + 1]) {
+        are_known = false;
+        return;
+      }
+      while (before < destination) indptr[++before] = e;
     }
+    if (before != last[size_t(t) + 1]) are_known = false;
     if (edges.begin < edges.end && !are_below(greatest, coo.num_sources)) are_known = false;
   });
-  const int64_t rest = coo.num_edges ? coo.destinations[coo.num_edges - 1] + 1 : 0;
-  std::fill(indptr + rest, indptr + coo.num_destinations + 1, coo.num_edges);
-  return are_known;
+  if (!are_known) return false;
+  std::fill(indptr + last.back() + 1, indptr + coo.num_destinations + 1, coo.num_edges);
+  return true;
 }
 
 template <typename Id>

@@ -16,10 +16,15 @@
 
 namespace hoploom {
 
+// Edges that another thread may write to meanwhile: each end is read by one load, and what a later pass reads is
+// compared again with what the first one has found.
 struct Coo {
   const int64_t* sources;
   const int64_t* destinations;
   int64_t num_edges, num_sources, num_destinations;
+
+  int64_t source(int64_t edge) const { return __atomic_load_n(sources + edge, __ATOMIC_RELAXED); }
+  int64_t destination(int64_t edge) const { return __atomic_load_n(destinations + edge, __ATOMIC_RELAXED); }
 };
 
 struct Range {
@@ -100,17 +105,22 @@ class Lines {
 template <typename Id>
 class Partition {
  public:
-  // begins: [num_buckets] where this thread's edges begin in each bucket.
-  Partition(Entries<Id> entries, std::vector<int64_t> begins)
-      : records_(entries.records, begins), sources_(entries.sources, begins), cursors_(std::move(begins)) {}
+  // [num_buckets] where this thread's edges begin and end in each bucket.
+  Partition(Entries<Id> entries, std::vector<int64_t> begins, std::vector<int64_t> ends)
+      : records_(entries.records, begins),
+        sources_(entries.sources, begins),
+        cursors_(std::move(begins)),
+        ends_(std::move(ends)) {}
 
-  // False if a source is out of range.
+  // False if a source is out of range, or if the destinations are not those that were counted.
   bool run(const Coo& coo, const Buckets& buckets, Range edges) {
     uint64_t greatest = 0;
     for (int64_t e = edges.begin; e < edges.end; ++e) {
-      const int64_t source = coo.sources[e], destination = coo.destinations[e];
+      const int64_t source = coo.source(e), destination = coo.destination(e);
       greatest = std::max(greatest, uint64_t(source));
-      const size_t bucket = size_t(destination >> buckets.shift), position = size_t(cursors_[bucket]++);
+      if (uint64_t(destination) >= uint64_t(coo.num_destinations)) return false;
+      const size_t bucket = size_t(destination >> buckets.shift), position = size_t(cursors_[bucket]);
+      if (cursors_[bucket]++ >= ends_[bucket]) return false;
       records_.put(bucket, position, buckets.record(destination, e));
       sources_.put(bucket, position, Id(source));
     }
@@ -127,7 +137,7 @@ class Partition {
  private:
   Lines<uint64_t> records_;
   Lines<Id> sources_;
-  std::vector<int64_t> cursors_;  // [num_buckets]
+  std::vector<int64_t> cursors_, ends_;  // [num_buckets]
 };
 
 }  // namespace hoploom

@@ -2,10 +2,13 @@
 #include "../csc.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
+#include "../random.h"
 #include "check.h"
 #include "graphs.h"
 #include "reference.h"
@@ -219,4 +222,39 @@ TEST(ordering_by_time_finds_and_loses_the_identity) {
   order_by_time(csc, 400, 13, falling.data(), nullptr);
   CHECK(!csc.is_identity);
   check_csc(csc, coo, naive_csc(coo.sources, coo.destinations, falling));
+}
+
+// Another thread writes to the edges meanwhile, which is a race by itself; here the writes are atomic. Each result is
+// one of a graph with all its edges, or an error.
+TEST(edges_that_change_while_they_are_read_lead_nowhere) {
+  for (bool is_sorted : {false, true}) {
+    Coo coo = random_coo(40000, 300, 500);
+    if (is_sorted) std::sort(coo.destinations.begin(), coo.destinations.end());
+    std::atomic<bool> is_done = false;
+    std::thread writer([&] {
+      const std::vector<int64_t> before = coo.destinations, values = {499, 0, int64_t(1) << 40, -1, 250};
+      for (size_t i = 0; !is_done; ++i) {
+        const size_t edge = size_t(mix(7, i) % before.size());
+        __atomic_store_n(&coo.destinations[edge], values[i % values.size()], __ATOMIC_RELAXED);
+        __atomic_store_n(&coo.destinations[edge], before[edge], __ATOMIC_RELAXED);
+      }
+    });
+    for (int round = 0; round < 60; ++round) {
+      std::string error = thrown_by([&] {
+        const Csc csc = build(coo, {2, 64});
+        const auto indptr = values_of<int64_t>(csc.indptr);
+        CHECK(std::is_sorted(indptr.begin(), indptr.end()) && indptr.front() == 0 && indptr.back() == 40000);
+        if (!csc.is_identity) {
+          auto edges = values_of<int64_t>(csc.permutation);
+          std::sort(edges.begin(), edges.end());
+          CHECK_EQUAL(edges, counting(40000));
+        }
+      });
+      CHECK(error.empty() || error.find("changed while") != std::string::npos ||
+            error.find("out of range") != std::string::npos);
+    }
+    is_done = true;
+    writer.join();
+    CHECK_EQUAL(thrown_by([&] { build(coo, {2, 64}); }), std::string());
+  }
 }

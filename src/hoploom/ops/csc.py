@@ -41,6 +41,8 @@ def build_csc(
         )
     except IndexError as error:
         raise DataError(f"edge_index: {error}; check num_nodes, or drop the edge") from error
+    except RuntimeError as error:
+        raise DataError(f"edge_index: {error}; let no other thread write to it meanwhile") from error
     return Csc(
         tensor_of(indptr),
         tensor_of(indices, torch.int64 if wide else torch.int32),
