@@ -158,12 +158,6 @@ auto find_ids(const IdMap& map, Array<int64_t> ids, Optional<int64_t> places) {
   return std::make_tuple(std::move(found.slots), std::move(found.hits), std::move(found.misses));
 }
 
-Buffer ids_of(const IdMap& map) {
-  Buffer out(size_t(map.size()) * 8);
-  std::copy_n(map.ids(), map.size(), out.as<int64_t>());
-  return out;
-}
-
 void scatter_rows(Rows<const uint8_t> rows, Array<int64_t> places, Rows<uint8_t> out) {
   require(rows.shape(0) == places.shape(0) && out.shape(1) == rows.shape(1), "the output has another shape");
   nb::gil_scoped_release release;
@@ -294,20 +288,8 @@ NB_MODULE(_core, m) {
             return map.find(sources.data(), int64_t(sources.shape(0)));
           },
           nb::arg("sources").noconvert())
-      .def(
-          "nodes",
-          [](NodeMap& map, int64_t from) {
-            require(from >= 0 && from <= map.size(), "from is beyond the nodes");
-            return map.copy_nodes(from);
-          },
-          "from"_a)
-      .def(
-          "trees",
-          [](NodeMap& map, int64_t from) {
-            require(from >= 0 && from <= map.size(), "from is beyond the nodes");
-            return map.copy_trees(from);
-          },
-          "from"_a)
+      .def("nodes", &NodeMap::copy_nodes, "from"_a)
+      .def("trees", &NodeMap::copy_trees, "from"_a)
       .def("take", &NodeMap::take, nb::call_guard<nb::gil_scoped_release>())
       .def("clear", &NodeMap::clear)
       .def("__len__", &NodeMap::size);
@@ -317,7 +299,7 @@ NB_MODULE(_core, m) {
       .def("reserve", &IdMap::reserve, "count"_a)
       .def("add", &add_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none())
       .def("find", &find_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none())
-      .def("ids", &ids_of)
+      .def("ids", &IdMap::copy_ids)
       .def("bytes", &IdMap::bytes)
       .def("__len__", &IdMap::size);
 

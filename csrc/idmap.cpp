@@ -29,12 +29,30 @@ size_t IdMap::slot_from(size_t slot, int64_t id) const {
   return slot;
 }
 
+int64_t IdMap::size() const {
+  const auto held = alone_.read();
+  return int64_t(ids_.size());
+}
+
+int64_t IdMap::bytes() const {
+  const auto held = alone_.read();
+  return int64_t(ids_.capacity() * 8 + slots_.size() * 4);
+}
+
+Buffer IdMap::copy_ids() const {
+  const auto held = alone_.read();
+  Buffer out(ids_.size() * 8);
+  std::copy(ids_.begin(), ids_.end(), out.as<int64_t>());
+  return out;
+}
+
 void IdMap::grow(size_t slots) {
   slots_.assign(slots, 0);
   for (size_t number = 0; number < ids_.size(); ++number) slots_[slot_of(ids_[number])] = int32_t(number) + 1;
 }
 
 void IdMap::reserve(int64_t count) {
+  const auto held = alone_.change();
   if (count < 0 || count > INT32_MAX) throw std::length_error("a map holds at most 2^31 ids");
   ids_.reserve(size_t(count));
   const size_t slots = std::bit_ceil(size_t(count) * 2 + 1);
@@ -54,6 +72,7 @@ void IdMap::locate(const int64_t* ids, At place, int64_t size, size_t* at) const
 }
 
 void IdMap::add(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) {
+  const auto held = alone_.change();
   check_places(places, count, num_ids);
   size_t at[kGroup];
   for (int64_t begin = 0; begin < count; begin += kGroup) {
@@ -72,6 +91,7 @@ void IdMap::add(const int64_t* ids, int64_t num_ids, const int64_t* places, int6
 }
 
 IdMap::Found IdMap::find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) const {
+  const auto held = alone_.read();
   check_places(places, count, num_ids);
   Found found{Buffer(size_t(num_ids) * 8), Buffer(size_t(count) * 8), Buffer(size_t(count) * 8)};
   int64_t* slots = found.slots.as<int64_t>();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "alone.h"
 #include "buffers.h"
 
 namespace hoploom {
@@ -20,12 +21,12 @@ class IdMap {
     Buffer slots;         // [num_ids] int64: the numbers of ids at `hits`; the rest is left as it was
     Buffer hits, misses;  // int64: the places of the ids that are here, and of those that are not, in order
   };
-  // Any number of threads may look up at once while none adds.
+  // Any number of threads may look up at once while none adds; else std::logic_error.
   Found find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) const;
 
-  int64_t size() const { return int64_t(ids_.size()); }
-  const int64_t* ids() const { return ids_.data(); }
-  int64_t bytes() const { return int64_t(ids_.capacity() * 8 + slots_.size() * 4); }
+  int64_t size() const;
+  Buffer copy_ids() const;
+  int64_t bytes() const;
 
  private:
   size_t slot_of(int64_t id) const;
@@ -34,6 +35,7 @@ class IdMap {
   template <typename At>
   void locate(const int64_t* ids, At place, int64_t size, size_t* at) const;
 
+  Alone alone_;
   std::vector<int64_t> ids_;             // by number
   std::vector<int32_t> slots_ = {0, 0};  // open addressing, a power of two: number plus one; 0 is empty
 };

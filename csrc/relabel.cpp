@@ -33,6 +33,10 @@ void NodeMap::check(int64_t node) const {
                             ")");
 }
 
+void NodeMap::check_from(int64_t from) const {
+  if (from < 0 || from > size_) throw std::invalid_argument("from is beyond the nodes");
+}
+
 void NodeMap::reserve(int64_t more) {
   if (size_ + more > INT32_MAX) throw std::length_error("a batch holds at most 2^31 nodes");
   const size_t bytes = size_t(size_ + more) * 8;
@@ -40,7 +44,13 @@ void NodeMap::reserve(int64_t more) {
   if (with_trees_) trees_.grow(bytes, size_t(size_) * 8);
 }
 
+int64_t NodeMap::size() const {
+  const auto held = alone_.read();
+  return size_;
+}
+
 void NodeMap::add_seeds(const int64_t* nodes, const int64_t* trees, int64_t count) {
+  const auto held = alone_.change();
   for (int64_t i = 0; i < count; ++i) check(nodes[i]);
   begin(trees != nullptr);
   reserve(count);
@@ -84,6 +94,7 @@ void NodeMap::add_direct(const int64_t* sources, int64_t count, int32_t* local) 
 
 Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees,
                     int64_t frontier_size) {
+  const auto held = alone_.change();
   begin(frontier_trees != nullptr);
   reserve(count + 1);
   Buffer out(size_t(count) * 4);
@@ -132,6 +143,7 @@ void NodeMap::grow_table() {
 }
 
 Buffer NodeMap::find(const int64_t* sources, int64_t count) const {
+  const auto held = alone_.read();
   if (with_trees_ && size_ > 0) throw std::invalid_argument("find knows no trees");
   Buffer out(size_t(count) * 4);
   int32_t* local = out.as<int32_t>();
@@ -146,12 +158,16 @@ Buffer NodeMap::find(const int64_t* sources, int64_t count) const {
 }
 
 Buffer NodeMap::copy_nodes(int64_t from) const {
+  const auto held = alone_.read();
+  check_from(from);
   Buffer out(size_t(size_ - from) * 8);
   if (size_ > from) std::memcpy(out.as<int64_t>(), nodes_.as<int64_t>() + from, out.size());
   return out;
 }
 
 Buffer NodeMap::copy_trees(int64_t from) const {
+  const auto held = alone_.read();
+  check_from(from);
   Buffer out(size_t(size_ - from) * 8);
   if (!with_trees_ && size_ > from) throw std::invalid_argument("this batch has no trees");
   if (size_ > from) std::memcpy(out.as<int64_t>(), trees_.as<int64_t>() + from, out.size());
@@ -159,8 +175,9 @@ Buffer NodeMap::copy_trees(int64_t from) const {
 }
 
 Buffer NodeMap::take() {
+  const auto held = alone_.change();
   const size_t bytes = size_t(size_) * 8;
-  clear();
+  forget();
   Buffer out = std::move(nodes_);
   nodes_ = Buffer();
   out.trim(bytes);
@@ -168,6 +185,11 @@ Buffer NodeMap::take() {
 }
 
 void NodeMap::clear() {
+  const auto held = alone_.change();
+  forget();
+}
+
+void NodeMap::forget() {
   if (direct()) {
     int32_t* slots = slots_.as<int32_t>();
     const int64_t* nodes = nodes_.as<int64_t>();

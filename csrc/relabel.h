@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "alone.h"
 #include "buffers.h"
 
 namespace hoploom {
 
-// The nodes of one type in one batch. Reused from batch to batch; cleared by undoing, never in full.
+// The nodes of one type in one batch. Reused from batch to batch; cleared by undoing, never in full. For one thread at
+// a time: another one gets std::logic_error.
 class NodeMap {
  public:
   // `budget` in bytes: the direct map is used while it fits. Trees always hash.
@@ -22,7 +24,7 @@ class NodeMap {
   // Local ids, -1 for nodes that are not in the batch. Adds nothing.
   Buffer find(const int64_t* sources, int64_t count) const;
 
-  int64_t size() const { return size_; }
+  int64_t size() const;
   Buffer copy_nodes(int64_t from) const;
   Buffer copy_trees(int64_t from) const;
   // Hands over the node list and leaves an empty map.
@@ -36,13 +38,16 @@ class NodeMap {
   };
   bool direct() const { return !hashed_; }
   void begin(bool with_trees);
+  void forget();
   void reserve(int64_t more);
   void check(int64_t node) const;
+  void check_from(int64_t from) const;
   size_t slot_of(int64_t node, int64_t tree) const;
   int32_t insert(int64_t node, int64_t tree);
   void grow_table();
   void add_direct(const int64_t* sources, int64_t count, int32_t* local);
 
+  Alone alone_;
   int64_t num_nodes_;
   ZeroedPages slots_;         // direct: [num_nodes] int32, local id plus one
   std::vector<Slot> table_;   // hashed: open addressing, a power of two

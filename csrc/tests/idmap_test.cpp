@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "check.h"
+#include "reference.h"
 #include "graphs.h"
 
 using namespace hoploom;
@@ -45,7 +46,7 @@ TEST(ids_are_numbered_in_the_order_in_which_they_came) {
         if (numbers.emplace(id, int64_t(numbers.size())).second) order.push_back(id);
       map.add(ids.data(), count, nullptr, count);
       CHECK_EQUAL(map.size(), int64_t(numbers.size()));
-      CHECK_EQUAL(std::vector<int64_t>(map.ids(), map.ids() + map.size()), order);
+      CHECK_EQUAL(values_of<int64_t>(map.copy_ids()), order);
       check_found(map, numbers, scattered(count + 40, count * 3 + 1, salt + 7));
     }
   }
@@ -55,7 +56,7 @@ TEST(only_the_ids_at_the_places_are_added_and_looked_up) {
   const std::vector<int64_t> ids = {10, 11, 12, 13, 11}, places = {4, 2, 1};
   IdMap map;
   map.add(ids.data(), 5, places.data(), 3);
-  CHECK_EQUAL(std::vector<int64_t>(map.ids(), map.ids() + map.size()), (std::vector<int64_t>{11, 12}));
+  CHECK_EQUAL(values_of<int64_t>(map.copy_ids()), (std::vector<int64_t>{11, 12}));
   const std::vector<int64_t> asked = {3, 1};
   const IdMap::Found found = map.find(ids.data(), 5, asked.data(), 2);
   CHECK_EQUAL(listed(found.hits), (std::vector<int64_t>{1}));

@@ -1,5 +1,8 @@
 // Calls that a caller should not make: each must throw, none may hang or touch foreign memory.
+#include <thread>
+
 #include "../gather.h"
+#include "../idmap.h"
 #include "../relabel.h"
 #include "check.h"
 #include "graphs.h"
@@ -74,4 +77,31 @@ TEST(runs_that_begin_before_the_output_or_end_after_it_throw) {
   for (const std::vector<int64_t>& begins : {std::vector<int64_t>{-4, 0, 4}, {4, 8, 4}, {INT64_MIN, INT64_MAX, 4}})
     CHECK_THROWS(scatter_runs(values.data(), 8, counts.data(), places.data(), 1, begins.data(), 2, out.data()));
   CHECK_EQUAL(out, std::vector<int64_t>(4, 0));
+}
+
+// Each call of two threads ends as if it were alone, or in an error that says what to do.
+TEST(a_map_that_two_threads_use_at_once_says_so) {
+  const auto nodes = scattered(20000, 100000, 5);
+  const std::vector<int64_t> one_list = {20000};
+  NodeMap nodes_map(100000, 0);
+  IdMap ids_map;
+  std::vector<std::string> errors(2);
+  std::vector<std::thread> threads;
+  for (std::string& error : errors)
+    threads.emplace_back([&] {
+      const auto note = [&](const std::string& thrown) {
+        if (!thrown.empty()) error = thrown;
+      };
+      for (int round = 0; round < 100 && error.empty(); ++round) {
+        note(thrown_by([&] { nodes_map.add(nodes.data(), 20000, one_list.data(), nullptr, 1); }));
+        note(thrown_by([&] { nodes_map.copy_nodes(0); }));
+        note(thrown_by([&] { nodes_map.take(); }));
+        note(thrown_by([&] { ids_map.add(nodes.data() + round, 10, nullptr, 10); }));
+        note(thrown_by([&] { ids_map.find(nodes.data(), 20000, nullptr, 20000); }));
+        note(thrown_by([&] { ids_map.copy_ids(); }));
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (const std::string& error : errors)
+    CHECK(error.empty() || error.find("two threads use one map") != std::string::npos);
 }
