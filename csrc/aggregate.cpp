@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "clones.h"
+#include "processor.h"
 #include "threads.h"
 
 namespace hoploom {
@@ -136,30 +136,6 @@ HOPLOOM_INLINE void dot_range(const RowLists<Id>& lists, const Matrix<T>& x, con
     }
 }
 
-// Each of the types compiled for several processors; templates cannot be cloned themselves.
-#define HOPLOOM_EACH(T, Id)                                                                                        \
-  HOPLOOM_CLONES void run_sum(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean, \
-                              int64_t from, int64_t to, T* out) {                                                  \
-    sum_range(lists, x, weights, mean, from, to, out);                                                             \
-  }                                                                                                                \
-  HOPLOOM_CLONES void run_max(const RowLists<Id>& lists, const Matrix<T>& x, int64_t from, int64_t to, T* out,     \
-                              int32_t* winners) {                                                                  \
-    max_range(lists, x, from, to, out, winners);                                                                   \
-  }                                                                                                                \
-  HOPLOOM_CLONES void run_max_backward(const RowLists<Id>& lists, const int64_t* indptr, const Matrix<T>& grad,    \
-                                       const int32_t* winners, int64_t from, int64_t to, T* out) {                 \
-    max_backward_range(lists, indptr, grad, winners, from, to, out);                                               \
-  }                                                                                                                \
-  HOPLOOM_CLONES void run_dot(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads,    \
-                              int64_t from, int64_t to, T* out) {                                                  \
-    dot_range(lists, x, y, heads, from, to, out);                                                                  \
-  }
-HOPLOOM_EACH(float, int32_t)
-HOPLOOM_EACH(float, int64_t)
-HOPLOOM_EACH(double, int32_t)
-HOPLOOM_EACH(double, int64_t)
-#undef HOPLOOM_EACH
-
 // work(from, to) for the share of every thread.
 template <typename Work>
 void in_shares(const int64_t* indptr, int64_t num_lists, int threads, int64_t width, Work work) {
@@ -192,26 +168,27 @@ template <typename T, typename Id>
 void sum_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean, int threads,
               T* out) {
   in_shares(lists.indptr, lists.num_lists, threads, x.width,
-            [&](int64_t from, int64_t to) { run_sum(lists, x, weights, mean, from, to, out); });
+            [&](int64_t from, int64_t to) { run_fastest<sum_range<T, Id>>(lists, x, weights, mean, from, to, out); });
 }
 
 template <typename T, typename Id>
 void max_rows(const RowLists<Id>& lists, const Matrix<T>& x, int threads, T* out, int32_t* winners) {
   in_shares(lists.indptr, lists.num_lists, threads, x.width,
-            [&](int64_t from, int64_t to) { run_max(lists, x, from, to, out, winners); });
+            [&](int64_t from, int64_t to) { run_fastest<max_range<T, Id>>(lists, x, from, to, out, winners); });
 }
 
 template <typename T, typename Id>
 void max_rows_backward(const RowLists<Id>& transposed, const int64_t* indptr, const Matrix<T>& grad,
                        const int32_t* winners, int threads, T* out) {
-  in_shares(transposed.indptr, transposed.num_lists, threads, grad.width,
-            [&](int64_t from, int64_t to) { run_max_backward(transposed, indptr, grad, winners, from, to, out); });
+  in_shares(transposed.indptr, transposed.num_lists, threads, grad.width, [&](int64_t from, int64_t to) {
+    run_fastest<max_backward_range<T, Id>>(transposed, indptr, grad, winners, from, to, out);
+  });
 }
 
 template <typename T, typename Id>
 void dot_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads, int threads, T* out) {
   in_shares(lists.indptr, lists.num_lists, threads, x.width,
-            [&](int64_t from, int64_t to) { run_dot(lists, x, y, heads, from, to, out); });
+            [&](int64_t from, int64_t to) { run_fastest<dot_range<T, Id>>(lists, x, y, heads, from, to, out); });
 }
 
 template <typename T>

@@ -3,13 +3,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <new>
-#include <vector>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -50,6 +49,25 @@ void release(void* block, size_t bytes) {
   else std::free(block);
 }
 
+// What lies idle is listed in itself: to give a block back takes no memory, so it cannot fail.
+struct Idle {
+  Idle* next;
+  size_t bytes;
+};
+
+size_t list_of(size_t bytes) {
+  const size_t power = std::bit_ceil(bytes);
+  return size_t(std::countr_zero(power)) * 4 + bytes / (power / 8) - 5;
+}
+
+void release_all(Idle* blocks) {
+  while (blocks) {
+    Idle* next = blocks->next;
+    release(blocks, blocks->bytes);
+    blocks = next;
+  }
+}
+
 class Pool {
  public:
   void* take(size_t bytes) {
@@ -57,13 +75,7 @@ class Pool {
       std::lock_guard lock(mutex_);
       live_ += bytes;
       peak_ = std::max(peak_, live_);
-      auto found = idle_.find(bytes);
-      if (found != idle_.end() && !found->second.empty()) {
-        void* block = found->second.back();
-        found->second.pop_back();
-        idle_bytes_ -= bytes;
-        return block;
-      }
+      if (Idle* block = pop(idle_[list_of(bytes)])) return block;
     }
     try {
       return allocate(bytes);
@@ -74,47 +86,52 @@ class Pool {
     }
   }
   // Keeps the block; blocks of other sizes make room, so that sizes nobody asks for any more go.
-  void give(void* block, size_t bytes) {
-    std::vector<std::pair<void*, size_t>> evicted;
+  void give(void* block, size_t bytes) noexcept {
+    Idle* evicted = nullptr;
     {
       std::lock_guard lock(mutex_);
       live_ -= bytes;
-      for (auto found = idle_.begin(); found != idle_.end() && idle_bytes_ + bytes > limit(); ++found) {
-        if (found->first == bytes) continue;
-        while (!found->second.empty() && idle_bytes_ + bytes > limit()) {
-          evicted.emplace_back(found->second.back(), found->first);
-          found->second.pop_back();
-          idle_bytes_ -= found->first;
-        }
-      }
-      if (idle_bytes_ + bytes <= limit()) {
-        idle_[bytes].push_back(block);
-        idle_bytes_ += bytes;
-      } else {
-        evicted.emplace_back(block, bytes);
-      }
+      Idle*& own = idle_[list_of(bytes)];
+      for (Idle*& list : idle_)
+        while (&list != &own && list && idle_bytes_ + bytes > limit()) push(evicted, pop(list));
+      const bool fits = idle_bytes_ + bytes <= limit();
+      push(fits ? own : evicted, new (block) Idle{nullptr, bytes});
+      if (fits) idle_bytes_ += bytes;
     }
-    for (auto [old, size] : evicted) release(old, size);
+    release_all(evicted);
   }
   PoolUse use() {
     std::lock_guard lock(mutex_);
     return {idle_bytes_, live_};
   }
   void trim() {
-    std::lock_guard lock(mutex_);
-    for (auto& [bytes, blocks] : idle_)
-      for (void* block : blocks) release(block, bytes);
-    peak_ = live_;
-    idle_.clear();
-    idle_bytes_ = 0;
+    Idle* evicted = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      for (Idle*& list : idle_)
+        while (list) push(evicted, pop(list));
+      peak_ = live_;
+    }
+    release_all(evicted);
   }
 
  private:
   // What was in use at once may lie idle at once: batches come and go together.
   size_t limit() const { return std::max(kIdleLeast, peak_); }
+  Idle* pop(Idle*& list) {
+    Idle* block = list;
+    if (!block) return nullptr;
+    list = block->next;
+    idle_bytes_ -= block->bytes;
+    return block;
+  }
+  static void push(Idle*& list, Idle* block) {
+    block->next = list;
+    list = block;
+  }
 
   std::mutex mutex_;
-  std::map<size_t, std::vector<void*>> idle_;
+  Idle* idle_[64 * 4] = {};  // by size, ascending
   size_t idle_bytes_ = 0, live_ = 0, peak_ = 0;
 };
 

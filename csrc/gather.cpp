@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "buffers.h"
-#include "clones.h"
+#include "processor.h"
 
 namespace hoploom {
 namespace {
@@ -78,16 +78,6 @@ HOPLOOM_INLINE void copy_rows(const uint8_t* table, int64_t row_bytes, const int
   }
 }
 
-HOPLOOM_CLONES void gather_rows(const uint8_t* table, int64_t row_bytes, const int64_t* ids, Everywhere places,
-                                int64_t count, int64_t first, uint8_t* out) {
-  copy_rows(table, row_bytes, ids, places, count, first, out);
-}
-
-HOPLOOM_CLONES void gather_rows(const uint8_t* table, int64_t row_bytes, const int64_t* ids, const int64_t* places,
-                                int64_t count, int64_t first, uint8_t* out) {
-  copy_rows(table, row_bytes, ids, places, count, first, out);
-}
-
 template <typename Places>
 void gather_any(const uint8_t* table, int64_t row_bytes, const int64_t* ids, Places places, int64_t count,
                 int64_t first, uint8_t* out) {
@@ -103,7 +93,7 @@ void gather_any(const uint8_t* table, int64_t row_bytes, const int64_t* ids, Pla
     case 8:
       return gather_small<8>(table, ids, places, count, first, out);
     default:
-      return gather_rows(table, row_bytes, ids, places, count, first, out);
+      return run_fastest<copy_rows<Places>>(table, row_bytes, ids, places, count, first, out);
   }
 }
 

@@ -112,10 +112,10 @@ namespace {
 
 // The state of label propagation.
 struct Clusters {
-  Array<uint32_t> labels;  // [num_nodes]
-  Array<int64_t> held;     // [num_nodes], by label: the size of its cluster
-  Array<uint64_t> closed;  // [num_nodes / 64 + 1], by label: whether a node of mean size would be too much
-  int64_t largest, usual;  // sizes
+  ZeroedArray<uint32_t> labels;  // [num_nodes]
+  ZeroedArray<int64_t> held;     // [num_nodes], by label: the size of its cluster
+  ZeroedArray<uint64_t> closed;  // [num_nodes / 64 + 1], by label: whether a node of mean size would be too much
+  int64_t largest, usual;        // sizes
 
   bool is_open(uint32_t label) const { return !(closed[label / 64] >> (label % 64) & 1); }
   void grow(uint32_t label, int64_t size) {
@@ -170,12 +170,12 @@ void settle(const Block& block, const std::vector<uint32_t>& wanted, const std::
 
 }  // namespace
 
-Array<uint32_t> propagate_labels(const std::vector<Block>& blocks, const OutSamples& out, const uint8_t* is_seed,
-                                 const Sizes& sizes, int64_t largest, uint64_t key, int threads) {
+ZeroedArray<uint32_t> propagate_labels(const std::vector<Block>& blocks, const OutSamples& out, const uint8_t* is_seed,
+                                       const Sizes& sizes, int64_t largest, uint64_t key, int threads) {
   const int64_t num_nodes = blocks.empty() ? 0 : blocks.back().end;
   Faults faults;
-  Clusters clusters{Array<uint32_t>(num_nodes), Array<int64_t>(num_nodes), Array<uint64_t>(num_nodes / 64 + 1), largest,
-                    2 * sizes.per_node};
+  Clusters clusters{ZeroedArray<uint32_t>(num_nodes), ZeroedArray<int64_t>(num_nodes),
+                    ZeroedArray<uint64_t>(num_nodes / 64 + 1), largest, 2 * sizes.per_node};
   std::iota(clusters.labels.begin(), clusters.labels.end(), 0u);
   const auto size_of = [&](const Block& block, int64_t v) {
     return sizes.of(degree_of(block, v, faults), is_seed && is_seed[v]);

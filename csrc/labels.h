@@ -10,9 +10,9 @@ namespace hoploom {
 
 // Zeroes at first, in large pages: they are read in random order.
 template <typename T>
-class Array {
+class ZeroedArray {
  public:
-  explicit Array(int64_t size) : size_(size), pages_(size_t(size) * sizeof(T)) {}
+  explicit ZeroedArray(int64_t size) : size_(size), pages_(size_t(size) * sizeof(T)) {}
   T& operator[](int64_t at) const { return pages_.as<T>()[at]; }
   T* begin() const { return pages_.as<T>(); }
   T* end() const { return begin() + size_; }
@@ -54,7 +54,7 @@ struct Sizes {
 };
 
 // [num_nodes] labels: node ids; a cluster is those of one label.
-Array<uint32_t> propagate_labels(const std::vector<Block>& blocks, const OutSamples& out, const uint8_t* is_seed,
-                                 const Sizes& sizes, int64_t largest, uint64_t key, int threads);
+ZeroedArray<uint32_t> propagate_labels(const std::vector<Block>& blocks, const OutSamples& out, const uint8_t* is_seed,
+                                       const Sizes& sizes, int64_t largest, uint64_t key, int threads);
 
 }  // namespace hoploom

@@ -43,8 +43,8 @@ Loads limits_of(const Graph& graph, const std::vector<int64_t>& total, const Par
 }
 
 // Labels become numbers without gaps; the label of a node on its own becomes kNoCluster. Returns how many there are.
-int64_t number_clusters(Array<uint32_t>& labels) {
-  Array<uint32_t> numbers(labels.size());  // zeroed
+int64_t number_clusters(ZeroedArray<uint32_t>& labels) {
+  ZeroedArray<uint32_t> numbers(labels.size());  // zeroed
   for (uint32_t label : labels) ++numbers[label];
   uint32_t count = 0;
   for (uint32_t& number : numbers) number = number > 1 ? count++ : kNoCluster;
@@ -62,7 +62,7 @@ void sample_span(Span span, double rate, uint64_t word, Take take) {
 }
 
 // The edges between clusters, of about as many edges as there are nodes.
-std::vector<Link> sample_links(const Graph& graph, const Array<uint32_t>& clusters, uint64_t key) {
+std::vector<Link> sample_links(const Graph& graph, const ZeroedArray<uint32_t>& clusters, uint64_t key) {
   Faults faults;
   const double rate = double(graph.topology.num_nodes()) / double(std::max<int64_t>(1, graph.topology.num_edges()));
   std::vector<std::vector<Link>> found(graph.blocks.size());
@@ -94,8 +94,8 @@ std::vector<Link> sample_links(const Graph& graph, const Array<uint32_t>& cluste
   return links;
 }
 
-ClusterGraph graph_of_clusters(const Graph& graph, const Array<uint32_t>& clusters, int64_t count, const Sizes& sizes,
-                               uint64_t key) {
+ClusterGraph graph_of_clusters(const Graph& graph, const ZeroedArray<uint32_t>& clusters, int64_t count,
+                               const Sizes& sizes, uint64_t key) {
   Faults faults;
   const size_t kinds = size_t(graph.num_kinds());
   std::vector<int64_t> loads(size_t(count) * kinds), held(static_cast<size_t>(count)), load(kinds);
@@ -114,8 +114,8 @@ ClusterGraph graph_of_clusters(const Graph& graph, const Array<uint32_t>& cluste
 }
 
 // The parts of the clusters' nodes; the others have none yet.
-Array<int16_t> first_parts(const Graph& graph, const OutSamples& out, const std::vector<int64_t>& total,
-                           const Loads& limits, uint64_t key) {
+ZeroedArray<int16_t> first_parts(const Graph& graph, const OutSamples& out, const std::vector<int64_t>& total,
+                                 const Loads& limits, uint64_t key) {
   const int64_t num_nodes = graph.topology.num_nodes(), num_edges = graph.topology.num_edges();
   const Sizes sizes{num_edges / num_nodes + 1, num_edges / std::max<int64_t>(1, total.back())};
   const int64_t whole = num_nodes * sizes.per_node + num_edges + total.back() * sizes.per_seed;
@@ -123,14 +123,14 @@ Array<int16_t> first_parts(const Graph& graph, const OutSamples& out, const std:
   auto clusters = propagate_labels(graph.blocks, out, graph.is_seed, sizes, largest, key, graph.threads);
   const int64_t count = number_clusters(clusters);
   const auto placed = place_clusters(graph_of_clusters(graph, clusters, count, sizes, key), limits, key);
-  Array<int16_t> parts(num_nodes);
+  ZeroedArray<int16_t> parts(num_nodes);
   for (int64_t v = 0; v < num_nodes; ++v)
     parts[v] = int16_t(clusters[v] == kNoCluster ? limits.num_parts : placed[clusters[v]]);
   return parts;
 }
 
 // Every part gets a node.
-void fill_empty(Array<int16_t>& parts, int64_t num_parts) {
+void fill_empty(ZeroedArray<int16_t>& parts, int64_t num_parts) {
   std::vector<int64_t> counts(static_cast<size_t>(num_parts));
   for (int16_t part : parts) ++counts[size_t(part)];
   int64_t empty = 0;
@@ -154,7 +154,7 @@ void assign_parts(const Topology& topology, const uint8_t* is_seed, const Partit
   const auto total = total_load(graph);
   const Loads limits = limits_of(graph, total, rule);
   const OutSamples out(topology, graph.blocks, rule.key, rule.threads);
-  Array<int16_t> found = first_parts(graph, out, total, limits, rule.key);
+  ZeroedArray<int16_t> found = first_parts(graph, out, total, limits, rule.key);
   Refinement refinement(graph, out, limits, found);
   for (int pass = 0; pass < rule.passes; ++pass)
     if (refinement.pass(mix(rule.key, uint64_t(pass))) <= num_nodes / kFewMoves && pass > 0) break;

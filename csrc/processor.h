@@ -1,10 +1,37 @@
-// One function compiled for several generations of a processor, chosen when it is loaded. Elsewhere: once.
+// One function compiled twice: for every processor, and for those with AVX2, which is chosen when it is called. By
+// hand, as what compilers offer for that (target_clones) needs a linker's help that clang on musl, among others, lacks.
 #pragma once
 
 #define HOPLOOM_INLINE inline __attribute__((always_inline))
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && !defined(HOPLOOM_NO_CLONES)
-#define HOPLOOM_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define HOPLOOM_CLONES
+#if defined(__x86_64__)
+#define HOPLOOM_AVX2 __attribute__((target("avx2,bmi,bmi2,fma")))
 #endif
+
+namespace hoploom {
+
+#if defined(HOPLOOM_AVX2)
+
+inline bool has_avx2() {
+  static const bool has = (__builtin_cpu_init(), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                                                     __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma"));
+  return has;
+}
+
+template <auto kernel, typename... Args>
+HOPLOOM_AVX2 void run_with_avx2(Args&... args) {
+  kernel(args...);
+}
+
+#endif
+
+// kernel(args...), which must be HOPLOOM_INLINE: only what is inlined is compiled for the processor.
+template <auto kernel, typename... Args>
+void run_fastest(Args... args) {
+#if defined(HOPLOOM_AVX2)
+  if (has_avx2()) return run_with_avx2<kernel>(args...);
+#endif
+  kernel(args...);
+}
+
+}  // namespace hoploom

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "clones.h"
+#include "processor.h"
 
 namespace hoploom {
 

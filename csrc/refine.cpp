@@ -19,7 +19,7 @@ void Graph::load_of(const Block& block, int64_t node, Faults& faults, int64_t* l
   load[topology.num_types() + 1] = is_seed && is_seed[node];
 }
 
-Refinement::Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, Array<int16_t>& parts)
+Refinement::Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, ZeroedArray<int16_t>& parts)
     : graph_(graph),
       out_(out),
       loads_(limits),

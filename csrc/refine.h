@@ -32,7 +32,7 @@ struct Wish {
 class Refinement {
  public:
   // parts: [num_nodes]; a node with part limits.num_parts has none yet and gets one in the first pass.
-  Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, Array<int16_t>& parts);
+  Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, ZeroedArray<int16_t>& parts);
 
   // Every node once; half of them, drawn afresh, see where the other half went: neighbours that change places at the
   // same time gain nothing. Returns how many moved.
@@ -55,7 +55,7 @@ class Refinement {
   const Graph& graph_;
   const OutSamples& out_;
   Loads loads_;
-  Array<int16_t>& parts_;
+  ZeroedArray<int16_t>& parts_;
   Faults faults_;
   uint64_t key_ = 0, half_ = 0;                                  // who may move: those whose word has this last bit
   std::vector<Wish> wishes_;                                     // of the block's nodes

@@ -3,7 +3,7 @@
 // Trades a fixed fanout limit and the plain strategy for about three times the speed.
 #include <string>
 
-#include "clones.h"
+#include "processor.h"
 #include "random.h"
 #include "sample.h"
 
@@ -41,7 +41,8 @@ HOPLOOM_INLINE void philox_lanes(uint64_t key, const Group& g, uint32_t stream, 
 }
 
 // Floyd's algorithm, or plain draws with replacement, in all lanes.
-HOPLOOM_CLONES void draw_lanes(uint64_t key, uint32_t stream, int fanout, bool replace, Group& g) {
+HOPLOOM_INLINE void draw_lanes(uint64_t key, uint32_t stream, int fanout, bool replace, Group* group) {
+  Group& g = *group;
   alignas(64) uint32_t words[4][kLanes];
   for (int i = 0; i < fanout; ++i) {
     if (i % 4 == 0) philox_lanes(key, g, stream, uint32_t(i / 4), words);
@@ -112,7 +113,7 @@ class Pipeline {
       g.high[l] = uint32_t(uint64_t(node) >> 32);
       any |= g.kind[l] == Kind::drawn;
     }
-    if (any) draw_lanes(r_.key, r_.stream, int(r_.fanout), r_.replace, g);
+    if (any) run_fastest<draw_lanes>(r_.key, r_.stream, int(r_.fanout), r_.replace, &g);
     for (int l = 0; l < g.size; ++l) prefetch(g, l);
   }
   void prefetch(const Group& g, int l) const {

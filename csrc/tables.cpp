@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "clones.h"
+#include "processor.h"
 
 namespace hoploom {
 namespace {
@@ -70,16 +70,6 @@ HOPLOOM_INLINE void sum_lists(const Address& address, const int64_t* ids, int64_
   }
 }
 
-#define HOPLOOM_EACH(name, In)                                                                                 \
-  HOPLOOM_CLONES void name(const Address& address, const int64_t* ids, int64_t num_ids, const int64_t* indptr, \
-                           int64_t num_lists, int64_t width, bool mean, float* out) {                          \
-    sum_lists<In>(address, ids, num_ids, indptr, num_lists, width, mean, out);                                 \
-  }
-HOPLOOM_EACH(sum_float32, float)
-HOPLOOM_EACH(sum_float16, Float16)
-HOPLOOM_EACH(sum_bfloat16, Bfloat16)
-#undef HOPLOOM_EACH
-
 void check_ids(const std::vector<TableRows>& tables, const int64_t* ids, int64_t num_ids) {
   for (size_t t = 1; t < tables.size(); ++t)
     if (tables[t].first < tables[t - 1].first + tables[t - 1].count)
@@ -101,10 +91,14 @@ void sum_tables(const std::vector<TableRows>& tables, Element element, const int
                 const int64_t* indptr, int64_t num_lists, int64_t width, bool mean, float* out) {
   check_ids(tables, ids, num_ids);
   const Address address(tables, width * element_bytes(element));
-  const auto sum = element == Element::kFloat32   ? sum_float32
-                   : element == Element::kFloat16 ? sum_float16
-                                                  : sum_bfloat16;
-  sum(address, ids, num_ids, indptr, num_lists, width, mean, out);
+  switch (element) {
+    case Element::kFloat32:
+      return run_fastest<sum_lists<float>>(address, ids, num_ids, indptr, num_lists, width, mean, out);
+    case Element::kFloat16:
+      return run_fastest<sum_lists<Float16>>(address, ids, num_ids, indptr, num_lists, width, mean, out);
+    case Element::kBfloat16:
+      return run_fastest<sum_lists<Bfloat16>>(address, ids, num_ids, indptr, num_lists, width, mean, out);
+  }
 }
 
 }  // namespace hoploom

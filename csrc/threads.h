@@ -1,34 +1,14 @@
-// One piece of work on several threads, and ranges of lists that take about the same time.
+// One piece of work on several threads, and ranges of lists that take about the same time. Threads that have worked
+// wait for the next piece: starting one takes as long as adding up a small batch's rows.
 #pragma once
-#include <algorithm>
 #include <cstdint>
-#include <exception>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <functional>
 
 namespace hoploom {
 
-// Runs work(thread) on every thread and waits. What one of them throws, the caller gets: of several the first.
-template <typename Work>
-void on_threads(int threads, Work work) {
-  std::exception_ptr thrown;
-  std::mutex mutex;
-  const auto guarded = [&](int thread) {
-    try {
-      work(thread);
-    } catch (...) {
-      const std::lock_guard guard(mutex);
-      if (!thrown) thrown = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> others;  // joined even if one cannot be started
-    for (int t = 1; t < threads; ++t) others.emplace_back(guarded, t);
-    guarded(0);
-  }
-  if (thrown) std::rethrow_exception(thrown);
-}
+// work(0), ..., work(threads - 1), each once, and waits. Several may run one after the other on one thread: no piece
+// may wait for another one. What one of them throws, the caller gets: of several the first.
+void on_threads(int threads, const std::function<void(int)>& work);
 
 // The first list of thread t: lists and their entries weigh alike.
 inline int64_t first_list(const int64_t* indptr, int64_t num_lists, int t, int threads) {

@@ -1,0 +1,125 @@
+#include "threads.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace hoploom {
+namespace {
+
+constexpr int kMostHelpers = 64;
+
+// On the caller's stack while its pieces are worked on.
+struct Job {
+  Job(const std::function<void(int)>& work, int threads) : work(work), threads(threads), wanted(threads - 1) {}
+
+  const std::function<void(int)>& work;
+  int threads;
+  int wanted;  // helpers that may still join
+  int helpers = 0;
+  Job* next = nullptr;
+  std::atomic<int> piece{0};
+  std::mutex mutex;
+  std::exception_ptr thrown;
+
+  void run() {
+    for (int t = piece.fetch_add(1); t < threads; t = piece.fetch_add(1)) {
+      try {
+        work(t);
+      } catch (...) {
+        const std::lock_guard guard(mutex);
+        if (!thrown) thrown = std::current_exception();
+      }
+    }
+  }
+};
+
+// Threads that wait for jobs. A caller works itself, so a job ends even if no helper can be started.
+class Crew {
+ public:
+  void run(Job& job) {
+    {
+      const std::lock_guard guard(mutex_);
+      job.next = jobs_;
+      jobs_ = &job;
+      promised_ += job.wanted;
+      while (idle_ < promised_ && num_helpers_ < kMostHelpers && start_helper()) {
+      }
+    }
+    for (int helper = 1; helper < job.threads; ++helper) wake_.notify_one();
+    job.run();
+    std::unique_lock lock(mutex_);
+    if (job.wanted) leave(job);
+    done_.wait(lock, [&] { return job.helpers == 0; });
+  }
+
+ private:
+  bool start_helper() {
+    try {
+      std::thread([this] { help(); }).detach();
+    } catch (const std::system_error&) {
+      return false;
+    }
+    ++num_helpers_;
+    ++idle_;  // from now on: it need not wait before it works
+    return true;
+  }
+  void help() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return jobs_ != nullptr; });
+      Job& job = *jobs_;
+      --idle_;
+      --promised_;
+      ++job.helpers;
+      if (--job.wanted == 0) leave(job);
+      lock.unlock();
+      job.run();
+      lock.lock();
+      ++idle_;
+      if (--job.helpers == 0) done_.notify_all();
+    }
+  }
+  // Nobody may join it any more.
+  void leave(Job& job) {
+    Job** link = &jobs_;
+    while (*link != &job) link = &(*link)->next;
+    *link = job.next;
+    promised_ -= job.wanted;
+    job.wanted = 0;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  Job* jobs_ = nullptr;
+  int idle_ = 0, promised_ = 0, num_helpers_ = 0;
+};
+
+// Never destroyed: helpers wait in it until the process ends. A child process has none of its parent's threads.
+std::atomic<Crew*> crew{nullptr};
+
+Crew& the_crew() {
+  static const bool is_made = [] {
+    crew = new Crew;
+    pthread_atfork(nullptr, nullptr, [] { crew = new Crew; });
+    return true;
+  }();
+  (void)is_made;
+  return *crew;
+}
+
+}  // namespace
+
+void on_threads(int threads, const std::function<void(int)>& work) {
+  if (threads <= 1) return work(0);
+  Job job(work, threads);
+  the_crew().run(job);
+  if (job.thrown) std::rethrow_exception(job.thrown);
+}
+
+}  // namespace hoploom
