@@ -14,6 +14,38 @@ from hoploom.schema import ORIGINAL_ID, RelationName
 from hoploom.store import Store, open_store
 
 Edge = tuple[Any, Any]  # original ids: source, destination
+NODES = """
+[nodes.node]
+files = "nodes*.parquet"
+id = "id"
+features = ["year", "emb"]
+label = "venue"
+num_classes = 7
+time = "published"
+split = "fold"
+fields = { rank = "rank" }
+[edges."node to node"]
+files = "edges*.parquet"
+source = "src"
+destination = "dst"
+features = ["a", "b"]
+weight = "w"
+fields = { kind = "kind" }
+"""
+EDGES = """
+[edges."node to node"]
+files = "edges.parquet"
+source = "src"
+destination = "dst"
+"""
+FOLDS = ["train", "val", None, "test"]
+IDS = {
+    "sparse": lambda v: 7919 * v * v - 10**6,
+    "dense": lambda v: v,
+    "from 100": lambda v: v + 100,
+    "text": lambda v: f"user-{v}é" if v % 3 else f"{v}",
+    "wide": lambda v: (2**63 - 1 - v) if v % 2 else (v - 2**63),
+}
 
 
 def write_table(path: Path, columns: Mapping[str, Any], *, files: int = 1, row_groups: int = 1000) -> None:
@@ -74,3 +106,36 @@ def shuffled(columns: Mapping[str, Sequence[Any]], seed: int) -> dict[str, list[
     """The same rows in another order."""
     order = torch.randperm(len(next(iter(columns.values()))), generator=torch.Generator().manual_seed(seed)).tolist()
     return {name: [values[row] for row in order] for name, values in columns.items()}
+
+
+def graph(of: Any, count: int = 40) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Node v links to v + 1 and to 2v; every value is arithmetic on v."""
+    nodes = {
+        "id": [of(v) for v in range(count)],
+        "year": [1990 + v for v in range(count)],
+        "emb": [[v / 2, -v] for v in range(count)],
+        "venue": [None if v == 5 else v % 7 for v in range(count)],
+        "published": [1000 * v for v in range(count)],
+        "fold": [FOLDS[v % 4] for v in range(count)],
+        "rank": [v / 4 for v in range(count)],
+    }
+    ends = [(v, w % count) for v in range(count) for w in (v + 1, 2 * v)]
+    edges = {
+        "src": [of(s) for s, _ in ends],
+        "dst": [of(d) for _, d in ends],
+        "a": [s for s, _ in ends],
+        "b": [d / 8 for _, d in ends],
+        "w": [1.0 + s for s, _ in ends],
+        "kind": [(s * d) % 5 for s, d in ends],
+    }
+    return nodes, edges
+
+
+def write_graph(folder: Path, of: Any, seed: int | None = None, **how: int) -> None:
+    """That graph as tables nodes.parquet and edges.parquet; NODES describes them."""
+    nodes, edges = graph(of)
+    if seed is not None:
+        nodes, edges = shuffled(nodes, seed), shuffled(edges, seed + 1)
+    nodes["emb"] = pa.array(nodes["emb"], pa.list_(pa.float32()))
+    write_table(folder / "nodes.parquet", nodes, **how)
+    write_table(folder / "edges.parquet", edges, **how)

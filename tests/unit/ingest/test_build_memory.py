@@ -64,7 +64,7 @@ def test_a_build_that_is_killed_leaves_what_the_next_one_clears(
     papers.write_papers(tmp_path, 1 / 5000)
     here = ["build", str(tmp_path / "graph.toml"), "-o"]
     assert main([*here, str(tmp_path / "whole.store")]) == 0
-    for number, seconds in enumerate((0.0, 0.4, 0.8)):
+    for number, seconds in enumerate((0.0, 0.6)):
         killed = build(tmp_path, "again.store")
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob(".again.store.partial-*")) and killed.poll() is None:

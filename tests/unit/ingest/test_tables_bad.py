@@ -11,6 +11,8 @@ from support.tables import build_here, write_table
 
 from hoploom.errors import DataError, HoploomError
 
+pytestmark = pytest.mark.usefixtures("no_sync")
+
 NODES = {"id": ["a", "b", "c"]}
 EDGES = {"src": ["a", "b", "c"], "dst": ["b", "c", "a"]}
 

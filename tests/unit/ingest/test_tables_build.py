@@ -10,7 +10,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from support.tables import build_here, by_id, contents, edges_of, field, original, shuffled, write_table
+from support.tables import (
+    EDGES,
+    IDS,
+    NODES,
+    build_here,
+    by_id,
+    contents,
+    edges_of,
+    field,
+    graph,
+    original,
+    shuffled,
+    write_graph,
+    write_table,
+)
 
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.ids import padded
@@ -18,70 +32,7 @@ from hoploom.ingest.tables.read_graph_file import parse_graph
 from hoploom.ingest.tables.transforms import Moments
 from hoploom.schema import ORIGINAL_ID
 
-NODES = """
-[nodes.node]
-files = "nodes*.parquet"
-id = "id"
-features = ["year", "emb"]
-label = "venue"
-num_classes = 7
-time = "published"
-split = "fold"
-fields = { rank = "rank" }
-[edges."node to node"]
-files = "edges*.parquet"
-source = "src"
-destination = "dst"
-features = ["a", "b"]
-weight = "w"
-fields = { kind = "kind" }
-"""
-EDGES = """
-[edges."node to node"]
-files = "edges.parquet"
-source = "src"
-destination = "dst"
-"""
-FOLDS = ["train", "val", None, "test"]
-IDS = {
-    "sparse": lambda v: 7919 * v * v - 10**6,
-    "dense": lambda v: v,
-    "from 100": lambda v: v + 100,
-    "text": lambda v: f"user-{v}é" if v % 3 else f"{v}",
-    "wide": lambda v: (2**63 - 1 - v) if v % 2 else (v - 2**63),
-}
-
-
-def graph(of: Any, count: int = 40) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Node v links to v + 1 and to 2v; every value is arithmetic on v."""
-    nodes = {
-        "id": [of(v) for v in range(count)],
-        "year": [1990 + v for v in range(count)],
-        "emb": [[v / 2, -v] for v in range(count)],
-        "venue": [None if v == 5 else v % 7 for v in range(count)],
-        "published": [1000 * v for v in range(count)],
-        "fold": [FOLDS[v % 4] for v in range(count)],
-        "rank": [v / 4 for v in range(count)],
-    }
-    ends = [(v, w % count) for v in range(count) for w in (v + 1, 2 * v)]
-    edges = {
-        "src": [of(s) for s, _ in ends],
-        "dst": [of(d) for _, d in ends],
-        "a": [s for s, _ in ends],
-        "b": [d / 8 for _, d in ends],
-        "w": [1.0 + s for s, _ in ends],
-        "kind": [(s * d) % 5 for s, d in ends],
-    }
-    return nodes, edges
-
-
-def write_graph(folder: Path, of: Any, seed: int | None = None, **how: int) -> None:
-    nodes, edges = graph(of)
-    if seed is not None:
-        nodes, edges = shuffled(nodes, seed), shuffled(edges, seed + 1)
-    nodes["emb"] = pa.array(nodes["emb"], pa.list_(pa.float32()))
-    write_table(folder / "nodes.parquet", nodes, **how)
-    write_table(folder / "edges.parquet", edges, **how)
+pytestmark = pytest.mark.usefixtures("no_sync")
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -144,8 +95,7 @@ def test_texts_ascend_by_bucket_and_bytes_in_a_part(tmp_path: Path) -> None:
     assert found == sorted(found)
 
 
-@pytest.mark.parametrize("name", ["sparse", "text", "dense"])
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("name", "parts"), [("dense", 1), ("sparse", 3), ("text", 3)])
 def test_order_files_row_groups_and_threads_change_nothing(tmp_path: Path, name: str, parts: int) -> None:
     made = []
     ways = ((None, 1, 1000, 1), (5, 3, 4, 2), (9, 2, 7, 1))

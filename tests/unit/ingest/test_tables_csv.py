@@ -14,6 +14,8 @@ from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.read_graph_file import parse_graph
 from hoploom.ingest.tables.sources import read_sources
 
+pytestmark = pytest.mark.usefixtures("no_sync")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -16,6 +16,8 @@ from hoploom.ingest.tables.draft import draft
 from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable
 from hoploom.ingest.tables.read_graph_file import parse_graph
 
+pytestmark = pytest.mark.usefixtures("no_sync")
+
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.tables import build_here, by_id, contents, edges_of, write_table
-from test_tables_build import EDGES, IDS, NODES, write_graph
+from support.tables import EDGES, IDS, NODES, build_here, by_id, contents, edges_of, write_graph, write_table
 
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.build import fitting_threads, open_engine
@@ -85,7 +84,7 @@ def test_a_file_that_is_no_table_is_named(duck: Engine, tmp_path: Path) -> None:
 
 
 def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(tmp_path: Path) -> None:
-    count = 5000
+    count = 1000
     nodes = {
         "id": [v * 7 for v in range(count)],
         "emb": pa.array([[v / 4, -v] for v in range(count)], pa.list_(pa.float32())),
@@ -153,8 +152,9 @@ def same_from_spark(folder: Path, name: str, parts: int) -> None:
 
 
 @needs_spark
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_spark_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_a_spark_of_our_own_gives_the_same_bytes(tmp_path: Path) -> None:
     same_from_spark(tmp_path, "text", 3)
 
 
@@ -182,8 +182,10 @@ def running_spark() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("running_spark")
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("name", ["sparse", "dense", "from 100", "wide", "text"])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("sparse", 1), ("sparse", 3), ("dense", 1), ("from 100", 3), ("wide", 3), ("text", 1)],
+)
 def test_spark_gives_the_same_bytes_whatever_the_ids(tmp_path: Path, name: str, parts: int) -> None:
     same_from_spark(tmp_path, name, parts)
 
