@@ -32,7 +32,7 @@ class TopKeys:
     store: str | None = key(
         None,
         "the graph, at the same path on every host; left out: the command knows it",
-        rules.path_on_hosts(),
+        rules.HOST_PATH,
         example="graph.store",
     )
     mode: str | None = key(
@@ -54,90 +54,78 @@ class TopKeys:
     python: str | None = key(
         None,
         "the Python that runs them; left out: the path of this one",
-        rules.path_on_hosts(),
+        rules.HOST_PATH,
         example="/opt/venv/bin/python",
     )
     folder: str | None = key(
         None,
         "the working directory on every host; left out: the current one",
-        rules.path_on_hosts(),
+        rules.HOST_PATH,
         example="/srv/papers",
     )
     rendezvous: str | None = key(
         None,
         "where torchrun's processes meet; left out: port 29500 of the first trainers' host",
-        rules.address(),
+        rules.ADDRESS,
         example="10.0.0.1:29500",
     )
     max_restarts: int = key(
         0, "how often torchrun starts failed trainers again, where one host has them all", rules.whole(0, 1000)
     )
-    environment: dict[str, str] = key(
-        {}, "variables of every process", rules.variables(), example={"NCCL_DEBUG": "INFO"}
-    )
+    environment: dict[str, str] = key({}, "variables of every process", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"})
 
 
 @dataclass(frozen=True)
 class HostKeys:
     """One host: [hosts.NAME]."""
 
-    address: str | None = key(
-        None, "what other hosts reach it by; left out: its name", rules.host(), example="10.0.0.1"
-    )
-    ssh: str | None = key(None, "what ssh connects to; left out: the address", rules.login(), example="root@10.0.0.1")
+    address: str | None = key(None, "what other hosts reach it by; left out: its name", rules.HOST, example="10.0.0.1")
+    ssh: str | None = key(None, "what ssh connects to; left out: the address", rules.LOGIN, example="root@10.0.0.1")
     ssh_port: int | None = key(
-        None, "the port of its ssh; left out: as ssh's configuration says", rules.port(), example=22
+        None, "the port of its ssh; left out: as ssh's configuration says", rules.PORT, example=22
     )
     processes: int | None = key(None, "trainers on it", rules.whole(0, 4096), example=4)
     devices: tuple[int, ...] | None = key(None, "the GPUs that its trainers see", rules.ids("GPUs"), example=[0, 1])
-    serves: bool | None = key(None, "whether a graph server runs on it", rules.flag(), example=True)
-    port: int | None = key(None, "where that server listens", rules.port(), example=7700)
+    serves: bool | None = key(None, "whether a graph server runs on it", rules.FLAG, example=True)
+    port: int | None = key(None, "where that server listens", rules.PORT, example=7700)
     parts: tuple[int, ...] | None = key(None, "the store's parts that it holds", rules.ids("parts"), example=[0])
-    python: str | None = key(
-        None, "another Python than the others'", rules.path_on_hosts(), example="/opt/venv/bin/python"
-    )
-    folder: str | None = key(None, "another working directory", rules.path_on_hosts(), example="/srv/papers")
-    environment: dict[str, str] = key(
-        {}, "variables of its processes", rules.variables(), example={"NCCL_DEBUG": "INFO"}
-    )
+    python: str | None = key(None, "another Python than the others'", rules.HOST_PATH, example="/opt/venv/bin/python")
+    folder: str | None = key(None, "another working directory", rules.HOST_PATH, example="/srv/papers")
+    environment: dict[str, str] = key({}, "variables of its processes", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"})
 
 
 @dataclass(frozen=True)
 class Security:
     """How servers and trainers know each other: paths of files as each host has them, never what is in them."""
 
-    token_file: str | None = key(None, "the file with the token", rules.path_on_hosts(), example="/etc/hoploom/token")
-    ca: str | None = key(
-        None, "the CA's certificate, to check servers by", rules.path_on_hosts(), example="certs/ca.pem"
-    )
-    cert: str | None = key(None, "the hosts' certificate", rules.path_on_hosts(), example="certs/host.pem")
-    private_key: str | None = key(
-        None, "the certificate's private key", rules.path_on_hosts(), example="certs/host.key"
-    )
-    mutual: bool = key(False, "servers ask trainers for a certificate of the same CA, too", rules.flag())
-    insecure: bool = key(False, "serve beyond loopback with neither; it warns", rules.flag())
+    token_file: str | None = key(None, "the file with the token", rules.HOST_PATH, example="/etc/hoploom/token")
+    ca: str | None = key(None, "the CA's certificate, to check servers by", rules.HOST_PATH, example="certs/ca.pem")
+    cert: str | None = key(None, "the hosts' certificate", rules.HOST_PATH, example="certs/host.pem")
+    private_key: str | None = key(None, "the certificate's private key", rules.HOST_PATH, example="certs/host.key")
+    mutual: bool = key(False, "servers ask trainers for a certificate of the same CA, too", rules.FLAG)
+    insecure: bool = key(False, "serve beyond loopback with neither; it warns", rules.FLAG)
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """What every graph server is told."""
 
-    port: int = key(7700, "where servers listen; a host may have its own", rules.port())
+    port: int = key(7700, "where servers listen; a host may have its own", rules.PORT)
     threads: int | None = key(None, "batches made at once", rules.whole(1, 4096), example=8)
-    memory: str | None = key(None, "what batches made and not yet sent may take", rules.size(), example="4GB")
-    cache: str | None = key(None, "rows of other parts that are kept", rules.share_or_size(), example="20%")
-    fanouts: tuple[int, ...] | None = key(None, "of batches that the cache is for", rules.fanouts(), example=[15, 10])
+    memory: str | None = key(None, "what batches made and not yet sent may take", rules.SIZE, example="4GB")
+    cache: str | None = key(None, "rows of other parts that are kept", rules.SHARE_OR_SIZE, example="20%")
+    fanouts: tuple[int, ...] | None = key(None, "of batches that the cache is for", rules.FANOUTS, example=[15, 10])
     seeds: str | None = key(
-        None, "what such batches start from; left out: the split train", rules.text(), example="train"
+        None, "what such batches start from; left out: the split train", rules.TEXT, example="train"
     )
-    metrics_port: int | None = key(None, "where metrics are read, on the server's address", rules.port(), example=7701)
+    metrics_port: int | None = key(None, "where metrics are read, on the server's address", rules.PORT, example=7701)
 
 
 @dataclass(frozen=True)
 class SshOptions:
     """How the system's ssh is called; users, keys and host keys are as your own configuration of ssh has them."""
 
-    config: str | None = key(None, "another file than ~/.ssh/config", rules.path_on_hosts(), example="ssh_config")
+    config: str | None = key(None, "another file than ~/.ssh/config", rules.HOST_PATH, example="ssh_config")
     connect_timeout: int = key(20, "seconds to reach a host", rules.whole(1, 3600))
 
 
@@ -145,61 +133,57 @@ class SshOptions:
 class SlurmOptions:
     """What sbatch is told. Slurm picks the hosts."""
 
-    name: str = key("hoploom", "the job's name", rules.label())
-    partition: str | None = key(None, "the partition", rules.text(), example="gpu")
-    account: str | None = key(None, "whom it is charged to", rules.text(), example="research")
-    qos: str | None = key(None, "the quality of service", rules.text(), example="normal")
-    time: str | None = key(None, "the longest it may run", rules.text(), example="12:00:00")
-    constraint: str | None = key(None, "features that nodes must have", rules.text(), example="a100")
-    reservation: str | None = key(None, "a reservation", rules.text(), example="workshop")
+    name: str = key("hoploom", "the job's name", rules.LABEL)
+    partition: str | None = key(None, "the partition", rules.TEXT, example="gpu")
+    account: str | None = key(None, "whom it is charged to", rules.TEXT, example="research")
+    qos: str | None = key(None, "the quality of service", rules.TEXT, example="normal")
+    time: str | None = key(None, "the longest it may run", rules.TEXT, example="12:00:00")
+    constraint: str | None = key(None, "features that nodes must have", rules.TEXT, example="a100")
+    reservation: str | None = key(None, "a reservation", rules.TEXT, example="workshop")
     gpus: int | None = key(None, "GPUs per host; left out: none are asked for", rules.whole(0, 1024), example=4)
     cpus: int | None = key(None, "cores per host; left out: as Slurm is set up", rules.whole(1, 65536), example=32)
-    memory: str | None = key(None, "memory per host", rules.text(), example="200G")
-    exclusive: bool = key(False, "hosts are shared with no other job", rules.flag())
-    output: str = key("%x-%j.out", "the file with what the job prints", rules.text())
+    memory: str | None = key(None, "memory per host", rules.TEXT, example="200G")
+    exclusive: bool = key(False, "hosts are shared with no other job", rules.FLAG)
+    output: str = key("%x-%j.out", "the file with what the job prints", rules.TEXT)
     setup: tuple[str, ...] = key(
         (), "shell lines before all else", rules.texts('a list of texts, e.g. ["module load cuda"]')
     )
     options: tuple[str, ...] = key(
         (), "more for #SBATCH, one per line", rules.texts('a list of texts, e.g. ["--mail-type=END"]')
     )
-    container_image: str | None = key(
-        None, "pyxis: the image", rules.text(), example="nvcr.io#nvidia/pytorch:25.01-py3"
-    )
+    container_image: str | None = key(None, "pyxis: the image", rules.TEXT, example="nvcr.io#nvidia/pytorch:25.01-py3")
     container_mounts: tuple[str, ...] = key(
         (), "pyxis: what it sees of the host", rules.texts('a list of texts, e.g. ["/data:/data"]')
     )
-    container_workdir: str | None = key(
-        None, "pyxis: its working directory", rules.path_on_hosts(), example="/workspace"
-    )
+    container_workdir: str | None = key(None, "pyxis: its working directory", rules.HOST_PATH, example="/workspace")
 
 
 @dataclass(frozen=True)
 class KubernetesOptions:
     """What the manifests say: a Kubeflow TrainJob for trainers, a StatefulSet for servers."""
 
-    name: str = key("hoploom", "what all objects are called", rules.label())
-    namespace: str = key("default", "where they live", rules.label())
-    image: str | None = key(None, "the image with Python and hoploom", rules.text(), example="registry/hoploom:1")
+    name: str = key("hoploom", "what all objects are called", rules.LABEL)
+    namespace: str = key("default", "where they live", rules.LABEL)
+    image: str | None = key(None, "the image with Python and hoploom", rules.TEXT, example="registry/hoploom:1")
     gpus: int | None = key(
         None,
         "GPUs per pod of trainers; left out: one per process if there are devices",
         rules.whole(0, 1024),
         example=4,
     )
-    cpu: str | None = key(None, "cores per pod", rules.text(), example="16")
-    memory: str | None = key(None, "memory per pod", rules.text(), example="64Gi")
-    claim: str | None = key(None, "the PersistentVolumeClaim with the store", rules.label(), example="graph")
-    mount: str = key("/stores", "where pods see that claim", rules.path_on_hosts())
-    secret: str | None = key(None, "the Secret with the files of [security]", rules.label(), example="hoploom-certs")
-    secret_mount: str = key("/etc/hoploom", "where pods see that Secret", rules.path_on_hosts())
+    cpu: str | None = key(None, "cores per pod", rules.TEXT, example="16")
+    memory: str | None = key(None, "memory per pod", rules.TEXT, example="64Gi")
+    claim: str | None = key(None, "the PersistentVolumeClaim with the store", rules.LABEL, example="graph")
+    mount: str = key("/stores", "where pods see that claim", rules.HOST_PATH)
+    secret: str | None = key(None, "the Secret with the files of [security]", rules.LABEL, example="hoploom-certs")
+    secret_mount: str = key("/etc/hoploom", "where pods see that Secret", rules.HOST_PATH)
     user: int | None = key(
         None,
         "the user that runs pods; left out: as the image says, and only root reads the Secret",
         rules.whole(1),
         example=1000,
     )
-    service_account: str | None = key(None, "the pods' service account", rules.label(), example="trainer")
+    service_account: str | None = key(None, "the pods' service account", rules.LABEL, example="trainer")
     pull_secrets: tuple[str, ...] = key(
         (), "Secrets to pull the image with", rules.texts('a list of texts, e.g. ["registry"]')
     )
@@ -244,7 +228,7 @@ def _hosts(document: Document) -> dict[str, HostKeys] | int:
     if not isinstance(given, list | dict) or not given:
         raise document.problem(HOSTS, f"hosts is {given!r:.80}; {way_out}")
     for name in given:
-        if not isinstance(name, str) or not rules.HOST.fullmatch(name):
+        if not isinstance(name, str) or not rules.HOST.read(name):
             raise document.problem(HOSTS, f"hosts has {name!r:.80}, which is no name of a host; {way_out}")
     if isinstance(given, dict):
         return {name: _host(document, name) for name in given}

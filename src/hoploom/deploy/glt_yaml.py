@@ -13,15 +13,15 @@ from hoploom.config.values import nearest
 from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys, Written
 
 LISTS = {  # one entry per node
-    "nodes": rules.host(),
-    "ports": rules.port(),
-    "python_bins": rules.path_on_hosts(),
-    "usernames": rules.login(),
+    "nodes": rules.HOST,
+    "ports": rules.PORT,
+    "python_bins": rules.HOST_PATH,
+    "usernames": rules.LOGIN,
     "node_ranks": rules.whole(0),
-    "dst_paths": rules.path_on_hosts(),
+    "dst_paths": rules.HOST_PATH,
     "visible_devices": rules.ids("GPUs"),
 }
-SINGLE = {"dataset": rules.text(), "in_channel": rules.whole(1), "out_channel": rules.whole(1)}
+SINGLE = {"dataset": rules.TEXT, "in_channel": rules.whole(1), "out_channel": rules.whole(1)}
 OPTIONAL = ("dataset", "in_channel", "out_channel", "node_ranks", "ports")
 
 

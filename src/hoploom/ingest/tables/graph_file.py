@@ -21,7 +21,7 @@ WITH_FILES = Only("files")
 
 FILES = rules.texts("a path in quotes, or a list", single=True)
 COLUMNS = rules.texts("a column, or a list", single=True)
-NAMED_COLUMNS = rules.table_of(rules.text(), 'a table of columns by field, e.g. { rank = "pagerank" }')
+NAMED_COLUMNS = rules.table_of(rules.TEXT, 'a table of columns by field, e.g. { rank = "pagerank" }')
 
 
 def _split() -> KeyRule:
@@ -29,7 +29,7 @@ def _split() -> KeyRule:
 
     def read(value: Any) -> str | dict[str, float] | None:
         if not isinstance(value, dict):
-            return rules.text().read(value)  # type: ignore[no-any-return]
+            return rules.TEXT.read(value)  # type: ignore[no-any-return]
         shares = {name: rules.number(0, 1).read(share) for name, share in value.items()}
         return shares if shares and all(shares.values()) and math.fsum(shares.values()) <= 1 + 1e-9 else None
 
@@ -41,7 +41,7 @@ def _reverse() -> KeyRule:
     """Whether, or the name."""
 
     def read(value: Any) -> bool | str | None:
-        return value if isinstance(value, bool) or rules.text().read(value) is not None else None
+        return value if isinstance(value, bool) or rules.TEXT.read(value) is not None else None
 
     return KeyRule('true, false or the name of the reverse relation, e.g. "written_by"', read)
 
@@ -66,7 +66,7 @@ class ColumnRule:
     categories: str | None = key(
         None, "numbers for words: a column per word, or its number", rules.choice("one-hot", "codes"), example="one-hot"
     )
-    standardise: bool = key(False, "less the mean, over the standard deviation", rules.flag())
+    standardise: bool = key(False, "less the mean, over the standard deviation", rules.FLAG)
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class NodeTable:
     count: int | None = key(
         None, "nodes, where there is no table", rules.whole(1, 2**62), example=1000, only=Only("files", absent=True)
     )
-    id: str | None = key(None, "the column with the ids", rules.text(), example="paper_id", only=WITH_FILES)
+    id: str | None = key(None, "the column with the ids", rules.TEXT, example="paper_id", only=WITH_FILES)
     features: tuple[str, ...] = key((), "columns, side by side in field x; f_* is any that begins so", COLUMNS)
     features_npy: tuple[str, ...] = key((), "or .npy files, with a row for every row of the table", FILES)
     dtype: str = key("float32", "of x", rules.choice(*DTYPES))
-    label: str | None = key(None, "the column of field y", rules.text(), example="venue")
+    label: str | None = key(None, "the column of field y", rules.TEXT, example="venue")
     num_classes: int | None = key(None, "labels are below", rules.whole(1), example=40, only=Only("label"))
-    time: str | None = key(None, "the column of field time", rules.text(), example="published")
+    time: str | None = key(None, "the column of field time", rules.TEXT, example="published")
     split: str | Mapping[str, float] | None = key(
         None, "a column that names each node's split, or the shares of splits drawn by id", _split()
     )
@@ -108,16 +108,16 @@ class EdgeTable:
         FILES,
         example="edges.parquet",
     )
-    source: str = key(REQUIRED, "the column with the ids of the sources", rules.text(), example="source")
-    destination: str = key(REQUIRED, "the column with the ids of the destinations", rules.text(), example="destination")
+    source: str = key(REQUIRED, "the column with the ids of the sources", rules.TEXT, example="source")
+    destination: str = key(REQUIRED, "the column with the ids of the destinations", rules.TEXT, example="destination")
     features: tuple[str, ...] = key((), "columns, side by side in field edge_attr", COLUMNS)
     dtype: str = key("float32", "of edge_attr", rules.choice(*DTYPES))
-    weight: str | None = key(None, "the column of field weight", rules.text(), example="w")
-    time: str | None = key(None, "the column of field time", rules.text(), example="at")
+    weight: str | None = key(None, "the column of field weight", rules.TEXT, example="w")
+    time: str | None = key(None, "the column of field time", rules.TEXT, example="at")
     fields: Mapping[str, str] = key({}, "further fields, and their columns", NAMED_COLUMNS)
     reverse: str | None = key(None, "also the reverse relation, by this name; true: rev_ and its name", _reverse())
-    undirected: bool = key(False, "every edge counts for both directions", rules.flag())
-    deduplicate: bool = key(False, "of edges with the same ends one is kept", rules.flag())
+    undirected: bool = key(False, "every edge counts for both directions", rules.FLAG)
+    deduplicate: bool = key(False, "of edges with the same ends one is kept", rules.FLAG)
     self_loops: str = key("keep", "edges from a node to itself", rules.choice("keep", "drop"))
     columns: Mapping[str, ColumnRule] = field(default_factory=dict)
 

@@ -36,7 +36,7 @@ PLACED = Only("placement.features")
 CUTS = Only("scheduler.name", ("step", "plateau"))
 
 RELATION_FANOUTS = rules.table_of(
-    rules.fanouts(), 'a table of lists by relation, e.g. { "author writes paper" = [5, 5] }'
+    rules.FANOUTS, 'a table of lists by relation, e.g. { "author writes paper" = [5, 5] }'
 )
 TOPOLOGY = accepted('"cuda", "host" or "auto"', read_topology, words=("cuda", "host", "auto"))
 FEATURES = accepted(
@@ -64,39 +64,39 @@ class TaskSection:
 
     kind: str = key("node-classification", "what is learned", rules.choice(*NODE_KINDS, LINKS))
     node_type: str | None = key(
-        None, "whose nodes; may be left out where one type has the splits", rules.text(), example="paper", only=OF_NODES
+        None, "whose nodes; may be left out where one type has the splits", rules.TEXT, example="paper", only=OF_NODES
     )
-    label: str = key("y", "the field with the labels", rules.text(), only=OF_NODES)
+    label: str = key("y", "the field with the labels", rules.TEXT, only=OF_NODES)
     num_classes: int | None = key(
         None, "classes; counted in the labels where left out", rules.whole(2), example=16, only=OF_CLASSES
     )
-    train: str = key("train", "the split to train on", rules.text(), only=OF_NODES)
-    val: str = key("val", 'the split that picks the best checkpoint; "": none', rules.text(empty=True), only=OF_NODES)
-    test: str = key("test", 'the split that is evaluated at the end; "": none', rules.text(empty=True), only=OF_NODES)
+    train: str = key("train", "the split to train on", rules.TEXT, only=OF_NODES)
+    val: str = key("val", 'the split that picks the best checkpoint; "": none', rules.TEXT_OR_EMPTY, only=OF_NODES)
+    test: str = key("test", 'the split that is evaluated at the end; "": none', rules.TEXT_OR_EMPTY, only=OF_NODES)
     loss: str = key("mse", "squared or absolute error", rules.choice("mse", "mae"), only=OF_NUMBERS)
     relation: str | None = key(
-        None, "the relation whose links are learned", rules.text(), example="author writes paper", only=OF_LINKS
+        None, "the relation whose links are learned", rules.TEXT, example="author writes paper", only=OF_LINKS
     )
     reverse: str | None = key(
         None,
         "the relation that holds the same links in the other direction",
-        rules.text(),
+        rules.TEXT,
         example="paper rev_writes author",
         only=OF_LINKS,
     )
     links: Path | None = key(
         None,
         "a folder with train.npy, val.npy, test.npy, each [2, n] int64; left out: the relation's own edges are split",
-        rules.path(),
+        rules.PATH,
         example="links",
         only=OF_LINKS,
     )
-    val_share: float = key(0.05, "share of the edges held out of the graph to validate", rules.share(), only=OF_LINKS)
-    test_share: float = key(0.1, "share of the edges held out of the graph to test", rules.share(), only=OF_LINKS)
+    val_share: float = key(0.05, "share of the edges held out of the graph to validate", rules.SHARE, only=OF_LINKS)
+    test_share: float = key(0.1, "share of the edges held out of the graph to test", rules.SHARE, only=OF_LINKS)
     negatives: float = key(
         1.0, "random links per link, as negative examples", rules.number(open_ends=True), only=OF_LINKS
     )
-    strict_negatives: bool = key(False, "negative examples are never edges of the graph", rules.flag(), only=OF_LINKS)
+    strict_negatives: bool = key(False, "negative examples are never edges of the graph", rules.FLAG, only=OF_LINKS)
 
 
 @dataclass(frozen=True)
@@ -106,21 +106,21 @@ class ModelSection:
     name: str = key("sage", "the built-in model", rules.choice(*KINDS), only=BUILT_IN)
     hidden: int = key(128, "width of the hidden layers", rules.whole(1), only=BUILT_IN)
     layers: int | None = key(None, "layers; one per fanout", rules.whole(1), example=2, only=BUILT_IN)
-    dropout: float = key(0.0, "share of the hidden values dropped while training", rules.share(), only=BUILT_IN)
+    dropout: float = key(0.0, "share of the hidden values dropped while training", rules.SHARE, only=BUILT_IN)
     heads: int = key(4, "attention heads", rules.whole(1), only=ATTENTION)
-    norm: bool = key(False, "a layer norm before every layer", rules.flag(), only=BUILT_IN)
+    norm: bool = key(False, "a layer norm before every layer", rules.FLAG, only=BUILT_IN)
     residual: bool = key(
-        False, "every layer adds to its input, between a linear layer at both ends", rules.flag(), only=BUILT_IN
+        False, "every layer adds to its input, between a linear layer at both ends", rules.FLAG, only=BUILT_IN
     )
     factory: str | None = key(
         None,
         "your own model instead: factory(store, num_outputs, **options)",
-        rules.function(),
+        rules.FUNCTION,
         example="my_model:make",
     )
-    options: dict[str, Any] = key({}, "further arguments of the factory", rules.options(), only=OWN)
+    options: dict[str, Any] = key({}, "further arguments of the factory", rules.TABLE, only=OWN)
     modules: Path | None = key(
-        None, "the folder with the factory's module; left out: that of this file", rules.path(), example=".", only=OWN
+        None, "the folder with the factory's module; left out: that of this file", rules.PATH, example=".", only=OWN
     )
 
 
@@ -128,16 +128,16 @@ class ModelSection:
 class LoaderSection:
     """How batches are sampled."""
 
-    fanouts: tuple[int, ...] = key((15, 10), "picks per node, one count per layer; -1: all neighbours", rules.fanouts())
+    fanouts: tuple[int, ...] = key((15, 10), "picks per node, one count per layer; -1: all neighbours", rules.FANOUTS)
     relation_fanouts: dict[str, tuple[int, ...]] = key(
         {}, "other fanouts for some relations", RELATION_FANOUTS, example={"author writes paper": (5, 5)}
     )
     batch_size: int = key(1024, "seeds of a step, over all processes together", rules.whole(1))
     mode: str = key("blocks", "blocks: each layer samples afresh; subgraph: as PyG", rules.choice("blocks", "subgraph"))
     threads: int = key(2, "threads per process that make batches", rules.whole(0, 1024))
-    replace: bool = key(False, "pick with replacement", rules.flag())
-    labor: bool = key(False, "LABOR sampling: seeds share their picks, so batches hold fewer nodes", rules.flag())
-    weighted: bool = key(False, "pick by the store's edge weights", rules.flag())
+    replace: bool = key(False, "pick with replacement", rules.FLAG)
+    labor: bool = key(False, "LABOR sampling: seeds share their picks, so batches hold fewer nodes", rules.FLAG)
+    weighted: bool = key(False, "pick by the store's edge weights", rules.FLAG)
     temporal: str | None = key(
         None,
         "pick only edges that are not younger than their seed",
@@ -146,7 +146,7 @@ class LoaderSection:
         only=OF_NODES,
     )
     eval_fanouts: tuple[int, ...] | None = key(
-        None, "fanouts to evaluate with; left out: fanouts", rules.fanouts(), example=(-1, -1)
+        None, "fanouts to evaluate with; left out: fanouts", rules.FANOUTS, example=(-1, -1)
     )
     eval_batch_size: int | None = key(
         None, "seeds of a batch to evaluate; left out: batch_size", rules.whole(1), example=4096
@@ -160,7 +160,7 @@ class OptimizerSection:
     name: str = key("adam", "the optimizer", rules.choice("adam", "adamw", "sgd"))
     lr: float = key(0.003, "learning rate", rules.number(open_ends=True))
     weight_decay: float = key(0.0, "weight decay", rules.number())
-    momentum: float = key(0.0, "momentum", rules.share(), only=Only("optimizer.name", ("sgd",)))
+    momentum: float = key(0.0, "momentum", rules.SHARE, only=Only("optimizer.name", ("sgd",)))
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class SchedulerSection:
 
     name: str = key("none", "the schedule", rules.choice("none", "cosine", "step", "plateau", "warmup-cosine"))
     warmup: float = key(
-        0.05, "share of all steps that warms up", rules.share(), only=Only("scheduler.name", ("warmup-cosine",))
+        0.05, "share of all steps that warms up", rules.SHARE, only=Only("scheduler.name", ("warmup-cosine",))
     )
     every: int = key(10, "epochs between two cuts", rules.whole(1), only=Only("scheduler.name", ("step",)))
     wait: int = key(
@@ -194,7 +194,7 @@ class TrainSection:
         None, "the largest norm of the gradient; larger ones are scaled down", rules.number(open_ends=True), example=1.0
     )
     monitor: str | None = key(
-        None, "the metric that picks the best checkpoint; left out: the task's own", rules.text(), example="accuracy"
+        None, "the metric that picks the best checkpoint; left out: the task's own", rules.TEXT, example="accuracy"
     )
     patience: int | None = key(None, "epochs without a better validation before it ends", rules.whole(1), example=5)
     max_steps: int | None = key(None, "optimizer steps before it ends", rules.whole(1), example=10_000)
@@ -202,7 +202,7 @@ class TrainSection:
         None, "steps between two checkpoints, besides one per epoch", rules.whole(1), example=1000
     )
     whole_steps: bool = key(
-        False, "sampling and learning replayed as CUDA graphs; one process, [placement] set", rules.flag()
+        False, "sampling and learning replayed as CUDA graphs; one process, [placement] set", rules.FLAG
     )
     margin: float = key(
         0.1, "extra buffer space of whole steps, as a share of the largest sampled batch", rules.number()
@@ -217,7 +217,7 @@ class ClusterSection:
         None,
         "graph servers; with store, each process maps its parts and asks them for the rest, without it they make the "
         "batches; left out: those of hoploom launch, or one beside the processes of each host",
-        rules.addresses(),
+        rules.ADDRESSES,
         example=("10.0.0.1:7000", "10.0.0.2:7000"),
     )
     parts: tuple[int, ...] | None = key(
@@ -229,11 +229,11 @@ class ClusterSection:
         rules.choice("auto", "local", "parted"),
         only=WITH_STORE,
     )
-    locality: bool = key(False, "seeds go to processes of the host that holds them", rules.flag(), only=WITH_STORE)
+    locality: bool = key(False, "seeds go to processes of the host that holds them", rules.FLAG, only=WITH_STORE)
     cache: str | None = key(
         None,
         "a cache of other hosts' rows in each process, filled with the most visited ones",
-        rules.share_or_size(),
+        rules.SHARE_OR_SIZE,
         example="20%",
     )
     look_ahead: int | None = key(
@@ -242,10 +242,10 @@ class ClusterSection:
     timeout: float | None = key(
         None, "seconds that a request may take, all attempts together", rules.number(open_ends=True), example=60.0
     )
-    token_file: Path | None = key(None, "a file with the servers' token", rules.path(), example="token")
-    ca: Path | None = key(None, "the CA of the servers' certificates: TLS", rules.path(), example="ca.pem")
-    cert: Path | None = key(None, "the certificate to show to servers", rules.path(), example="client.pem")
-    key: Path | None = key(None, "its key", rules.path(), example="client.key")  # last: it hides key()
+    token_file: Path | None = key(None, "a file with the servers' token", rules.PATH, example="token")
+    ca: Path | None = key(None, "the CA of the servers' certificates: TLS", rules.PATH, example="ca.pem")
+    cert: Path | None = key(None, "the certificate to show to servers", rules.PATH, example="client.pem")
+    key: Path | None = key(None, "its key", rules.PATH, example="client.key")  # last: it hides key()
 
 
 @dataclass(frozen=True)
@@ -279,8 +279,8 @@ class PlacementSection:
 class OutputSection:
     """Where it goes."""
 
-    folder: Path = key(Path("run"), "checkpoints, journal and result", rules.path())
-    tensorboard: bool = key(True, "write for TensorBoard too, where it is installed", rules.flag())
+    folder: Path = key(Path("run"), "checkpoints, journal and result", rules.PATH)
+    tensorboard: bool = key(True, "write for TensorBoard too, where it is installed", rules.FLAG)
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class RunFile:
     store: Path | None = key(
         REQUIRED,
         "the graph: a store's directory; may be left out where servers make the batches",
-        rules.path(),
+        rules.PATH,
         example="graph.store",
     )
     seed: int = key(0, "all randomness derives from it", rules.whole(0, MOST_SEED))
