@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing
 EXAMPLES = ROOT / "examples"
 COVERED = {
     *("multi_gpu_sage", "multi_node_gcn", "custom_frontier_blocks", "link_prediction", "hetero_rgat"),
-    *("worker_mode_sage", "server_client_sage"),
+    *("worker_mode_sage", "server_client_sage", "real_graphs"),
 }
 LAUNCH_LIMIT = 110.0  # seconds: five processes import torch
 
@@ -98,6 +98,45 @@ def test_reddit_is_learned_from_the_files_that_pyg_downloads(num_processes: int,
     assert re.findall(r"^Epoch (\d+):", out, re.MULTILINE) == ["01", "02", "03", "04"]  # rank 0 alone speaks
     assert number(out, "Test accuracy") > 0.8
     assert hoploom.open(tmp_path / "reddit.store").schema.node_type("node").num_nodes == 3000
+
+
+def write_physics(path: Path, num_nodes: int) -> sparse.csr_matrix:
+    """What PyG downloads for Coauthor-Physics, with five planted communities; its adjacency."""
+    random = np.random.default_rng(0)
+    label = np.arange(num_nodes) % 5
+    row = np.repeat(np.arange(num_nodes), 4)
+    col = random.integers(num_nodes // 5, size=len(row)) * 5 + label[row]
+    adj = sparse.csr_matrix((np.ones(len(row)), (row, col)), (num_nodes, num_nodes))
+    own = sparse.csr_matrix((np.ones(num_nodes), (np.arange(num_nodes), label)), (num_nodes, 5))
+    attr = sparse.hstack([own, sparse.random(num_nodes, 35, 0.1, random_state=0)], "csr")
+    names = ("data", "indices", "indptr", "shape")
+    matrices = {f"{kind}_{name}": getattr(m, name) for kind, m in (("adj", adj), ("attr", attr)) for name in names}
+    path.parent.mkdir(parents=True)
+    np.savez(path, labels=label, **matrices)
+    return adj
+
+
+def test_physics_is_read_from_the_file_that_pyg_downloads(example: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    from torch_geometric.io import read_npz
+
+    path = tmp_path / "Physics" / "raw" / "ms_academic_phy.npz"
+    write_physics(path, 200)
+    module = example("real_graphs")
+    data, pygs = module.read_physics(module.find(tmp_path, "physics"), 8), read_npz(str(path))
+    assert data.edge_index.tolist() == pygs.edge_index.tolist()
+    assert (data.y.tolist(), data.x.shape) == (pygs.y.tolist(), (200, 8))
+    assert sum(data[f"{split}_mask"].int() for split in ("train", "val", "test")).tolist() == [1] * 200
+
+
+def test_real_graphs_are_learned_from_the_files_that_are_there(
+    example: Callable[[str], ModuleType], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_physics(tmp_path / "raw" / "ms_academic_phy.npz", 600)
+    module = example("real_graphs")
+    monkeypatch.setattr(module, "CASES", {name: case for name, case in module.CASES.items() if "gat" not in name})
+    out = run("real_graphs", tmp_path)
+    assert "tolokers-sage: no tolokers.npz in" in out
+    assert number(out, "physics-sage: accuracy") > 0.6  # one of five classes
 
 
 def test_one_process_learns_a_generated_graph(run: Run) -> None:

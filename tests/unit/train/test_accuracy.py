@@ -3,15 +3,11 @@
 Minutes of full-batch training shrink to seconds by a smaller model (two layers of 64) and larger steps.
 """
 
-import os
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from sklearn.metrics import roc_auc_score
-from support import ROOT
+from support.real_graphs import file_of, real_graphs
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
@@ -21,26 +17,13 @@ from hoploom import NeighborLoader
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
 
-FOLDER = Path(os.environ.get("HOPLOOM_DATA") or ROOT.parent / "shared" / "data")
 PUBLISHED = 0.8243  # SAGE, the mean of ten splits (yandex-research/heterophilous-graphs)
 EPOCHS, RATE, WIDTH = 40, 0.015, 64
 
 
 def tolokers(split: int) -> Data:
-    """The graph with edges in both directions, features standardised, and one of its ten splits."""
-    path = FOLDER / "tolokers.npz"
-    if not path.is_file():
-        pytest.skip(f"{path} is absent; set HOPLOOM_DATA to the folder that holds tolokers.npz")
-    with np.load(path, allow_pickle=False) as arrays:
-        x = torch.from_numpy(arrays["node_features"])
-        edges = torch.from_numpy(arrays["edges"]).to(torch.int64).t()
-        return Data(
-            x=(x - x.mean(0)) / x.std(0),
-            edge_index=torch.cat([edges, edges.flip(0)], dim=1),
-            y=torch.from_numpy(arrays["node_labels"]).float(),
-            train_mask=torch.from_numpy(arrays["train_masks"][split]),
-            test_mask=torch.from_numpy(arrays["test_masks"][split]),
-        )
+    data = real_graphs.read_tolokers(file_of("tolokers"), split)
+    return data.update({"y": data.y.float()})
 
 
 class Sage(nn.Module):
