@@ -1,6 +1,5 @@
 """What is too much for one request goes in several, or is refused with a way out; and whoever answers is checked."""
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,6 @@ from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
-from hoploom.cli import main
-from hoploom.cli.serving import COMMANDS, batch_options
 from hoploom.load import arguments as inputs
 from hoploom.load.maker import node_times
 from hoploom.schema import EDGE_ID
@@ -28,7 +25,7 @@ from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.connect import Connected
 from hoploom.serve.peers import Peers
 from hoploom.serve.remote import RemotePart
-from hoploom.serve.security import ClientSecurity, ServerSecurity
+from hoploom.serve.security import ClientSecurity
 from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message
 from hoploom.store import Wanted
@@ -221,34 +218,3 @@ def test_what_secures_the_calls_is_given_once() -> None:
         hoploom.connect("127.0.0.1:9", security=ClientSecurity(), token_file="token")
     with pytest.raises(TypeError, match="tokenfile"):
         hoploom.connect("127.0.0.1:9", tokenfile="token")  # type: ignore[call-arg]
-
-
-# --- the cache of a server -----------------------------------------------------------------------
-
-PEERS = ("--peers", "127.0.0.1:9")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--cache", "nonsense", *PEERS), "the cache's size is 'nonsense'"),
-        (("--cache", "120%", *PEERS), "the cache's size is '120%'"),
-        (("--cache", "20%"), "there are no --peers to ask"),
-        (("--cache", "20%", "--part", "0"), "there are no --peers to ask"),
-    ],
-)
-def test_a_cache_that_means_nothing_is_refused_at_the_start(
-    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_in_parts(hoploom.from_pyg(random_graph(60, 500, seed=1)), tmp_path / "store", 2)
-    assert main(["serve", str(tmp_path / "store"), *words]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_cache_beside_all_parts_is_said_to_have_no_effect(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    COMMANDS["serve"].add_arguments(parser)
-    for words, warned in (((), True), (("--part", "0"), False)):
-        batch_options(parser.parse_args([str(path), "--cache", "20%", *PEERS, *words]), ServerSecurity())
-        said = "warning: --cache has no effect: all parts are here" in capsys.readouterr().err
-        assert said == warned
