@@ -5,42 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import assert_same, assert_same_batches
-from support.cases import CASES
-from support.graphs import library, random_graph, save_in_parts
+from support.batches import assert_same
+from support.graphs import random_graph, save_in_parts
 from support.servers import OneProcess
 
 import hoploom
 from hoploom import ConfigError, Store
 
 pytestmark = pytest.mark.timeout(180)
-HOMOGENEOUS = {"weight_attr": "weight", "time_attr": "node_time"}
-HETEROGENEOUS = {"weight_attr": "weight", "time_attr": "year"}
-FLEETS: dict[int, list[list[int]]] = {1: [[]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}
-SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-
-
-def _saved(folder: Path, heterogeneous: bool) -> Store:
-    attrs = HETEROGENEOUS if heterogeneous else HOMOGENEOUS
-    data = library() if heterogeneous else random_graph(60, 500, seed=1)
-    return save_in_parts(hoploom.from_pyg(data, **attrs), folder / "store", 4)
-
-
-@pytest.mark.parametrize("num_servers", SIZES)
-def test_any_number_of_servers_makes_the_batches_of_the_local_loader(
-    num_servers: int, tmp_path: Path, server_process: OneProcess
-) -> None:
-    for heterogeneous in (False, True):
-        folder = tmp_path / f"{heterogeneous}"
-        store = _saved(folder, heterogeneous)
-        addresses = server_process.serve(folder / "store", FLEETS[num_servers], together=True)
-        with hoploom.connect(addresses) as trainer:
-            for case in CASES:
-                if case.values[0] != heterogeneous or case.id == "edge times":  # those are of another store
-                    continue
-                print(heterogeneous, case.id)  # shown where it fails
-                make: Any = case.values[1]
-                assert_same_batches(make(store), make(trainer))
 
 
 def _loader(store: Store, **options: Any) -> hoploom.NeighborLoader:
@@ -51,7 +23,7 @@ def _loader(store: Store, **options: Any) -> hoploom.NeighborLoader:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Store]:
     folder = tmp_path_factory.mktemp("served")
-    return folder / "store", _saved(folder, False)
+    return folder / "store", save_in_parts(hoploom.from_pyg(random_graph(60, 500, seed=1)), folder / "store", 4)
 
 
 @pytest.fixture(scope="module")

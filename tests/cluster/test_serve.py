@@ -9,12 +9,12 @@ import pyarrow.flight as flight
 import pytest
 import torch
 from support.batches import assert_same_batches
-from support.cases import MakeLoader, every_case, store_of
+from support.cases import store_of
 from support.graphs import save_in_parts
 from support.servers import OneProcess
 
 import hoploom
-from hoploom import ConfigError, PeerError, Store, StoreError
+from hoploom import ConfigError, PeerError, StoreError
 from hoploom.serve import wire
 from hoploom.serve.peers import Peers
 from hoploom.serve.security import ClientSecurity
@@ -44,29 +44,6 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, server_process: OneProcess) -> Fleet:
     return Fleet(tmp_path_factory.mktemp("fleet"), server_process)
-
-
-@every_case
-def test_parts_on_servers_change_nothing(
-    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], fleet: Fleet
-) -> None:
-    path, servers = fleet.of(heterogeneous, attrs)
-    local = list(make(hoploom.open(path)))
-    with hoploom.connect(servers, made="here") as nothing_here:
-        assert_same_batches(local, make(nothing_here, num_workers=2))
-    for topology, look_ahead in (("local", 3), ("parted", 1)):
-        with hoploom.connect(servers, path, parts=[0], topology=topology, look_ahead=look_ahead) as worker:  # type: ignore[arg-type]
-            assert_same_batches(local, make(worker, num_workers=2))
-
-
-def test_aggregated_rows_of_parts_on_servers_are_the_same(fleet: Fleet) -> None:
-    path, servers = fleet.of(False, {})
-
-    def make(store: Store) -> Any:
-        return hoploom.NeighborLoader(store, [3, 2], "train", batch_size=7, aggregate="mean")
-
-    with hoploom.connect(servers, path, parts=[2]) as worker:
-        assert_same_batches(make(hoploom.open(path)), make(worker))
 
 
 def test_fields_of_edges_that_lie_beside_the_topology_are_not_asked_for(fleet: Fleet) -> None:

@@ -1,85 +1,88 @@
-"""Invariant 1: a batch is the same wherever it is made."""
+"""Invariant 1: a batch is the same wherever it is made.
 
-from pathlib import Path
+The table of support/cases.py x support/placements.py.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
-from support.batches import assert_same_batches, with_reference
-from support.cases import MakeLoader, every_case, store_of
-from support.graphs import cut, random_graph, save_in_parts
+import torch
+from support.batches import assert_same_batches
+from support.cases import CASES, Case
+from support.graphs import random_graph
+from support.placements import PLACEMENTS, Placement, Site, ends
 
 import hoploom
-from hoploom import ops
-from hoploom.store import assemble
+from hoploom import HoploomError
+
+pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
 
-@every_case
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
-def test_threads_change_nothing(heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], num_workers: int) -> None:
-    store = store_of(heterogeneous, attrs)
-    assert_same_batches(make(store), make(store, num_workers=num_workers))
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("same"), device)
+    with site.running:
+        yield site
 
 
-@every_case
-@pytest.mark.parametrize("num_parts", [1, 2, 3])
-def test_disk_and_parts_change_nothing(
-    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], num_parts: int, tmp_path: Path
-) -> None:
-    store = store_of(heterogeneous, attrs)
-    saved = save_in_parts(store, tmp_path / "store", num_parts)
-    assert_same_batches(_in_store_order(make(store)), _in_store_order(make(saved)))
+@pytest.fixture
+def site(shared: Site) -> Iterator[Site]:
+    with ExitStack() as shared.closing:
+        yield shared
 
 
-@every_case
-def test_parts_in_memory_change_nothing(heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any]) -> None:
-    store = store_of(heterogeneous, attrs)
-    assert_same_batches(make(store), make(assemble(store.schema, cut(store, 4))))
+def _marks(placement: Placement, name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in placement.quick else [pytest.mark.slow]
 
 
-@every_case
-def test_the_core_equals_the_reference(heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any]) -> None:
-    store = store_of(heterogeneous, attrs)
-    assert_same_batches(make(store), make(with_reference(store)))
+TABLE = [
+    pytest.param(
+        placement, CASES[name], id=f"{where}: {name}", marks=() if name in placement.quick else pytest.mark.slow
+    )
+    for where, placement in PLACEMENTS.items()
+    for name in placement.only
+]
 
 
-@every_case
-def test_a_restored_loader_continues_with_the_same_batches(
-    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any]
-) -> None:
-    store = store_of(heterogeneous, attrs)
-    whole = list(make(store))
-    for step in range(1, len(whole)):
-        loader = make(store)
-        batches = iter(loader)
-        for _ in range(step):
-            next(batches)
-        fresh = make(store, num_workers=2)
-        fresh.load_state_dict(loader.state_dict())
-        assert_same_batches(whole[step:], fresh)
+@pytest.mark.parametrize(("placement", "case"), TABLE)
+def test_a_batch_is_the_same_wherever_it_is_made(placement: Placement, case: Case, site: Site) -> None:
+    if case.name in placement.missing:
+        with pytest.raises(HoploomError, match=placement.missing[case.name]):
+            list(_batches(placement, case, site))
+        return
+    found = list(_batches(placement, case, site))
+    expected = _expected(case)
+    assert_same_batches([*expected[:1], *expected[1:][-1:]] if placement.batches is ends else expected, found)
 
 
-@every_case
-def test_a_hashed_node_map_changes_nothing(
-    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = store_of(heterogeneous, attrs)
-    direct = list(make(store))
-    monkeypatch.setattr(ops.NodeMap.__init__, "__defaults__", (0,))
-    assert_same_batches(direct, make(store))
+def _batches(placement: Placement, case: Case, site: Site) -> Iterator[Any]:
+    store, options = placement.place(case, site)
+    for batch in placement.batches(lambda: case.make(store, **options)):
+        yield _comparable(batch)
+
+
+@cache
+def _expected(case: Case) -> list[Any]:
+    """What one thread of this process makes of a graph in memory."""
+    return [_comparable(batch) for batch in case.make(case.store)]
+
+
+def _comparable(batch: Any) -> Any:
+    """On the CPU, fields sorted by name: their order is the user's own."""
+    batch = batch.to("cpu")
+    if "blocks" in batch:  # PyG passes over them
+        batch.blocks = [block.to("cpu") for block in batch.blocks]
+    for storage in batch.stores:
+        storage._mapping = dict(sorted(storage._mapping.items()))
+    return batch
 
 
 def test_the_users_own_data_gives_the_batches_of_its_store() -> None:
     data = random_graph(60, 500, seed=1)
-    own = hoploom.NeighborLoader(data, [3, 2], batch_size=7, shuffle=True)
-    stored = hoploom.NeighborLoader(hoploom.from_pyg(data), [3, 2], batch_size=7, shuffle=True)
-    assert_same_batches(_in_store_order(own), _in_store_order(stored))
-
-
-def _in_store_order(batches: Any) -> list[Any]:
-    """Fields sorted by name: the order of a user's own fields is his."""
-    found = []
-    for batch in batches:
-        for storage in batch.stores:
-            storage._mapping = dict(sorted(storage._mapping.items()))
-        found.append(batch)
-    return found
+    loaders = [
+        hoploom.NeighborLoader(given, [3, 2], batch_size=7, shuffle=True) for given in (data, hoploom.from_pyg(data))
+    ]
+    assert_same_batches(*(map(_comparable, loader) for loader in loaders))

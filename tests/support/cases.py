@@ -1,6 +1,8 @@
-"""The same-batch matrix: loaders of every kind, and the graphs that they walk over."""
+"""The cases of the same-batch table: loaders of every kind, and the graphs that they walk over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +15,34 @@ from hoploom.store import Store
 from support.graphs import library, random_graph
 
 MakeLoader = Callable[..., Loader]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One loader over one graph."""
+
+    name: str
+    make: MakeLoader  # (store, **options that a placement adds)
+    attrs: Mapping[str, Any] = field(default_factory=dict)  # how the store is built
+    heterogeneous: bool = False
+
+    @property
+    def graph(self) -> str:
+        """What tells its store from others."""
+        return "-".join(["library" if self.heterogeneous else "random", *self.attrs.values()])
+
+    @property
+    def store(self) -> Store:
+        return _store(self.heterogeneous, tuple(self.attrs.items()))
+
+
+@cache
+def _store(heterogeneous: bool, attrs: tuple[tuple[str, str], ...]) -> Store:
+    return store_of(heterogeneous, dict(attrs))
+
+
+def store_of(heterogeneous: bool, attrs: Mapping[str, Any]) -> Store:
+    return hoploom.from_pyg(library() if heterogeneous else random_graph(60, 500, seed=1), **attrs)
 
 
 def _nodes(**options: Any) -> MakeLoader:
@@ -29,23 +59,34 @@ def _links(**options: Any) -> MakeLoader:
         links = torch.stack([torch.arange(20), torch.arange(20).flip(0)])
         hetero = ("author", "writes", "paper")
         given = {"batch_size": 6, "shuffle": True, "seed": 3, **options, **more}
-        return hoploom.LinkNeighborLoader(store, [3, 2], links if store.schema.homogeneous else (hetero, None), **given)
+        given.setdefault("edge_label_index", links if store.schema.homogeneous else (hetero, None))
+        return hoploom.LinkNeighborLoader(store, [3, 2], **given)
 
     return make
 
 
-SPLIT_BY_TYPE = {"seed": 1}
+def _two_picks(layer: int, graph: Any, seeds: Any) -> Any:
+    return graph.sample_neighbors(seeds, fanout=2)
+
+
+def _own_ids(batch: Any) -> Any:
+    batch.seen = batch.n_id + 1
+    return batch
+
+
+WEIGHT, NODE_TIME, EDGE_TIME = {"weight_attr": "weight"}, {"time_attr": "node_time"}, {"time_attr": "edge_time"}
+LINK_TIMES: dict[str, Any] = {**NODE_TIME, "edge_label_time": torch.arange(20) * 5}
 HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "uniform": (_nodes(), {}),
     "all": (_nodes(num_neighbors=[-1, 2]), {}),
     "replace": (_nodes(replace=True), {}),
-    "weighted": (_nodes(weight_attr="weight"), {"weight_attr": "weight"}),
-    "weighted with replacement": (_nodes(weight_attr="weight", replace=True), {"weight_attr": "weight"}),
-    "node times": (_nodes(time_attr="node_time"), {"time_attr": "node_time"}),
-    "node times, last": (_nodes(time_attr="node_time", temporal_strategy="last"), {"time_attr": "node_time"}),
+    "weighted": (_nodes(**WEIGHT), WEIGHT),
+    "weighted with replacement": (_nodes(**WEIGHT, replace=True), WEIGHT),
+    "node times": (_nodes(**NODE_TIME), NODE_TIME),
+    "node times, last": (_nodes(**NODE_TIME, temporal_strategy="last"), NODE_TIME),
     "edge times": (
-        _nodes(time_attr="edge_time", input_nodes=torch.arange(40), input_time=torch.arange(40) * 2),
-        {"time_attr": "edge_time"},
+        _nodes(**EDGE_TIME, input_nodes=torch.arange(40), input_time=torch.arange(40) * 2),
+        EDGE_TIME,
     ),
     "labor": (_nodes(labor=True), {}),
     "disjoint": (_nodes(disjoint=True), {}),
@@ -53,17 +94,40 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "bidirectional": (_nodes(subgraph_type="bidirectional"), {}),
     "blocks": (_nodes(mode="blocks"), {}),
     "blocks, disjoint": (_nodes(mode="blocks", disjoint=True), {}),
+    "blocks, a frontier hook": (_nodes(mode="blocks", sample_frontier=_two_picks), {}),
     "repeated seeds": (_nodes(input_nodes=torch.arange(40) % 7), {}),
+    "repeated seeds, blocks": (_nodes(input_nodes=torch.arange(40) % 7, mode="blocks"), {}),
     "a split": (_nodes(input_nodes="train"), {}),
+    "a mask": (_nodes(input_nodes=torch.arange(60) % 3 == 0), {}),
+    "input ids": (_nodes(input_id=torch.arange(60) * 3.5), {}),
+    "a transform": (_nodes(transform=_own_ids), {}),
+    "a rank": (_nodes(rank=1, world_size=3, disjoint=True), {}),
+    "aggregated": (_nodes(aggregate="mean"), {}),
+    "aggregated, blocks": (_nodes(aggregate="sum", mode="blocks"), {}),
+    "degrees": (_nodes(degrees=True), {}),
     "links": (_links(), {}),
     "links, binary": (_links(neg_sampling="binary"), {}),
     "links, triplet": (_links(neg_sampling=NegativeSampling("triplet", 2)), {}),
     "links, strict": (_links(neg_sampling="binary", strict_negatives=True), {}),
     "links, disjoint": (_links(neg_sampling="binary", disjoint=True), {}),
+    "links, blocks": (_links(neg_sampling="binary", mode="blocks"), {}),
+    "links, labels": (_links(edge_label=torch.arange(20.0)), {}),
+    "links, rows of labels": (_links(edge_label=torch.arange(40).view(20, 2), neg_sampling="binary"), {}),
+    "links, input ids": (_links(input_id=torch.arange(20) * 2, neg_sampling="triplet"), {}),
+    "links, weights": (
+        _links(neg_sampling=NegativeSampling("binary", 1.5, torch.arange(60.0), torch.arange(60) % 7)),
+        {},
+    ),
+    "links, one weight": (
+        _links(neg_sampling=NegativeSampling("triplet", 2, dst_weight=torch.arange(60).to(torch.bfloat16))),
+        {},
+    ),
+    "links, times": (_links(**LINK_TIMES), NODE_TIME),
+    "links, times and negatives": (_links(**LINK_TIMES, neg_sampling=NegativeSampling("binary", 2)), NODE_TIME),
 }
 HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "uniform": (_nodes(), {}),
-    "weighted": (_nodes(weight_attr="weight"), {"weight_attr": "weight"}),
+    "weighted": (_nodes(**WEIGHT), WEIGHT),
     "times": (_nodes(time_attr="year"), {"time_attr": "year"}),
     "disjoint": (_nodes(disjoint=True), {}),
     "induced": (_nodes(subgraph_type="induced"), {}),
@@ -72,11 +136,17 @@ HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "a split": (_nodes(input_nodes="train"), {}),
     "links": (_links(neg_sampling="binary"), {}),
     "links, disjoint": (_links(neg_sampling=NegativeSampling("triplet", 1), disjoint=True), {}),
+    "links, times of one type": (
+        _links(
+            edge_label_index=(("author", "writes", "paper"), torch.tensor([[0, 1, 2, 3], [8, 7, 6, 5]])),
+            edge_label_time=torch.full((4,), 2005),
+            neg_sampling="binary",
+            time_attr="year",
+            batch_size=2,
+        ),
+        {"time_attr": "year"},
+    ),
 }
-CASES = [pytest.param(False, *case, id=name) for name, case in HOMOGENEOUS.items()]
-CASES += [pytest.param(True, *case, id=f"heterogeneous {name}") for name, case in HETEROGENEOUS.items()]
-every_case = pytest.mark.parametrize(("heterogeneous", "make", "attrs"), CASES)
-
-
-def store_of(heterogeneous: bool, attrs: dict[str, Any]) -> Store:
-    return hoploom.from_pyg(library() if heterogeneous else random_graph(60, 500, seed=1), **attrs)
+CASES = {name: Case(name, *case) for name, case in HOMOGENEOUS.items()}
+CASES |= {f"heterogeneous {name}": Case(f"heterogeneous {name}", *case, True) for name, case in HETEROGENEOUS.items()}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -9,9 +9,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from support.batches import assert_same, assert_same_batches, contents, same_value
-from support.cases import CASES, MakeLoader, store_of
 from support.device_loaders import loading, nodes, placed
-from support.graphs import cut, random_graph, ring
+from support.graphs import random_graph, ring
 from support.shards import spread
 from support.waiting import NoWaiting
 from torch import Tensor
@@ -25,13 +24,7 @@ from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
 from hoploom.load.device import is_there
 from hoploom.load.loader import Loader
 from hoploom.load.pipeline import Workers
-from hoploom.store import Store, assemble
-
-SLOW = {  # in the interpreter, or much like another one
-    *("weighted", "labor", "weighted with replacement", "node times, last", "a split", "links", "links, strict"),
-    *("links, triplet", "heterogeneous disjoint", "heterogeneous a split", "heterogeneous links, disjoint"),
-}
-MATRIX = [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow if case.id in SLOW else ()) for case in CASES]
+from hoploom.store import Store
 
 
 def on_host(batch: Any) -> Any:
@@ -52,16 +45,9 @@ def graph() -> Store:
     return hoploom.from_pyg(random_graph(30, 120, seed=1))
 
 
-@pytest.mark.parametrize(("heterogeneous", "make", "attrs"), MATRIX)
-def test_the_device_makes_the_hosts_batches(
-    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], device: torch.device
-) -> None:
-    store = store_of(heterogeneous, attrs)
-    there = make(placed(store, device))
-    steps = range(len(there) - 1, len(there)) if heterogeneous else range(0, len(there), max(1, len(there) - 1))
-    found = list(there.steps(steps))
-    assert all(tensor.device.type == device.type for batch in found for tensor in _tensors(batch))
-    assert_same_batches(make(store).steps(steps), map(on_host, found))
+def test_all_of_a_batch_is_on_the_device_and_its_room_was_enough(graph: Store, device: torch.device) -> None:
+    there = nodes(placed(graph, device), mode="blocks")
+    assert all(tensor.device.type == device.type for batch in ends(there) for tensor in _tensors(batch))
     assert loading(there).num_redone == 0
 
 
@@ -69,27 +55,6 @@ def _tensors(batch: Any) -> list[Tensor]:
     found: list[Tensor] = []
     changed(contents(batch), lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_threads_change_nothing_on_the_device(graph: Store, num_workers: int, device: torch.device) -> None:
-    there = nodes(placed(graph, device), num_workers=num_workers)
-    assert_same_batches(nodes(graph), map(on_host, there))
-
-
-def test_parts_change_nothing_on_the_device(graph: Store, device: torch.device) -> None:
-    parts = assemble(graph.schema, cut(graph, 3))
-    assert_same_batches(ends(nodes(graph)), map(on_host, ends(nodes(placed(parts, device)))))
-
-
-def test_a_restored_loader_continues_on_the_device(graph: Store, device: torch.device) -> None:
-    store = placed(graph, device)
-    loader = nodes(store)
-    for _, _ in zip(range(2), loader, strict=False):
-        state = loader.state_dict()
-    fresh = nodes(store, num_workers=1)
-    fresh.load_state_dict(state)
-    assert_same_batches(list(nodes(graph))[2:], map(on_host, fresh))
 
 
 def test_epochs_and_single_batches_are_the_hosts(graph: Store, device: torch.device) -> None:
@@ -100,14 +65,6 @@ def test_epochs_and_single_batches_are_the_hosts(graph: Store, device: torch.dev
     assert_same(next(iter(host)), on_host(next(iter(there))))
 
 
-@pytest.mark.parametrize("mode", ["subgraph", "blocks"])
-@pytest.mark.parametrize("topology", [True, False], ids=["topology", "no topology"])
-def test_what_is_added_to_a_batch_is_the_hosts(mode: str, topology: bool, graph: Store, device: torch.device) -> None:
-    there = graph.place(topology=str(device) if topology else None, features=str(device))
-    options = {"mode": mode, "aggregate": "mean", "degrees": True}
-    assert_same_batches(ends(nodes(graph, **options)), map(on_host, ends(nodes(there, **options))))
-
-
 def test_features_alone_or_topology_alone_may_be_placed(graph: Store, device: torch.device) -> None:
     host = list(ends(nodes(graph)))
     name = str(device)
@@ -115,15 +72,6 @@ def test_features_alone_or_topology_alone_may_be_placed(graph: Store, device: to
         loader = nodes(store)
         assert isinstance(loading(loader)._sampling, kind)
         assert_same_batches(host, map(on_host, ends(loader)))
-
-
-def test_a_frontier_hook_is_asked_on_the_host(graph: Store, device: torch.device) -> None:
-    def sample_frontier(layer: int, given: Any, seeds: Any) -> Any:
-        return given.sample_neighbors(seeds, fanout=2)
-
-    options = {"mode": "blocks", "sample_frontier": sample_frontier}
-    there = nodes(placed(graph, device), **options)
-    assert_same_batches(ends(nodes(graph, **options)), map(on_host, ends(there)))
 
 
 def test_rows_of_other_processes_come_without_look_ahead(device: torch.device) -> None:

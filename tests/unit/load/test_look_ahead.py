@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from support.batches import assert_same_batches
-from support.cases import MakeLoader, every_case, store_of
 from support.graphs import ring
 from support.shards import Elsewhere, elsewhere_of, spread
 
@@ -45,29 +44,6 @@ def _ahead(loader: Any) -> LookAhead:
 def _reached(first_step: int, end_step: int) -> set[int]:
     """The nodes elsewhere that these steps reach."""
     return {v % 40 for v in range(5 * first_step, 5 * (end_step - 1) + 9) if v % 40 >= 10}
-
-
-@every_case
-@pytest.mark.parametrize(("num_steps", "num_workers"), [(2, 0), (3, 2)])
-def test_look_ahead_changes_no_batch(
-    heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], num_steps: int, num_workers: int
-) -> None:
-    store = store_of(heterogeneous, attrs)
-    away = spread(store, 4, here=[1])
-    held = cached(away, 0.2, {})
-    for given in (away, held):
-        loader = make(given, num_workers=num_workers, look_ahead=num_steps)
-        assert_same_batches(make(store), loader)
-        assert _ahead(loader).fetches.num_fetched > 0
-
-
-@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
-def test_look_ahead_changes_no_aggregated_batch(mode: str) -> None:
-    store = store_of(False, {})
-    options = {"batch_size": 7, "mode": mode, "aggregate": "mean", "shuffle": True}
-    looking = NeighborLoader(spread(store, 3, here=[0]), [3, 2], "train", look_ahead=2, num_workers=2, **options)
-    assert_same_batches(NeighborLoader(store, [3, 2], "train", **options), looking)
-    assert _ahead(looking).fetches.num_fetched > 0
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
@@ -126,20 +102,6 @@ def test_the_store_says_how_far_to_look_and_the_loader_may_say_otherwise() -> No
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="look_ahead is"):
             _loader(store, look_ahead=wrong)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_that_looks_ahead_is_restored_at_every_step(num_workers: int) -> None:
-    whole = list(_loader(hoploom.from_pyg(ring(40)), shuffle=True))
-    store = _ring()
-    for step in range(1, 8):
-        loader = _loader(store, shuffle=True, num_workers=num_workers)
-        batches = iter(loader)
-        for _ in range(step):
-            next(batches)
-        fresh = _loader(store, shuffle=True, num_workers=num_workers, look_ahead=2)
-        fresh.load_state_dict(loader.state_dict())
-        assert_same_batches(whole[step:], fresh)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import assert_same_batches
-from support.cases import MakeLoader, every_case, store_of
 from support.graphs import ring
 from support.shards import elsewhere_of, spread
 from torch import Tensor
@@ -37,19 +35,6 @@ def _asked(store: Store) -> list[int]:
         if hasattr(shard, "gathers"):
             shard.gathers.clear()
     return found
-
-
-@every_case
-@pytest.mark.parametrize("size", [0.3, 1.0])
-def test_a_cache_changes_no_batch(heterogeneous: bool, make: MakeLoader, attrs: dict[str, Any], size: float) -> None:
-    store = store_of(heterogeneous, attrs)
-    counts = {t.name: torch.arange(t.num_nodes) % 5 for t in store.schema.node_types}
-    held = cached(spread(store, 4, here=[1]), size, counts)
-    assert_same_batches(make(store), make(held, num_workers=2))
-    found = report(held)
-    assert found is not None
-    assert found.hits > 0
-    assert (found.misses == 0) is (size == 1.0)
 
 
 def test_the_rows_asked_for_most_are_held_each_fetched_once() -> None:

@@ -1,0 +1,170 @@
+"""The placements of the same-batch table: where a case's graph is, and where its batches are made.
+
+A placement turns a case into a store and into options of its loader. A new one is one line.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import hoploom
+from hoploom import ops
+from hoploom.load.loader import Loader
+from hoploom.store import Store, assemble
+from hoploom.store.row_cache import cached
+from support.batches import with_reference
+from support.cases import CASES, Case
+from support.elsewhere import makers_of, without_graph
+from support.graphs import cut, save_in_parts
+from support.servers import OneProcess, one_process
+from support.shards import spread
+
+FLEET = [[0, 1], [2, 3], [1, 2], [0, 1, 2, 3]]  # the parts of each server: some are replicas, one holds all
+
+
+@dataclass
+class Site:
+    """What placements share: stores on disk, servers in one other process, and the device."""
+
+    folder: Path
+    device: torch.device
+    running: ExitStack = field(default_factory=ExitStack)  # until all tests are done
+    closing: ExitStack = field(default_factory=ExitStack)  # until one test is done
+    _process: OneProcess | None = None
+    _served: dict[str, list[str]] = field(default_factory=dict)
+
+    def saved(self, case: Case, num_parts: int) -> Path:
+        path = self.folder / f"{case.graph}-{num_parts}"
+        if not path.exists():
+            save_in_parts(case.store, path, num_parts)
+        return path
+
+    def servers(self, case: Case) -> list[str]:
+        if self._process is None:
+            self._process = self.running.enter_context(one_process())
+        if case.graph not in self._served:
+            self._served[case.graph] = self._process.serve(self.saved(case, 4), FLEET, together=True)
+        return self._served[case.graph]
+
+    def connected(self, case: Case, **options: Any) -> Store:
+        return self.closing.enter_context(hoploom.connect(self.servers(case), **options))
+
+    def beside(self, case: Case, **options: Any) -> Store:
+        """The first part is mapped here."""
+        return self.connected(case, path=self.saved(case, 4), parts=[0], **options)
+
+    def placed(self, store: Store, *, topology: bool = True) -> Store:
+        device = str(self.device)
+        return self.closing.enter_context(store.place(topology=device if topology else None, features=device))
+
+
+Placed = tuple[Store, dict[str, Any]]  # and what the loader is told
+Make = Callable[[], Loader]
+
+
+@dataclass(frozen=True)
+class Placement:
+    place: Callable[[Case, Site], Placed]
+    batches: Callable[[Make], Iterable[Any]] = lambda make: make()
+    only: Iterable[str] = tuple(CASES)  # the cases that it takes part in
+    quick: Iterable[str] = tuple(CASES)  # of these, those that are not slow
+    missing: dict[str, str] = field(default_factory=dict)  # cases that cannot be: what the error says
+
+
+def restored(make: Make) -> Iterator[Any]:
+    """Every batch by a loader that was restored from the one before it."""
+    loader = make()
+    for _ in range(len(loader)):
+        yield next(iter(loader))
+        state, loader = loader.state_dict(), make()
+        loader.load_state_dict(state)
+
+
+def ends(make: Make) -> Iterable[Any]:
+    """The first batch and the last: kernels are slow in the interpreter."""
+    loader = make()
+    return loader.steps(range(0, len(loader), max(1, len(loader) - 1)))
+
+
+def _hashed(case: Case, site: Site) -> Placed:
+    site.closing.enter_context(patch.object(ops.NodeMap.__init__, "__defaults__", (0,)))
+    return case.store, {}
+
+
+def _cached(case: Case, share: float) -> Store:
+    counts = {t.name: torch.arange(t.num_nodes) % 5 for t in case.store.schema.node_types}
+    return cached(spread(case.store, 4, here=[1]), share, counts)
+
+
+def _served(case: Case, site: Site) -> Placed:
+    kinds = [case.store, spread(case.store, 3, {0}), spread(case.store, 3, {2}, whole_topology=True)]
+    kinds = kinds[:1] if case.name == "degrees" else kinds  # the others cannot
+    return without_graph(case.store, *map(makers_of, kinds))[0], {}
+
+
+def _in_pieces(case: Case, site: Site) -> Placed:
+    """Servers short of memory pick for a few nodes at a time."""
+    site.closing.enter_context(patch("hoploom.serve.memory_budget.PIECE", 3))
+    site.closing.enter_context(patch("hoploom.serve.memory_budget.MeteredStore._fit", lambda *_: False))
+    return without_graph(case.store)[0], {}
+
+
+def _remote(case: Case, *, rows_alone: bool = False) -> Store:
+    return spread(case.store, 4, here=[1], whole_topology=rows_alone)
+
+
+NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
+NO_HOOK = {"blocks, a frontier hook": "sample_frontier is a function, which cannot go to the servers"}
+THREADS = {"num_workers": 2}
+A_FEW = ("uniform", "node times", "blocks", "links, binary", "heterogeneous uniform")
+SAMPLED_THERE = (  # one of each kind
+    *("uniform", "all", "replace", "node times", "edge times", "disjoint", "induced", "blocks", "blocks, disjoint"),
+    *("repeated seeds", "links, binary", "aggregated", "degrees", "blocks, a frontier hook", "heterogeneous uniform"),
+    *("heterogeneous blocks",),
+)
+
+PLACEMENTS: dict[str, Placement] = {
+    "one thread": Placement(lambda case, site: (case.store, {"num_workers": 1})),
+    "four threads": Placement(lambda case, site: (case.store, {"num_workers": 4})),
+    "restored": Placement(lambda case, site: (case.store, {}), restored),
+    "reference": Placement(lambda case, site: (with_reference(case.store), {})),
+    "hashed node map": Placement(_hashed),
+    "parts": Placement(lambda case, site: (assemble(case.store.schema, cut(case.store, 4)), {})),
+    "disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 1)), {})),
+    "parts on disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 3)), THREADS)),
+    "remote parts": Placement(lambda case, site: (_remote(case), THREADS), missing=NO_DEGREES),
+    "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS)),
+    "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), missing=NO_DEGREES),
+    "cache of all": Placement(lambda case, site: (_cached(case, 1.0), {}), missing=NO_DEGREES),
+    "look-ahead": Placement(
+        lambda case, site: (_remote(case, rows_alone=True), {"look_ahead": 3, **THREADS}), restored
+    ),
+    "look-ahead over a cache": Placement(
+        lambda case, site: (_cached(case, 0.3), {"look_ahead": 2}), missing=NO_DEGREES
+    ),
+    "served batches": Placement(_served, missing=NO_HOOK),
+    "served batches, restored": Placement(_served, restored, missing=NO_HOOK),
+    "served batches, picked in pieces": Placement(_in_pieces, missing=NO_HOOK),
+    "servers": Placement(lambda case, site: (site.connected(case, made="here"), THREADS), missing=NO_DEGREES),
+    "servers, own part": Placement(
+        lambda case, site: (site.beside(case, topology="parted", look_ahead=1), THREADS), missing=NO_DEGREES
+    ),
+    "servers, own topology": Placement(lambda case, site: (site.beside(case, topology="local", look_ahead=3), THREADS)),
+    "servers and replicas make batches": Placement(
+        lambda case, site: (site.connected(case), {}), missing=NO_HOOK
+    ),
+    "device": Placement(lambda case, site: (site.placed(case.store), {}), ends, quick=SAMPLED_THERE),
+    "device, sampled on the host": Placement(
+        lambda case, site: (site.placed(case.store, topology=False), {}), ends, quick=A_FEW
+    ),
+    "device, threads": Placement(lambda case, site: (site.placed(case.store), {"num_workers": 3}), only=A_FEW[:1]),
+    "device, parts": Placement(
+        lambda case, site: (site.placed(assemble(case.store.schema, cut(case.store, 3))), {}), ends, only=A_FEW[:1]
+    ),
+    "device, restored": Placement(lambda case, site: (site.placed(case.store), THREADS), restored, only=A_FEW[:1]),
+}
