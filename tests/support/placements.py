@@ -155,9 +155,7 @@ PLACEMENTS: dict[str, Placement] = {
         lambda case, site: (site.beside(case, topology="parted", look_ahead=1), THREADS), missing=NO_DEGREES
     ),
     "servers, own topology": Placement(lambda case, site: (site.beside(case, topology="local", look_ahead=3), THREADS)),
-    "servers and replicas make batches": Placement(
-        lambda case, site: (site.connected(case), {}), missing=NO_HOOK
-    ),
+    "servers and replicas make batches": Placement(lambda case, site: (site.connected(case), {}), missing=NO_HOOK),
     "device": Placement(lambda case, site: (site.placed(case.store), {}), ends, quick=SAMPLED_THERE),
     "device, sampled on the host": Placement(
         lambda case, site: (site.placed(case.store, topology=False), {}), ends, quick=A_FEW

@@ -1,7 +1,8 @@
 """What users hand to a loader, brought to one form: a store with its template, seeds, and PyG's arguments."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,10 +12,10 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
 from hoploom.config.values import as_int, as_number
-from hoploom.errors import ConfigError, StoreError
+from hoploom.errors import ConfigError
 from hoploom.load.assemble import FEATURES, Batch
 from hoploom.load.pipeline import DEADLINE, Delivery
-from hoploom.ops import Frontier, Reduce
+from hoploom.ops import Reduce
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import Sampling
 from hoploom.schema import (
@@ -29,7 +30,8 @@ from hoploom.schema import (
     read_members,
     read_permutation,
 )
-from hoploom.store import Draw, Store, Wanted, open_store
+from hoploom.store import Store, open_store
+from hoploom.store.edges import NODES, edges_of, rows_of, sampled_edges
 from hoploom.store.from_pyg import read_pair, read_pyg
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
@@ -57,9 +59,6 @@ UNSUPPORTED = {
     "pin_memory_device": "give device=",
 }
 IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
-
-ASKED = 1 << 12  # nodes whose edges are asked for at a time
-ROWS = 1 << 22  # rows that are asked for at a time
 
 
 @dataclass(frozen=True)
@@ -253,16 +252,18 @@ def canonical(schema: Schema, name: Sequence[str]) -> RelationName:
     return key  # type: ignore[return-value]
 
 
-def all_edges(store: Store, key: RelationName, at_once: int = ASKED) -> Tensor:
+def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
     """Every edge of a relation [2, e], in the user's own order where he has one."""
     index = store.schema.relation_index[key]
     relation = store.schema.relations[index]
-    elsewhere = not all(shard.is_here for shard in store.shards)
-    in_reach = sum(part.lists[index].num_edges for part in store.topology) == relation.num_edges
-    asked = elsewhere and not in_reach
-    edges = torch.cat(list(_asked_edges(store, index, at_once) if asked else _mapped_edges(store, index)), dim=1)
-    if elsewhere and EDGE_ID in relation.fields:
-        order = list(all_rows(store, key, EDGE_ID, edges.shape[1]))
+    all_here = all(shard.is_here for shard in store.shards)
+    mapped = sum(part.lists[index].num_edges for part in store.topology) == relation.num_edges
+    parts = [edges_of(part.lists[index], key) for part in store.topology]
+    pieces = chain.from_iterable(parts if all_here or mapped else [sampled_edges(store.graph, index, at_once)])
+    listed = [torch.stack([sources.to(torch.int64), ends]) for sources, ends in pieces]
+    edges = torch.cat([torch.empty(2, 0, dtype=torch.int64), *listed], dim=1)
+    if not all_here and EDGE_ID in relation.fields:
+        order = list(rows_of(store.features, key, EDGE_ID, edges.shape[1]))
     else:
         order = [part.tables[key, EDGE_ID].rows for part in store.parts if (key, EDGE_ID) in part.tables]
     if not order:
@@ -270,39 +271,6 @@ def all_edges(store: Store, key: RelationName, at_once: int = ASKED) -> Tensor:
     ordered = torch.empty_like(edges)
     ordered[:, read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), edges.shape[1])] = edges
     return ordered
-
-
-def all_rows(store: Store, owner: Owner, name: str, count: int, at_once: int = ROWS) -> Iterator[Tensor]:
-    """All rows of a field wherever they lie, some at a time."""
-    for first in range(0, max(1, count), at_once):
-        yield store.features.gather([Wanted(owner, name, torch.arange(first, min(first + at_once, count)))])[0]
-
-
-def _mapped_edges(store: Store, index: int) -> Iterator[Tensor]:
-    """The edges of a relation [2, n], part by part."""
-    for part in store.topology:
-        lists = part.lists[index]
-        if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
-            key = store.schema.relations[index].key
-            raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
-        nodes = torch.arange(lists.first_node, lists.first_node + lists.indptr.numel() - 1)
-        yield torch.stack([lists.indices.to(torch.int64), torch.repeat_interleave(nodes, lists.indptr.diff())])
-
-
-def _asked_edges(store: Store, index: int, at_once: int) -> Iterator[Tensor]:
-    """The same, asked from whoever has them, for some nodes at a time."""
-    schema = store.schema
-    destination = schema.destinations[index]
-    draw = Draw(0, 0, [-1 if relation == index else 0 for relation in range(len(schema.relations))])
-    yield torch.empty(2, 0, dtype=torch.int64)
-    num_nodes = schema.node_types[destination].num_nodes
-    for first in range(0, num_nodes, at_once):
-        nodes = torch.arange(first, min(first + at_once, num_nodes))
-        frontiers: list[Frontier | None] = [None] * len(schema.node_types)
-        frontiers[destination] = Frontier(nodes)
-        picks = store.graph.sample(frontiers, draw)[index]
-        if picks is not None:
-            yield torch.stack([picks.sources, torch.repeat_interleave(nodes, picks.counts)])
 
 
 def as_times(what: str, times: Any, count: int) -> Tensor | None:

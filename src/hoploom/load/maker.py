@@ -1,17 +1,18 @@
 """From seeds to a batch: the one pure function that every placement calls."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hoploom.batch import Sampled, Seeds
-from hoploom.load.arguments import NodeSeeds, all_rows
+from hoploom.load.arguments import NodeSeeds
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.sample import (
     Links,
@@ -25,6 +26,7 @@ from hoploom.sample import (
 from hoploom.sample.options import Sampling
 from hoploom.schema import Owner, RelationName
 from hoploom.store import GraphStore, Store, Wanted
+from hoploom.store.edges import rows_of
 
 
 class Workspaces:
@@ -81,47 +83,41 @@ class Drawn:
     extras: Mapping[Owner, Mapping[str, Any]]
 
 
-class Maker(Protocol):
+@dataclass(frozen=True)
+class Maker(ABC):
     """Batches in stages: seeds are sampled, and what is sampled tells which rows are needed."""
 
-    @property
-    def sampler(self) -> Sampler: ...
+    sampler: Sampler
+    assembler: Assembler
+    transform: Callable[[Batch], Any] | None = field(default=None, kw_only=True)
 
-    @property
-    def assembler(self) -> Assembler: ...
-
-    @property
-    def transform(self) -> Callable[[Batch], Any] | None: ...
-
-    def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        """All stages together."""
-
+    @abstractmethod
     def start(self, indices: Tensor, first: int, key: int) -> Start:
         """The seeds; `first` is the place of the first one in its step."""
 
     def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
         """What is sampled for them."""
+        start = self.start(indices, first, key)
+        sampled = self.sampler.sample(start.seeds, key)
+        if sampled.trees is not None and start.num_trees:
+            sampled.trees = [trees % start.num_trees for trees in sampled.trees]
+        return Drawn(sampled, start.extras)
 
     def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
         """The batch, with the rows that the assembler's store gives."""
+        batch = assembler.assemble(drawn.sampled, drawn.extras)
+        return batch if self.transform is None else self.transform(batch)
+
+    def make(self, indices: Tensor, first: int, key: int) -> Batch:
+        """All stages together."""
+        return self.finish(self.draw(indices, first, key), self.assembler)
 
 
 @dataclass(frozen=True)
-class NodeMaker:
+class NodeMaker(Maker):
     """Batches for nodes."""
 
-    sampler: Sampler
-    assembler: Assembler
     seeds: NodeSeeds
-    transform: Callable[[Batch], Any] | None = None
-
-    def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        """The batch of these seeds; `first` is the place of the first one in its step."""
-        return self.finish(self.draw(indices, first, key), self.assembler)
-
-    def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
-        """What is sampled for it."""
-        return _drawn(self.sampler, self.start(indices, first, key), key)
 
     def start(self, indices: Tensor, first: int, key: int) -> Start:
         """The seeds."""
@@ -135,11 +131,6 @@ class NodeMaker:
         }
         return Start(seeds, {self.seeds.node_type: extras})
 
-    def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
-        """The batch, with the rows that the assembler's store gives."""
-        batch = assembler.assemble(drawn.sampled, drawn.extras)
-        return batch if self.transform is None else self.transform(batch)
-
     def _times(self, indices: Tensor, nodes: Tensor) -> Tensor | None:
         if self.seeds.times is not None:
             return self.seeds.times[indices]
@@ -148,13 +139,6 @@ class NodeMaker:
             return None
         own = self.assembler.store.features.gather([Wanted(self.seeds.node_type, schema.time, nodes)])[0]
         return own.long()
-
-
-def _drawn(sampler: Sampler, start: Start, key: int) -> Drawn:
-    sampled = sampler.sample(start.seeds, key)
-    if sampled.trees is not None and start.num_trees:
-        sampled.trees = [trees % start.num_trees for trees in sampled.trees]
-    return Drawn(sampled, start.extras)
 
 
 def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int) -> Seeds:
@@ -196,7 +180,7 @@ def node_times(store: Store, relation: int) -> dict[int, Tensor]:
             continue
         rows = [part.tables[name, schema.time].rows for part in store.parts if (name, schema.time) in part.tables]
         if sum(map(len, rows)) != count:  # some of them lie elsewhere
-            rows = list(all_rows(store, name, schema.time, count))
+            rows = list(rows_of(store.features, name, schema.time, count))
         times[index] = torch.cat(rows).to(torch.int64)
     return times
 
@@ -214,21 +198,10 @@ class LinkInput:
 
 
 @dataclass(frozen=True)
-class LinkMaker:
+class LinkMaker(Maker):
     """Batches for links."""
 
-    sampler: Sampler
-    assembler: Assembler
     links: LinkInput
-    transform: Callable[[Batch], Any] | None = None
-
-    def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        """The batch of these links; `first` is the place of the first one in its step."""
-        return self.finish(self.draw(indices, first, key), self.assembler)
-
-    def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
-        """What is sampled for it."""
-        return _drawn(self.sampler, self.start(indices, first, key), key)
 
     def start(self, indices: Tensor, first: int, key: int) -> Start:
         """The links' ends and their negatives."""
@@ -239,11 +212,6 @@ class LinkMaker:
         seeds = make_link_seeds(self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint)
         input_id = indices if given.input_id is None else given.input_id[indices]
         return Start(seeds.seeds, self._extras(seeds.fields, input_id), max(1, seeds.num_links))
-
-    def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
-        """The batch, with the rows that the assembler's store gives."""
-        batch = assembler.assemble(drawn.sampled, drawn.extras)
-        return batch if self.transform is None else self.transform(batch)
 
     def _extras(self, fields: Mapping[str, Tensor | None], input_id: Tensor) -> dict[Owner, dict[str, Any]]:
         """The link fields, where PyG puts them."""

@@ -1,6 +1,6 @@
 """NeighborLoader and LinkNeighborLoader: PyG's arguments in, PyG's batches out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import Any
@@ -15,96 +15,87 @@ from hoploom.load import arguments as inputs
 from hoploom.load.arguments import Input, NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.device import Mover
-from hoploom.load.loader import Loader, Source
+from hoploom.load.loader import Loader
 from hoploom.load.locality import localised
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler, Workspaces
 from hoploom.load.order import Order
-from hoploom.load.pipeline import Delivery
 from hoploom.load.source import source_of
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import make_sampling
 from hoploom.schema import RelationName, Schema
 
-
-def _reject(loader: str, **given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
-
-
-def _check_callable(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None and not callable(value):
-            raise ConfigError(f"{name} is of type {type(value).__name__}; give a function")
+# What PyG's loaders take and we do not, and what goes to make_sampling as it is.
+REFUSED = ("transform_sampler_output", "neighbor_sampler", "custom_cls")
+OPTIONS = ("replace", "labor", "disjoint", "temporal_strategy", "time_attr", "weight_attr", "mode")
 
 
 @dataclass(frozen=True)
 class Setup:
     """What both loaders make of their common arguments."""
 
-    arguments: dict[str, Any]  # torch's DataLoader's
-    given: Input
+    given: Mapping[str, Any]  # all arguments, by name
+    arguments: Mapping[str, Any]  # torch's DataLoader's, and ours like them
+    graph: Input
     sampler: Sampler
     assembler: Assembler
     mover: Mover
 
-    def order(self, node_type: str, nodes: Tensor, seed: int, rank: int, world_size: int) -> Order:
+    def order(self, node_type: str, nodes: Tensor) -> Order:
         """The order of an epoch of these seeds, or of the links that lead to these nodes."""
-        batch_size, shuffle, drop_last = (self.arguments[name] for name in ("batch_size", "shuffle", "drop_last"))
-        seed = as_int("seed", seed, None, "give an integer")
-        rank = as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first")
-        world_size = as_int("world_size", world_size, 1, "give the number of ranks")
-        least_tail = self.arguments["least_tail"]
-        num_seeds = nodes.numel()
+        arguments = self.arguments
         order = Order(
-            num_seeds, batch_size, bool(shuffle), bool(drop_last), seed, rank, world_size, least_tail=least_tail
+            nodes.numel(),
+            arguments["batch_size"],
+            bool(arguments["shuffle"]),
+            bool(arguments["drop_last"]),
+            as_int("seed", self.given["seed"], None, "give an integer"),
+            as_int("rank", self.given["rank"], 0, "give this process's number among world_size, 0 for the first"),
+            as_int("world_size", self.given["world_size"], 1, "give the number of ranks"),
+            least_tail=arguments["least_tail"],
         )
-        return localised(order, self.given.store, node_type, nodes, self.arguments["locality"])
-
-    def making(self, maker: NodeMaker | LinkMaker) -> tuple[Source, Delivery, Mover]:
-        """How batches are made and reach the consumer."""
-        delivery, steps = inputs.delivery_of(self.arguments), self.arguments["look_ahead"]
-        return source_of(maker, self.mover.device, steps, delivery.deadline), delivery, self.mover
+        return localised(order, self.graph.store, node_type, nodes, arguments["locality"])
 
 
-@dataclass(frozen=True)
-class Extras:
-    """What both loaders take beyond PyG's arguments, and make_sampling does not."""
-
-    sample_frontier: SampleFrontier | None
-    device: torch.device | str | None
-    aggregate: str | None
-    degrees: bool
-
-
-def _set_up(
-    loader: str,
-    data: PairOrData,
-    num_neighbors: Fanouts | NumNeighbors,
-    options: dict[str, Any],
-    extras: Extras,
-    kwargs: dict[str, Any],
-) -> Setup:
-    """Check the common arguments, open the graph. `options` are those of make_sampling."""
-    arguments = inputs.loader_arguments(kwargs, loader)
-    given = inputs.read_input(data, weight_attr=options["weight_attr"], time_attr=options["time_attr"])
-    sampling = make_sampling(given.store.schema, inputs.fanouts_of(given.store.schema, num_neighbors), **options)
-    hook = extras.sample_frontier
-    _check_callable(sample_frontier=hook)
+def _set_up(loader: str, given: Mapping[str, Any]) -> Setup:
+    """Check the common arguments, open the graph. `given` are all arguments by name."""
+    for name in REFUSED:
+        if given[name] is not None:
+            raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
+    arguments = inputs.loader_arguments(given["kwargs"], loader)
+    graph = inputs.read_input(given["data"], weight_attr=given["weight_attr"], time_attr=given["time_attr"])
+    schema, hook = graph.store.schema, given["sample_frontier"]
+    subgraph = given["subgraph_type"] if given["directed"] else "induced"
+    options = {name: given[name] for name in OPTIONS}
+    fanouts = inputs.fanouts_of(schema, given["num_neighbors"])
+    sampling = make_sampling(schema, fanouts, subgraph_type=subgraph, **options)
+    for name in ("sample_frontier", "transform"):
+        if given[name] is not None and not callable(given[name]):
+            raise ConfigError(f"{name} is of type {type(given[name]).__name__}; give a function")
     if hook is not None and sampling.mode != "blocks":
         raise ConfigError("sample_frontier needs mode='blocks'")
     if hook is not None and sampling.disjoint:
         raise ConfigError("sample_frontier cannot be disjoint or temporal; drop one of the two")
-    mover = Mover(extras.device)
+    mover = Mover(given["device"])
     pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
-    sampler = Sampler(given.store.graph, sampling, Workspaces(given.store), hook)
-    reduce = inputs.read_added(given.store.schema, sampling, extras.aggregate, extras.degrees)
-    assembler = Assembler(given.store, given.template, given.field_order, pinned, reduce, extras.degrees)
-    return Setup(arguments, given, sampler, assembler, mover)
+    sampler = Sampler(graph.store.graph, sampling, Workspaces(graph.store), hook)
+    degrees = given["degrees"]
+    reduce = inputs.read_added(schema, sampling, given["aggregate"], degrees)
+    assembler = Assembler(graph.store, graph.template, graph.field_order, pinned, reduce, degrees)
+    return Setup(given, arguments, graph, sampler, assembler, mover)
 
 
-class NeighborLoader(Loader):
+class SamplingLoader(Loader):
+    """What the two loaders share once their seeds are known."""
+
+    def _start(self, setup: Setup, maker: NodeMaker | LinkMaker, order: Order) -> None:
+        delivery, steps = inputs.delivery_of(setup.arguments), setup.arguments["look_ahead"]
+        source = source_of(maker, setup.mover.device, steps, delivery.deadline)
+        super().__init__(order, source, delivery, setup.mover)
+        self.data, self.store, self.maker = setup.given["data"], setup.graph.store, maker
+
+
+class NeighborLoader(SamplingLoader):
     """Neighbourhood-sampled batches around nodes.
 
     Takes PyG's arguments and yields PyG's batches. Beyond PyG: `data` may be a store or its path, `input_nodes` a
@@ -158,32 +149,13 @@ class NeighborLoader(Loader):
         world_size: int = 1,
         **kwargs: Any,
     ) -> None:
-        name = "NeighborLoader"
-        _reject(
-            name,
-            transform_sampler_output=transform_sampler_output,
-            neighbor_sampler=neighbor_sampler,
-            custom_cls=custom_cls,
-        )
+        given = locals()
         if input_time is not None and time_attr is None:
             raise ConfigError("input_time is set but time_attr is not; name the time attribute")
-        options = {
-            "replace": replace,
-            "labor": labor,
-            "disjoint": disjoint,
-            "temporal_strategy": temporal_strategy,
-            "time_attr": time_attr,
-            "weight_attr": weight_attr,
-            "subgraph_type": subgraph_type if directed else "induced",
-            "mode": mode,
-        }
-        setup = _set_up(name, data, num_neighbors, options, Extras(sample_frontier, device, aggregate, degrees), kwargs)
-        seeds = _node_seeds(setup.given, input_nodes, input_id, input_time, time_attr)
-        _check_callable(transform=transform)
-        maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform)
-        order = setup.order(seeds.node_type, seeds.nodes, seed, rank, world_size)
-        super().__init__(order, *setup.making(maker))
-        self.data, self.store, self.maker = data, setup.given.store, maker
+        setup = _set_up("NeighborLoader", given)
+        seeds = _node_seeds(setup.graph, input_nodes, input_id, input_time, time_attr)
+        maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform=transform)
+        self._start(setup, maker, setup.order(seeds.node_type, seeds.nodes))
 
 
 def _node_seeds(
@@ -200,7 +172,7 @@ def _node_seeds(
     return NodeSeeds(node_type, nodes, implied if input_id is None else input_id, times)
 
 
-class LinkNeighborLoader(Loader):
+class LinkNeighborLoader(SamplingLoader):
     """Neighbourhood-sampled batches around links, with negatives.
 
     Takes PyG's arguments and yields PyG's batches; beyond PyG what NeighborLoader adds, and `strict_negatives`: no
@@ -245,39 +217,20 @@ class LinkNeighborLoader(Loader):
         world_size: int = 1,
         **kwargs: Any,
     ) -> None:
-        name = "LinkNeighborLoader"
-        _reject(
-            name,
-            transform_sampler_output=transform_sampler_output,
-            neighbor_sampler=neighbor_sampler,
-            custom_cls=custom_cls,
-        )
+        given = locals()
         if (edge_label_time is not None) != (time_attr is not None):
             raise ConfigError("edge_label_time and time_attr go together; give both or neither")
-        options = {
-            "replace": replace,
-            "labor": labor,
-            "disjoint": disjoint,
-            "temporal_strategy": temporal_strategy,
-            "time_attr": time_attr,
-            "weight_attr": weight_attr,
-            "subgraph_type": subgraph_type if directed else "induced",
-            "mode": mode,
-        }
-        setup = _set_up(name, data, num_neighbors, options, Extras(sample_frontier, device, aggregate, degrees), kwargs)
+        setup = _set_up("LinkNeighborLoader", given)
         negatives = _negatives(neg_sampling, neg_sampling_ratio)
-        links = _links(setup.given, edge_label_index, edge_label, negatives)
+        links = _links(setup.graph, edge_label_index, edge_label, negatives)
         links = replace_fields(
             links,
             times=inputs.as_times("edge_label_time", edge_label_time, links.ends.shape[1]),
             input_id=inputs.as_input_id(input_id, links.ends.shape[1]),
-            task=_link_task(setup.given, links.key, negatives, strict=strict_negatives, temporal=time_attr is not None),
+            task=_link_task(setup.graph, links.key, negatives, strict=strict_negatives, temporal=time_attr is not None),
         )
-        _check_callable(transform=transform)
-        maker = LinkMaker(setup.sampler, setup.assembler, links, transform)
-        order = setup.order(links.key[2], links.ends[1], seed, rank, world_size)
-        super().__init__(order, *setup.making(maker))
-        self.data, self.store, self.maker = data, setup.given.store, maker
+        maker = LinkMaker(setup.sampler, setup.assembler, links, transform=transform)
+        self._start(setup, maker, setup.order(links.key[2], links.ends[1]))
 
 
 def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:

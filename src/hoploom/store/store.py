@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,11 +13,12 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, StoreError
-from hoploom.ops import EdgeLists, InEdges
+from hoploom.ops import InEdges
 from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store import format as layout
 from hoploom.store.base import NOWHERE, Deployment, FeatureStore, GraphStore, Shard, Wanted
 from hoploom.store.disk import check_manifest, open_part, open_topology
+from hoploom.store.edges import Loops, covers, loops_of
 from hoploom.store.format import Manifest, PartRange
 from hoploom.store.part import Absent, Part, range_of
 from hoploom.store.sharded import Sharded, routes_of
@@ -26,8 +27,6 @@ from hoploom.store.write import write_parts
 if TYPE_CHECKING:
     from hoploom.gpu.place.peer_memory import Among
     from hoploom.gpu.place.placed_store import PlacedStore
-
-PIECE = 1 << 22  # edges that are looked at together
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,7 +46,7 @@ class Store:
     shards: tuple[Shard, ...] = ()  # all parts, in order: what answers for their fields and splits
     topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
     deployment: Deployment = field(default=NOWHERE, compare=False)
-    _loops: dict[RelationName, "Loops"] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _loops: dict[RelationName, Loops] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", self.shards or self.parts)
@@ -161,7 +160,7 @@ class Store:
         """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is here."""
         tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
         found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
-        if not self._holds_all(str(want.owner), self.parts) or not found or found[0][0].dtype not in ops.ELEMENTS:
+        if not covers(self.schema, self.parts, str(want.owner)) or not found or found[0][0].dtype not in ops.ELEMENTS:
             return ops.aggregate(self.features.gather([want])[0].to(torch.float32), edges, reduce)
         ids = ops.empty((edges.num_edges,), torch.int64)
         ops.gather(ops.as_bytes(want.ids), edges.sources.to(torch.int64), ops.as_bytes(ids))
@@ -172,7 +171,7 @@ class Store:
 
         The topology must be in reach. Where both ends are of one type, the first call reads it once to find the loops.
         """
-        if not self._holds_all(key[2], self.topology):
+        if not covers(self.schema, self.topology, key[2]):
             raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; leave degrees out")
         index = self.schema.relation_index[key]
         parts = [part.lists[index] for part in self.topology]
@@ -187,17 +186,12 @@ class Store:
                 ops.gather(ops.as_bytes(pointers), own, ops.as_bytes(out), lists.first_node)
             degrees[places if places is not None else slice(None)] = ends - begins
         if key not in self._loops:
-            self._loops[key] = _loops_of(parts, key)
+            self._loops[key] = loops_of(self.topology, key)
         loops = self._loops[key]
         if loops.nodes.numel():
             found = torch.bucketize(nodes, loops.nodes).clamp_(max=loops.nodes.numel() - 1)
             degrees -= torch.where(loops.nodes[found] == nodes, loops.counts[found], 0)
         return degrees
-
-    def _holds_all(self, node_type: str, parts: Sequence[Part]) -> bool:
-        """Whether every node of a type is in these parts."""
-        index = self.schema.type_index[node_type]
-        return sum(part.num_nodes[index] for part in parts) == self.schema.node_types[index].num_nodes
 
     def _fields(self) -> list[tuple[Owner, str]]:
         of_nodes: list[tuple[Owner, str]] = [(t.name, name) for t in self.schema.node_types for name in t.fields]
@@ -214,7 +208,7 @@ class Store:
         """Write the store to a directory and open it from there."""
         if not all((owner, name) in part.tables for part in self.parts for owner, name in self._fields()):
             raise ConfigError("the store cannot be saved, some of its features lie elsewhere; use from_tensors")
-        if not all(self._holds_all(node_type.name, self.parts) for node_type in self.schema.node_types):
+        if not covers(self.schema, self.parts):
             raise ConfigError("the store cannot be saved, not all of it lies in this process; save the one it is from")
         write_parts(path, self.schema, self.parts)
         return open_store(path)
@@ -282,22 +276,3 @@ def _open_some(folder: Path, manifest: Manifest, held: Mapping[int, Part], *, wh
         shards=tuple(shards),
         topology=topology,
     )
-
-
-class Loops(NamedTuple):
-    """The nodes of a relation that have edges to themselves, ascending, and how many."""
-
-    nodes: Tensor  # [n] int64
-    counts: Tensor  # [n] int64
-
-
-def _loops_of(parts: Sequence[EdgeLists], key: RelationName) -> Loops:
-    """Read the edges once, a piece at a time."""
-    found = [torch.empty(0, dtype=torch.int64)]
-    for lists in parts if key[0] == key[2] else ():
-        for begin in range(0, lists.indices.numel(), PIECE):
-            indices = lists.indices[begin : begin + PIECE]
-            places = torch.arange(begin, begin + indices.numel())
-            owners = torch.bucketize(places, lists.indptr[1:], right=True) + lists.first_node
-            found.append(owners[indices == owners])
-    return Loops(*torch.unique(torch.cat(found), return_counts=True))

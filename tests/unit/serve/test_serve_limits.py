@@ -18,7 +18,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
-from hoploom.load import arguments as inputs
+from hoploom.load.arguments import all_edges
 from hoploom.load.maker import node_times
 from hoploom.schema import EDGE_ID
 from hoploom.serve.batch_client import RemoteBatches
@@ -29,6 +29,7 @@ from hoploom.serve.security import ClientSecurity
 from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message
 from hoploom.store import Wanted
+from hoploom.store.edges import rows_of
 from hoploom.store.row_cache import cached
 from hoploom.store.sharded import Sharded, routes_of
 
@@ -99,7 +100,7 @@ def test_few_ids_are_asked_for_in_one_request(limited: tuple[Store, Store], peer
 def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Store, Store], peers: Peers) -> None:
     local, there = limited
     key = local.schema.relations[0].key
-    assert torch.equal(inputs.all_edges(there, key, 100), inputs.all_edges(local, key))
+    assert torch.equal(all_edges(there, key, 100), all_edges(local, key))
     assert torch.equal(node_times(there, 0)[0], node_times(local, 0)[0])
     held = cached(there, 1.0, {})
     ids = [Wanted("node", "x", torch.arange(500))]
@@ -111,7 +112,7 @@ def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Stor
 @pytest.mark.parametrize("count", [0, 1, 332, 333, 334, 999])
 def test_all_rows_are_all_rows(count: int) -> None:
     features = SimpleNamespace(gather=lambda wanted: [wanted[0].ids])
-    rows = list(inputs.all_rows(SimpleNamespace(features=features), "node", EDGE_ID, count, 333))  # type: ignore[arg-type]
+    rows = list(rows_of(features, "node", EDGE_ID, count, 333))  # type: ignore[arg-type]
     assert torch.cat(rows).tolist() == list(range(count))
     assert len(rows) == max(1, -(-count // 333))
 

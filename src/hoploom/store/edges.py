@@ -1,0 +1,81 @@
+"""Walks over the edges and rows of a store, some at a time, and what of it is in reach of this process."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import StoreError
+from hoploom.ops import EdgeLists, Frontier
+from hoploom.schema import Owner, RelationName, Schema
+from hoploom.store.base import Draw, FeatureStore, GraphStore, Wanted
+from hoploom.store.part import Part
+
+EDGES = 1 << 22  # edges that are looked at together
+NODES = 1 << 12  # nodes whose edges are asked for together
+ROWS = 1 << 22  # rows that are asked for together
+
+
+def covers(schema: Schema, parts: Sequence[Part], node_type: str | None = None) -> bool:
+    """Whether every node of a type, or of all types, is in these parts."""
+    return all(
+        sum(part.num_nodes[index] for part in parts) == of_type.num_nodes
+        for index, of_type in enumerate(schema.node_types)
+        if node_type in (None, of_type.name)
+    )
+
+
+def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tensor:
+    """Where the edges at positions [begin, end) lead: [end - begin] int64. `indptr` are those of nodes from
+    `first_node` on, and hold these edges."""
+    low = int(torch.searchsorted(indptr, begin, right=True)) - 1
+    high = int(torch.searchsorted(indptr, end))
+    counts = indptr[low : high + 1].clamp(begin, end).diff()
+    return torch.repeat_interleave(torch.arange(first_node + low, first_node + high), counts)
+
+
+def edges_of(lists: EdgeLists, key: RelationName, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
+    """A part's edges of a relation in order, some at a time: sources [n], in their own dtype, and destinations [n]."""
+    if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
+        raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
+    for begin in range(0, lists.indices.numel(), at_once):
+        end = min(begin + at_once, lists.indices.numel())
+        yield lists.indices[begin:end], destinations(lists.indptr, lists.first_node, begin, end)
+
+
+def sampled_edges(graph: GraphStore, relation: int, at_once: int = NODES) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same edges of all parts, sampled for some nodes at a time, for those that other processes hold."""
+    schema = graph.schema
+    index = schema.destinations[relation]
+    draw = Draw(0, 0, [-1 if other == relation else 0 for other in range(len(schema.relations))])
+    num_nodes = schema.node_types[index].num_nodes
+    for first in range(0, num_nodes, at_once):
+        nodes = torch.arange(first, min(first + at_once, num_nodes))
+        frontiers: list[Frontier | None] = [None] * len(schema.node_types)
+        frontiers[index] = Frontier(nodes)
+        picks = graph.sample(frontiers, draw)[relation]
+        if picks is not None:
+            yield picks.sources, torch.repeat_interleave(nodes, picks.counts)
+
+
+def rows_of(features: FeatureStore, owner: Owner, name: str, count: int, at_once: int = ROWS) -> Iterator[Tensor]:
+    """All `count` rows of a field wherever they are, some at a time."""
+    for first in range(0, max(1, count), at_once):
+        yield features.gather([Wanted(owner, name, torch.arange(first, min(first + at_once, count)))])[0]
+
+
+class Loops(NamedTuple):
+    """The nodes of a relation that have edges to themselves, ascending, and how many."""
+
+    nodes: Tensor  # [n] int64
+    counts: Tensor  # [n] int64
+
+
+def loops_of(parts: Sequence[Part], key: RelationName) -> Loops:
+    """Read the edges once, some at a time."""
+    found = [torch.empty(0, dtype=torch.int64)]
+    for part in parts if key[0] == key[2] else ():
+        for sources, ends in edges_of(part.lists[part.schema.relation_index[key]], key):
+            found.append(ends[sources == ends])
+    return Loops(*torch.unique(torch.cat(found), return_counts=True))
