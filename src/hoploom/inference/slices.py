@@ -16,6 +16,7 @@ from torch import Tensor
 from hoploom.ops import Frontier, InEdges
 from hoploom.schema import RelationName
 from hoploom.store import Draw, Part, Store
+from hoploom.store.edges import covers
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,7 @@ def degrees_without_loops(edges: InEdges) -> Tensor:
 def _is_in_reach(store: Store, index: int) -> bool:
     ends = accumulate((part.num_nodes[index] for part in store.parts), initial=0)
     in_order = all(part.first_nodes[index] == end for part, end in zip(store.parts, ends, strict=False))
-    held = sum(part.num_nodes[index] for part in store.parts)
-    return in_order and bool(store.parts) and held == store.schema.node_types[index].num_nodes
+    return in_order and bool(store.parts) and covers(store.schema, store.parts, store.schema.node_types[index].name)
 
 
 def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:

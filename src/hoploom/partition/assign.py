@@ -24,6 +24,7 @@ from hoploom.partition.metis import metis_parts
 from hoploom.partition.seeds import named_seeds
 from hoploom.schema import RelationName
 from hoploom.store import Store, open_store
+from hoploom.store.edges import covers
 
 METHODS = ("hash", "range", "stream", "metis")
 KEY = 0x7061727473  # what draws derive from: the same parts every time
@@ -140,10 +141,7 @@ def _by_range(store: Store, num_parts: int) -> Mapping[str, Tensor]:
 
 def _topology(store: Store, *, mapped: bool = False) -> Topology:
     schema = store.schema
-    if not store.parts or any(
-        sum(part.num_nodes[index] for part in store.parts) != node_type.num_nodes
-        for index, node_type in enumerate(schema.node_types)
-    ):
+    if not store.parts or not covers(schema, store.parts):
         raise ConfigError("not all edges are in reach of this process; open the whole store")
     relations = [
         RelationLists(

@@ -16,6 +16,7 @@ from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, Sc
 from hoploom.store import Part, Store
 from hoploom.store import format as layout
 from hoploom.store.disk import check_manifest
+from hoploom.store.edges import destinations
 from hoploom.store.format import Manifest, PartRange, id_dtype
 from hoploom.store.part import range_of
 
@@ -164,8 +165,4 @@ def edge_spans(reader: Reader, part: int, relation: int, edge_bytes: int) -> Ite
             )
         for begin in range(int(indptr[0]), int(indptr[-1]), step):
             end = min(int(indptr[-1]), begin + step)
-            low = int(torch.searchsorted(indptr, begin, right=True)) - 1
-            high = int(torch.searchsorted(indptr, end))
-            counts = indptr[low : high + 1].clamp(begin, end).diff()
-            nodes = torch.arange(first_node + node + low, first_node + node + high)
-            yield Span(begin, end, torch.repeat_interleave(nodes, counts))
+            yield Span(begin, end, destinations(indptr, first_node + node, begin, end))

@@ -23,7 +23,7 @@ from hoploom.gpu.place.peer_memory import Among, neighbours
 from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Features, PlaceRequest
 from hoploom.ops import EdgeLists
 from hoploom.schema import Field, Owner, Schema
-from hoploom.store.part import Part
+from hoploom.store.edges import covers
 from hoploom.store.system_memory import memory_limit
 
 if TYPE_CHECKING:
@@ -182,22 +182,17 @@ def _check_reach(store: "Store", asked: PlaceRequest) -> None:
     if store.placed is not None:
         raise ConfigError("the store is placed already; give topology and features in one call, on the store opened")
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
-    if asked.topology is not None and not _covers(store, store.topology):
+    if asked.topology is not None and not covers(store.schema, store.topology):
         raise ConfigError(f"the topology cannot be placed: some of it lies elsewhere; {here}")
     if asked.features is None:
         return
-    if not _covers(store, store.parts):
+    if not covers(store.schema, store.parts):
         raise ConfigError(f"the features cannot be placed: some of them lie elsewhere; {here}")
     for owner, name in fields_of(store.schema):
         if not all((owner, name) in part.tables for part in store.parts):
             raise ConfigError(
                 f"field {name!r} of {owner!r} cannot be placed: it lies in no table of this process; {here}"
             )
-
-
-def _covers(store: "Store", parts: tuple[Part, ...]) -> bool:
-    held = [sum(part.num_nodes[index] for part in parts) for index in range(len(store.schema.node_types))]
-    return held == [node_type.num_nodes for node_type in store.schema.node_types]
 
 
 def fields_of(schema: Schema) -> dict[tuple[Owner, str], Field]:
