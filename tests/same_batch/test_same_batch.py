@@ -5,7 +5,7 @@ The table of support/cases.py x support/placements.py.
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -22,10 +22,8 @@ pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Iterator[Site]:
-    site = Site(tmp_path_factory.mktemp("same"), device)
-    with site.running:
-        yield site
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Site:
+    return Site(tmp_path_factory.mktemp("same"), device, partial(request.getfixturevalue, "server_process"))
 
 
 @pytest.fixture

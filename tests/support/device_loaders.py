@@ -15,7 +15,7 @@ def placed(store: Store, device: torch.device) -> Store:
 
 
 def loading(loader: Loader) -> DeviceLoading:
-    ahead = loader._source
+    ahead = loader._producer
     assert isinstance(ahead, DeviceLoading)
     return ahead
 

@@ -21,7 +21,7 @@ from support.batches import with_reference
 from support.cases import CASES, Case
 from support.elsewhere import makers_of, without_graph
 from support.graphs import cut, save_in_parts
-from support.servers import OneProcess, one_process
+from support.servers import OneProcess
 from support.shards import spread
 
 FLEET = [[0, 1], [2, 3], [1, 2], [0, 1, 2, 3]]  # the parts of each server: some are replicas, one holds all
@@ -33,9 +33,8 @@ class Site:
 
     folder: Path
     device: torch.device
-    running: ExitStack = field(default_factory=ExitStack)  # until all tests are done
+    process: Callable[[], OneProcess]  # for the servers
     closing: ExitStack = field(default_factory=ExitStack)  # until one test is done
-    _process: OneProcess | None = None
     _served: dict[str, list[str]] = field(default_factory=dict)
 
     def saved(self, case: Case, num_parts: int) -> Path:
@@ -45,10 +44,8 @@ class Site:
         return path
 
     def servers(self, case: Case) -> list[str]:
-        if self._process is None:
-            self._process = self.running.enter_context(one_process())
         if case.graph not in self._served:
-            self._served[case.graph] = self._process.serve(self.saved(case, 4), FLEET, together=True)
+            self._served[case.graph] = self.process().serve(self.saved(case, 4), FLEET, together=True)
         return self._served[case.graph]
 
     def connected(self, case: Case, **options: Any) -> Store:

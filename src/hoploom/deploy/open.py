@@ -20,7 +20,7 @@ from hoploom.deploy.programs import ServerCommand
 from hoploom.dist import environment
 from hoploom.dist.collectives import gather_json
 from hoploom.dist.context import Context
-from hoploom.dist.environment import Deployment, RankPlace
+from hoploom.dist.environment import LaunchSettings, RankPlace
 from hoploom.dist.rendezvous import LOOPBACK
 from hoploom.errors import ConfigError
 from hoploom.store import Store, open_store
@@ -69,7 +69,7 @@ def open_for(context: Context, place: RankPlace, opening: Opening, closing: Exit
     return store if opening.parts is None else _with_homes(context, store)
 
 
-def _as_deployed(opening: Opening, deployment: Deployment) -> Opening:
+def _as_deployed(opening: Opening, deployment: LaunchSettings) -> Opening:
     """What `hoploom launch` says wins over the script's path; servers that the script names win over both."""
     options = dict(deployment.security) | {k: v for k, v in opening.options.items() if v is not None}
     opening = replace(opening, options=options)
@@ -120,7 +120,7 @@ class Hosts:
         return address_towards(others[0], self.meeting[1]) if others else address_towards(*self.meeting)
 
 
-def _hosts(place: RankPlace, deployment: Deployment) -> Hosts:
+def _hosts(place: RankPlace, deployment: LaunchSettings) -> Hosts:
     if place.on_one_host:
         return Hosts(place.rank, None)  # each rank stands for a host of its own
     node = place.rank // place.local_world_size if deployment.node is None else deployment.node

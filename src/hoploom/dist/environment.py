@@ -56,7 +56,7 @@ def read(variables: Variables | None = None) -> RankPlace:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class LaunchSettings:
     """Where `hoploom launch` says that the graph is. Without servers: in files that this process can open."""
 
     servers: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Deployment:
     node: int | None = None  # this host's number among the hosts, where a launcher told
 
 
-def read_deployment(variables: Variables | None = None) -> Deployment:
+def read_deployment(variables: Variables | None = None) -> LaunchSettings:
     """What `hoploom launch` set for this process."""
     variables = os.environ if variables is None else variables
     servers = tuple(one.strip() for one in variables.get(SERVERS, "").split(",") if one.strip())
@@ -77,7 +77,7 @@ def read_deployment(variables: Variables | None = None) -> Deployment:
             f"both, or unset {alone[0]}"
         )
     node = next((name for name in NODE if name in variables), None)
-    return Deployment(
+    return LaunchSettings(
         servers,
         variables.get(STORE) or None,
         _parts(variables) if variables.get(PARTS) else None,

@@ -4,6 +4,7 @@ Batches depend on the seeds and on how many batches came before; PyG's loaders k
 """
 
 import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from hoploom.load.maker import NodeTimes, Sampler, Workspaces, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import make_sampling
-from hoploom.schema import EDGE_ID
+from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Wanted
 
 
@@ -90,32 +91,22 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         return keys.batch_key(self._seed, 0, next(self._calls))
 
     def _output(self, sampled: Sampled) -> SamplerOutput | HeteroSamplerOutput:
-        edges = self._edge_ids(sampled)
+        of_nodes: dict[str, Any] = {
+            "node": sampled.nodes,
+            "batch": sampled.trees,
+            "num_sampled_nodes": sampled.num_nodes,
+        }
+        of_edges: dict[str, Any] = {
+            "row": [edge_index[0] for edge_index in sampled.edge_index],
+            "col": [edge_index[1] for edge_index in sampled.edge_index],
+            "edge": self._edge_ids(sampled),
+            "num_sampled_edges": sampled.num_edges,
+        }
         if self._schema.homogeneous:
-            row, col = sampled.edge_index[0]
-            return SamplerOutput(
-                node=sampled.nodes[0],
-                row=row,
-                col=col,
-                edge=edges[0],
-                batch=None if sampled.trees is None else sampled.trees[0],
-                num_sampled_nodes=None if sampled.num_nodes is None else sampled.num_nodes[0],
-                num_sampled_edges=None if sampled.num_edges is None else sampled.num_edges[0],
-            )
-        types = [node_type.name for node_type in self._schema.node_types]
-        relations = [relation.key for relation in self._schema.relations]
-
-        def by(names: list[Any], values: list[Any] | None) -> dict[Any, Any] | None:
-            return None if values is None else dict(zip(names, values, strict=True))
-
+            first = {name: None if values is None else values[0] for name, values in (of_nodes | of_edges).items()}
+            return SamplerOutput(**first)
         return HeteroSamplerOutput(
-            node=by(types, sampled.nodes),
-            row=by(relations, [edge_index[0] for edge_index in sampled.edge_index]),
-            col=by(relations, [edge_index[1] for edge_index in sampled.edge_index]),
-            edge=by(relations, edges),
-            batch=by(types, sampled.trees),
-            num_sampled_nodes=by(types, sampled.num_nodes),
-            num_sampled_edges=by(relations, sampled.num_edges),
+            **_named(self._schema.type_index, of_nodes), **_named(self._schema.relation_index, of_edges)
         )
 
     def _edge_ids(self, sampled: Sampled) -> list[Tensor | None]:
@@ -132,3 +123,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def edge_permutation(self) -> None:
         """None: the edge ids given are the user's own."""
         return None
+
+
+def _named(owners: Iterable[Owner], columns: Mapping[str, Sequence[Any] | None]) -> dict[str, dict[Owner, Any] | None]:
+    """What is listed by node type or relation, by their names."""
+    return {name: None if of is None else dict(zip(owners, of, strict=True)) for name, of in columns.items()}

@@ -10,7 +10,7 @@ from hoploom.errors import ConfigError
 from hoploom.load.assemble import Batch
 
 
-class OnItsWay(NamedTuple):
+class Copying(NamedTuple):
     """A batch whose copies run on the side stream until `arrived`."""
 
     batch: Batch
@@ -24,7 +24,7 @@ class MadeThere(NamedTuple):
     receive: Callable[[], Any]
 
 
-Sent: TypeAlias = Batch | OnItsWay | MadeThere
+Sent: TypeAlias = Batch | Copying | MadeThere
 
 
 def is_there(device: torch.device | None, placed: torch.device) -> bool:
@@ -52,13 +52,13 @@ class Mover:
             return batch
         with torch.cuda.stream(self._stream):
             moved = batch.to(self.device, non_blocking=True)
-            return OnItsWay(moved, self._stream.record_event(), batch)
+            return Copying(moved, self._stream.record_event(), batch)
 
     def receive(self, sent: Sent) -> Batch:
         """Make the consumer's stream wait for the copies, on the consumer's thread."""
         if isinstance(sent, MadeThere):
             return sent.receive()
-        if not isinstance(sent, OnItsWay):
+        if not isinstance(sent, Copying):
             return sent
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(sent.arrived)

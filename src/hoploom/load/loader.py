@@ -33,13 +33,13 @@ class Position:
 class Work:
     """The steps of one loop: where each stands, what names it in an error, and how its batch is sent."""
 
-    place: Callable[[int], tuple[Tensor, int, int]]  # what Source.make takes
+    place: Callable[[int], tuple[Tensor, int, int]]  # what Producer.make takes
     naming: Callable[[int], AbstractContextManager[None]]
     send: Callable[[Batch | MadeThere], Sent]
 
 
-class Source(Protocol):
-    """Who makes a loader's batches: hoploom.load.source chooses."""
+class Producer(Protocol):
+    """Who makes a loader's batches: hoploom.load.producer chooses."""
 
     @property
     def least_threads(self) -> int:
@@ -66,10 +66,10 @@ class Walk:
 class Loader:
     """Yields the batches of one epoch per loop. Made by NeighborLoader and LinkNeighborLoader."""
 
-    def __init__(self, order: Order, source: Source, delivery: Delivery, mover: Mover) -> None:
+    def __init__(self, order: Order, producer: Producer, delivery: Delivery, mover: Mover) -> None:
         order.check()
-        self._order, self._source, self._mover = order, source, mover
-        self._delivery = replace(delivery, num_threads=max(delivery.num_threads, source.least_threads))
+        self._order, self._producer, self._mover = order, producer, mover
+        self._delivery = replace(delivery, num_threads=max(delivery.num_threads, producer.least_threads))
         self._next = self._consumed = Position()
         self._looping = order
         self._num_loops = 0
@@ -179,7 +179,7 @@ class Loader:
         """The batches of these steps, made ahead."""
         work = Work(partial(_place, order, epoch), partial(_naming, order, epoch), self._mover.send)
         with (
-            self._source.stages(work, self._delivery) as stages,
+            self._producer.stages(work, self._delivery) as stages,
             closing(in_order(stages, steps, self._delivery)) as made,
         ):
             for sent in made:
@@ -188,7 +188,7 @@ class Loader:
     def _make_step(self, work: Work, step: int) -> Batch:
         """A pure function of the store, the options, seed, epoch, step, rank and world size."""
         with work.naming(step):
-            sent = work.send(self._source.make(*work.place(step)))
+            sent = work.send(self._producer.make(*work.place(step)))
         return self._mover.receive(sent)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
@@ -204,7 +204,7 @@ class Loader:
             raise ConfigError(f"index holds {bad}, out of range [0, {size}); give positions among the seeds")
         key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
         try:
-            made = self._source.make(indices.to(torch.int64), 0, key)
+            made = self._producer.make(indices.to(torch.int64), 0, key)
         except TimeoutError as error:
             raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
         return self._mover.receive(self._mover.send(made))

@@ -19,7 +19,7 @@ from hoploom.load.loader import Loader
 from hoploom.load.locality import localised
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler, Workspaces
 from hoploom.load.order import Order
-from hoploom.load.source import source_of
+from hoploom.load.producer import producer_of
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import make_sampling
@@ -90,8 +90,8 @@ class SamplingLoader(Loader):
 
     def _start(self, setup: Setup, maker: NodeMaker | LinkMaker, order: Order) -> None:
         delivery, steps = inputs.delivery_of(setup.arguments), setup.arguments["look_ahead"]
-        source = source_of(maker, setup.mover.device, steps, delivery.deadline)
-        super().__init__(order, source, delivery, setup.mover)
+        producer = producer_of(maker, setup.mover.device, steps, delivery.deadline)
+        super().__init__(order, producer, delivery, setup.mover)
         self.data, self.store, self.maker = setup.given["data"], setup.graph.store, maker
 
 

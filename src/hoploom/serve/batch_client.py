@@ -16,7 +16,7 @@ from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, PeerError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, Maker, NodeMaker
-from hoploom.load.source import OneStage
+from hoploom.load.producer import OneStage
 from hoploom.schema import Owner
 from hoploom.serve import wire
 from hoploom.serve.batch_codec import unpacked

@@ -96,8 +96,8 @@ class Deployment:
         """Whether servers make the batches: this process needs no graph then."""
         return False
 
-    def source(self, maker: Any, device: torch.device | None, look_ahead: int | None, deadline: float) -> Any:
-        """Who makes a loader's batches (hoploom.load.loader.Source), if that is not for the loader to choose."""
+    def producer(self, maker: Any, device: torch.device | None, look_ahead: int | None, deadline: float) -> Any:
+        """Who makes a loader's batches (hoploom.load.loader.Producer), if that is not for the loader to choose."""
         return None
 
     def traffic(self) -> dict[str, int]:

@@ -57,20 +57,28 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Cached:
-    """A shard of which some rows are held here: those are copied while the shard is asked for the others."""
+class Wrapped:
+    """A shard of which some rows are nearer; hops and splits are what it answers."""
 
     shard: Shard
-    held: Mapping[Owner, HeldRows]
-    tally: Tally = field(default_factory=Tally)
 
     @property
     def is_here(self) -> bool:
         return self.shard.is_here
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
-        """What the shard answers."""
         return self.shard.begin_sample(frontiers, draw)
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        return self.shard.split(node_type, name)
+
+
+@dataclass(frozen=True)
+class Cached(Wrapped):
+    """A shard of which some rows are held here: those are copied while the shard is asked for the others."""
+
+    held: Mapping[Owner, HeldRows]
+    tally: Tally = field(default_factory=Tally)
 
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
         """Ask for the rows that are not held."""
@@ -90,25 +98,12 @@ class Cached:
         asked = any(place.numel() for place in rest)
         return partial(_finish, copies, self.shard.begin_gather(wanted, rest, outs) if asked else None)
 
-    def split(self, node_type: str, name: str) -> Tensor:
-        """What the shard answers."""
-        return self.shard.split(node_type, name)
-
 
 @dataclass(frozen=True)
-class Nearer:
-    """A shard elsewhere of which some fields lie here: those of edges, which come with the topology."""
+class Nearer(Wrapped):
+    """A remote shard of which some fields are here: those of edges, which come with the topology."""
 
-    shard: Shard
     near: Part
-
-    @property
-    def is_here(self) -> bool:
-        return False
-
-    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
-        """What the shard answers."""
-        return self.shard.begin_sample(frontiers, draw)
 
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
         """Ask for the fields that are not here, and read those that are."""
@@ -119,10 +114,6 @@ class Nearer:
         asked = any(place.numel() for place in rest)
         copies = [self.near.begin_gather(wanted, own, outs)] if any(here) else []
         return partial(_finish, copies, self.shard.begin_gather(wanted, rest, outs) if asked else None)
-
-    def split(self, node_type: str, name: str) -> Tensor:
-        """What the shard answers."""
-        return self.shard.split(node_type, name)
 
 
 def lies_here(shard: Shard, owner: Owner, name: str) -> bool:

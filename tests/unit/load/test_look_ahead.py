@@ -36,7 +36,7 @@ def _loader(store: Store, **options: Any) -> NeighborLoader:
 
 
 def _ahead(loader: Any) -> LookAhead:
-    ahead = loader._source
+    ahead = loader._producer
     assert isinstance(ahead, LookAhead)
     return ahead
 
@@ -96,9 +96,9 @@ def test_the_store_says_how_far_to_look_and_the_loader_may_say_otherwise() -> No
     store = replace(store, deployment=Connected(peers=Any, servers=None, look_ahead=4))  # type: ignore[arg-type]
     assert _ahead(_loader(store, look_ahead=None)).num_steps == 4
     assert _ahead(_loader(store, look_ahead=2)).num_steps == 2
-    assert not isinstance(_loader(store, look_ahead=1)._source, LookAhead)
+    assert not isinstance(_loader(store, look_ahead=1)._producer, LookAhead)
     all_here = hoploom.from_pyg(ring(40))
-    assert not isinstance(_loader(all_here, look_ahead=4)._source, LookAhead)
+    assert not isinstance(_loader(all_here, look_ahead=4)._producer, LookAhead)
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="look_ahead is"):
             _loader(store, look_ahead=wrong)
@@ -127,14 +127,14 @@ def _collected(loader: Any, found: list[Any]) -> list[Any]:
 def test_a_step_that_cannot_be_drawn_fails_alone(num_workers: int) -> None:
     store = _ring()
     loader = _loader(store, num_workers=num_workers)
-    draw = loader._source._maker.draw
+    draw = loader._producer._maker.draw
 
     def drawn(indices: torch.Tensor, first: int, key: int) -> Any:
         if 20 in indices:
             raise ValueError("no")
         return draw(indices, first, key)
 
-    object.__setattr__(loader._source._maker, "draw", drawn)
+    object.__setattr__(loader._producer._maker, "draw", drawn)
     found: list[Any] = []
     with pytest.raises(BatchError, match="step 4 of epoch 0 on rank 0 failed: ValueError: no"):
         _collected(loader, found)

@@ -7,10 +7,10 @@ import torch
 from hoploom.errors import ConfigError
 from hoploom.gpu.place.placed_store import PlacedStore
 from hoploom.load.device import is_there
-from hoploom.load.loader import Source
+from hoploom.load.loader import Producer
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
-from hoploom.load.source import here
+from hoploom.load.producer import here
 from hoploom.store.base import Deployment
 
 
@@ -25,12 +25,12 @@ class OnDevice(Deployment):
     def makes_batches(self) -> bool:
         return self.before.makes_batches
 
-    def source(
+    def producer(
         self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float
-    ) -> Source | None:
+    ) -> Producer | None:
         """The device, unless batches go elsewhere or servers make them."""
         if self.makes_batches or not is_there(device, self.placed.device):
-            return self.before.source(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
+            return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(here(maker, look_ahead or 1), LookAhead):
             raise ConfigError(
                 "look_ahead is set, but batches are made on the device; leave it out, or give device='cpu'"

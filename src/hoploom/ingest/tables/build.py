@@ -66,7 +66,7 @@ def build(recipe: GraphFile, out: str | Path, options: BuildOptions, *, progress
         raise ConfigError(f"parts is {options.parts}; give 1 to {MOST_PARTS}")
     check_engine(options.engine, options.threads)
     share = engine_share(options)  # too little is said before tables are read
-    stages, counts = Stages(progress or (lambda stage: None)), EdgeCounts()
+    stages, counts = BuildStages(progress or (lambda stage: None)), EdgeCounts()
     with StoreWriter(out) as writer:
         stages.begin("reading the tables")
         folder = writer.scratch / "tables"
@@ -186,7 +186,7 @@ def store_options(recipe: GraphFile, memory: int) -> StoreOptions:
     )
 
 
-class Stages:
+class BuildStages:
     """How long each stage takes."""
 
     def __init__(self, say: Progress) -> None:

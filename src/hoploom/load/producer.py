@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hoploom.load.assemble import Batch
 from hoploom.load.device import Sent
-from hoploom.load.loader import Source, Work
+from hoploom.load.loader import Producer, Work
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
 from hoploom.load.pipeline import Delivery, Stages
@@ -32,13 +32,13 @@ class OneStage:
         return nullcontext(Stages(finish, delivery.num_ahead, delivery.num_ahead, naming=work.naming))
 
 
-def source_of(maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Source:
+def producer_of(maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Producer:
     """Who makes a loader's batches, which go to `device` and look ahead by so many steps where the user says so."""
-    deployed: Source | None = maker.assembler.store.deployment.source(maker, device, look_ahead, deadline)
+    deployed: Producer | None = maker.assembler.store.deployment.producer(maker, device, look_ahead, deadline)
     return here(maker, look_ahead or 1) if deployed is None else deployed
 
 
-def here(maker: Maker, num_steps: int) -> Source:
+def here(maker: Maker, num_steps: int) -> Producer:
     """This process makes them, with look-ahead where it is by more than one step and some rows are remote."""
     features = maker.assembler.store.features
     if num_steps > 1 and isinstance(features, Sharded) and not all(shard.is_here for shard in features.shards):
