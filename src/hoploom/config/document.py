@@ -10,8 +10,8 @@ from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.declare import REQUIRED, Headings, default_of, key_of, keys_in, problem
 from hoploom.config.extras import needs
+from hoploom.config.rules import REQUIRED, Headings, default_of, key_of, keys_in, problem
 from hoploom.config.toml import KeyPath, as_key, as_toml, lines_of, parse_toml, quoted
 from hoploom.config.values import nearest
 from hoploom.errors import ConfigError

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hoploom.config import rules
-from hoploom.config.declare import Headings, key, keys_in
 from hoploom.config.document import Document, full_name
+from hoploom.config.rules import Headings, key, keys_in
 from hoploom.config.toml import quoted
 from hoploom.config.values import join_address
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.declare import REQUIRED, Headings, Only, key, key_table, keys_in, problem
-from hoploom.config.rules import KeyRule
+from hoploom.config.rules import REQUIRED, Headings, KeyRule, Only, key, key_table, keys_in, problem
 from hoploom.config.toml import as_key
 from hoploom.errors import ConfigError
 from hoploom.schema import DTYPES, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName

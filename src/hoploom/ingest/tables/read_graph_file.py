@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.declare import Only, default_of, key_of, keys_in
 from hoploom.config.document import Document, full_name, parse_document, read_document
+from hoploom.config.rules import Only, default_of, key_of, keys_in
 from hoploom.config.toml import KeyPath, as_key, as_toml, quoted
 from hoploom.config.values import nearest
 from hoploom.errors import ConfigError

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.declare import default_of, keys_in, problem
 from hoploom.config.document import SET, Document, absolute, parse_document, read_document
+from hoploom.config.rules import default_of, keys_in, problem
 from hoploom.dist import environment
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, RunFile, applies
 

@@ -13,8 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.declare import REQUIRED, Headings, Key, Only, key, key_of, key_table, keys_in, problem
-from hoploom.config.rules import MOST_SEED, accepted
+from hoploom.config.rules import (
+    MOST_SEED,
+    REQUIRED,
+    Headings,
+    Key,
+    Only,
+    accepted,
+    key,
+    key_of,
+    key_table,
+    keys_in,
+    problem,
+)
 from hoploom.config.toml import as_toml
 from hoploom.errors import ConfigError
 from hoploom.gpu.place.request import NARROW, read_features, read_topology

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.declare import default_of, keys_in
+from hoploom.config.rules import default_of, keys_in
 from hoploom.config.toml import as_toml
 from hoploom.schema import NodeType, Schema
 from hoploom.store import Store, open_store
