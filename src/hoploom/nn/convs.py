@@ -6,7 +6,8 @@ edge features. torch.compile compiles what lies between: grouping edges and aggr
 """
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,11 +15,24 @@ from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.eager import add_ends, aggregate, eager, group, softmax
 from hoploom.ops import InEdges
+from hoploom.ops.aggregate import add_ends as _add_ends
 
 Ends = tuple[int, int]  # channels of sources and destinations
 Aggr = Literal["sum", "add", "mean", "max"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def eager(function: Function) -> Function:
+    """The same function, which torch.compile leaves as it is: its kernels are compiled, its shapes depend on values."""
+    same: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return same
+
+
+aggregate = eager(ops.aggregate)
+softmax = eager(ops.softmax)
+add_ends = eager(_add_ends)
+group = eager(InEdges.of)
 
 
 class Conv(nn.Module):

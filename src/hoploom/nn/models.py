@@ -11,8 +11,7 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.convs import Conv, Ends, GATConv, GCNConv, GINConv, SAGEConv
-from hoploom.nn.eager import eager
+from hoploom.nn.convs import Conv, Ends, GATConv, GCNConv, GINConv, SAGEConv, eager
 from hoploom.nn.views import LayerView, by_relation, by_type, views_of
 from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema

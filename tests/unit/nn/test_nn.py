@@ -171,9 +171,8 @@ for kind in ("rsage", "rgcn", "rgat"):
 
 def test_parameters_have_one_order_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     """In this one and in two others, each with its own order of sets."""
-    begin = (
-        "import gc, sys, torch; gc.disable(); sys.path.insert(0, sys.argv[1])\nfrom models import books, heterogeneous"
-    )
+    begin = "import gc, sys, torch; gc.disable(); sys.path.insert(0, sys.argv[1])\n"
+    begin += "from support.models import books, heterogeneous"
     command = [sys.executable, "-c", f"{begin}{ORDER}gc.freeze()", str(TESTS)]
     told = [
         subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hoploom.dist.collectives import gather_json
+from hoploom.dist.collectives import Ranks, gather_json
 from hoploom.errors import ConfigError, PeerError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import Fill, HostMemory, name_of
@@ -26,14 +26,8 @@ from hoploom.ops.deadline import BUSY, DEADLINE, idle
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Among(Protocol):
+class Among(Ranks, Protocol):
     """The ranks that place together: what `hoploom.init` returns."""
-
-    rank: int
-    world_size: int
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, of one shape and dtype."""
 
     def barrier(self) -> None:
         """Wait for all ranks, not for ever."""
