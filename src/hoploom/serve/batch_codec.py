@@ -25,28 +25,29 @@ NARROWED = 1 << 12  # integers, from which on it pays to look whether they fit i
 # looks for cycles, which may be many batches later.
 
 
-def packed(batch: Batch) -> Message:
+def packed(batch: Batch, narrow_from: int = NARROWED) -> Message:
     """A batch as JSON and tensors; every storage's fields in their order."""
     tensors: list[Tensor] = []
     fields = [
-        [storage._key, [[name, _plain(value, tensors)] for name, value in storage.items()]] for storage in batch.stores
+        [storage._key, [[name, _plain(value, tensors, narrow_from)] for name, value in storage.items()]]
+        for storage in batch.stores
     ]
     return Message({"homogeneous": isinstance(batch, Data), "fields": fields}, tensors)
 
 
-def _plain(value: Any, tensors: list[Tensor]) -> Any:
+def _plain(value: Any, tensors: list[Tensor], narrow_from: int) -> Any:
     """What JSON holds of a value; its tensors go into the list."""
     if isinstance(value, Tensor):
-        narrow = _narrowed(value)
+        narrow = _narrowed(value) if value.numel() >= narrow_from else None
         tensors.append(value if narrow is None else narrow)
         return {"tensor": len(tensors) - 1, "wide": narrow is not None}
     if isinstance(value, Block):
         parts = (value.edge_index, value.e_id, value.num_sources, value.num_destinations)
-        return {"block": [_plain(part, tensors) for part in parts]}
+        return {"block": [_plain(part, tensors, narrow_from) for part in parts]}
     if isinstance(value, Mapping):
-        return {"keys": list(value), "values": [_plain(entry, tensors) for entry in value.values()]}
+        return {"keys": list(value), "values": [_plain(entry, tensors, narrow_from) for entry in value.values()]}
     if isinstance(value, list):
-        return [_plain(entry, tensors) for entry in value]
+        return [_plain(entry, tensors, narrow_from) for entry in value]
     if value is None or isinstance(value, int):
         return value
     raise TypeError(f"a batch holds a {type(value).__name__}, which does not travel")
@@ -88,8 +89,8 @@ def _storage(batch: Batch, key: Any) -> Any:
 
 
 def _narrowed(tensor: Tensor) -> Tensor | None:
-    """The same integers in 32 bits; None where they do not fit, are few, or are none."""
-    if tensor.dtype != torch.int64 or tensor.numel() < NARROWED or not tensor.is_contiguous():
+    """The same integers in 32 bits; None where they do not fit, or are none."""
+    if tensor.dtype != torch.int64 or not tensor.is_contiguous():
         return None
     values = tensor.numpy()
     if np.bitwise_or.reduce(values, axis=None) >> 31:  # some bit above, or a sign

@@ -62,14 +62,14 @@ class Message(NamedTuple):
     done: Callable[[], None] | None = None  # called when an answer has been sent, or cannot be
 
 
-class Writer(Protocol):
+class MessageWriter(Protocol):
     """What Flight's writers on both sides have in common."""
 
     def write_with_metadata(self, batch: pa.RecordBatch, metadata: bytes) -> None: ...
     def write_batch(self, batch: pa.RecordBatch) -> None: ...
 
 
-class Reader(Protocol):
+class MessageReader(Protocol):
     """What Flight's readers on both sides have in common."""
 
     def read_chunk(self) -> Any: ...
@@ -79,7 +79,7 @@ class MalformedError(ValueError):
     """What came is no message; the conversation cannot go on."""
 
 
-def write(writer: Writer, message: Message) -> int:
+def write(writer: MessageWriter, message: Message) -> int:
     """Send a message; returns the bytes of its tensors."""
     described = [_describe(tensor) for tensor in message.tensors]
     listed = [[DTYPE_NAMES[one.dtype], list(one.shape)] for one in described]
@@ -141,7 +141,7 @@ def rows_at_once(described: Described) -> int:
 class Incoming:
     """A message whose header is here and whose tensors are still to be read, all of them."""
 
-    def __init__(self, reader: Reader, limit: int) -> None:
+    def __init__(self, reader: MessageReader, limit: int) -> None:
         self._reader = reader
         chunk = reader.read_chunk()
         self.header, self.described = _parse_header(chunk.app_metadata, limit)
@@ -245,6 +245,6 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def read(reader: Reader, limit: int = MAX_ANSWER) -> Message:
+def read(reader: MessageReader, limit: int = MAX_ANSWER) -> Message:
     """A whole message, into recycled memory."""
     return Incoming(reader, limit).into()

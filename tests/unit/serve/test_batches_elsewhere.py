@@ -26,10 +26,9 @@ from hoploom.store import Store
 
 @every_case
 @pytest.mark.parametrize("narrowed", [1, 1 << 12])
-def test_a_batch_arrives_as_it_was_sent(case: Case, narrowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "NARROWED", narrowed)
+def test_a_batch_arrives_as_it_was_sent(case: Case, narrowed: int) -> None:
     for batch in case.make(case.store):
-        arrived = unpacked(over_the_wire(packed(batch)))
+        arrived = unpacked(over_the_wire(packed(batch, narrowed)))
         assert type(arrived) is type(batch)
         assert_same(arrived, batch)
 
