@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hoploom import DataError, HoploomError
-from hoploom.ingest.tables.parquet import ReadLimits, Source
 from hoploom.ingest.tables.read_graph_file import parse_graph
 from hoploom.ingest.tables.sources import read_sources
+from hoploom.ingest.tables.table_source import ReadLimits, TableSource
 
 NODES = "nodes.node"
 EDGES = 'edges."node to node"'
@@ -42,7 +42,7 @@ def read(
     return read_sources(parse_graph(text, folder=folder), scratch, ReadLimits(**limits))
 
 
-def rows_in(source: Source) -> dict[str, list[Any]]:
+def rows_in(source: TableSource) -> dict[str, list[Any]]:
     """All values as the engine sees them."""
     tables = [pq.read_table(path).select(source.schema.names) for path in source.paths]
     assert [table.num_rows for table in tables] == list(source.row_counts)

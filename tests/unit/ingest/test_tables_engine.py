@@ -15,9 +15,9 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.build import fitting_threads, open_engine
 from hoploom.ingest.tables.engine import Engine, EngineOptions, batch_rows, rows_of
 from hoploom.ingest.tables.files import TableFile
-from hoploom.ingest.tables.parquet import ReadLimits, group_bytes, parquet_batches
 from hoploom.ingest.tables.read_graph_file import parse_graph
 from hoploom.ingest.tables.sources import read_sources
+from hoploom.ingest.tables.table_source import ReadLimits, group_bytes, parquet_batches
 
 HAS_SPARK = shutil.which("java") is not None
 needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="Spark needs Java")

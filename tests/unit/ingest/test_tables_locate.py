@@ -10,15 +10,15 @@ import pytest
 
 from hoploom import ConfigError, DataError, HoploomError
 from hoploom.ingest.tables.columns import id_kind
-from hoploom.ingest.tables.parquet import Source, Spot, locate
 from hoploom.ingest.tables.read_graph_file import parse_graph
 from hoploom.ingest.tables.sources import read_sources
+from hoploom.ingest.tables.table_source import Spot, TableSource, locate
 
 ENDS = '[edges."a to b"]\nfiles = "e.parquet"\nsource = "s"\ndestination = "d"\n'
 TABLES = f'[nodes.a]\nfiles = "a.parquet"\nid = "id"\n[nodes.b]\ncount = 5\n{ENDS}'
 
 
-def _sources(folder: Path, text: str = TABLES, **columns: Any) -> dict[str, Source]:
+def _sources(folder: Path, text: str = TABLES, **columns: Any) -> dict[str, TableSource]:
     """Tables a (id) and e (s, d)."""
     given = {"id": [1, 2], "s": [1], "d": [4]} | columns
     pq.write_table(pa.table({"id": given["id"]}), folder / "a.parquet")
@@ -123,7 +123,7 @@ def test_arrays_unlike_each_other_or_cut_short_are_refused(tmp_path: Path) -> No
 # --- where a value stands ------------------------------------------------------------------------
 
 
-def _two_files(folder: Path) -> Source:
+def _two_files(folder: Path) -> TableSource:
     """Rows: first.csv a b a, second.csv (null) b c; numbers 0 to 5."""
     values = [["a", "b", "a"], [None, "b", "c"]]
     for index, rows in enumerate(values):
@@ -131,7 +131,7 @@ def _two_files(folder: Path) -> Source:
         pq.write_table(table, folder / f"{index}.parquet", row_group_size=2)
     paths = tuple(str(folder / f"{index}.parquet") for index in (0, 1))
     schema = pq.read_schema(paths[0])
-    return Source("nodes.a", paths, ("first.csv", "second.csv"), schema, 6, (3, 3))
+    return TableSource("nodes.a", paths, ("first.csv", "second.csv"), schema, 6, (3, 3))
 
 
 def test_a_value_is_located_where_it_first_stands_or_comes_again(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from hoploom.ingest.tables.engine import EngineOptions
 from hoploom.ingest.tables.fields import Planner
 from hoploom.ingest.tables.graph_file import ColumnRule, GraphFile
 from hoploom.ingest.tables.ids import Numbering
-from hoploom.ingest.tables.nodes import NodeRows
-from hoploom.ingest.tables.parquet import Source
 from hoploom.ingest.tables.read_graph_file import parse_graph
 from hoploom.ingest.tables.sources import read_sources
+from hoploom.ingest.tables.table_source import TableSource
+from hoploom.ingest.tables.table_streams import NodeRows
 from hoploom.ingest.tables.transforms import Moments, SourceColumn, numbers_of
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -43,7 +43,7 @@ destination = "d"
 """
 
 
-def tables(folder: Path, keys: str, values: Any) -> tuple[GraphFile, Source]:
+def tables(folder: Path, keys: str, values: Any) -> tuple[GraphFile, TableSource]:
     """A graph.toml with such a column of nodes, and their table."""
     write_table(folder / "n.parquet", {"id": range(len(values)), "v": values})
     write_table(folder / "e.parquet", {"s": [0], "d": [1]})

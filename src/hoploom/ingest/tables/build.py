@@ -15,14 +15,13 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.ingest.stream import NodeStream, Progress, StoreOptions, write_store
 from hoploom.ingest.tables.duckdb_engine import DuckEngine
-from hoploom.ingest.tables.edges import EdgeCounts, EdgeTables
 from hoploom.ingest.tables.engine import Engine, EngineOptions, UnreadableError, check_engine
 from hoploom.ingest.tables.files import TableFile
 from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.ids import MOST_PARTS, Numbering, number_nodes
-from hoploom.ingest.tables.nodes import NodeRows, original_ids
-from hoploom.ingest.tables.parquet import ReadLimits, Source, check_readable, group_bytes
 from hoploom.ingest.tables.sources import read_sources
+from hoploom.ingest.tables.table_source import ReadLimits, TableSource, check_readable, group_bytes
+from hoploom.ingest.tables.table_streams import EdgeCounts, EdgeTables, NodeRows, original_ids
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
@@ -100,7 +99,7 @@ def build(recipe: GraphFile, out: str | Path, options: BuildOptions, *, progress
 def _nodes(
     engine: Engine,
     recipe: GraphFile,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, TableSource],
     numberings: Mapping[str, Numbering],
     scratch: Path,
 ) -> list[NodeStream]:
@@ -116,7 +115,7 @@ def _nodes(
 
 
 @contextmanager
-def named_damage(sources: Mapping[str, Source]) -> Iterator[None]:
+def named_damage(sources: Mapping[str, TableSource]) -> Iterator[None]:
     """Where an engine cannot read on, the file that is damaged is named, at the cost of reading all again."""
     try:
         yield
@@ -146,7 +145,7 @@ def _spark(options: EngineOptions, folder: Path) -> Engine:
     return SparkEngine(options, folder)
 
 
-def largest_group(sources: Mapping[str, Source]) -> int:
+def largest_group(sources: Mapping[str, TableSource]) -> int:
     """The bytes of the largest row group of all tables."""
     files = [(path, source.schema.names) for source in sources.values() for path in source.paths]
     return max((group_bytes(TableFile(path, path, "parquet"), names) for path, names in files), default=0)

@@ -11,7 +11,7 @@ from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.files import MAGIC
 from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable
-from hoploom.ingest.tables.parquet import Source, scan
+from hoploom.ingest.tables.table_source import TableSource, scan
 
 Table = NodeTable | EdgeTable
 SHOWN = 12  # names in a message
@@ -112,7 +112,7 @@ def plain_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 # --- ids -----------------------------------------------------------------------------------------
 
 
-def id_kind(source: Source | None, table: Table, column: str | None) -> str:
+def id_kind(source: TableSource | None, table: Table, column: str | None) -> str:
     """Whether a column's ids are integers or text once they are cast. Without a table they are integers."""
     if source is None or column is None:
         return INTEGERS
@@ -120,7 +120,7 @@ def id_kind(source: Source | None, table: Table, column: str | None) -> str:
     return TEXT if is_text or rule_of(table, column).cast == "string" else INTEGERS
 
 
-def check_ids(recipe: GraphFile, sources: Mapping[str, Source]) -> None:
+def check_ids(recipe: GraphFile, sources: Mapping[str, TableSource]) -> None:
     """Raise ConfigError or DataError unless all ids are integers or text, as their nodes' are."""
     tables: list[Table] = [*recipe.nodes.values(), *recipe.edges.values()]
     for table in tables:
@@ -135,7 +135,7 @@ def check_ids(recipe: GraphFile, sources: Mapping[str, Source]) -> None:
                 raise _mismatch(recipe, (edges, role), nodes, sources)
 
 
-def _check_type(recipe: GraphFile, table: Table, role: str, column: str, source: Source) -> None:
+def _check_type(recipe: GraphFile, table: Table, role: str, column: str, source: TableSource) -> None:
     kind = source.schema.field(column).type
     at = f"{table.owner}.{role}"
     what = f"{at}: column {column} of {source.origins[0]} is {kind}"
@@ -152,7 +152,7 @@ def _check_type(recipe: GraphFile, table: Table, role: str, column: str, source:
 
 
 def _mismatch(
-    recipe: GraphFile, end: tuple[Table, str], nodes: NodeTable, sources: Mapping[str, Source]
+    recipe: GraphFile, end: tuple[Table, str], nodes: NodeTable, sources: Mapping[str, TableSource]
 ) -> ConfigError:
     edges, role = end
     at, column, source = f"{edges.owner}.{role}", id_columns(edges)[role], sources[edges.owner]

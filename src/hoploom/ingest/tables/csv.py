@@ -21,7 +21,7 @@ from hoploom.errors import DataError
 from hoploom.ingest.tables.columns import Table, id_columns, rule_of
 from hoploom.ingest.tables.files import TableFile
 from hoploom.ingest.tables.graph_file import NodeTable
-from hoploom.ingest.tables.parquet import ReadLimits, stage
+from hoploom.ingest.tables.table_source import ReadLimits, stage
 
 WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
 WHOLE_FRACTION = r"^-?[0-9]+\.0+$"

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from hoploom.errors import DataError
 from hoploom.ingest.tables.engine import Engine, rows_of
-from hoploom.ingest.tables.parquet import Source, Spot, locate, scan
+from hoploom.ingest.tables.table_source import Spot, TableSource, locate, scan
 
 SHOWN = 5
 
@@ -17,20 +17,20 @@ class UnfitError(ValueError):
     """A value of a column that cannot be used: says why."""
 
 
-def null_ids(source: Source, column: str, count: int) -> DataError:
+def null_ids(source: TableSource, column: str, count: int) -> DataError:
     """Some ids are null."""
     spots = locate(source, column, [None])
     return DataError(f"{_of(spots)}{_ids(source, column)} has {_nulls(count)}; give every node an id")
 
 
-def zero_bytes(source: Source, column: str, value: str) -> DataError:
+def zero_bytes(source: TableSource, column: str, value: str) -> DataError:
     """An id holds the letter that ends texts."""
     return DataError(
         f"{_of(locate(source, column, [value]))}{_ids(source, column)} holds {value!r}; remove its zero byte"
     )
 
 
-def duplicate_ids(engine: Engine, source: Source, column: str, pairs: ir.Table) -> DataError:
+def duplicate_ids(engine: Engine, source: TableSource, column: str, pairs: ir.Table) -> DataError:
     """Some ids have several rows."""
     repeated = pairs.filter(pairs["again"]).select("id").distinct()
     (count,) = rows_of(engine, repeated.aggregate(ids=repeated.count()))
@@ -41,7 +41,7 @@ def duplicate_ids(engine: Engine, source: Source, column: str, pairs: ir.Table) 
     return DataError(f"{_ids(source, column)}: {some} more than one row: {listed}; keep one row each")
 
 
-def dangling(engine: Engine, source: Source, ends: ir.Table, end: tuple[str, str, str]) -> DataError | None:
+def dangling(engine: Engine, source: TableSource, ends: ir.Table, end: tuple[str, str, str]) -> DataError | None:
     """Edges of unknown nodes: `ends` holds the ids at their unknown ends; end: which, its column, its nodes."""
     side, column, nodes = end
     (count,) = rows_of(engine, ends.aggregate(rows=ends.count(), ids=ends["id"].nunique()))
@@ -56,7 +56,7 @@ def dangling(engine: Engine, source: Source, ends: ir.Table, end: tuple[str, str
     return DataError(f"{what}: column {column!r} holds {listed}{_more(count['ids'])}; {way_out}")
 
 
-def null_ends(engine: Engine, source: Source, ends: ir.Table, column: str) -> DataError | None:
+def null_ends(engine: Engine, source: TableSource, ends: ir.Table, column: str) -> DataError | None:
     """Edges with a null at one end."""
     (count,) = rows_of(engine, ends.aggregate(rows=ends.count()))
     if not count["rows"]:
@@ -65,13 +65,13 @@ def null_ends(engine: Engine, source: Source, ends: ir.Table, column: str) -> Da
     return DataError(f"{_of(spots)}{_ids(source, column)} has {_nulls(count['rows'])}; give every edge both ends")
 
 
-def unfit(source: Source, column: str, check: Callable[[pa.Array], Any], error: Exception) -> DataError:
+def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], error: Exception) -> DataError:
     """A value that `check` refuses: the first one, by its place."""
     spot, reason = _first_unfit(source, column, check) or (None, str(error))
     return DataError(f"{_of([] if spot is None else [spot])}{_ids(source, column)} {reason}")
 
 
-def _first_unfit(source: Source, column: str, check: Callable[[pa.Array], Any]) -> tuple[Spot, str] | None:
+def _first_unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any]) -> tuple[Spot, str] | None:
     """The first row that `check` refuses by itself, and why."""
     for origin, row, values in scan(source, column):
         if _refusal(check, values) is None:
@@ -102,7 +102,7 @@ def _of(spots: Sequence[Spot]) -> str:
     return f"{spots[0]}: " if spots else ""
 
 
-def _ids(source: Source, column: str) -> str:
+def _ids(source: TableSource, column: str) -> str:
     return f"column {column!r} of {source.owner}"
 
 

@@ -14,7 +14,7 @@ from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.columns import rule_of
 from hoploom.ingest.tables.engine import Engine
 from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
-from hoploom.ingest.tables.parquet import Source, scan
+from hoploom.ingest.tables.table_source import TableSource, scan
 from hoploom.ingest.tables.transforms import FLOATS, FieldColumns, SourceColumn, UnfitColumnError, fill_scalar, prepared
 from hoploom.schema import DTYPES, Field
 
@@ -41,7 +41,7 @@ class Planner:
     engine: Engine
     recipe: GraphFile
     table: NodeTable | EdgeTable
-    source: Source
+    source: TableSource
     most_codes: int = 1_000_000
     most_one_hot: int = 4096
     most_bytes: int = 16 << 20  # of categories: they are kept in memory
@@ -186,7 +186,7 @@ def _dtype_of(kind: pa.DataType) -> str:
 class TableFields:
     """The fields of a table, and the columns that make them."""
 
-    source: Source
+    source: TableSource
     fields: Sequence[FieldColumns]
 
     @property

@@ -26,7 +26,7 @@ from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.columns import TEXT, id_kind
 from hoploom.ingest.tables.engine import Engine, rows_of
 from hoploom.ingest.tables.graph_file import NodeTable
-from hoploom.ingest.tables.parquet import Source
+from hoploom.ingest.tables.table_source import TableSource
 
 BUCKETS = 256  # of integers; texts have 16 ** 3
 MODULUS, FACTOR = 2**31 - 1, 48271  # Lehmer's generator: no product passes 2^47, so engines agree
@@ -83,11 +83,11 @@ def id_column(table: ir.Table, column: str, kind: str) -> Any:
 class IdColumn:
     """Where a node type's ids stand."""
 
-    source: Source
+    source: TableSource
     name: str
 
 
-def number_nodes(engine: Engine, table: NodeTable, source: Source | None, parts: int, scratch: Path) -> Numbering:
+def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, parts: int, scratch: Path) -> Numbering:
     """The numbering of a node type; DataError for nulls and duplicates."""
     if source is None or table.id is None:
         assert table.count is not None
@@ -180,13 +180,13 @@ def _width(engine: Engine, at: IdColumn, pairs: ir.Table) -> int:
     return width
 
 
-def _counted(path: Path, owner: str, count: int) -> Source:
+def _counted(path: Path, owner: str, count: int) -> TableSource:
     """A table of the ids 0 to count - 1."""
     schema, step = pa.schema([("id", pa.int64())]), 1 << 20
     with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, count, step):
             writer.write_table(pa.table({"id": np.arange(begin, min(begin + step, count))}))
-    return Source(owner, (str(path),), (str(path),), schema, count)
+    return TableSource(owner, (str(path),), (str(path),), schema, count)
 
 
 def file_name(owner: str) -> str:

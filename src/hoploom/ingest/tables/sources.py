@@ -20,10 +20,10 @@ from hoploom.ingest.tables.columns import Table, check_columns, check_ids, featu
 from hoploom.ingest.tables.csv import CsvFile, stage_csv
 from hoploom.ingest.tables.files import TableFile, find_files, is_url
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
-from hoploom.ingest.tables.parquet import (
+from hoploom.ingest.tables.table_source import (
     ArrayFile,
     ReadLimits,
-    Source,
+    TableSource,
     group_bytes,
     parquet_batches,
     parquet_footer,
@@ -34,7 +34,7 @@ from hoploom.ingest.tables.parquet import (
 PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # what no engine takes for a pattern or a partition
 
 
-def read_sources(recipe: GraphFile, scratch: Path, limits: ReadLimits | None = None) -> Mapping[str, Source]:
+def read_sources(recipe: GraphFile, scratch: Path, limits: ReadLimits | None = None) -> Mapping[str, TableSource]:
     """Every table with files by its owner; what is not Parquet is rewritten into the scratch folder, which exists."""
     tables: list[Table] = [*recipe.nodes.values(), *recipe.edges.values()]
     sources = {}
@@ -47,7 +47,7 @@ def read_sources(recipe: GraphFile, scratch: Path, limits: ReadLimits | None = N
     return sources
 
 
-def _source(recipe: GraphFile, table: Table, folder: Path, limits: ReadLimits) -> Source:
+def _source(recipe: GraphFile, table: Table, folder: Path, limits: ReadLimits) -> TableSource:
     found = find_files(recipe, f"{table.owner}.files", table.files)
     if len({file.kind for file in found}) > 1:
         one, other = next((a, b) for a, b in pairwise(found) if a.kind != b.kind)
@@ -63,7 +63,7 @@ def _source(recipe: GraphFile, table: Table, folder: Path, limits: ReadLimits) -
         raise DataError(f"{table.owner}: there are no rows in {_some(found)}; give files with rows")
     if found[0].kind == "parquet" and limits.largest_group is not None:
         paths = _regrouped(found, schema.names, paths, folder, limits.largest_group)
-    return Source(
+    return TableSource(
         table.owner,
         tuple(map(str, paths)),
         tuple(file.shown for file in found),

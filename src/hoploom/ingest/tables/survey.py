@@ -14,8 +14,8 @@ from hoploom.errors import ConfigError
 from hoploom.ingest.tables.columns import plain_schema
 from hoploom.ingest.tables.csv import CsvFile
 from hoploom.ingest.tables.files import TableFile, kind_of
-from hoploom.ingest.tables.parquet import opened, parquet_batches, parquet_footer
 from hoploom.ingest.tables.sources import arrow_batches
+from hoploom.ingest.tables.table_source import opened, parquet_batches, parquet_footer
 
 SAMPLE = 10_000  # rows
 WANTED = 200  # ids of edges that are looked up among nodes

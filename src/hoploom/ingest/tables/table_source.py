@@ -39,7 +39,7 @@ class ArrayFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class TableSource:
     """A table as the engine reads it."""
 
     owner: str  # nodes.paper, edges."author writes paper"
@@ -117,7 +117,7 @@ def parquet_batches(file: TableFile, columns: Sequence[str], most_rows: int = BA
         yield from parquet.iter_batches(rows, columns=list(columns), use_threads=False)
 
 
-def scan(source: Source, column: str, most_rows: int = BATCH) -> Iterator[tuple[str, int, pa.Array]]:
+def scan(source: TableSource, column: str, most_rows: int = BATCH) -> Iterator[tuple[str, int, pa.Array]]:
     """A column in the order of the files, which no engine promises: the user's file, the rows before, values."""
     for path, origin in zip(source.paths, source.origins, strict=True):
         row = 0
@@ -126,14 +126,16 @@ def scan(source: Source, column: str, most_rows: int = BATCH) -> Iterator[tuple[
             row += batch.num_rows
 
 
-def check_readable(source: Source) -> None:
+def check_readable(source: TableSource) -> None:
     """Read all that the recipe uses, to see which file is damaged."""
     for column in source.schema.names:
         for _ in scan(source, column):
             pass
 
 
-def locate(source: Source, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> list[Spot]:
+def locate(
+    source: TableSource, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH
+) -> list[Spot]:
     """Where each of a few values first stands (None: null), in the order of the values; skip=1: its second place.
 
     Text is found among integers too. A value that is not there is left out. Only for the text of an error: it reads

@@ -1,10 +1,11 @@
-"""A table of nodes as a stream: its fields, the user's own ids, and the members of its splits.
+"""Tables as streams: of nodes their fields, the user's own ids and the members of splits; of edges both ends joined.
 
-Rows come in whatever order the engine has them, each with its store id. Splits that are drawn follow from the ids.
+Rows come in whatever order the engine has them, each with its store ids; nothing is sorted here. Splits that are drawn
+follow from the ids. An end that is unknown shows as the rows come by, so no pass over the edges looks for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -19,17 +20,19 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.errors import DataError
-from hoploom.ingest.stream import NodeFields, NodeStream, Rows
+from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
+from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.columns import id_kind
 from hoploom.ingest.tables.diagnose import UnfitError
 from hoploom.ingest.tables.engine import Engine, rows_of
 from hoploom.ingest.tables.fields import Planner, TableFields
-from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
-from hoploom.ingest.tables.ids import Numbering, file_name, id_column, int64_of
-from hoploom.ingest.tables.parquet import Source, scan
+from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
+from hoploom.ingest.tables.ids import NULL, Numbering, file_name, id_column, int64_of
+from hoploom.ingest.tables.table_source import TableSource, scan
 from hoploom.ingest.tables.transforms import check_range, signed, standardise
 from hoploom.schema import DTYPES, ORIGINAL_ID, Field
 
+ENDS = ("source", "destination")
 ARRAY_BYTES = 4 << 20  # of a .npy file at a time
 MOST_SPLITS = 100  # each is read by itself
 Splits = Mapping[str, Callable[[], Iterator[Tensor]]]
@@ -43,7 +46,7 @@ class NodeRows:
     engine: Engine
     recipe: GraphFile
     table: NodeTable
-    source: Source
+    source: TableSource
     numbering: Numbering
 
     def stream(self, scratch: Path) -> NodeStream:
@@ -180,7 +183,7 @@ def _read_array(path: str, begin: int, count: int) -> np.ndarray[tuple[int, ...]
     return rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
 
-def _write_numbered(source: Source, column: str, path: Path) -> None:
+def _write_numbered(source: TableSource, column: str, path: Path) -> None:
     """The ids of a table with the numbers of their rows, as Parquet."""
     schema = pa.schema([("row", pa.int64()), ("id", source.schema.field(column).type)])
     count = 0
@@ -210,3 +213,93 @@ def _mixed(state: Words, value: Words) -> Words:
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Words = z ^ (z >> np.uint64(31))
     return mixed
+
+
+# --- edges ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class EdgeCounts:
+    """What was counted on the way."""
+
+    rows: dict[str, int] = field(default_factory=dict)  # read, by table
+    dropped: dict[str, int] = field(default_factory=dict)  # of them, edges with an unknown end
+
+
+@dataclass(frozen=True)
+class EdgeTables:
+    """A relation's table; `nodes` are the numberings of its source and destination types."""
+
+    engine: Engine
+    recipe: GraphFile
+    table: EdgeTable
+    source: TableSource
+    nodes: tuple[Numbering, Numbering]
+
+    def stream(self, counts: EdgeCounts, *, drop_dangling: bool) -> EdgeStream:
+        """The relation as a stream; ConfigError or DataError where its columns do not fit."""
+        table, planned = self.table, Planner(self.engine, self.recipe, self.table, self.source).fields()
+        rule = EdgeRule(
+            reverse=table.reverse,
+            undirected=table.undirected,
+            deduplicate=table.deduplicate,
+            drop_loops=table.self_loops == "drop",
+        )
+        counts.rows[self.source.owner] = counts.dropped[self.source.owner] = 0
+        rows = partial(self._rows, planned, counts, drop_dangling=drop_dangling)
+        return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, rows, rule)
+
+    def _rows(self, planned: TableFields, counts: EdgeCounts, *, drop_dangling: bool) -> Iterator[EdgeRows]:
+        joined = self._joined(planned.aliases).select(*ENDS, *planned.aliases.values())
+        for batch in self.engine.stream(joined, planned.row_bytes):
+            sources, destinations = (int64_of(batch.column(end)) for end in ENDS)
+            edges = EdgeRows(sources, destinations, planned.rows(batch))
+            counts.rows[self.source.owner] += batch.num_rows
+            if _least(edges) < 0:
+                edges = self._known(edges, drop_dangling=drop_dangling)
+                counts.dropped[self.source.owner] += batch.num_rows - edges.sources.numel()
+            yield edges
+
+    def _joined(self, columns: dict[str, str]) -> ir.Table:
+        """The edges with store ids as `source` and `destination`, the user's ids, and some columns by other names."""
+        rows = self.engine.read(self.source.paths)
+        given = {
+            f"{end}_given": id_column(rows, column, id_kind(self.source, self.table, column))
+            for end, column in zip(ENDS, self._columns, strict=True)
+        }
+        edges = rows.select(**given, **{alias: rows[name] for name, alias in columns.items()})
+        for end, numbering in zip(ENDS, self.nodes, strict=True):
+            edges = numbering.attach(edges, f"{end}_given", end)
+        return edges
+
+    @property
+    def _columns(self) -> tuple[str, str]:
+        return self.table.source, self.table.destination
+
+    def _known(self, edges: EdgeRows, *, drop_dangling: bool) -> EdgeRows:
+        """The edges whose ends are known; DataError for the others, if that is how the user wants it."""
+        if not drop_dangling or _least(edges) == NULL:
+            raise self._dangling()
+        known = (edges.sources >= 0) & (edges.destinations >= 0)
+        fields = {name: rows[known] for name, rows in edges.fields.items()}
+        return EdgeRows(edges.sources[known], edges.destinations[known], fields)
+
+    def _dangling(self) -> DataError:
+        """What is wrong with the ends of the edges."""
+        joined = self._joined({})
+        for end, column in zip(ENDS, self._columns, strict=True):
+            nulls = joined.filter(joined[f"{end}_given"].isnull())
+            error = diagnose.null_ends(self.engine, self.source, nulls, column)
+            if error is not None:
+                return error
+        for end, column, numbering in zip(ENDS, self._columns, self.nodes, strict=True):
+            unknown = joined.filter(joined[end] < 0).select(id=f"{end}_given")
+            error = diagnose.dangling(self.engine, self.source, unknown, (end, column, numbering.owner))
+            if error is not None:
+                return error
+        raise AssertionError("the edges were all known when asked again")
+
+
+def _least(edges: EdgeRows) -> int:
+    """The least store id at any end. NumPy's, as torch would wake a thread for every small chunk."""
+    return min((int(ends.numpy().min()) for ends in edges[:2] if ends.numel()), default=0)
