@@ -20,9 +20,9 @@ from hoploom.errors import BatchError, HoploomError, PeerError, TrainError
 
 # name -> (the module that has it, what it does): only the module of the command that runs is imported.
 COMMANDS = {
-    "build": ("building", "make a store from tables, as a graph.toml says"),
-    "import": ("building", "make a store from a downloaded data set or an archive"),
-    "partition": ("building", "cut a store into parts for a cluster"),
+    "build": ("stores", "make a store from tables, as a graph.toml says"),
+    "import": ("stores", "make a store from a downloaded data set or an archive"),
+    "partition": ("stores", "cut a store into parts for a cluster"),
     "generate": ("stores", "write a synthetic graph of any size"),
     "info": ("stores", "show what a store holds"),
     "check": ("stores", "read every byte of a store and name what is damaged"),

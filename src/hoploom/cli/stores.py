@@ -1,19 +1,226 @@
-"""Commands about stores: info, check, generate."""
+"""Commands about stores: build, import and partition make them, generate too; info and check look at them."""
 
 import argparse
 import inspect
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command, megabytes, progress_bar, table
-from hoploom.errors import StoreError
+from hoploom.cli.command import (
+    Arguments,
+    Command,
+    add_option,
+    check_writable,
+    megabytes,
+    progress_bar,
+    read_positive,
+    stage_line,
+    table,
+)
+from hoploom.cli.seeding import fanouts_of, seeds_of
+from hoploom.config.values import parse_bytes
+from hoploom.errors import ConfigError, StoreError
 from hoploom.ingest import synthetic
 from hoploom.schema import Field
 from hoploom.store import format as layout
 from hoploom.store.check import problems
 from hoploom.store.disk import check_manifest
 from hoploom.store.format import Manifest
+
+Show = Callable[[str], None]
+ENGINES = ("duckdb", "spark")
+TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="STORE", help="the new store; must not exist")
+    text = "what the process may take, all included (default: 4GB)"
+    add_option(parser, "--memory", parse_bytes, default="4GB", metavar="SIZE", help=text)
+
+
+def _show_store(path: Path, seconds: float) -> None:
+    print(f"{headline(path, layout.read_manifest(path))}, {seconds:.1f} s")
+
+
+# --- build ---------------------------------------------------------------------------------------
+
+
+def _build_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graph", type=Path, help="graph.toml; `hoploom init --tables DIR` drafts one")
+    _add_out(parser)
+    text = "parts, nodes assigned by a hash of their id (default: 1)"
+    add_option(parser, "--parts", read_positive, default="1", metavar="N", help=text)
+    parser.add_argument("--drop-dangling", action="store_true", help="leave out edges of unknown nodes, and count them")
+    parser.add_argument(
+        "--engine", default="duckdb", metavar="NAME", help="what joins the tables: duckdb (default) or spark"
+    )
+    parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
+    add_option(parser, "--threads", read_positive, metavar="N", help="threads of the engine (default: all cores)")
+
+
+def _build(arguments: Arguments) -> int:
+    from hoploom.ingest.tables.build import BuildOptions, build
+    from hoploom.ingest.tables.read_graph_file import read_graph
+
+    options = BuildOptions(
+        parts=arguments.parts,
+        memory=arguments.memory,
+        threads=arguments.threads,
+        engine=arguments.engine,
+        master=arguments.master,
+        drop_dangling=arguments.drop_dangling,
+    )
+    _check_engine(arguments.engine)
+    _check_no_table(arguments.graph)
+    with stage_line() as show:
+        report = build(read_graph(arguments.graph), arguments.out, options, progress=show)
+    for relation, count in report.dropped.items():
+        if count:
+            print(f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes")
+    _show_store(arguments.out, sum(report.seconds.values()))
+    return 0
+
+
+def _check_engine(name: str) -> None:
+    """Before a table is read."""
+    if name not in ENGINES:
+        raise ConfigError(f"--engine is {name!r}; give one of {', '.join(ENGINES)}")
+
+
+def _check_no_table(path: Path) -> None:
+    """A table, or a folder of them, is not what build reads: it reads what describes them."""
+    if path.is_dir() or (path.suffix in TABLES and path.exists()):
+        folder = path if path.is_dir() else path.parent
+        raise ConfigError(f"{path} is no graph.toml; `hoploom init --tables {folder}` drafts one")
+
+
+# --- import --------------------------------------------------------------------------------------
+
+
+def _import_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(metavar="KIND", required=True)
+    ogb = kinds.add_parser("ogb", help="a downloaded OGB folder, with raw and split inside")
+    ogb.add_argument("name", help="the data set, such as ogbn-products")
+    ogb.add_argument("folder", type=Path, help="its folder")
+    ogb.add_argument("--undirected", action="store_true", help="every edge leads both ways, once")
+    archive = kinds.add_parser("npz", help="an archive of NumPy's, or of SciPy's sparse matrices")
+    archive.add_argument("folder", type=Path, metavar="file", help="the .npz")
+    archive.add_argument("--undirected", action="store_true", help="every edge leads both ways, once")
+    archive.add_argument("--ignore", action="append", default=[], metavar="ARRAY", help="leave an array out")
+    glt = kinds.add_parser("glt", help="a folder of GraphLearn-for-PyTorch's partitions")
+    glt.add_argument("folder", type=Path, help="the folder with META")
+    glt.add_argument("--labels", type=Path, metavar="FILE", help="the .pt or .npy with the labels")
+    glt.add_argument("--split", action="append", default=[], metavar="NAME=FILE", help="the ids of a split")
+    for parser_of_kind, run in ((ogb, _import_ogb), (archive, _import_npz), (glt, _import_glt)):
+        _add_out(parser_of_kind)
+        parser_of_kind.set_defaults(import_kind=run)
+
+
+def _import(arguments: Arguments) -> int:
+    begin = time.monotonic()
+    if not arguments.folder.exists():
+        raise ConfigError(f"{arguments.folder} does not exist; give the path of what was downloaded")
+    with stage_line() as show:
+        arguments.import_kind(arguments, show)
+    _show_store(arguments.out, time.monotonic() - begin)
+    return 0
+
+
+def _import_ogb(arguments: Arguments, show: Show) -> None:
+    from hoploom.ingest.formats import import_ogb
+
+    given = (arguments.name, arguments.folder, arguments.out)
+    import_ogb(*given, undirected=arguments.undirected, memory=arguments.memory, progress=show)
+
+
+def _import_npz(arguments: Arguments, show: Show) -> None:
+    from hoploom.ingest.formats import import_archive
+    from hoploom.ingest.stream import EdgeRule
+
+    rule = EdgeRule(undirected=True, deduplicate=True) if arguments.undirected else None
+    given = (arguments.folder, arguments.out)
+    import_archive(*given, rule=rule, ignore=arguments.ignore, memory=arguments.memory, progress=show)
+
+
+def _import_glt(arguments: Arguments, show: Show) -> None:
+    from hoploom.ingest.formats import import_glt
+
+    import_glt(
+        arguments.folder,
+        arguments.out,
+        labels=arguments.labels,
+        splits=_splits(arguments.split),
+        memory=arguments.memory,
+        progress=show,
+    )
+
+
+def _splits(given: list[str]) -> Mapping[str, Path]:
+    splits = {}
+    for entry in given:
+        name, equals, path = entry.partition("=")
+        if not equals or not name or not path:
+            raise ConfigError(f"--split is {entry!r}; give a name and a file, e.g. train=train_idx.pt")
+        splits[name] = Path(path)
+    return splits
+
+
+# --- partition -----------------------------------------------------------------------------------
+
+
+def _partition_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", type=Path, help="a store's directory, of any number of parts")
+    _add_out(parser)
+    add_option(parser, "--parts", read_positive, required=True, metavar="N", help="parts of the new store")
+    parser.add_argument(
+        "--method", default="stream", metavar="NAME", help="hash, range, stream (default), or metis (needs pymetis)"
+    )
+    parser.add_argument(
+        "--seeds",
+        metavar="SPLIT",
+        help="the split that training starts from: SPLIT, TYPE:SPLIT, or none (default: train, where just one node "
+        "type has members of it)",
+    )
+    add_option(
+        parser,
+        "--fanouts",
+        fanouts_of,
+        default="15,10,5",
+        metavar="N,N",
+        help="as in training, to find the hottest nodes; -1 for all neighbours, none to sample nothing (default: "
+        "15,10,5)",
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON too")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the report as a picture, an SVG")
+
+
+def _partition(arguments: Arguments) -> int:
+    from hoploom.partition import as_json, as_svg, partition
+    from hoploom.store.durable import write_whole
+
+    check_writable("--report", arguments.report)
+    check_writable("--picture", arguments.picture)
+    begin = time.monotonic()
+    with stage_line() as show:
+        report = partition(
+            arguments.store,
+            arguments.out,
+            arguments.parts,
+            method=arguments.method,
+            seeds=seeds_of(layout.read_manifest(arguments.store).schema, arguments.seeds),
+            fanouts=arguments.fanouts,
+            memory=arguments.memory,
+            progress=show,
+        )
+    print(report)
+    print()
+    _show_store(arguments.out, time.monotonic() - begin)
+    for path, write in ((arguments.report, as_json), (arguments.picture, as_svg)):
+        if path is not None:
+            write_whole(path, [write(report).encode()])
+    return 0
+
 
 # --- info ----------------------------------------------------------------------------------------
 
@@ -143,6 +350,9 @@ def _generate(arguments: Arguments) -> int:
 
 
 COMMANDS = {
+    "build": Command(_build_arguments, _build),
+    "import": Command(_import_arguments, _import),
+    "partition": Command(_partition_arguments, _partition),
     "info": Command(_info_arguments, _info),
     "check": Command(_check_arguments, _check),
     "generate": Command(_generate_arguments, _generate),
