@@ -10,7 +10,6 @@ Published are means over splits. PyG's file of Physics has no split: 60/20/20 is
 import argparse
 import json
 from collections import namedtuple
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ def train(context: Context, case: Case, store_path: Path, result_path: Path) -> 
         result_path.write_text(json.dumps(found))
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="the folder with the graphs' files")
     parser.add_argument("--folder", type=Path, default=Path("real-graphs"), help="where stores and results go")
