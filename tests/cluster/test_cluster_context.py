@@ -24,7 +24,7 @@ from hoploom import ConfigError, PeerError
 from hoploom.deploy.keeper import descendants
 from hoploom.deploy.local_server import LocalServer
 from hoploom.deploy.programs import ServerCommand
-from hoploom.dist.environment import LaunchSettings, read_deployment
+from hoploom.dist.environment import LaunchSettings, read_launch_settings
 from hoploom.dist.spawn import spawn
 from hoploom.store import Wanted
 from hoploom.train import init
@@ -38,9 +38,9 @@ def test_the_variables_of_launch_say_where_the_graph_is() -> None:
     variables = {"HOPLOOM_SERVERS": "a:1, b:2", "HOPLOOM_STORE": "/s", "HOPLOOM_PARTS": "1,0", "HOPLOOM_CA": "/ca"}
     variables |= {"HOPLOOM_TOKEN_FILE": "/t", "GROUP_RANK": "3"}
     security = {"token_file": "/t", "ca": "/ca"}
-    assert read_deployment(variables) == LaunchSettings(("a:1", "b:2"), "/s", (0, 1), security, 3)
-    assert read_deployment({"SLURM_NODEID": "2"}) == LaunchSettings(node=2)
-    assert read_deployment({"HOPLOOM_SERVERS": ""}) == LaunchSettings()
+    assert read_launch_settings(variables) == LaunchSettings(("a:1", "b:2"), "/s", (0, 1), security, 3)
+    assert read_launch_settings({"SLURM_NODEID": "2"}) == LaunchSettings(node=2)
+    assert read_launch_settings({"HOPLOOM_SERVERS": ""}) == LaunchSettings()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_variables_of_launch_say_where_the_graph_is() -> None:
 )
 def test_half_of_a_deployment_is_refused(variables: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_deployment(variables)
+        read_launch_settings(variables)
 
 
 # --- one process ---------------------------------------------------------------------------------

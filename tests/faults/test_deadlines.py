@@ -24,7 +24,7 @@ from hoploom.ops import deadline
 from hoploom.ops.deadline import idle, reached
 from hoploom.store import Store
 from hoploom.train.learner import Training
-from hoploom.train.step import EagerSteps, Feed, OnItsWay, Stepper
+from hoploom.train.step import EagerSteps, Feed, HostNumber, Stepper
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SHORT = 0.02  # seconds
@@ -262,13 +262,13 @@ def context_of(device: torch.device) -> Context:
 
 def lose_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on none arrives."""
-    begin = OnItsWay.__init__
+    begin = HostNumber.__init__
 
-    def late(number: OnItsWay, value: torch.Tensor) -> None:
+    def late(number: HostNumber, value: torch.Tensor) -> None:
         begin(number, value)
         number.arrived = Hung()
 
-    monkeypatch.setattr(OnItsWay, "__init__", late)
+    monkeypatch.setattr(HostNumber, "__init__", late)
 
 
 def test_a_step_whose_loss_never_comes_is_named(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from torch import nn
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
 from hoploom.dist.spawn import spawn
-from hoploom.inference import Inference, infer, rowfiles
+from hoploom.inference import Inference, files, infer
 from hoploom.nn import GNN, Shape
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -64,7 +64,7 @@ def test_ranks_on_several_hosts_see_each_others_rows(
     unsynced: set[tuple[int, str]] = set()
     opened: dict[int, tuple[str, bool]] = {}
     mapped: list[str] = []
-    make, write, sync, put = os.open, os.pwrite, os.fsync, rowfiles.MappedFile
+    make, write, sync, put = os.open, os.pwrite, os.fsync, files.MappedFile
 
     def open_(path: Any, flags: int, *mode: int, **named: Any) -> int:
         handle = make(path, flags, *mode, **named)
@@ -88,7 +88,7 @@ def test_ranks_on_several_hosts_see_each_others_rows(
 
     for name, patch in (("open", open_), ("pwrite", pwrite), ("fsync", fsync)):
         monkeypatch.setattr(os, name, patch)
-    monkeypatch.setattr(rowfiles, "MappedFile", map_)
+    monkeypatch.setattr(files, "MappedFile", map_)
     raised = in_threads(
         3, lambda context: infer(models[context.rank], store, tmp_path / "out", context, inference=EVERYTHING)
     )

@@ -56,7 +56,7 @@ class Opening:
 def open_for(context: Context, place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
     """The store; what has to be closed with it is put on `closing`. All ranks call."""
     opening.check()
-    deployment = environment.read_deployment()
+    deployment = environment.read_launch_settings()
     opening = _as_deployed(opening, deployment)
     if opening.servers:
         return _with_homes(context, _connected(opening, closing))

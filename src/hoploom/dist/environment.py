@@ -66,7 +66,7 @@ class LaunchSettings:
     node: int | None = None  # this host's number among the hosts, where a launcher told
 
 
-def read_deployment(variables: Variables | None = None) -> LaunchSettings:
+def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:
     """What `hoploom launch` set for this process."""
     variables = os.environ if variables is None else variables
     servers = tuple(one.strip() for one in variables.get(SERVERS, "").split(",") if one.strip())

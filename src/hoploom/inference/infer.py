@@ -21,9 +21,9 @@ from hoploom.dist import environment
 from hoploom.dist.context import DEADLINE, Context, unwrap
 from hoploom.dist.environment import RankPlace
 from hoploom.errors import ConfigError, StoreError
-from hoploom.inference.layered import Plan, as_layered, plan_of
+from hoploom.inference.files import SharedFolder
+from hoploom.inference.layered import ModelPlan, as_layered, plan_of
 from hoploom.inference.layerwise import LayerWise, Share
-from hoploom.inference.shared_folder import SharedFolder
 from hoploom.inference.slices import Costs, Slice, Slices
 from hoploom.load.assemble import FEATURES
 from hoploom.schema import ORIGINAL_ID, Schema, holds_text
@@ -123,7 +123,7 @@ def _refuse_existing(target: Path) -> None:
         raise StoreError(f"{target} exists; give another path, or remove it first")
 
 
-def _check(plan: Plan, schema: Schema, inference: Inference) -> None:
+def _check(plan: ModelPlan, schema: Schema, inference: Inference) -> None:
     """What cannot be written as asked, before anything is computed."""
     for name, width in plan.outputs.items():
         if "prediction" in inference.columns and width < 2:
@@ -140,7 +140,9 @@ def _check(plan: Plan, schema: Schema, inference: Inference) -> None:
             raise ConfigError(f"{found}; ids are one integer each, or UTF-8 in uint8 [bytes]")
 
 
-def _share(store: Store, plan: Plan, inference: Inference, context: Context) -> tuple[Slices, dict[str, list[Slice]]]:
+def _share(
+    store: Store, plan: ModelPlan, inference: Inference, context: Context
+) -> tuple[Slices, dict[str, list[Slice]]]:
     """This rank's nodes of every type."""
     relations = [key for key in store.schema.relation_index if any(key in layer.relations for layer in plan.layers)]
     weighed = any(layer.projected for layer in plan.layers)
@@ -149,7 +151,7 @@ def _share(store: Store, plan: Plan, inference: Inference, context: Context) -> 
     return cuts, {name: list(cuts.of(name, context.rank, context.world_size)) for name in plan.inputs}
 
 
-def _row_bytes(plan: Plan, schema: Schema) -> dict[str, int]:
+def _row_bytes(plan: ModelPlan, schema: Schema) -> dict[str, int]:
     """What a node of every type takes at most while it is worked on: its rows before, between and after a layer."""
     found = {}
     for name, width in plan.inputs.items():

@@ -69,7 +69,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModelPlan:
     """What a whole model reads and makes."""
 
     dtype: torch.dtype
@@ -95,7 +95,7 @@ def as_layered(model: nn.Module) -> Layered:
     return model  # type: ignore[return-value]
 
 
-def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> Plan:
+def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
     """What it takes to have rows of these types (None: of all that the model has outputs for)."""
     try:
         whole = _probe(model, schema, None, skip_last=False)
@@ -131,7 +131,7 @@ class _ProbedEdges(InEdges):
         return torch.zeros(self.num_sources, dtype=torch.int64)
 
 
-def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, skip_last: bool) -> Plan:
+def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, skip_last: bool) -> ModelPlan:
     x, as_stored = _probe_inputs(model, schema)
     if not x:
         raise _stranger(schema)
@@ -145,7 +145,7 @@ def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, sk
     finished = {} if skip_last else model.finish(x)
     has_head = any(finished[name] is not x[name] for name in finished)
     as_stored &= set(inputs)
-    return Plan(
+    return ModelPlan(
         dtype, inputs, frozenset(as_stored), tuple(layers), _widths(finished), _widths(x), has_head, frozenset(asked)
     )
 

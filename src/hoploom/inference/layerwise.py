@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import StoreError
-from hoploom.inference.layered import Layered, Plan, Rows
-from hoploom.inference.parquet import Columns, ParquetFile
-from hoploom.inference.rowfiles import RowFile
-from hoploom.inference.shared_folder import SharedFolder
+from hoploom.inference.files import Columns, ParquetFile, RowFile, SharedFolder
+from hoploom.inference.layered import Layered, ModelPlan, Rows
 from hoploom.inference.slices import Slice, Slices, degrees_without_loops
 from hoploom.load.assemble import FEATURES
 from hoploom.schema import RelationName
@@ -41,7 +39,7 @@ class Share:
 class LayerWise:
     """A rank's share of one model over one store. A context manager: it holds files open."""
 
-    def __init__(self, model: Layered, plan: Plan, share: Share) -> None:
+    def __init__(self, model: Layered, plan: ModelPlan, share: Share) -> None:
         self._model, self._plan, self._share = model, plan, share
         self._schema = share.store.schema
         self._open = ExitStack()
@@ -219,7 +217,7 @@ def folder_of(node_type: str) -> str:
     return Path(node_file(0, node_type, FEATURES)).parent.name
 
 
-def _passes(plan: Plan) -> Iterator[str]:
+def _passes(plan: ModelPlan) -> Iterator[str]:
     """The types of every pass over nodes after the features."""
     yield from sorted({key[2] for key in plan.with_degrees})
     for depth, layer in enumerate(plan.layers):
@@ -229,7 +227,7 @@ def _passes(plan: Plan) -> Iterator[str]:
     yield from plan.ends
 
 
-def _like(plan: Plan, node_type: str, columns: Sequence[str]) -> Columns:
+def _like(plan: ModelPlan, node_type: str, columns: Sequence[str]) -> Columns:
     """The columns of a type besides the ids, without rows."""
     embedding = plan.ends[node_type]
     if plan.outputs and not plan.has_head:

@@ -112,24 +112,15 @@ class Stepping(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
-class Group(Protocol):
+class StepBatches(Protocol):
     """The batches of a step."""
 
     @property
-    def expected(self) -> int:
-        """About how many seeds it has; the same number on all ranks."""
-        ...
-
+    def expected(self) -> int: ...  # about how many seeds it has; the same number on all ranks
     @property
-    def seeds(self) -> int:
-        """How many it had, over all ranks."""
-        ...
-
+    def seeds(self) -> int: ...  # how many it had, over all ranks
     @property
-    def waited(self) -> float:
-        """Seconds, for its batches."""
-        ...
-
+    def waited(self) -> float: ...  # seconds, for its batches
     def group(self) -> Iterator[tuple[Batch, bool]]:
         """The batches, each with whether it is the last."""
         ...
@@ -179,7 +170,7 @@ class Feed:
             self._batches.close()
 
 
-class OnItsWay:
+class HostNumber:
     """A number on its way to the host. Waits for what made it, not for what was enqueued since."""
 
     def __init__(self, number: Tensor) -> None:
@@ -206,7 +197,7 @@ class Stepper:
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
 
-    def take(self, feed: Group, requests: StopRequests) -> StepReport:
+    def take(self, feed: StepBatches, requests: StopRequests) -> StepReport:
         """The next step. Where this rank was asked to stop, it says so to the others."""
         began, standing = time.perf_counter(), self._learner.standing
         is_alone = self._context.world_size == 1  # a backward pass waits for nobody, and the loss is read beside it
@@ -216,7 +207,7 @@ class Stepper:
         for batch, last in feed.group():
             with self._gradients(reduced=last):
                 losses = self._losses(batch)
-                loss_sums.append(OnItsWay(losses.detach().double().sum()))
+                loss_sums.append(HostNumber(losses.detach().double().sum()))
                 rows += losses.numel()
                 if last and not is_alone:
                     totals = self._agree(loss_sums, rows, asked=requests.asked)
@@ -259,7 +250,7 @@ class Stepper:
         with nullcontext() if half is None else torch.autocast(self._context.device.type, half):
             return task.losses(task.outputs(self._learner.model, batch), targets)
 
-    def _agree(self, loss_sums: Sequence[OnItsWay], rows: int, *, asked: bool) -> tuple[float, float, float]:
+    def _agree(self, loss_sums: Sequence[HostNumber], rows: int, *, asked: bool) -> tuple[float, float, float]:
         """Loss sum, rows and how many were asked to stop, over all ranks; all raise if some loss is not finite."""
         with self.in_time(self._learner.standing.steps + 1):
             loss_sum = sum(value.wait(self._context.timeout) for value in loss_sums)

@@ -31,7 +31,7 @@ def refusal(call):
 
 Path("cluster.yaml").write_text("hosts: [a]")
 from hoploom.deploy.resolve import read_cluster
-from hoploom.inference.parquet import ParquetFile
+from hoploom.inference.files import ParquetFile
 from hoploom.partition import partition
 import torch
 told = [

@@ -31,7 +31,7 @@ def parse_recipe(text: str, overrides: Sequence[str] = (), *, name: str = "run.t
 
 def _run_file(document: Document) -> RunFile:
     where = document.where
-    served = "cluster.servers" in where or bool(environment.read_deployment().servers)
+    served = "cluster.servers" in where or bool(environment.read_launch_settings().servers)
     values = document.top(optional=("store",) if served else ())  # servers can make the batches
     for section, owner in HEADINGS.items():
         if section:

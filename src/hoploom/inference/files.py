@@ -1,0 +1,226 @@
+"""What inference writes: rows between layers, the Parquet files of the result, and the folder that ranks share.
+
+Rows of a whole graph are written slice by slice by all ranks, then mapped and read like memory. They are written by
+pwrite, not through a map: a full disk is then an error and no bus error. They are opened anew to be read: that shows
+what other hosts have written, on any disk that keeps to close-to-open consistency, as NFS does. A rank that fails
+leaves a note in the folder, which the others look for between two slices, so that nobody works on for nothing.
+"""
+
+import errno
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hoploom.config.extras import needs
+from hoploom.dist.collectives import all_or_none
+from hoploom.dist.context import Context
+from hoploom.errors import HoploomError, StoreError
+from hoploom.ops import MappedFile
+
+Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text
+
+
+class RowFile:
+    """A tensor [count, width] in a file that every rank opens alike."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._path, self._shape, self._dtype = path, shape, dtype
+        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(self._descriptor, self._size)
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def _size(self) -> int:
+        return self._shape[0] * self._row_bytes
+
+    def write(self, first: int, rows: Tensor) -> None:
+        """Put rows where row `first` begins."""
+        assert self._descriptor is not None
+        assert tuple(rows.shape[1:]) == self._shape[1:], f"rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}"
+        values = rows.detach().to(self._dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
+        written, at = 0, first * self._row_bytes
+        while written < len(values):
+            written += os.pwrite(self._descriptor, values[written:], at + written)
+
+    def finish(self, *, synced: bool) -> None:
+        """No more rows of this rank. Synced, other hosts see them as soon as they open the file."""
+        assert self._descriptor is not None
+        if synced:
+            os.fsync(self._descriptor)
+        self.close()
+
+    def read(self) -> Tensor:
+        """The rows of all ranks, once all have finished: mapped, so pages are read when they are touched."""
+        assert self._descriptor is None, "read before it was finished"
+        if self._size == 0:
+            return torch.empty(self._shape, dtype=self._dtype)
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return torch.frombuffer(MappedFile(descriptor, self._size), dtype=self._dtype).view(self._shape)
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Delete the file; its pages are gone when nobody reads them any more."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> "RowFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ParquetFile:
+    """A row group per slice, appended; columns are those of `like`. Uncompressed: embeddings hardly compress."""
+
+    def __init__(self, path: Path, like: Columns) -> None:
+        with needs("tables"):
+            import pyarrow.parquet
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._arrow: Any = pyarrow
+        self._schema = _table(self._arrow, like).schema
+        self._file = path.open("wb")
+        self._writer: Any = None
+        try:
+            self._writer = self._arrow.parquet.ParquetWriter(
+                self._file, self._schema, compression="none", use_dictionary=False, write_statistics=["id"]
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, columns: Columns) -> None:
+        """A row group."""
+        table = _table(self._arrow, columns)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+    def finish(self) -> None:
+        """Write the end, and all of it to the disk."""
+        writer, self._writer = self._writer, None
+        writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close without complaint: a file that is not finished is of no use anyway."""
+        writer, self._writer = self._writer, None
+        with suppress(OSError, self._arrow.ArrowException):
+            if writer is not None:
+                writer.close()
+        with suppress(OSError):
+            self._file.close()
+
+    def __enter__(self) -> "ParquetFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _table(arrow: Any, columns: Columns) -> Any:
+    return arrow.table({name: _array(arrow, values) for name, values in columns.items()})
+
+
+def _array(arrow: Any, values: Tensor) -> Any:
+    if values.dim() == 2 and values.dtype == torch.uint8:  # ids that are text, padded with zero bytes
+        padded = values.contiguous().numpy().view(f"S{values.shape[1]}").reshape(-1)
+        return arrow.array(padded, type=arrow.binary()).cast(arrow.string())
+    flat = arrow.array(values.contiguous().reshape(-1).numpy())
+    return flat if values.dim() == 1 else arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+class _PeerFailedError(Exception):
+    """Ends this rank's share of a pass that another rank cannot finish."""
+
+
+class SharedFolder:
+    """A temporary folder of all ranks, beside `target`. Gone when the block is left, however that happens."""
+
+    def __init__(self, target: Path, context: Context) -> None:
+        self._target, self._context = target, context
+        token = int(context.broadcast(torch.tensor([secrets.randbits(62)])))
+        self.path = target.absolute().with_name(f".{target.name}.partial-{token:016x}")
+
+    def __enter__(self) -> "SharedFolder":
+        try:
+            with self.together("making a folder"):
+                if self._context.is_main:
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    self.path.mkdir()
+            with self.together("opening the folder"):
+                if not self.path.exists():
+                    raise StoreError(f"{self.path} is not to be seen here; give a path on a disk that all hosts share")
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other ranks, perhaps on other hosts."""
+        return self._context.world_size > 1
+
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """A pass of all ranks. Left when all have finished it; an error of one is an error of all."""
+        with all_or_none(self._context, doing):
+            try:
+                yield
+            except _PeerFailedError:
+                pass  # the rank that failed tells the others
+            except BaseException as error:
+                self._leave_note()
+                if not isinstance(error, OSError) or isinstance(error, HoploomError):
+                    raise
+                raise StoreError(self._explained(error)) from error
+
+    def check_peers(self) -> None:
+        """Leave the pass if another rank has failed."""
+        if any(self._note(rank).exists() for rank in range(self._context.world_size) if rank != self._context.rank):
+            raise _PeerFailedError
+
+    def _explained(self, error: OSError) -> str:
+        if error.errno == errno.ENOSPC:
+            return f"the disk is full writing {self._target} and nothing was kept; free some space"
+        return f"cannot write {self._target}: {error}"
+
+    def _leave_note(self) -> None:
+        if self.is_shared:
+            with suppress(OSError):
+                self._note(self._context.rank).touch()
+
+    def _note(self, rank: int) -> Path:
+        return self.path / f"failed-{rank}"
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None or self._context.is_main:
+            self._remove()
