@@ -63,8 +63,11 @@ class Document:
 
     def top(self, *, optional: Collection[str] = ()) -> dict[str, Any]:
         """The keys above the sections."""
-        owner = self.headings.get("", _Nothing)
-        return self.section((), owner=owner, tables=list(self._sections()), optional=optional)
+        owner, sections = self.headings.get(""), list(self._sections())
+        if owner is None:
+            self._check_known(self.parsed, sections, ())
+            return {}
+        return self.section((), owner=owner, tables=sections, optional=optional)
 
     # --- values ----------------------------------------------------------------------------------
 
@@ -118,11 +121,6 @@ class Document:
     def _sections(self) -> dict[str, str]:
         """Headings by their first word."""
         return {heading.partition(".")[0]: heading for heading in self.headings if heading}
-
-
-@dataclass(frozen=True)
-class _Nothing:
-    """The keys above the sections, where there are none."""
 
 
 def absolute(folder: Path, path: str | Path) -> Path:
