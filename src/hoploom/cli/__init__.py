@@ -20,14 +20,14 @@ from hoploom.errors import BatchError, HoploomError, PeerError, TrainError
 
 # name -> (the module that has it, what it does): only the module of the command that runs is imported.
 COMMANDS = {
-    "build": ("stores", "make a store from tables, as a graph.toml says"),
+    "build": ("stores", "make a store from tables, as a graph.toml describes"),
     "import": ("stores", "make a store from a downloaded data set or an archive"),
     "partition": ("stores", "cut a store into parts for a cluster"),
     "generate": ("stores", "write a synthetic graph of any size"),
     "info": ("stores", "show what a store holds"),
     "check": ("stores", "read every byte of a store and name what is damaged"),
     "init": ("starting", "write a commented run.toml or graph.toml to start from"),
-    "train": ("training", "train as a run.toml says"),
+    "train": ("training", "train as a run.toml describes"),
     "serve": ("serving", "serve parts of a store to other processes"),
     "certs": ("serving_certs", "make a test CA and certificates for servers and clients"),
     "launch": ("launching", "start servers and trainers on one or many hosts"),
@@ -73,7 +73,7 @@ def _for_good() -> Iterator[None]:
 
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Say what there is instead of a command that is missing or unknown."""
-    listed = f"there are {', '.join(COMMANDS)}; `hoploom --help` says what they do"
+    listed = f"there are {', '.join(COMMANDS)}; `hoploom --help` describes them"
     if not words:
         parser.error(f"give a command; {listed}")
     if words[0] not in COMMANDS and not words[0].startswith("-"):

@@ -51,7 +51,7 @@ def read_positive(flag: str, text: str) -> int:
 
 
 def check_writable(flag: str, path: Path | None) -> None:
-    """Refuse a file that could not be written, before the work that it is to tell of."""
+    """Refuse a file that could not be written, before the work whose results it is for."""
     if path is None:
         return
     folder = path.absolute().parent

@@ -1,5 +1,5 @@
-"""Where a run's graph is: opened as [cluster] and the deployment say, with the remote rows kept that are visited most,
-or placed as [placement] says.
+"""A run's graph: opened as [cluster] and the deployment define it, with a cache of the remote rows that are visited
+most, or placed as [placement] defines it.
 
 Which rows are kept is found by sampling some batches first, without their features. What is kept changes how long a
 batch takes, never what is in it.
@@ -43,7 +43,7 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
 
 
 def with_placement(run_file: RunFile, goal: Goal, context: Context) -> Goal:
-    """The goal over a store that lies where the run's device reads it. All ranks call."""
+    """The goal, with its store placed where the run's device reads it. All ranks call."""
     section = run_file.placement
     if section.topology is None and section.features is None:
         return goal
@@ -81,7 +81,7 @@ def _kernels_are_interpreted() -> bool:
 
 
 def with_cache(run_file: RunFile, goal: Goal, context: Context) -> Goal:
-    """The goal over a store that keeps what this rank is going to ask others for most."""
+    """The goal, with a cache of the remote rows that this rank will need most."""
     size, store = run_file.cluster.cache, goal.store
     if size is None or all(isinstance(shard, Part) for shard in store.shards):
         return goal

@@ -184,7 +184,9 @@ def _link_goal(run_file: RunFile, store: Store) -> Goal:
     mirror = None if reverse is None else relation_of(run_file, "task.reverse", store.schema, reverse)
     if mirror is not None and (mirror[0], mirror[2]) != (key[2], key[0]):
         message = f"task.reverse is {' '.join(mirror)!r}, it does not lead from {key[2]!r} back to {key[0]!r}"
-        raise run_file.problem("task.reverse", f"{message}; name the relation with the same links turned round")
+        raise run_file.problem(
+            "task.reverse", f"{message}; name the relation with the same links in the other direction"
+        )
     if run_file.task.links is not None:
         graph, links = store, _read_links(run_file, run_file.task.links)
     elif len(store.parts) < len(store.ranges):

@@ -40,7 +40,7 @@ def _run_file(document: Document) -> RunFile:
     unused = [key for key in FIELDS if not applies(key, values)]
     for key in unused:
         if key in where:
-            _check_asked_for(key, values, where)
+            _check_has_effect(key, values, where)
     values |= {key: default_of(FIELDS[key]) for key in unused}
     values["output.folder"] = absolute(document.folder, values["output.folder"])
     if values["model.factory"] is not None and values["model.modules"] is None:
@@ -54,8 +54,8 @@ def _run_file(document: Document) -> RunFile:
     return RunFile(**{name: values[name] for name in keys_in(RunFile)}, **sections, where=where)
 
 
-def _check_asked_for(key: str, values: Mapping[str, Any], where: Mapping[str, str]) -> None:
-    """A key without a say is a mistake, unless it was the other key that --set has changed since."""
+def _check_has_effect(key: str, values: Mapping[str, Any], where: Mapping[str, str]) -> None:
+    """A key without effect is a mistake, unless --set has changed the other key that it depends on."""
     only = KEYS[key].only
     assert only is not None
     if not applies(only.selector, values):

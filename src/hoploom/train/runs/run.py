@@ -116,7 +116,7 @@ def make_learner(run_file: RunFile, goal: Goal, context: Context) -> Learner:
     """Model, optimizer, schedule and this rank's loader."""
     plain = model_of(run_file, goal)
     loader = train_loader(run_file, goal, context, plain)
-    own = run_file.model.factory is not None  # of a user's model nobody knows
+    own = run_file.model.factory is not None  # a user's model may leave parameters unused
     model = context.wrap(plain, find_unused_parameters=own)
     optimizer = optimizer_of(run_file, model)
     scheduler = scheduler_of(run_file, optimizer, len(loader), goal.task.monitor[1])

@@ -1,7 +1,7 @@
 """run.toml: everything that a run follows from, as frozen dataclasses, section by section.
 
 Each key stands here once, with its default, its rule and its help; the reader, the template of `hoploom init` and the
-table in docs/training.md are made from them. A key that is for some choices only says so with `only`.
+table in docs/training.md are made from them. `only` limits a key to some choices of another.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
@@ -347,7 +347,7 @@ KEYS: Mapping[str, Key] = {name: key_of(described) for name, described in FIELDS
 
 
 def applies(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether a key has a say under these values (by full name)."""
+    """Whether a key has an effect under these values (by full name)."""
     only = KEYS[name].only
     return only is None or (applies(only.selector, values) and only.allows(values[only.selector]))
 
@@ -361,7 +361,7 @@ def values_of(run_file: RunFile) -> dict[str, Any]:
 
 
 def to_toml(run_file: RunFile) -> str:
-    """Every key that has a say, so that `read_recipe` gives an equal one: the run.toml that a run leaves behind."""
+    """Every key that has an effect: `read_recipe` reads an equal one. It is the run.toml that a run leaves behind."""
     values = values_of(run_file)
     lines: list[str] = []
     for section, owner in HEADINGS.items():

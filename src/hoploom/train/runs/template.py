@@ -49,13 +49,13 @@ def _template_line(name: str, key: str, values: Mapping[str, Any], help: str) ->
 
 
 def template_for(store: Path, *, beside: Path) -> str:
-    """The template with what a store's manifest tells filled in, to be written into the folder `beside`."""
+    """The template, filled in from a store's manifest, to be written into the folder `beside`."""
     known, notes = _of_store(store, beside)
     return template(known, notes)
 
 
 def _of_store(folder: Path, beside: Path) -> tuple[dict[str, object], dict[str, str]]:
-    """What a store says of its run.toml: values, and notes that take the place of some keys' help."""
+    """What a store's manifest fills in: values, and notes that take the place of some keys' help."""
     store = open_store(folder)
     schema = store.schema
     known: dict[str, object] = {"store": os.path.relpath(folder, beside)}
