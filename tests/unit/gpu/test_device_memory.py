@@ -70,7 +70,7 @@ def test_memory_for_all_batches_that_are_alive_at_once_is_there_after_the_first(
     assert len(list(there)) == 6
     pool, alive = loading(there).pool, there._delivery.num_ahead + 2
     whole = [len(sizes) for sizes in taken if len(sizes) > 1]
-    num_tensors = len(pool._rooms)
+    num_tensors = len(pool._sizes)
     assert num_tensors > 5
     (settled,) = [length for length in whole if length > num_tensors]
     if num_workers < 2:  # else some have begun with their own before the first is made
@@ -180,7 +180,7 @@ def test_the_pool_has_memory_for_all_batches_after_the_first(num_workers: int, d
     held = [next(made)]
     torch.cuda.synchronize()
     pool = loading(loader).pool
-    rooms, alive = sum(pool._rooms), loader._delivery.num_ahead + 2
+    rooms, alive = sum(pool._sizes), loader._delivery.num_ahead + 2
     assert sum(segment["total_size"] for segment in pool._blocks.snapshot()) >= alive * rooms
     held.append(next(made))
     made.close()  # type: ignore[attr-defined]

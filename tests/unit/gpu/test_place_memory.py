@@ -168,7 +168,7 @@ def on_gpu(store: hoploom.Store) -> hoploom.Store:
         patched.setattr(HostMemory, "register", lambda memory, device, real=HostMemory.register: real(memory, GPU))
         placed = store.place("host", "host", device="cpu")
     assert placed.placed is not None
-    placed.placed.held.device = GPU
+    placed.placed.lease.device = GPU
     return placed
 
 

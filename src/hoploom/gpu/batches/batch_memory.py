@@ -4,7 +4,7 @@ Blocks come from a private pool and belong to the consumer's stream, as if the c
 free as soon as Python drops the last tensor over it, and may be given out again at once. The side stream then waits,
 on the device, for what the consumer has enqueued until now; the last use of the block is part of that. Had the blocks
 belonged to the side stream (with record_stream), they would come back only when the host sees that the consumer is
-done, and a host that runs ahead would take fresh ones instead. The i-th tensor of every batch has the room of the
+done, and a host that runs ahead would take fresh ones instead. The i-th tensor of every batch has the size of the
 largest i-th so far and a margin, so that sizes repeat and a batch's blocks are all taken at once. Costs that margin,
 and side work that never overtakes by more than a step.
 
@@ -40,7 +40,7 @@ class Pool:
     def __init__(self, device: torch.device, deadline: float = DEADLINE) -> None:
         self.device, self.deadline = device, deadline  # seconds, of every wait for the device
         self.is_cuda = device.type == "cuda"
-        self._rooms: list[int] = []  # bytes
+        self._sizes: list[int] = []  # bytes
         self._num_begun = 0  # batches that have taken memory
         self._is_settled = False
         self._lock = threading.Lock()
@@ -86,28 +86,28 @@ class Pool:
         if self.is_cuda:
             self.consumer = torch.cuda.current_stream(self.device)
 
-    def room(self, number: int, size: int) -> int:
+    def size_for(self, number: int, size: int) -> int:
         """How many bytes the tensor of this number gets."""
         with self._lock:
-            self._rooms += [0] * (number + 1 - len(self._rooms))
-            if size > self._rooms[number]:
-                self._rooms[number] = size + size // MARGIN
-            return self._rooms[number]
+            self._sizes += [0] * (number + 1 - len(self._sizes))
+            if size > self._sizes[number]:
+                self._sizes[number] = size + size // MARGIN
+            return self._sizes[number]
 
     def begin(self, consumer: Any) -> deque[Tensor]:
         """Memory for the tensors of one more batch, as far as there were such in the batches before."""
         with self._lock:
             self._num_begun += 1
-            rooms = list(self._rooms)
-        return self.blocks(rooms, consumer)
+            sizes = list(self._sizes)
+        return self.blocks(sizes, consumer)
 
     def settle(self, most: int, consumer: Any) -> None:
         """Once, after the first batch: have memory for the most batches that are ever alive."""
         with self._lock:
             missing = 0 if self._is_settled else most - self._num_begun
             self._is_settled = True
-            rooms = list(self._rooms)
-        self.blocks(rooms * max(0, missing), consumer)  # dropped, and kept by the private pool
+            sizes = list(self._sizes)
+        self.blocks(sizes * max(0, missing), consumer)  # dropped, and kept by the private pool
 
     def blocks(self, sizes: Sequence[int], consumer: Any) -> deque[Tensor]:
         """Memory of so many bytes each, [size] uint8, that the side stream may write to from now on.
@@ -178,13 +178,13 @@ class BatchMemory:
         size = math.prod(shape) * dtype.itemsize
         if self._blocks is None:
             self._blocks = self._pool.begin(self.consumer)
-        room = self._pool.room(self._number, size)
+        held = self._pool.size_for(self._number, size)
         self._number += 1
         block = self._blocks.popleft() if self._blocks else None
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype, device=self._pool.device)
         if block is None or block.numel() < size:
-            (block,) = self._pool.blocks([room], self.consumer)
+            (block,) = self._pool.blocks([held], self.consumer)
         self.own.add(block.untyped_storage().data_ptr())
         return block[:size].view(dtype).view(tuple(shape))
 

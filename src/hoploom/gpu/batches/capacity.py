@@ -9,8 +9,10 @@ from hoploom.sample.options import Sampling
 from hoploom.schema import Schema
 
 ZERO, FAULT = 0, 1  # the first slots: always 0, and the worst of what went wrong
-LARGE = 1 << 20  # picks of a relation in a hop: room for so many is made for the asking, for more once they are seen
-MARGIN = 4  # room is made for a fourth more than was seen
+LARGE = (
+    1 << 20
+)  # picks of a relation in a hop: there is capacity for so many from the first batch on, for more once they are seen
+MARGIN = 4  # a capacity that grows is a fourth more than was seen
 
 
 class RelationHop(NamedTuple):
@@ -120,7 +122,7 @@ def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, 
 
 
 def first_capacity(plan: HopPlan, num_seeds: Sequence[int], large: int = LARGE) -> Capacity:
-    """Room for all that seeds and fanouts allow, where that is not too much; batches show what they need beyond it."""
+    """For all that seeds and fanouts allow, where that is not too much; batches show what they need beyond it."""
     schema, sampling = plan.schema, plan.sampling
     once = not (sampling.disjoint or sampling.replace)  # every edge is picked once, but for repeated seeds
     total, new = list(num_seeds), list(num_seeds)
@@ -159,6 +161,6 @@ def used(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
     return Capacity(tuple(sizes[slots[-1]] for slots in plan.nodes), edges, tuple(rows), tuple(picks))
 
 
-def grown(room: Capacity, seen: Capacity) -> Capacity:
-    """Room for what was seen, and a margin wherever it was too little."""
-    return room.joined(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
+def grown(capacity: Capacity, seen: Capacity) -> Capacity:
+    """Capacity for what was seen, and a margin wherever it was too little."""
+    return capacity.joined(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)

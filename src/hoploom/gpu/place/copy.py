@@ -37,22 +37,22 @@ class RowRange(NamedTuple):
     scales: Tensor | None  # [n] float32
 
 
-def place(store: "Store", asked: PlaceRequest, among: Among | None) -> PlacedStore:
+def place(store: "Store", request: PlaceRequest, among: Among | None) -> PlacedStore:
     """Copy what was asked for. All ranks call, where they are given."""
-    plan = plan_placement(store, asked, among)
+    plan = plan_placement(store, request, among)
     hostmemory.sweep(keep=plan.files)
-    held = Lease(plan.device)
+    lease = Lease(plan.device)
     try:
-        lists, of_lists = _place_topology(store, plan, held)
-        fields, of_fields = _place_features(plan, among, held)
+        lists, of_lists = _place_topology(store, plan, lease)
+        fields, of_fields = _place_features(plan, among, lease)
         if not idle(plan.device, DEADLINE):  # readers are on streams of their own
             raise StoreError(f"{plan.device} has not taken in the store within {DEADLINE:g} s; {BUSY}, then try again")
     except BaseException:
         with suppress(StoreError, PeerError):
-            held.close(wait=False)
+            lease.close(wait=False)
         raise
     return PlacedStore(
-        store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), held, plan.chosen
+        store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), lease, plan.chosen
     )
 
 
@@ -69,10 +69,10 @@ def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
     return block.views(raw)
 
 
-def _in_host_memory(block: PackedTensors, name: str, device: torch.device, held: Lease) -> list[Tensor]:
+def _in_host_memory(block: PackedTensors, name: str, device: torch.device, lease: Lease) -> list[Tensor]:
     """A block's tensors in memory that the processes of this host share and kernels read."""
     memory = HostMemory(name, block.num_bytes, block.fill_bytes)
-    held.closes.append(lambda wait, is_idle: memory.close(is_idle=is_idle))
+    lease.closes.append(lambda wait, is_idle: memory.close(is_idle=is_idle))
     memory.register(device)
     return block.views(memory.bytes)
 
@@ -81,7 +81,7 @@ def _in_host_memory(block: PackedTensors, name: str, device: torch.device, held:
 
 
 def _place_topology(
-    store: "Store", plan: PlacePlan, held: Lease
+    store: "Store", plan: PlacePlan, lease: Lease
 ) -> "tuple[tuple[DeviceLists, ...] | None, list[Placement]]":
     from hoploom.ops.kernels.forms import DeviceLists
 
@@ -92,7 +92,7 @@ def _place_topology(
         if plan.topology == "device":
             tensors = _on_device(block, plan.device)
         else:
-            tensors = _in_host_memory(block, plan.relation_file(index), plan.device, held)
+            tensors = _in_host_memory(block, plan.relation_file(index), plan.device, lease)
         others = columns_of([part.lists[index] for part in store.topology])
         lists.append(DeviceLists(tensors[0], tensors[1], plan.device, **dict(zip(others, tensors[2:], strict=True))))
         report.append(_of_relation(relation.key, plan, block))
@@ -110,37 +110,37 @@ def _of_relation(key: RelationName, plan: PlacePlan, block: PackedTensors) -> Pl
 
 
 def _place_features(
-    plan: PlacePlan, among: Among | None, held: Lease
+    plan: PlacePlan, among: Among | None, lease: Lease
 ) -> "tuple[dict[tuple[Owner, str], Segments], list[Placement]]":
     if plan.peers and among is not None:
-        runs = _spread_runs(plan, among, held)
+        runs = _spread_runs(plan, among, lease)
     else:
-        runs = [_runs(column, plan, held) for column in plan.columns]
+        runs = [_runs(column, plan, lease) for column in plan.columns]
     fields = {}
     for column, own in zip(plan.columns, runs, strict=True):
         segments = _segments(column, own, plan.device)
-        # Peers free what they hold only when all have let go of it, so nothing but `held` may keep it.
+        # Peers free what they hold only when all have let go of it, so nothing but the lease may keep it.
         fields[column.owner, column.name] = replace(segments, keep=()) if plan.peers else segments
     return fields, [_of_column(column, plan) for column in plan.columns]
 
 
-def _runs(column: FieldColumn, plan: PlacePlan, held: Lease) -> list[RowRange]:
+def _runs(column: FieldColumn, plan: PlacePlan, lease: Lease) -> list[RowRange]:
     """The hot rows of every part in device memory, the others in host memory."""
     hot, rest = plan.hot(column), plan.rest(column)
     runs = _cut(hot, _on_device(column.block(hot), plan.device))
     if rest:
-        runs += _cut(rest, _in_host_memory(column.block(rest), plan.column_file(column), plan.device, held))
+        runs += _cut(rest, _in_host_memory(column.block(rest), plan.column_file(column), plan.device, lease))
     return sorted(runs, key=lambda run: run.first)
 
 
-def _spread_runs(plan: PlacePlan, among: Among, held: Lease) -> list[list[RowRange]]:
+def _spread_runs(plan: PlacePlan, among: Among, lease: Lease) -> list[list[RowRange]]:
     """The rows of every field, by rank: a rank's share of all fields is one run of bytes."""
     by_rank = list(zip(*(plan.spread(column) for column in plan.columns), strict=True))  # [rank][column]: a range
     blocks = [[c.block([span]) for c, span in zip(plan.columns, spans, strict=True)] for spans in by_rank]
     own = blocks[plan.peers.index(plan.rank)]
     sizes = [sum(block.num_bytes for block in of_rank) for of_rank in blocks]
     memory = PeerMemory(among, plan.peers, sizes, lambda raw: _fill_all(own, raw), plan.device)
-    held.closes.append(lambda wait, is_idle: memory.close(wait=wait, is_idle=is_idle))
+    lease.closes.append(lambda wait, is_idle: memory.close(wait=wait, is_idle=is_idle))
     runs: list[list[RowRange]] = [[] for _ in plan.columns]
     for spans, of_rank, raw in zip(by_rank, blocks, memory.bytes, strict=True):
         for index, (span, block, piece) in enumerate(zip(spans, of_rank, _pieces(of_rank, raw), strict=True)):

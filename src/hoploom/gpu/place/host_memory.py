@@ -135,14 +135,14 @@ class HostMemory:
     def _write(self, descriptor: int, fill: Fill) -> None:
         os.ftruncate(descriptor, 0)
         try:
-            check_room(self.size)
+            check_fits(self.size)
             os.posix_fallocate(descriptor, 0, HEADER + self.size)  # else a full disk is a bus error, later
             fill(_mapped(descriptor, self.size))
             os.pwrite(descriptor, self._mark(), 0)
         except BaseException as error:
             self.path.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise _no_room(self.size) from error
+                raise _too_little(self.size) from error
             raise
 
 
@@ -172,10 +172,10 @@ def _leave(path: Path, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def check_room(size: int) -> None:
+def check_fits(size: int) -> None:
     """Raise ConfigError unless so many bytes fit."""
     if size and size + HEADER > _free():
-        raise _no_room(size)
+        raise _too_little(size)
 
 
 def missing(sizes: Mapping[str, int]) -> int:
@@ -255,7 +255,7 @@ def _free() -> int:
     return min(found.f_bavail * found.f_frsize, memory_limit())
 
 
-def _no_room(size: int) -> ConfigError:
+def _too_little(size: int) -> ConfigError:
     needed, free = as_bytes(size), as_bytes(_free())
     return ConfigError(
         f"placing needs {needed} of host memory in {FOLDER}, where {free} are free; enlarge it (mount -o "

@@ -1,7 +1,7 @@
 """What of a store goes where, worked out and checked before anything is copied.
 
-What does not fit is refused with the numbers. "auto" leaves room for training: a quarter of the free device memory, and
-2 GiB at least.
+What does not fit is refused with the numbers. "auto" leaves memory to training: a quarter of what the device has free,
+and 2 GiB at least.
 """
 
 import secrets
@@ -29,8 +29,8 @@ from hoploom.store.system_memory import memory_limit
 if TYPE_CHECKING:
     from hoploom.store.store import Store
 
-LEAST_ROOM = 2 << 30  # bytes of device memory that "auto" leaves to training,
-ROOM_SHARE = 4  # and a quarter of what is free
+LEAST_FREE = 2 << 30  # bytes of device memory that "auto" leaves to training,
+FREE_SHARE = 4  # and a quarter of what is free
 ROUNDING = 1e-6  # of a row: 0.29 * 100 are 29
 Spans = list[tuple[int, int]]  # ranges of ids
 
@@ -105,34 +105,34 @@ def joined(spans: Spans) -> Spans:
     return out
 
 
-def plan_placement(store: "Store", asked: PlaceRequest, among: Among | None) -> PlacePlan:
+def plan_placement(store: "Store", request: PlaceRequest, among: Among | None) -> PlacePlan:
     """What goes where; ConfigError where it cannot, or does not fit. All ranks call, where they are given."""
     _check_among(among)
-    _check_reach(store, asked)
-    if asked.features == SPREAD and among is None:
+    _check_reach(store, request)
+    if request.features == SPREAD and among is None:
         raise ConfigError("features='spread' needs the ranks to spread over; give among=context, as hoploom.init made")
     peers = () if among is None else neighbours(among)
-    relations = () if asked.topology is None else tuple(_relations(store))
-    columns = () if asked.features is None else tuple(_columns(store, asked.narrow))
-    room = _free_memory_of_ranks(asked.device, among, peers)
-    spread = peers if asked.features == SPREAD else ()
-    left = min(room.free, max(LEAST_ROOM, room.free // ROOM_SHARE))
-    budget = room.free - left
-    topology = _where_topology(asked, relations, budget)
+    relations = () if request.topology is None else tuple(_relations(store))
+    columns = () if request.features is None else tuple(_columns(store, request.narrow))
+    memory = _free_memory_of_ranks(request.device, among, peers)
+    spread = peers if request.features == SPREAD else ()
+    left = min(memory.free, max(LEAST_FREE, memory.free // FREE_SHARE))
+    budget = memory.free - left
+    topology = _where_topology(request, relations, budget)
     if topology == DEVICE:
         budget -= sum(block.num_bytes for block in relations)
     plan = PlacePlan(
-        asked.device,
+        request.device,
         store.identity or secrets.token_hex(16),
         topology,
         relations,
-        0.0 if asked.features is None else _share(asked.features, columns, budget),
+        0.0 if request.features is None else _share(request.features, columns, budget),
         columns,
         spread,
         0 if among is None else among.rank,
-        _chosen(asked, room, left),
+        _chosen(request, memory, left),
     )
-    _check_fits(plan, room)
+    _check_fits(plan, memory)
     return plan
 
 
@@ -175,16 +175,16 @@ def _check_among(among: object) -> None:
         raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
 
 
-def _check_reach(store: "Store", asked: PlaceRequest) -> None:
+def _check_reach(store: "Store", request: PlaceRequest) -> None:
     """Raise ConfigError unless all that is to be placed lies in this process."""
-    if store.placed is not None and store.placed.held.closed:
+    if store.placed is not None and store.placed.lease.closed:
         raise ConfigError("this placed store is closed; give topology and features to place of the opened store again")
     if store.placed is not None:
         raise ConfigError("the store is placed already; give topology and features in one call, on the store opened")
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
-    if asked.topology is not None and not covers(store.schema, store.topology):
+    if request.topology is not None and not covers(store.schema, store.topology):
         raise ConfigError(f"the topology cannot be placed: some of it lies elsewhere; {here}")
-    if asked.features is None:
+    if request.features is None:
         return
     if not covers(store.schema, store.parts):
         raise ConfigError(f"the features cannot be placed: some of them lie elsewhere; {here}")
@@ -226,18 +226,18 @@ def _columns(store: "Store", narrow: torch.dtype | None) -> list[FieldColumn]:
 # --- what goes where -----------------------------------------------------------------------------
 
 
-def _chosen(asked: PlaceRequest, room: FreeMemory, left: int) -> str:
-    if AUTO not in (asked.topology, asked.features):
+def _chosen(request: PlaceRequest, memory: FreeMemory, left: int) -> str:
+    if AUTO not in (request.topology, request.features):
         return ""
-    return f"auto: {asked.device} had {room}, of which {as_bytes(left)} are left to training"
+    return f"auto: {request.device} had {memory}, of which {as_bytes(left)} are left to training"
 
 
 def _where_topology(
-    asked: PlaceRequest, relations: tuple[PackedTensors, ...], budget: int
+    request: PlaceRequest, relations: tuple[PackedTensors, ...], budget: int
 ) -> Literal["device", "host"] | None:
-    if asked.topology == AUTO:
+    if request.topology == AUTO:
         return "device" if sum(block.num_bytes for block in relations) <= budget else "host"
-    return asked.topology  # type: ignore[return-value]  # "auto" is dealt with
+    return request.topology  # type: ignore[return-value]  # "auto" is dealt with
 
 
 def _share(wanted: Features, columns: tuple[FieldColumn, ...], budget: int) -> float:
@@ -265,13 +265,13 @@ def _check_holds_row(wanted: int, total: int, columns: tuple[FieldColumn, ...]) 
         )
 
 
-def _check_fits(plan: PlacePlan, room: FreeMemory) -> None:
-    """Raise ConfigError unless there is room on the device and in host memory."""
+def _check_fits(plan: PlacePlan, memory: FreeMemory) -> None:
+    """Raise ConfigError unless it fits on the device and in host memory."""
     needed = plan.device_bytes
-    if needed > room.free:
+    if needed > memory.free:
         raise ConfigError(
-            f"placing this takes {as_bytes(needed)} of {plan.device}, which has {room}; "
+            f"placing this takes {as_bytes(needed)} of {plan.device}, which has {memory}; "
             "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
         )
     sizes = {name: block.num_bytes for name, block in plan.files.items()}
-    hostmemory.check_room(hostmemory.missing(sizes))
+    hostmemory.check_fits(hostmemory.missing(sizes))

@@ -90,13 +90,13 @@ class PlacedStore:
     fields: "Mapping[tuple[Owner, str], Segments]"  # those that are placed
     host: FeatureStore  # answers for the others
     report: tuple[Placement, ...]
-    held: Lease
+    lease: Lease
     chosen: str = ""  # what "auto" went by
 
     @property
     def lists(self) -> "tuple[DeviceLists, ...] | None":
         """Every relation's in-edges, all parts merged; None where topology was not placed."""
-        self.held.check()
+        self.lease.check()
         return self.relations
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class PlacedStore:
 
         >>> (x,) = store.placed.gather([Wanted("node", "x", ids)])
         """
-        self.held.check()
+        self.lease.check()
         own = torch.zeros(1, dtype=torch.int64, device=self.device) if faults is None else faults
         rows = []
         for index, want in enumerate(wanted):
@@ -144,7 +144,7 @@ class PlacedStore:
         return rows
 
     def empty(self, owner: Owner, name: str, count: int) -> Tensor:
-        """Room on the device for rows of a field."""
+        """Memory on the device for rows of a field."""
         of_field = self._field(owner, name)
         return torch.empty((count, *of_field.shape), dtype=DTYPES[of_field.dtype], device=self.device)
 
@@ -153,7 +153,7 @@ class PlacedStore:
 
         `wait=False` is for leaving after an error: the other ranks are not waited for.
         """
-        self.held.close(wait=wait)
+        self.lease.close(wait=wait)
 
     def __enter__(self) -> "PlacedStore":
         return self

@@ -112,7 +112,7 @@ class FixedBatch:
 
     def fill(self, indices: Tensor, key: int) -> None:
         """Start to make the batch of these seeds, once the one before is learned from."""
-        self._spec.placed.held.check()  # a replay would read memory that is gone
+        self._spec.placed.lease.check()  # a replay would read memory that is gone
         self._spec.hold(self.filled, "sampled")  # what was sent for the batch before may be overwritten now
         lane, size = self._spec.lane, self._spec.batch_size
         self._sent[0] = key - WORD if key >= SIGN else key

@@ -1,7 +1,7 @@
 """Views of a batch whose arrays have a fixed size, of which only the device knows how much is filled.
 
 All sizes are numbers of the host, so that the same kernels can be replayed for every batch. Rows beyond a batch's own
-have empty lists: they are computed and reach nothing. What that wastes is the room that a batch leaves.
+have empty lists: they are computed and reach nothing. What that wastes is what a batch leaves unused.
 """
 
 from collections.abc import Mapping, Sequence
