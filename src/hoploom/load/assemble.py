@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Block, Sampled
 from hoploom.ops import InEdges, Reduce
-from hoploom.ops.grouped import note_grouped
+from hoploom.ops.edges import note_grouped
 from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, Owner, Relation, Schema
 from hoploom.store import Store, Wanted
 

@@ -16,15 +16,14 @@ from hoploom.ops.buffers import (
     tensor_of,
 )
 from hoploom.ops.csc import Csc, build_csc
+from hoploom.ops.draws import draw_bounded, draw_words, permute
 from hoploom.ops.edges import InEdges, OutEdges
 from hoploom.ops.gather import as_bytes, gather, route, scatter_lists, scatter_rows
-from hoploom.ops.idmap import Found, IdMap
-from hoploom.ops.order import draw_bounded, draw_words, permute
 from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
-from hoploom.ops.relabel import NodeMap, fill_edges
+from hoploom.ops.relabel import Found, IdMap, NodeMap, fill_edges
+from hoploom.ops.rows import ELEMENTS, aggregate_tables
 from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, sample
 from hoploom.ops.spool import KEY_BYTES, Ordered, Packed, order_edges, pack, place, take
-from hoploom.ops.tables import ELEMENTS, aggregate_tables
 
 __all__ = [
     "ELEMENTS",

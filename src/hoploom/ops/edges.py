@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hoploom.ops import choice
 from hoploom.ops.csc import build_csc
-from hoploom.ops.grouped import noted
 
 INT32_MAX = 2**31 - 1
 
@@ -196,3 +196,31 @@ def _sorted(keys: Tensor, num_lists: int) -> tuple[Tensor, Tensor]:
 def _begins(ordered: Tensor, num_lists: int) -> Tensor:
     """Where the list of each key begins among keys that ascend."""
     return torch.searchsorted(ordered, torch.arange(num_lists + 1, dtype=ordered.dtype, device=ordered.device))
+
+
+class _Note(NamedTuple):
+    state: tuple[object, ...]  # of the tensor, when this was noted
+    num_edges_below: Mapping[int, int]
+
+
+# State of a module, as layers get a tensor and nothing else of its loader. An entry goes with its tensor, keeps no
+# memory, and counts for that object as it was: whatever torch writes into it or into a view of it raises _version, and
+# `tensor.data = other` moves data_ptr. What shows in neither (a write through .data, a stranger's kernel) is met by
+# assertions of InEdges, on the device.
+_NOTES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def note_grouped(edge_index: Tensor, num_edges_below: Mapping[int, int]) -> None:
+    """These edges, with all that is enqueued done, ascend by destination; so many have one below so many nodes."""
+    if not edge_index.is_inference():  # has no version
+        _NOTES[edge_index] = _Note(_state(edge_index), num_edges_below)
+
+
+def noted(edge_index: Tensor) -> Mapping[int, int] | None:
+    """What was noted of these edges; None where they may be in any order."""
+    note: _Note | None = _NOTES.get(edge_index)  # type: ignore[no-untyped-call]
+    return note.num_edges_below if note is not None and note.state == _state(edge_index) else None
+
+
+def _state(tensor: Tensor) -> tuple[object, ...]:
+    return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()

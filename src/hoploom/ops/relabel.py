@@ -1,4 +1,6 @@
-"""Global ids to batch-local ids, in order of first sight."""
+"""Ids to small numbers in order of first sight: the nodes of a batch, and rows held out of a larger table."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,3 +56,39 @@ def fill_edges(local: Tensor, counts: Tensor, first: int, offset: int, out: Tens
     Row 0 takes the local source ids, row 1 the frontier's local ids (`first`, `first` + 1, ...).
     """
     _core.fill_edges(local.numpy(), counts.numpy(), first, offset, out.numpy())
+
+
+class Found(NamedTuple):
+    """Which of the ids asked for a map has."""
+
+    slots: Tensor  # [ids] int64: the numbers of the ids at `hits`, anything elsewhere
+    hits: Tensor  # [n] int64 places, in order
+    misses: Tensor  # [m] int64 places, in order
+
+
+class IdMap:
+    """Ids to numbers. Looking up is safe in any number of threads while none adds."""
+
+    def __init__(self, expected: int = 0) -> None:
+        self._core = _core.IdMap()
+        self._core.reserve(expected)
+
+    def add(self, ids: Tensor, places: Tensor | None = None) -> None:
+        """Add the ids, or those at some places, that are not there yet."""
+        self._core.add(ids.numpy(), None if places is None else places.numpy())
+
+    def find(self, ids: Tensor, places: Tensor | None = None) -> Found:
+        """Look up the ids, or those at some places."""
+        return Found(*map(tensor_of, self._core.find(ids.numpy(), None if places is None else places.numpy())))
+
+    @property
+    def ids(self) -> Tensor:
+        """All ids by number: [n] int64."""
+        return tensor_of(self._core.ids())
+
+    @property
+    def num_bytes(self) -> int:
+        return self._core.bytes()
+
+    def __len__(self) -> int:
+        return len(self._core)

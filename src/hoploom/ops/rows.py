@@ -4,7 +4,8 @@ List i is the entries indptr[i] to indptr[i + 1]; entry e is row rows[e] of a ma
 its weight stands at places[e], or at e. Only indptr decides: what follows its last value is no entry.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -77,3 +78,20 @@ def _matrix(tensor: Tensor) -> Any:
     if tensor.shape[1] > 1 and tensor.stride(1) != 1:
         tensor = tensor.contiguous()
     return tensor.detach().numpy()
+
+
+ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/tables.h numbers them
+
+
+def aggregate_tables(
+    tables: Sequence[tuple[Tensor, int]], ids: Tensor, indptr: Tensor, reduce: Literal["sum", "mean"]
+) -> Tensor:
+    """The rows `ids` summed or averaged per list: [num_lists, width] float32.
+
+    `tables` are (rows [n, width], id of the first row), ascending by that id, all of one dtype of ELEMENTS.
+    """
+    width, element = tables[0][0].shape[1], ELEMENTS[tables[0][0].dtype]
+    out = empty((indptr.numel() - 1, width), torch.float32)
+    raw = [(rows.view(torch.uint8).numpy(), first) for rows, first in tables]
+    _core.sum_tables(raw, element, ids.numpy(), indptr.numpy(), reduce == "mean", out.numpy())
+    return out

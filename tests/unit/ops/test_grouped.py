@@ -24,9 +24,10 @@ from hoploom.batch import Block
 from hoploom.gpu.batches.batch_memory import tensors_in
 from hoploom.load.assemble import Batch
 from hoploom.nn.views import by_relation, by_type, views_of
-from hoploom.ops import InEdges, choice, grouped
+from hoploom.ops import InEdges, choice
 from hoploom.ops import edges as edges_module
-from hoploom.ops.grouped import noted
+from hoploom.ops import edges as grouped
+from hoploom.ops.edges import noted
 from hoploom.schema import HOMOGENEOUS_RELATION, RelationName
 
 pytestmark = pytest.mark.usefixtures("one_thread")
