@@ -15,7 +15,7 @@ from support.graphs import ring
 import hoploom
 from hoploom import ConfigError, DataError, StoreError
 from hoploom.partition import METHODS, assign, metis, partition, report
-from hoploom.partition.numbering import order_nodes
+from hoploom.partition.renumber import order_nodes
 from hoploom.store import format as layout
 
 pytestmark = pytest.mark.usefixtures("no_sync")

@@ -21,7 +21,7 @@ from hoploom.load.presample import read_seeds
 from hoploom.ops import PartitionRule, RelationLists, Topology
 from hoploom.ops.partition import MOST_NODES, MOST_PARTS
 from hoploom.partition.metis import metis_parts
-from hoploom.partition.seeds import named_seeds
+from hoploom.partition.trial import named_seeds
 from hoploom.schema import RelationName
 from hoploom.store import Store, open_store
 from hoploom.store.edges import covers

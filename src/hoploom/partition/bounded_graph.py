@@ -22,7 +22,7 @@ from hoploom.store.system_memory import resident_bytes
 PIECE = 256  # nodes, over all relations, that are asked for between two looks at the memory: each may map 128 KiB
 
 
-class Opened:
+class BoundedStore:
     """A store, opened if it is a path, and how much the process may hold while it is sampled."""
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:
@@ -32,7 +32,9 @@ class Opened:
         self.memory = memory
         self._enough = held + max(0, memory - held) // 4
         is_large = held + sum(rows.nbytes for rows in self._maps) > self._enough
-        graph = Careful(store.graph, self, max(16, PIECE // max(1, len(store.schema.relations))) if is_large else None)
+        graph = BoundedGraph(
+            store.graph, self, max(16, PIECE // max(1, len(store.schema.relations))) if is_large else None
+        )
         self.store = Store(store.schema, graph, store.features, store.parts)
 
     def drop(self) -> None:
@@ -55,11 +57,11 @@ def _maps_of(store: Store) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Careful:
+class BoundedGraph:
     """A GraphStore that looks at the memory after every few nodes, and says which relation is damaged."""
 
     inner: GraphStore
-    opened: Opened
+    opened: BoundedStore
     piece: int | None  # nodes; None: whole frontiers at once
 
     @property

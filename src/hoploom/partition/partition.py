@@ -18,14 +18,11 @@ from hoploom.load.arguments import read_tensor
 from hoploom.load.presample import distinct_seeds
 from hoploom.ops import give_back_freed_memory
 from hoploom.partition.assign import assign
-from hoploom.partition.bounded_graph import Opened
-from hoploom.partition.costs import PartitionReport
-from hoploom.partition.hotness import Trial
-from hoploom.partition.numbering import NewOrder, order_nodes
-from hoploom.partition.report import FANOUTS, report
-from hoploom.partition.rewrite import edge_streams, node_streams
-from hoploom.partition.seeds import USUAL, named_seeds
-from hoploom.partition.store_reading import CHUNK_BYTES, Reader, read_store
+from hoploom.partition.bounded_graph import BoundedStore
+from hoploom.partition.renumber import NewOrder, edge_streams, node_streams, order_nodes
+from hoploom.partition.report import FANOUTS, PartitionReport, report
+from hoploom.partition.store_reading import CHUNK_BYTES, StoreReader, read_store
+from hoploom.partition.trial import USUAL, Trial, named_seeds
 from hoploom.sample.options import NumNeighbors, resolve_fanouts
 from hoploom.schema import Schema, read_members
 from hoploom.store import Store
@@ -77,7 +74,7 @@ def partition(
         resolve_fanouts(reader.schema, fanouts)
     seeds = named_seeds(reader.schema, seeds)
     memory -= ASIDE
-    plan = Plan(num_parts, method, seeds, fanouts, memory)
+    plan = PartitionPlan(num_parts, method, seeds, fanouts, memory)
     orders = _new_orders(store, plan, progress or (lambda what: None))
     _write(reader, orders, out, memory, progress)
     seeds = _renumbered(seeds, reader.schema, orders)
@@ -105,7 +102,7 @@ def _check_memory(memory: int, num_nodes: int, method: str) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartitionPlan:
     """How nodes find their place."""
 
     num_parts: int
@@ -115,8 +112,8 @@ class Plan:
     memory: int
 
 
-def _new_orders(store: Store | str | Path, plan: Plan, say: Progress) -> dict[str, NewOrder]:
-    opened = Opened(store, plan.memory)
+def _new_orders(store: Store | str | Path, plan: PartitionPlan, say: Progress) -> dict[str, NewOrder]:
+    opened = BoundedStore(store, plan.memory)
     seeds = None if plan.seeds is None else dict([distinct_seeds(opened.store, plan.seeds)])
     say(f"assigning nodes by {plan.method}")
     parts = assign(store, plan.num_parts, plan.method, seeds=seeds)
@@ -128,7 +125,7 @@ def _new_orders(store: Store | str | Path, plan: Plan, say: Progress) -> dict[st
 
 
 def _write(
-    reader: Reader, orders: Mapping[str, NewOrder], out: str | Path, memory: int, progress: Progress | None
+    reader: StoreReader, orders: Mapping[str, NewOrder], out: str | Path, memory: int, progress: Progress | None
 ) -> None:
     schema = reader.schema
     left = memory - CHUNKS * CHUNK_BYTES

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from hoploom.partition.costs import PartCost, PartitionReport
+from hoploom.partition.report import PartCost, PartitionReport
 
 WIDTH, ROW = 920, 300  # pixels of the picture, and of a row of charts
 GRID, INK = "#d9d9d9", "#222222"

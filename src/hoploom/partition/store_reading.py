@@ -24,7 +24,7 @@ CHUNK_BYTES = 4 << 20
 NODES = 1 << 19  # whose list ends are read together
 
 
-class Span(NamedTuple):
+class EdgeSpan(NamedTuple):
     """Some edges of a part's relation: positions [begin, end) in the part, and where each leads."""
 
     begin: int
@@ -32,7 +32,7 @@ class Span(NamedTuple):
     destinations: Tensor  # [end - begin] int64
 
 
-class Reader(Protocol):
+class StoreReader(Protocol):
     """A store's columns, any rows of them, counted from the first row of a part."""
 
     @property
@@ -48,13 +48,13 @@ class Reader(Protocol):
     def split(self, part: int, node_type: str, name: str) -> Tensor: ...
 
 
-def read_store(store: Store | str | Path) -> Reader:
+def read_store(store: Store | str | Path) -> StoreReader:
     """A reader of a directory, or of a store whose parts are all within this process."""
     if not isinstance(store, Store):
         folder = Path(store)
         manifest = layout.read_manifest(folder)
         check_manifest(folder, manifest)
-        return Files(folder, manifest)
+        return FileReader(folder, manifest)
     for index, node_type in enumerate(store.schema.node_types):
         held = sum(part.num_nodes[index] for part in store.parts)
         if held != node_type.num_nodes:
@@ -67,10 +67,10 @@ def read_store(store: Store | str | Path) -> Reader:
                 raise ConfigError(
                     f"{name!r} of {node_type.name!r} lies elsewhere; give the path of a store, or save it"
                 )
-    return Tensors(store.schema, [range_of(part) for part in store.parts], store.parts)
+    return TensorReader(store.schema, [range_of(part) for part in store.parts], store.parts)
 
 
-class Files:
+class FileReader:
     """A store's files."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -119,7 +119,7 @@ class Files:
         return rows
 
 
-class Tensors:
+class TensorReader:
     """A store in memory."""
 
     def __init__(self, schema: Schema, ranges: Sequence[PartRange], parts: Sequence[Part]) -> None:
@@ -150,7 +150,7 @@ def row_bytes(owner: NodeType | Relation) -> int:
     return sum(field.row_bytes for field in owner.fields.values())
 
 
-def edge_spans(reader: Reader, part: int, relation: int, edge_bytes: int) -> Iterator[Span]:
+def edge_spans(reader: StoreReader, part: int, relation: int, edge_bytes: int) -> Iterator[EdgeSpan]:
     """A part's edges of a relation in chunks, in order."""
     schema, held = reader.schema, reader.parts[part]
     index = schema.destinations[relation]
@@ -165,4 +165,4 @@ def edge_spans(reader: Reader, part: int, relation: int, edge_bytes: int) -> Ite
             )
         for begin in range(int(indptr[0]), int(indptr[-1]), step):
             end = min(int(indptr[-1]), begin + step)
-            yield Span(begin, end, destinations(indptr, first_node + node, begin, end))
+            yield EdgeSpan(begin, end, destinations(indptr, first_node + node, begin, end))

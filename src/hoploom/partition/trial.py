@@ -1,14 +1,15 @@
-"""Pre-sampling over a store that need not fit in memory: what is held is looked at after every batch, and within."""
+"""Training tried out before it: the seeds that it starts from, and the nodes of its batches, in bounded memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
 from hoploom.load.presample import AS_TRAINED, Presampling, add_visits, distinct_seeds, no_visits, visited
-from hoploom.partition.bounded_graph import Opened
+from hoploom.partition.bounded_graph import BoundedStore
 from hoploom.sample.options import NumNeighbors
+from hoploom.schema import Schema
 
 LEAST, MOST = 32, 256  # batches that hotness is measured by
 SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
@@ -18,7 +19,7 @@ SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
 class Trial:
     """Training, for its batches' nodes."""
 
-    opened: Opened
+    opened: BoundedStore
     fanouts: NumNeighbors
     seeds: Any  # as NeighborLoader takes them
     plan: Presampling = AS_TRAINED
@@ -42,3 +43,30 @@ class Trial:
         for nodes in self.batches(max(LEAST, min(MOST, self.epoch)), self.plan.seed):
             add_visits(counts, nodes)
         return counts
+
+
+USUAL_SPLIT = "train"
+
+
+class Usual:
+    """The default of `seeds`."""
+
+    def __repr__(self) -> str:
+        return f"<{USUAL_SPLIT!r}, where exactly one node type has members of it; else none>"
+
+
+USUAL: Final = Usual()
+
+
+def named_seeds(schema: Schema, seeds: Any) -> Any:
+    """What `seeds` stands for: the same, but for USUAL; without the type where there is but one."""
+    if isinstance(seeds, Usual):
+        having = [node_type.name for node_type in schema.node_types if node_type.splits.get(USUAL_SPLIT)]
+        if len(having) != 1:
+            return None
+        return USUAL_SPLIT if schema.homogeneous else (having[0], USUAL_SPLIT)
+    is_pair = isinstance(seeds, tuple | list) and len(seeds) == 2 and isinstance(seeds[0], str)
+    if schema.homogeneous and is_pair:
+        schema.node_type(seeds[0])
+        return seeds[1]
+    return seeds

@@ -15,10 +15,10 @@ from torch_geometric.data import Data, HeteroData
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
 from hoploom.ops import Frontier
-from hoploom.partition import numbering as order
+from hoploom.partition import renumber as order
 from hoploom.partition import store_reading as reading
-from hoploom.partition.numbering import order_nodes
 from hoploom.partition.partition import partition
+from hoploom.partition.renumber import order_nodes
 from hoploom.schema import ORIGINAL_ID, Schema
 from hoploom.store import Draw
 from hoploom.store.check import problems

@@ -14,7 +14,7 @@ import hoploom
 from hoploom import ConfigError, ops
 from hoploom.ops import Frontier, PartitionRule
 from hoploom.partition.assign import _topology
-from hoploom.partition.bounded_graph import Opened
+from hoploom.partition.bounded_graph import BoundedStore
 from hoploom.partition.partition import partition
 from hoploom.partition.report import report
 from hoploom.partition.store_reading import edge_spans, pieces, read_store
@@ -31,9 +31,9 @@ os.fsync = lambda descriptor: None
 from hoploom.errors import ConfigError
 from hoploom.partition.partition import partition
 
-path, out, method, memory = sys.argv[1:]
+path, out, method, memory, *fanouts = sys.argv[1:]
 try:
-    print(partition(path, out, 3, method=method, fanouts=[10, 5], memory=int(memory)))
+    print(partition(path, out, 3, method=method, fanouts=[int(f) for f in fanouts], memory=int(memory)))
 except ConfigError as error:
     sys.exit(str(error))
 """
@@ -75,13 +75,13 @@ def save_linked(path: Path, num_nodes: int, degree: int, width: int, num_seeds: 
     return path
 
 
-def run(folder: Path, method: str, memory: int) -> Watched:
+def run(folder: Path, method: str, memory: int, *fanouts: int) -> Watched:
     paths = (folder / "store", folder / "parts")
-    return watched([sys.executable, "-c", PARTITION, *map(str, (*paths, method, memory))])
+    return watched([sys.executable, "-c", PARTITION, *map(str, (*paths, method, memory, *fanouts))])
 
 
-def assert_kept(folder: Path, method: str, memory: int) -> None:
-    ran = run(folder, method, memory)
+def assert_kept(folder: Path, method: str, memory: int, *fanouts: int) -> None:
+    ran = run(folder, method, memory, *fanouts)
     assert ran.code == 0, ran.said
     print(f"limit {memory / MB:.0f} MB, peak {ran.peak / MB:.0f} MB")
     assert 200 * MB < ran.peak <= memory
@@ -96,17 +96,17 @@ def assert_kept(folder: Path, method: str, memory: int) -> None:
 )
 def test_topology_and_features_larger_than_the_memory_are_partitioned_within_it(method: str, tmp_path: Path) -> None:
     save_linked(tmp_path / "store", 300_000, 560, 600, 20_000)  # 670 MB of edges, 720 MB of rows
-    assert_kept(tmp_path, method, 816 * MB)
+    assert_kept(tmp_path, method, 816 * MB, 10, 5)
 
 
 def test_the_least_memory_that_is_named_works(tmp_path: Path) -> None:
-    save_linked(tmp_path / "store", 50_000, 300, 800, 5000)  # 60 MB of edges, 160 MB of rows
-    code, _, said = run(tmp_path, "stream", 1024)
+    save_linked(tmp_path / "store", 50_000, 200, 800, 1000)  # 40 MB of edges, 160 MB of rows
+    code, _, said = run(tmp_path, "stream", 1024, 4)
     assert code == 1
     found = re.search(r"memory is 1024 bytes, too little for 50000 nodes .*; give at least (\d+) \(", said)
     assert found, said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
-    assert_kept(tmp_path, "stream", int(found[1]))
+    assert_kept(tmp_path, "stream", int(found[1]), 4)
 
 
 def test_memory_that_is_not_enough_is_refused_before_anything_is_done(
@@ -151,12 +151,12 @@ def test_sampling_lets_go_within_a_hop_what_is_too_much(
     memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_linked(tmp_path / "store", 100_000, 100, 1, 100)  # 40 MB
-    opened = Opened(folder, memory)
+    opened = BoundedStore(folder, memory)
     seen = []
 
     def watched() -> None:
         seen.append(mapped_kilobytes(folder)["Rss"])
-        Opened.drop(opened)
+        BoundedStore.drop(opened)
 
     monkeypatch.setattr(opened, "drop", watched)
     nodes = Frontier(torch.arange(0, 100_000, 25))

@@ -13,9 +13,8 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom import ConfigError, Store
 from hoploom.load.presample import Presampling
-from hoploom.partition.costs import CacheRate, Cut, PartCost, PartitionReport, as_json
 from hoploom.partition.picture import as_svg
-from hoploom.partition.report import report
+from hoploom.partition.report import CacheRate, Cut, PartCost, PartitionReport, as_json, report
 from hoploom.schema import RelationName
 from hoploom.store import assemble
 
@@ -104,17 +103,17 @@ def test_a_cache_holds_what_other_batches_asked_for_most() -> None:
 
 
 def test_the_batches_that_fill_a_cache_are_not_those_it_is_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hoploom.partition import hotness
+    from hoploom.partition import trial
 
     seen: list[tuple[int, range]] = []
-    visited = hotness.visited
+    visited = trial.visited
 
     def watched(store: Store, fanouts: object, seeds: object, plan: Presampling) -> object:
         assert plan.batches is not None
         seen.append((plan.seed, plan.batches))
         return visited(store, [1], seeds, plan)
 
-    monkeypatch.setattr(hotness, "visited", watched)
+    monkeypatch.setattr(trial, "visited", watched)
     report(in_parts(hoploom.from_pyg(ring(12)), 2), [1], sampling=Presampling(seed=5))
     chosen, measured = ({step for seed, steps in seen if seed == want for step in steps} for want in (5, 6))
     assert len(chosen) == 8
