@@ -29,12 +29,11 @@ from hoploom.ingest.synthetic import generate
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.read_graph_file import read_graph
 from hoploom.nn import GraphSAGE
-from hoploom.scale import Constants, Plan, Question, plan
-from hoploom.scale.batches import crowd_of
-from hoploom.scale.growth import hit_rate
+from hoploom.scale import Constants, Question, ScalePlan, plan
 from hoploom.scale.measure import draw_edges
 from hoploom.scale.measure import measure as measure_machine
-from hoploom.scale.times import sorting_seconds
+from hoploom.scale.plan import sorting_seconds
+from hoploom.scale.sizes import crowd_of, hit_rate
 from hoploom.schema import Field
 from hoploom.store import Store, open_store
 
@@ -207,7 +206,7 @@ def _num_picks(batch: object) -> int:
     return sum(block.edge_index.shape[1] for block in batch.blocks)  # type: ignore[attr-defined]
 
 
-def _hits(name: str, store: Store, n_id: Tensor, answer: Plan) -> Iterator[Row]:
+def _hits(name: str, store: Store, n_id: Tensor, answer: ScalePlan) -> Iterator[Row]:
     """How many of the batch's nodes are among those that most edges come from."""
     num_nodes = answer.question.nodes
     counts = torch.zeros(num_nodes, dtype=torch.int32)
@@ -221,7 +220,7 @@ def _hits(name: str, store: Store, n_id: Tensor, answer: Plan) -> Iterator[Row]:
     yield _row(f"{name}: hits of a cache of {CACHED:.0%}", "%", _once(found), predicted, 100)
 
 
-def _loading(name: str, store: Store, answer: Plan, constants: Constants) -> Iterator[Row]:
+def _loading(name: str, store: Store, answer: ScalePlan, constants: Constants) -> Iterator[Row]:
     """One thread, batch by batch."""
     torch.set_num_threads(1)
     expected = plan(replace(answer.question, mode="subgraph", workers=1), constants).times

@@ -9,15 +9,15 @@ from hoploom.config.values import (
 )
 from hoploom.scale.constants import Constants, default_constants, read_constants, to_json
 from hoploom.scale.limits import Finding, findings
-from hoploom.scale.plan import Plan, plan
+from hoploom.scale.plan import ScalePlan, plan
 from hoploom.scale.spec import Question, parse_cut, parse_features
 from hoploom.scale.text import as_json, as_text, constants_as_text
 
 __all__ = [
     "Constants",
     "Finding",
-    "Plan",
     "Question",
+    "ScalePlan",
     "as_json",
     "as_text",
     "constants_as_text",

@@ -6,10 +6,9 @@ from typing import Literal
 from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
 from hoploom.errors import ConfigError
 from hoploom.ops.partition import MOST_NODES
-from hoploom.scale.batches import batch_size, traffic
 from hoploom.scale.constants import Constants
-from hoploom.scale.plan import Plan, plan
-from hoploom.scale.sizes import id_bytes, is_hashed
+from hoploom.scale.plan import ScalePlan, plan
+from hoploom.scale.sizes import batch_size, id_bytes, is_hashed, traffic
 from hoploom.scale.spec import Question
 from hoploom.store.format import ID_LIMIT
 
@@ -33,7 +32,7 @@ class Finding:
     way_out: str
 
 
-def findings(answer: Plan) -> list[Finding]:
+def findings(answer: ScalePlan) -> list[Finding]:
     """All limits that a plan meets."""
     found = [
         *_memory(answer),
@@ -45,7 +44,7 @@ def findings(answer: Plan) -> list[Finding]:
     return sorted(found, key=lambda finding: ("breaks", "slow", "note").index(finding.level))
 
 
-def _memory(answer: Plan) -> list[Finding]:
+def _memory(answer: ScalePlan) -> list[Finding]:
     question = answer.question
     has = as_bytes(question.memory_per_host)
     if answer.private > question.memory_per_host:
@@ -65,7 +64,7 @@ def _memory(answer: Plan) -> list[Finding]:
     return [Finding("slow", what, ", ".join(_room(answer)))]
 
 
-def _room(answer: Plan) -> list[str]:
+def _room(answer: ScalePlan) -> list[str]:
     question = answer.question
     enough = hosts_needed(question, answer.constants)
     out = [f"{enough} hosts"] if enough else []
@@ -104,13 +103,13 @@ def hosts_needed(question: Question, constants: Constants) -> int | None:
     return high
 
 
-def _largest_cache(answer: Plan) -> float:
+def _largest_cache(answer: ScalePlan) -> float:
     """Rounded down to a whole percent."""
     room = answer.question.memory_per_host - (answer.private - answer.cached)
     return max(0, int(100 * answer.question.cache * room / answer.cached)) / 100
 
 
-def _batches(answer: Plan) -> list[Finding]:
+def _batches(answer: ScalePlan) -> list[Finding]:
     question = answer.question
     found = []
     if answer.batch.nodes >= LOCAL_IDS or max(hop.picks for hop in answer.batch.hops) >= LOCAL_IDS:
@@ -122,7 +121,7 @@ def _batches(answer: Plan) -> list[Finding]:
     return found
 
 
-def _preparing(answer: Plan) -> list[Finding]:
+def _preparing(answer: ScalePlan) -> list[Finding]:
     question = answer.question
     has, found = question.memory_per_host, _partitioning(question) if question.hosts > 1 else []
     if question.original_id_bytes:
@@ -162,7 +161,7 @@ def _partition_bytes(question: Question, method: str) -> int:
     return max(assigning, question.nodes * PARTITION_BYTES)
 
 
-def _speed(answer: Plan) -> list[Finding]:
+def _speed(answer: ScalePlan) -> list[Finding]:
     times = answer.times
     what = f"{times.bottleneck} bounds the step: {as_seconds(times.total)}"
     idle = as_share(1 - times.model / times.total) if times.total else "0 %"
@@ -180,7 +179,7 @@ def _speed(answer: Plan) -> list[Finding]:
     return [Finding("slow", f"{what}, the model waits {idle} of the time", out)]
 
 
-def _less_traffic(answer: Plan) -> list[str]:
+def _less_traffic(answer: ScalePlan) -> list[str]:
     question, now = answer.question, answer.traffic.total
     better: list[tuple[str, Question]] = []
     if question.features is not None and question.features.dtype in WIDE:
@@ -196,7 +195,7 @@ def _less_traffic(answer: Plan) -> list[str]:
     return [*out, "a faster network"]
 
 
-def _notes(answer: Plan) -> list[Finding]:
+def _notes(answer: ScalePlan) -> list[Finding]:
     question, found = answer.question, []
     if id_bytes(question) == 8:
         what = f"{as_count(question.largest_type or question.nodes)} nodes of a type are beyond int32: ids take 8 bytes"

@@ -1,12 +1,20 @@
-"""Bytes of a store, file by file as docs/format.md has them, and what of it a host wants in memory.
+"""How much there is of everything: bytes of a store and a host, nodes that a batch reaches, what crosses the network.
 
-`store.json` is left out: it is some kilobytes.
+Picks are draws from a skewed popularity, and a node drawn twice counts once: the node at rank r (a share, 0 the most
+popular) is drawn with density (1 - skew) * r^-skew. Skew 0 makes all nodes alike; 0.5 is a graph whose degrees fall as
+1 / d^2. Neighbours that share neighbours (clustering) make real batches smaller. Framing on the wire is left out, and
+`store.json`: it is some kilobytes.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from hoploom.ops.relabel import MAP_BUDGET
-from hoploom.scale.spec import Question
+from hoploom.scale.spec import Mode, Question
 from hoploom.store.format import ID_LIMIT
 
 HEADER = 128  # bytes of a .npy file before its values
@@ -91,3 +99,202 @@ def num_files(question: Question) -> int:
     edge_files = 2 + 2 * question.weights + 2 * question.times + (question.edge_features is not None)
     node_files = (question.features is not None) + question.labels + (question.original_id_bytes > 0)
     return question.parts * (edge_files + node_files + (question.train_share > 0))
+
+
+POINTS = 4096  # of the integral over the ranks
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The nodes that picks are drawn from."""
+
+    num_nodes: int
+    skew: float = 0.5
+
+    def chance(self, ranks: Tensor, seeds: float, draws: float) -> Tensor:
+        """That the nodes at these ranks are among the seeds, which are all alike, or the draws."""
+        popularity = (1 - self.skew) * ranks.pow(-self.skew)
+        missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
+        return -torch.expm1(missed - draws / self.num_nodes * popularity)  # exact however small
+
+    def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
+        """Expected distinct nodes, of the `among` share most popular alone if that is given."""
+        points = (torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS
+        ranks = among * points * points  # close together where the popularity is steep
+        chances = self.chance(ranks, seeds, draws)
+        return self.num_nodes * among * float((2 * points * chances).sum()) / POINTS
+
+
+def picks_per_node(mean_degree: float, *fanouts: int) -> float:
+    """Mean of min(degree, fanout), where degrees fall as 1 / d^2 from half their mean on; -1 takes all.
+
+    With several fanouts the list is drawn from as often, each time afresh: how many of its edges are picked at all.
+    """
+    points = (torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS
+    degrees = mean_degree / 2 / points  # the share of nodes above this is points squared
+    left = torch.ones_like(degrees)  # the chance that an edge of such a list is not picked
+    for fanout in fanouts:
+        left = left * (1 - (degrees.clamp(max=fanout) if fanout >= 0 else degrees) / degrees)
+    return float((2 * points * degrees * (1 - left)).sum()) / POINTS
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One hop, and what the batch holds after it."""
+
+    frontier: float  # nodes expanded
+    picks: float
+    drawn: float  # distinct edges picked so far
+    nodes: float  # distinct, seeds included
+
+
+def grow(crowd: Crowd, mean_degree: float, batch_size: int, fanouts: Sequence[int], mode: Mode = "blocks") -> list[Hop]:
+    """Hop by hop. Blocks expand every node again in each layer, subgraphs only those that are new.
+
+    >>> grow(Crowd(2_100_000), 59.05, 1024, [15, 10, 5])[-1].nodes
+    """
+    seeds = float(min(batch_size, crowd.num_nodes))
+    found = [seeds]  # nodes first reached: the seeds, then by every hop
+    hops: list[Hop] = []
+    for number, fanout in enumerate(fanouts):
+        frontier = sum(found) if mode == "blocks" else found[-1]
+        drawn = 0.0  # edges picked so far; those picked again by a later layer lead to no other node
+        for reached, nodes in enumerate(found):
+            again = fanouts[reached : number + 1] if mode == "blocks" else fanouts[reached : reached + 1]
+            drawn += nodes * picks_per_node(mean_degree, *again)
+        nodes = max(sum(found), crowd.distinct(seeds, drawn))
+        hops.append(Hop(frontier, frontier * picks_per_node(mean_degree, fanout), drawn, nodes))
+        found.append(nodes - sum(found))
+    return hops
+
+
+def hit_rate(crowd: Crowd, seeds: float, draws: float, cached: float) -> float:
+    """The share of a batch's distinct nodes that a cache of the `cached` share most popular holds."""
+    if cached <= 0:
+        return 0.0
+    found = crowd.distinct(seeds, draws, min(1.0, cached)) / crowd.distinct(seeds, draws)
+    return min(1.0, found) if math.isfinite(found) else 0.0
+
+
+ID = 8  # bytes of an id in memory and on the wire
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """Expected counts of a batch."""
+
+    hops: tuple[Hop, ...]
+    remote_frontier: float  # nodes expanded by other hosts, over all hops
+    remote_picks: float
+    remote_rows: float  # distinct nodes of other hosts, those that the cache holds included
+    hits: float  # share of them that the cache holds
+    bytes: float  # in memory
+
+    @property
+    def nodes(self) -> float:
+        return self.hops[-1].nodes
+
+    @property
+    def picks(self) -> float:
+        return sum(hop.picks for hop in self.hops)
+
+    @property
+    def frontier(self) -> float:
+        return sum(hop.frontier for hop in self.hops)
+
+    @property
+    def rows_fetched(self) -> float:
+        return self.remote_rows * (1 - self.hits)
+
+
+def crowd_of(question: Question) -> Crowd:
+    return Crowd(question.nodes, question.skew)
+
+
+def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
+    """What a batch reaches; `everywhere`: no hop leaves the host."""
+    crowd = crowd_of(question)
+    hops = tuple(grow(crowd, question.mean_degree, question.batch_size, question.fanouts, question.mode))
+    away = _shares_away(question)
+    found = [hops[0].frontier]  # nodes first reached: the seeds, then by every hop
+    for hop in hops:
+        found.append(max(0.0, hop.nodes - sum(found)))
+    remote = [nodes * share for nodes, share in zip(found, away, strict=True)]
+    frontier = picks = 0.0
+    for number, hop in enumerate(hops):
+        if not everywhere and hop.frontier:
+            expanded = sum(remote[: number + 1]) if question.mode == "blocks" else remote[number]
+            frontier += expanded
+            picks += hop.picks * expanded / hop.frontier
+    return BatchSize(hops, frontier, picks, sum(remote), _hits(question, hops), _bytes(question, hops))
+
+
+def _shares_away(question: Question) -> list[float]:
+    """Per hop, the seeds first: the share of the nodes first reached there that other hosts hold.
+
+    An edge stays on its host with 1 - cut, and leads to each other host alike.
+    """
+    others = question.hosts - 1
+    home = 1.0 if question.local_seeds else 1 / question.hosts
+    shares = [1 - home]
+    for _ in question.fanouts:
+        home = home * (1 - question.cut) + ((1 - home) * question.cut / others if others else 0.0)
+        shares.append(1 - home)
+    return shares
+
+
+def _hits(question: Question, hops: tuple[Hop, ...]) -> float:
+    if not cache_bytes(question):
+        return 0.0
+    if question.hit_rate is not None:
+        return question.hit_rate
+    return hit_rate(crowd_of(question), hops[0].frontier, hops[-1].drawn, question.cache)
+
+
+def _bytes(question: Question, hops: tuple[Hop, ...]) -> float:
+    """Ends and positions of the edges, ids and fields of the nodes."""
+    per_edge = 3 * ID + (edge_field_bytes(question) if question.mode == "subgraph" else 0)
+    return sum(hop.picks for hop in hops) * per_edge + hops[-1].nodes * (ID + node_bytes(question))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one rank's step brings over the network to its host."""
+
+    hops: float  # asking for picks, and the picks
+    rows: float  # asking for rows, and the rows
+    gradients: float  # this rank's share of its host's part of the all-reduce
+
+    @property
+    def total(self) -> float:
+        return self.hops + self.rows + self.gradients
+
+
+def traffic(question: Question, size: BatchSize) -> Traffic:
+    """Requests go out and answers come in; a host answers as much as it asks, so both directions carry the sum."""
+    hops = size.remote_frontier * (ID + ID) + size.remote_picks * (ID + ID)  # ids, counts; sources, positions
+    rows = size.rows_fetched * (ID + node_bytes(question))
+    ring = 2 * (question.hosts - 1) / question.hosts * 4 * num_parameters(question)  # crosses a host's link once
+    return Traffic(hops, rows, ring / question.ranks_per_host)
+
+
+def widths(question: Question) -> list[tuple[int, int]]:
+    """Channels in and out of each layer, from the input on."""
+    given = 0 if question.features is None else question.row_bytes // _element(question)
+    count = len(question.fanouts)
+    ins = [given or question.hidden, *[question.hidden] * (count - 1)]
+    outs = [*[question.hidden] * (count - 1), question.classes]
+    return list(zip(ins, outs, strict=True))
+
+
+def num_parameters(question: Question) -> int:
+    """Of GraphSAGE: two matrices and a bias per layer."""
+    return sum(2 * into * out + out for into, out in widths(question))
+
+
+def _element(question: Question) -> int:
+    assert question.features is not None
+    count = 1
+    for extent in question.features.shape:
+        count *= extent
+    return question.features.row_bytes // count

@@ -6,10 +6,10 @@ from typing import Literal, get_args
 
 from hoploom.config.values import LIMIT, NUMBER, as_fanouts, as_int, as_number, nearest, parse_count
 from hoploom.errors import ConfigError
-from hoploom.scale.growth import Mode
 from hoploom.schema import DTYPES, Field
 
 DEFAULT_FEATURES = Field("float32", (128,))
+Mode = Literal["blocks", "subgraph"]  # what a batch is
 Topology = Literal["auto", "everywhere", "parts"]
 SHORT_DTYPES = {
     "fp16": "float16",

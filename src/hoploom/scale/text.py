@@ -7,14 +7,13 @@ from dataclasses import asdict
 from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_share
 from hoploom.scale.constants import SHORT_ROW, Constants
 from hoploom.scale.limits import findings
-from hoploom.scale.plan import Plan
+from hoploom.scale.plan import BuildStage, ScalePlan
 from hoploom.scale.spec import Question
-from hoploom.scale.times import Stage
 
 Line = Sequence[str]
 
 
-def as_text(answer: Plan) -> str:
+def as_text(answer: ScalePlan) -> str:
     """All of a plan, a section each."""
     sections = [
         _headline(answer.question),
@@ -44,7 +43,7 @@ def _headline(question: Question) -> str:
     )
 
 
-def _constants(answer: Plan) -> str:
+def _constants(answer: ScalePlan) -> str:
     known = answer.constants
     where = f"{known.machine}, {known.cores} cores, {known.date}, Hoploom {known.hoploom}"
     if answer.uses_defaults:
@@ -75,7 +74,7 @@ def columns(lines: Iterable[Line]) -> str:
     )
 
 
-def _store(answer: Plan) -> list[Line]:
+def _store(answer: ScalePlan) -> list[Line]:
     where = "the whole on every host" if answer.everywhere and answer.question.hosts > 1 else ""
     lines: list[Line] = [("", "disk", "memory", "")]
     for item in answer.store:
@@ -91,11 +90,11 @@ def _store(answer: Plan) -> list[Line]:
     return lines
 
 
-def _process(answer: Plan) -> list[Line]:
+def _process(answer: ScalePlan) -> list[Line]:
     return [(item.name, as_bytes(item.memory), "") for item in answer.process]
 
 
-def _batch(answer: Plan) -> list[Line]:
+def _batch(answer: ScalePlan) -> list[Line]:
     lines: list[Line] = [("", "expanded", "picks", "distinct nodes", "")]
     for number, hop in enumerate(answer.batch.hops, 1):
         lines.append((f"hop {number}", *map(as_count, (hop.frontier, hop.picks, hop.nodes)), ""))
@@ -106,7 +105,7 @@ def _batch(answer: Plan) -> list[Line]:
     return [*lines, ("share of the graph", "", "", as_share(share), "")]
 
 
-def _network(answer: Plan) -> list[Line]:
+def _network(answer: ScalePlan) -> list[Line]:
     question, batch, moved = answer.question, answer.batch, answer.traffic
     if question.hosts == 1:
         return [("one host", "nothing", "")]
@@ -126,7 +125,7 @@ def _network(answer: Plan) -> list[Line]:
     ]
 
 
-def _times(answer: Plan) -> list[Line]:
+def _times(answer: ScalePlan) -> list[Line]:
     times = answer.times
     remarks = {"sampling": f"{times.workers} loader threads", "model": "forward and backward, on the cores measured"}
     if answer.question.step_seconds is not None:
@@ -140,7 +139,7 @@ def _times(answer: Plan) -> list[Line]:
     return lines
 
 
-def _preparing(answer: Plan) -> list[Line]:
+def _preparing(answer: ScalePlan) -> list[Line]:
     lines: list[Line] = [(stage.name, as_seconds(stage.seconds), "") for stage in answer.build if stage.seconds]
     lines.append(("tables to store", as_seconds(_sum(answer.build)), ""))
     if answer.question.hosts > 1:
@@ -152,18 +151,18 @@ def _preparing(answer: Plan) -> list[Line]:
     return lines
 
 
-def _sum(stages: Iterable[Stage]) -> float:
+def _sum(stages: Iterable[BuildStage]) -> float:
     return sum(stage.seconds for stage in stages)
 
 
-def _findings(answer: Plan) -> str:
+def _findings(answer: ScalePlan) -> str:
     found = findings(answer)
     harmless = all(finding.level == "note" for finding in found)
     title = "Nothing breaks." if harmless else "Where it breaks"
     return "\n".join([title, *(f"  {f.level}: {f.what}\n    way out: {f.way_out}" for f in found)])
 
 
-def as_json(answer: Plan) -> str:
+def as_json(answer: ScalePlan) -> str:
     """The same as one JSON object: bytes, seconds and counts."""
     contents = {
         "question": asdict(answer.question),

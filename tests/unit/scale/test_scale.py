@@ -21,10 +21,8 @@ from hoploom.scale import (
     findings,
     plan,
 )
-from hoploom.scale.batches import batch_size, traffic
-from hoploom.scale.growth import Crowd, grow, hit_rate, picks_per_node
 from hoploom.scale.limits import hosts_needed
-from hoploom.scale.sizes import host_items, id_bytes
+from hoploom.scale.sizes import Crowd, batch_size, grow, hit_rate, host_items, id_bytes, picks_per_node, traffic
 from hoploom.schema import Field
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")

@@ -11,8 +11,8 @@ import pytest
 from hoploom.errors import ConfigError
 from hoploom.scale import (
     Constants,
-    Plan,
     Question,
+    ScalePlan,
     constants_as_text,
     default_constants,
     machine,
@@ -174,7 +174,7 @@ def test_measuring_yields_constants_that_plans_take(tmp_path: Path, monkeypatch:
     assert asdict(read_constants(tmp_path / "bench.json")) == asdict(constants)
     assert "quickly" in constants_as_text(constants)
     assert "assigning nodes by stream, 1 thread" in constants_as_text(constants)
-    answer: Plan = plan(LARGE, constants)
+    answer: ScalePlan = plan(LARGE, constants)
     assert not answer.uses_defaults
 
 
