@@ -10,8 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from hoploom.config.toml import as_key, as_toml
 from hoploom.ingest.tables.files import TableFile
 from hoploom.ingest.tables.guess import (
@@ -128,7 +126,7 @@ def _type_by_values(found: _Draft, roles: Roles, column: str, other: str | None)
     """
     said = {of_what(end) for end in roles.ends or ()}
     able = _able(found, roles.table, column)
-    if len(said) > 1 and "" not in said and not _is_text(roles.table, column):
+    if len(said) > 1 and "" not in said and not roles.table.is_text(column):
         return None, False
     shares = {name: share_found(roles.table.sample[column], of.table, of.id or "") for name, of in able.items()}
     best = max(shares, key=lambda name: (name == other and shares[name] > HALF, shares[name]), default=None)
@@ -140,12 +138,8 @@ def _type_by_values(found: _Draft, roles: Roles, column: str, other: str | None)
 
 def _able(found: _Draft, table: Surveyed, column: str) -> dict[str, Roles]:
     """The types with ids such as a column's: text at both ends, or at none."""
-    is_text = _is_text(table, column)
-    return {name: of for name, of in found.nodes.items() if _is_text(of.table, of.id or "") == is_text}
-
-
-def _is_text(table: Surveyed, column: str) -> bool:
-    return bool(pa.types.is_string(table.types[column]))
+    is_text = table.is_text(column)
+    return {name: of for name, of in found.nodes.items() if of.id and of.table.is_text(of.id) == is_text}
 
 
 def _counted(found: _Draft, table: Surveyed, column: str) -> str | None:

@@ -6,16 +6,18 @@ from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from torch import Tensor
 
 from hoploom.config.toml import as_key
 from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.columns import rule_of
+from hoploom.ingest.tables.diagnose import UnfitError
 from hoploom.ingest.tables.engine import Engine
 from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
 from hoploom.ingest.tables.table_source import TableSource, scan
-from hoploom.ingest.tables.transforms import FLOATS, FieldColumns, SourceColumn, UnfitColumnError, fill_scalar, prepared
+from hoploom.ingest.tables.transforms import FLOATS, FieldColumns, SourceColumn, fill_scalar, prepared, write_numbers
 from hoploom.schema import DTYPES, Field
 
 EXACT = ("float64", "int64")  # hold microseconds since 1970
@@ -206,8 +208,15 @@ class TableFields:
         return {field.name: self._rows(field, arrays, batch.num_rows) for field in self.fields}
 
     def _rows(self, field: FieldColumns, arrays: Mapping[str, pa.Array], count: int) -> Tensor:
-        try:
-            return field.rows(arrays, count)
-        except UnfitColumnError as error:
-            check = partial(field.numbers, error.column)
-            raise diagnose.unfit(self.source, error.column.name, check, error) from error
+        out = torch.empty((count, *field.field.shape), dtype=DTYPES[field.arriving.dtype])
+        begin = 0
+        for column in field.columns:
+            target = out[:, begin : begin + column.extent] if len(field.columns) > 1 else out
+            try:
+                values = field.numbers(column, arrays[column.name])
+            except UnfitError as error:
+                check = partial(field.numbers, column)
+                raise diagnose.unfit(self.source, column.name, check, error) from error
+            write_numbers(target, values)
+            begin += column.extent
+        return out

@@ -190,7 +190,7 @@ def _with_columns(roles: Roles) -> Roles:
     return replace(
         roles,
         features=features,
-        codes=(label,) if label is not None and _is_text(table.types[label]) else (),
+        codes=(label,) if label is not None and table.is_text(label) else (),
         nulls=tuple(name for name in features if table.sample[name].null_count),
         unused=tuple(name for name in left if name not in features),
         **found,  # type: ignore[arg-type]
@@ -214,20 +214,16 @@ def _is_time(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind))
-
-
 def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _is_label(table: Surveyed, name: str) -> bool:
-    return _is_text(table.types[name]) or _is_feature(table, name)
+    return table.is_text(name) or _is_feature(table, name)
 
 
 def _is_split(table: Surveyed, name: str) -> bool:
-    return _is_text(table.types[name]) and pc.count_distinct(table.sample[name]).as_py() <= MOST_SPLITS
+    return table.is_text(name) and pc.count_distinct(table.sample[name]).as_py() <= MOST_SPLITS
 
 
 def _is_feature(table: Surveyed, name: str) -> bool:

@@ -37,6 +37,9 @@ class Surveyed:
         """The columns and their types."""
         return {field.name: field.type for field in self.sample.schema}
 
+    def is_text(self, column: str) -> bool:
+        return bool(pa.types.is_string(self.types[column]))
+
 
 def survey(folder: Path) -> tuple[list[Surveyed], list[Path], list[Path]]:
     """The tables and the .npy files in a folder, by name, and the files without even a header, below it."""

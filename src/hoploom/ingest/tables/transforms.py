@@ -74,20 +74,6 @@ class FieldColumns:
         """As its rows come: with all digits, if sums are taken of them."""
         return Field("float64", self.field.shape) if self.standardised else self.field
 
-    def rows(self, given: Mapping[str, pa.Array], count: int) -> Tensor:
-        """The field's rows [count, ...]; UnfitColumnError names the column that cannot be used."""
-        out = torch.empty((count, *self.field.shape), dtype=DTYPES[self.arriving.dtype])
-        begin = 0
-        for column in self.columns:
-            target = out[:, begin : begin + column.extent] if len(self.columns) > 1 else out
-            try:
-                values = self.numbers(column, given[column.name])
-            except UnfitError as error:
-                raise UnfitColumnError(column, str(error)) from error
-            _fill(target, values)
-            begin += column.extent
-        return out
-
     def numbers(self, column: SourceColumn, given: pa.Array) -> Values:
         """The numbers of a column, checked; UnfitError for the first reason they cannot be stored."""
         values = numbers_of(column, given)
@@ -108,16 +94,8 @@ def refuse(values: Values, wrong: Values, why: str) -> None:
         raise UnfitError(f"holds {values[wrong][0]}, {why}")
 
 
-class UnfitColumnError(Exception):
-    """A column has a value that cannot be used."""
-
-    def __init__(self, column: SourceColumn, reason: str) -> None:
-        super().__init__(reason)
-        self.column, self.reason = column, reason
-
-
-def _fill(target: Tensor, values: Values) -> None:
-    """Write numbers into a tensor [n, …], cast to its type."""
+def write_numbers(target: Tensor, values: Values) -> None:
+    """Write them into a tensor [n, …], cast to its type."""
     if target.dtype == torch.bfloat16:  # NumPy has none
         target.copy_(torch.from_numpy(values.astype(np.float32)).view(target.shape))
     else:
