@@ -135,10 +135,9 @@ def test_torchruns_own_account_does_not_hide_the_error() -> None:
 
 def said_in_turn(*lines: str) -> View:
     """A view of torchrun's lines on a host with four ranks."""
-    with open(os.devnull, "w") as nowhere:
-        view = View(["a/trainers"], nowhere, nowhere)
-        for line in lines:
-            view.show("a/trainers", line, is_error=True)
+    view = View(["a/trainers"])
+    for line in lines:
+        view.show("a/trainers", line, is_error=True)
     return view
 
 
@@ -181,11 +180,8 @@ def test_without_an_error_that_is_known_as_one_all_speakers_are_shown() -> None:
 
 
 def test_only_the_last_lines_are_kept() -> None:
-    with open(os.devnull, "w") as nowhere:
-        view = View(["a/trainers"], nowhere, nowhere)
-        for i in range(5000):
-            view.show("a/trainers", f"line {i}", is_error=True)
-        assert view.tail("a/trainers") == tuple(f"line {i}" for i in range(4800, 5000))
+    tail = said_in_turn(*(f"line {i}" for i in range(5000))).tail("a/trainers")
+    assert tail == tuple(f"line {i}" for i in range(4800, 5000))
 
 
 # --- signals -------------------------------------------------------------------------------------

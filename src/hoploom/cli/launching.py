@@ -49,9 +49,9 @@ def _launch(arguments: Arguments) -> int:
         print(_dry_run(cluster, command))
         return 0
     if cluster.executor == "slurm":
-        from hoploom.deploy import slurm
+        from hoploom.deploy import slurm, slurm_job
 
-        return slurm.run(cluster, command)
+        return slurm_job.run(slurm.script(cluster, command))
     return run(cluster, command)
 
 

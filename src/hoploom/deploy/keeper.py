@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 MARK = "\x1ehoploom keeps "  # the first line on stdout, with the process' id
-LOGS = "{logs}"
+LOGS = "{logs}"  # in words: a folder that the keeper makes, and removes at the end
 IS_LINUX = sys.platform == "linux"
 DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl
 STOPPING = 5.0  # seconds between SIGTERM and SIGKILL once whoever started it is gone

@@ -7,17 +7,19 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any
 
+from hoploom.config.values import join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Process
-from hoploom.deploy.programs import num_open_ports, processes, with_ports
+from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.deploy.supervise import Executor, KeptProcess, Local, ProcessEvent, SignalName, Supervisor
 from hoploom.deploy.view import Failure, View, ending, first_of
 from hoploom.errors import ConfigError
 
+LOOPBACK = "127.0.0.1"
 INTERRUPTED = 128  # and the signal's number: an exit code
 
 
@@ -52,10 +54,18 @@ def executor_of(cluster: Cluster) -> Executor:
 def with_free_ports(cluster: Cluster) -> Cluster:
     """Ports that were left open become ones that nobody listens on now."""
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(num_open_ports(cluster))]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return with_ports(cluster, [one.getsockname()[1] for one in held])
+
+        def free_port() -> int:
+            held = stack.enter_context(socket.socket())
+            held.bind((LOOPBACK, 0))
+            return int(held.getsockname()[1])
+
+        address, port = split_address(cluster.rendezvous)
+        rendezvous = join_address(address, port or free_port())
+        hosts = tuple(
+            replace(host, port=free_port()) if host.serves and not host.port else host for host in cluster.hosts
+        )
+        return replace(cluster, hosts=hosts, rendezvous=rendezvous)
 
 
 class Launch:

@@ -34,7 +34,7 @@ CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cer
 
 @dataclass(frozen=True)
 class Opening:
-    """What `Context.open` is asked for."""
+    """The arguments of `Context.open`."""
 
     path: Path | None
     parts: tuple[int, ...] | None
@@ -87,7 +87,7 @@ def _connected(opening: Opening, closing: ExitStack) -> Store:
 
     assert opening.servers
     given = dict(opening.options)
-    if opening.path is not None and opening.parts == ():  # nothing to map: hops and rows are all asked for
+    if opening.path is not None and opening.parts == ():  # nothing to map: all hops and rows come from servers
         store = connect(opening.servers, **given | {"made": "here"})
     else:
         given |= {} if opening.path is None else {"parts": opening.parts}
@@ -147,7 +147,7 @@ def _side_by_side(context: Context, hosts: Hosts, opening: Opening, closing: Exi
 
 
 def _own_parts(opening: Opening, host: int, num_hosts: int) -> list[int]:
-    """As asked; else those whose files are here, if some are not; else this host's share of all."""
+    """Those of the user; else those whose files are here, if some are not; else this host's share of all."""
     assert opening.path is not None
     num_parts = len(read_manifest(opening.path).parts)
     if opening.parts is not None:

@@ -8,13 +8,13 @@ waits to see who joins. What it gives up is a cluster that grows while it runs.
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Host, Process, Security, ServerOptions
+from hoploom.deploy.keeper import LOGS
 from hoploom.errors import ConfigError
 
-LOGS = "{logs}"  # in words: a folder that the keeper makes, and removes at the end
 FORMS = "give what comes behind `hoploom`, such as train run.toml, or your own script.py and its arguments"
 STARTER = re.compile(r"torchrun|python(\d+(\.\d+)*)?")
 LOOPBACK = "lo"
@@ -179,17 +179,3 @@ def _trainers(cluster: Cluster, node_rank: int, script: Sequence[str]) -> Proces
 def without_logs(words: Sequence[str]) -> tuple[str, ...]:
     """As one would type it: the folder for logs is the keeper's."""
     return tuple("LOGS" if word == LOGS else word for word in words)
-
-
-def with_ports(cluster: Cluster, free: Sequence[int]) -> Cluster:
-    """Ports that are 0 become these, in order: the rendezvous' first, then the servers'."""
-    ports = iter(free)
-    address, port = split_address(cluster.rendezvous)
-    rendezvous = join_address(address, port or next(ports))
-    hosts = tuple(replace(host, port=next(ports)) if host.serves and not host.port else host for host in cluster.hosts)
-    return replace(cluster, hosts=hosts, rendezvous=rendezvous)
-
-
-def num_open_ports(cluster: Cluster) -> int:
-    """How many ports with_ports takes."""
-    return (split_address(cluster.rendezvous)[1] == 0) + sum(1 for host in cluster.servers if not host.port)

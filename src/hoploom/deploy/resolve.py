@@ -140,8 +140,8 @@ def _with_ports(
     written: Written, hosts: tuple[Host, ...], given: Mapping[str, HostKeys], executor: str
 ) -> tuple[Host, ...]:
     """A port for each server: its own, else the next one of its address; 0 where that is found out at the start."""
-    is_asked = "server.port" in written.document.where
-    base: int = 0 if executor in FINDS_PORTS and not is_asked else written.sections["server"].port
+    is_given = "server.port" in written.document.where
+    base: int = 0 if executor in FINDS_PORTS and not is_given else written.sections["server"].port
     taken: dict[str, dict[int, str]] = {}
     for host in hosts:
         if not host.serves or not host.port:

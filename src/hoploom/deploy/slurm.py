@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hoploom.config.values import join_address, split_address
-from hoploom.deploy import slurm_job
 from hoploom.deploy.cluster_file import Cluster, Process, SlurmOptions
 from hoploom.deploy.programs import processes
 from hoploom.errors import ConfigError
@@ -92,11 +91,6 @@ status=${{PIPESTATUS[0]}}
 stop_servers
 exit "$status"
 """
-
-
-def run(cluster: Cluster, command: Sequence[str]) -> int:
-    """Submit the job and follow it to its end: its exit status is that of the trainers. Ctrl-C cancels the job."""
-    return slurm_job.run(script(cluster, command))
 
 
 def script(cluster: Cluster, command: Sequence[str]) -> str:

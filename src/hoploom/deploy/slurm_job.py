@@ -1,7 +1,7 @@
 """A batch job of Slurm, from sbatch to its end, in one terminal: its output as it comes, its state, its exit status.
 
-The job's state is asked for, rather than its end waited for: often at first, then every few seconds, as controllers
-of large clusters ask of their users. Without accounting a job that ended is known for some minutes only (MinJobAge).
+Slurm is asked for the job's state, often at first, then every few seconds, as operators of large clusters wish.
+Without accounting a job that ended is known for some minutes only (MinJobAge).
 """
 
 import re

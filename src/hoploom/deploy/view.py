@@ -60,7 +60,7 @@ class Failure:
 
 
 def tells_of_another(lines: Iterable[str]) -> bool:
-    """Whether somebody else failed first."""
+    """Whether another process failed first."""
     return any(word in line for line in lines for word in CONSEQUENCES)
 
 
@@ -107,14 +107,8 @@ def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
 class View:
     """Where lines go. Any thread may call it; `when_unread` is called once nobody reads them any more."""
 
-    def __init__(
-        self,
-        labels: Sequence[str],
-        out: TextIO | None = None,
-        err: TextIO | None = None,
-        when_unread: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._streams = {False: out or sys.stdout, True: err or sys.stderr}
+    def __init__(self, labels: Sequence[str], when_unread: Callable[[], None] = lambda: None) -> None:
+        self._streams: dict[bool, TextIO] = {False: sys.stdout, True: sys.stderr}
         self._when_unread = when_unread
         self._colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
         self._width = max(map(len, labels), default=0)
@@ -152,11 +146,12 @@ class View:
         if not failures:
             return
         first = first_of(failures)
-        lines = [f"{first.label} {first.message}" if _is_phrase(first.message) else f"{first.label}: {first.message}"]
+        is_phrase = first.message.startswith(("ended", "was killed"))
+        lines = [f"{first.label}{' ' if is_phrase else ': '}{first.message}"]
         lines += [f"  {line}" for line in without_noise(first.tail)[-SHOWN_LINES:]]
-        others = [failure for failure in failures if failure is not first]
+        others = [failure.label for failure in failures if failure is not first]
         if others:
-            lines.append(f"after that: {_listed(failure.label for failure in others)} failed, too")
+            lines.append(f"after that: {', '.join(others)} failed, too")
         with self._lock:
             self._write(f"\nhoploom: first error: {lines[0]}\n", is_error=True)
             self._write("".join(f"{line}\n" for line in lines[1:]), is_error=True)
@@ -198,11 +193,3 @@ def _speaker(label: str, line: str) -> tuple[str, str]:
     if found is None or not label.endswith("/trainers"):
         return label, line
     return f"{label.removesuffix('s')}-{found[1]}", line[found.end() :]
-
-
-def _is_phrase(message: str) -> bool:
-    return message.startswith(("ended", "was killed"))
-
-
-def _listed(labels: Iterable[str]) -> str:
-    return ", ".join(labels)
