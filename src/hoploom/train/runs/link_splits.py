@@ -5,7 +5,7 @@ on every rank alike. The graph that is left is in every process's own memory: fo
 that, build a store of the training edges and give the others as files (`task.links`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,12 +17,13 @@ from hoploom import keys
 from hoploom.ops import EdgeLists
 from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema
 from hoploom.store import Store
+from hoploom.store.edges import edges_of
 from hoploom.store.part import Part, Table
 from hoploom.store.store import assemble
 
 HELD_OUT = 0x6C696E6B73  # folded into the seed's key, to stay apart from what samplers draw
-CHUNK = 1 << 22  # edges hashed at a time
 TRAIN, VAL, TEST = range(3)
+SPLITS = ("train", "val", "test")
 Words = NDArray[np.uint64]
 
 
@@ -73,14 +74,11 @@ def hold_out(store: Store, relation: RelationName, reverse: RelationName | None,
     >>> held_out = hold_out(store, ("node", "to", "node"), None, LinkShares(seed=0, val=0.05, test=0.1))
     """
     schema = store.schema
-    splits = {relation: _splits(store, relation, shares, turned=False)}
+    splits = {relation: [_splits(part, relation, shares) for part in store.parts]}
     if reverse is not None and reverse != relation:
-        splits[reverse] = _splits(store, reverse, shares, turned=True)
-    links: dict[str, Tensor] = {}
-    for name, split in (("train", TRAIN), ("val", VAL), ("test", TEST)):
-        edges = _edges(store, relation)
-        found = [ends[:, of == split] for ends, of in zip(edges, splits[relation], strict=True)]
-        links[name] = torch.cat(found, dim=1)
+        splits[reverse] = [_splits(part, reverse, shares, turned=True) for part in store.parts]
+    of_split = torch.cat(splits[relation])
+    links = {name: _links(store.parts, relation, of_split == split) for split, name in enumerate(SPLITS)}
     kept = {key: [of == TRAIN for of in per_part] for key, per_part in splits.items()}
     num_edges = {key: sum(int(keep.sum()) for keep in masks) for key, masks in kept.items()}
     relations = tuple(replace(r, num_edges=num_edges.get(r.key, r.num_edges)) for r in schema.relations)
@@ -88,24 +86,24 @@ def hold_out(store: Store, relation: RelationName, reverse: RelationName | None,
     return HeldOut(assemble(left, _without(store.parts, left, kept)), links)
 
 
-def _edges(store: Store, key: RelationName) -> Iterator[Tensor]:
-    """The edges of a relation, part by part: [2, n] int64."""
-    index = store.schema.relation_index[key]
-    for part in store.parts:
-        lists = part.lists[index]
-        nodes = torch.arange(lists.first_node, lists.first_node + lists.indptr.numel() - 1)
-        yield torch.stack([lists.indices.to(torch.int64), torch.repeat_interleave(nodes, lists.indptr.diff())])
+def _splits(part: Part, key: RelationName, shares: LinkShares, *, turned: bool = False) -> Tensor:
+    """The split of every edge: [n] uint8. turned: destinations stand first, as in the relation's mirror image."""
+    found = [torch.empty(0, dtype=torch.uint8)]
+    for sources, nodes in edges_of(part.lists[part.schema.relation_index[key]], key):
+        first, second = (nodes, sources) if turned else (sources, nodes)
+        found.append(shares.splits(first, second, undirected=key[0] == key[2]))
+    return torch.cat(found)
 
 
-def _splits(store: Store, key: RelationName, shares: LinkShares, *, turned: bool) -> list[Tensor]:
-    """The split of every edge, per part. turned: destinations stand first, as in the relation's mirror image."""
-    out = []
-    for edges in _edges(store, key):
-        first, second = (edges[1], edges[0]) if turned else (edges[0], edges[1])
-        spans = [slice(begin, begin + CHUNK) for begin in range(0, first.numel(), CHUNK)]
-        found = [shares.splits(first[span], second[span], undirected=key[0] == key[2]) for span in spans]
-        out.append(torch.cat(found) if found else torch.empty(0, dtype=torch.uint8))
-    return out
+def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
+    """The chosen ones of a relation's edges: [2, n] int64."""
+    found, begin = [torch.empty(2, 0, dtype=torch.int64)], 0
+    for part in parts:
+        for ends in edges_of(part.lists[part.schema.relation_index[key]], key):
+            edges = torch.stack([of_end.to(torch.int64) for of_end in ends])
+            found.append(edges[:, chosen[begin : begin + edges.shape[1]]])
+            begin += edges.shape[1]
+    return torch.cat(found, dim=1)
 
 
 def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, Sequence[Tensor]]) -> list[Part]:

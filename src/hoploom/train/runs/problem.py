@@ -16,11 +16,10 @@ from hoploom.config.values import nearest
 from hoploom.errors import ConfigError
 from hoploom.schema import NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
-from hoploom.train.runs.link_splits import LinkShares, hold_out
+from hoploom.train.runs.link_splits import SPLITS, LinkShares, hold_out
 from hoploom.train.runs.run_file import LINKS, RunFile
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
-SPLITS = ("train", "val", "test")
 READ_AT_ONCE = 1 << 20  # labels
 MOST_CLASSES = 1_000_000
 
