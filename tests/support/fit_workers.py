@@ -296,12 +296,13 @@ def a_signal_for_rank_1(context: Context, folder: str) -> None:
 
 
 def a_full_disk_for_rank_0(context: Context, folder: str) -> None:
-    """Only rank 0 writes; all ranks learn that it could not."""
+    """Only rank 0 writes; all ranks learn that it could not, and why."""
     blocked = Path(folder) / "blocked"
     if context.is_main:
         blocked.write_text("a file where the folder should be")
     context.barrier()
-    with pytest.raises(hoploom.StoreError, match=r"cannot write .*blocked/last.safetensors"):
+    kind = hoploom.StoreError if context.is_main else hoploom.PeerError
+    with pytest.raises(kind, match=r"cannot write .*blocked/last.safetensors"):
         fit(learner_of(context), Training(1, **QUIET), context, checkpoint=Checkpoint(blocked, context))
 
 

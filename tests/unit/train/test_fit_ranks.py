@@ -1,6 +1,5 @@
 """Training by several processes is training by one: gradients, curves, metrics, checkpoints, and what goes wrong."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +83,9 @@ def test_another_number_of_ranks_resumes_to_the_same_numbers(two: Path) -> None:
         )
 
 
-@pytest.mark.alone  # thirty seconds, in which processes start
 def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
         spawn(fit_workers.rank_1_is_killed, 2, [str(tmp_path)], device="cpu", timeout=60)
-    assert time.monotonic() - began < 30
     assert "rank 1" in (tmp_path / "said").read_text()
 
 
