@@ -18,7 +18,7 @@ from hoploom.ops.buffers import (
 from hoploom.ops.csc import Csc, build_csc
 from hoploom.ops.draws import draw_bounded, draw_words, permute
 from hoploom.ops.edges import InEdges, OutEdges
-from hoploom.ops.gather import as_bytes, gather, route, scatter_lists, scatter_rows
+from hoploom.ops.gather import byte_rows, gather, route, scatter_lists, scatter_rows
 from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
 from hoploom.ops.relabel import Found, IdMap, NodeMap, fill_edges
 from hoploom.ops.rows import ELEMENTS, aggregate_tables
@@ -47,9 +47,9 @@ __all__ = [
     "Topology",
     "aggregate",
     "aggregate_tables",
-    "as_bytes",
     "assign_parts",
     "build_csc",
+    "byte_rows",
     "count_cut",
     "draw_bounded",
     "draw_words",

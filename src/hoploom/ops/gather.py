@@ -28,7 +28,7 @@ def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Ten
     return owned
 
 
-def as_bytes(rows: Tensor) -> Tensor:
+def byte_rows(rows: Tensor) -> Tensor:
     """The same memory as rows of bytes: [rows, row bytes] uint8."""
     shape = rows.shape[0], math.prod(rows.shape[1:]) * rows.element_size()
     return rows.reshape(-1).view(torch.uint8).view(shape) if rows.numel() else torch.empty(shape, dtype=torch.uint8)

@@ -133,7 +133,7 @@ class RemotePart:
         expected = [(out.dtype, (places.numel(), *out.shape[1:])) for places, out in asked]
         if [tuple(one) for one in incoming.described] != expected:
             raise PeerError(f"part {self.number} answered with rows of another dtype or shape; see its version")
-        raw = [ops.as_bytes(out) for _, out in asked]
+        raw = [ops.byte_rows(out) for _, out in asked]
         for index, row, rows in incoming.pieces():
             ops.scatter_rows(rows, asked[index][0][row : row + rows.shape[0]], raw[index])
 

@@ -136,7 +136,7 @@ def read_pair(features: FeatureStore, graph: GraphStore, *, time_attr: str | Non
                 num_nodes.setdefault(end, int(size))
     for owner, field in rows.attrs:
         if field == time_attr:
-            nodes[owner][field] = rows.whole(owner, field)
+            nodes[owner][field] = rows.all_rows(owner, field)
     built = build_store(
         nodes,
         _pair_edges(graph, homogeneous),
@@ -191,7 +191,7 @@ class PairFeatures:
                 found[name] = Field(DTYPE_NAMES[row.dtype], tuple(row.shape[1:]))
         return found
 
-    def whole(self, owner: str, field: str) -> Tensor:
+    def all_rows(self, owner: str, field: str) -> Tensor:
         """A field of every node."""
         attr = copy.copy(self.attrs[owner, field])
         attr.index = None

@@ -26,7 +26,7 @@ class Table:
     raw: Tensor = field(init=False, repr=False, compare=False)  # [n, bytes per row] uint8, the same memory
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "raw", ops.as_bytes(self.rows))
+        object.__setattr__(self, "raw", ops.byte_rows(self.rows))
 
     def gather(self, ids: Tensor, *, pinned: bool) -> Tensor:
         """The rows of these ids, in recycled memory."""
@@ -36,7 +36,7 @@ class Table:
 
     def gather_at(self, places: Tensor, ids: Tensor, out: Tensor) -> None:
         """out[places] = the rows of ids[places]."""
-        ops.gather(self.raw, ids, ops.as_bytes(out), self.first, places)
+        ops.gather(self.raw, ids, ops.byte_rows(out), self.first, places)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class HeldRows:
 
     def copy(self, name: str, found: Found, out: Tensor) -> None:
         """Write the rows found to their places."""
-        ops.gather(ops.as_bytes(self.tables[name]), found.slots, ops.as_bytes(out), 0, found.hits)
+        ops.gather(ops.byte_rows(self.tables[name]), found.slots, ops.byte_rows(out), 0, found.hits)
 
 
 @dataclass

@@ -163,7 +163,7 @@ class Store:
         if not covers(self.schema, self.parts, str(want.owner)) or not found or found[0][0].dtype not in ops.ELEMENTS:
             return ops.aggregate(self.features.gather([want])[0].to(torch.float32), edges, reduce)
         ids = ops.empty((edges.num_edges,), torch.int64)
-        ops.gather(ops.as_bytes(want.ids), edges.sources.to(torch.int64), ops.as_bytes(ids))
+        ops.gather(ops.byte_rows(want.ids), edges.sources.to(torch.int64), ops.byte_rows(ids))
         return ops.aggregate_tables(found, ids, edges.indptr, reduce)
 
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Store:
             own = nodes if places is None else nodes[places]
             begins, ends = (ops.empty((own.numel(),), torch.int64) for _ in range(2))
             for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
-                ops.gather(ops.as_bytes(pointers), own, ops.as_bytes(out), lists.first_node)
+                ops.gather(ops.byte_rows(pointers), own, ops.byte_rows(out), lists.first_node)
             degrees[places if places is not None else slice(None)] = ends - begins
         if key not in self._loops:
             self._loops[key] = loops_of(self.topology, key)

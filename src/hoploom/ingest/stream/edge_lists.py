@@ -12,7 +12,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import DataError
 from hoploom.ingest.stream.node_rows import bucket_bounds, by_part
-from hoploom.ingest.stream.spill import MOST_BUCKETS, Bucket, SpillBudget, Spool, as_bytes, from_bytes
+from hoploom.ingest.stream.spill import MOST_BUCKETS, Bucket, SpillBudget, Spool, from_bytes
 from hoploom.ingest.stream.streams import EdgeRows, EdgeStream
 from hoploom.ops import KEY_BYTES
 from hoploom.schema import DTYPES, Field, Relation, check_ids
@@ -115,7 +115,7 @@ def _columns(topology: WrittenRelation, rows: EdgeRows) -> list[Tensor]:
         if values.dtype != DTYPES[field.dtype] or tuple(values.shape) != (sources.numel(), *field.shape):
             raise DataError(f"field {name!r} came as {values.dtype} {tuple(values.shape)}, not {field}")
         columns.append(values)
-    return [as_bytes(column) for column in columns]
+    return [ops.byte_rows(column) for column in columns]
 
 
 # --- lists ----------------------------------------------------------------------------------

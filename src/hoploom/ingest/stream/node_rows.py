@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import DataError
-from hoploom.ingest.stream.spill import MOST_BUCKETS, Bucket, SpillBudget, Spool, as_bytes, from_bytes
+from hoploom.ingest.stream.spill import MOST_BUCKETS, Bucket, SpillBudget, Spool, from_bytes
 from hoploom.ingest.stream.streams import Chunk, NodeFields, NodeStream, Rows
 from hoploom.ops import KEY_BYTES
 from hoploom.schema import DTYPES, Field
@@ -145,7 +145,7 @@ def _spool(stream: NodeStream, block: NodeFields, first: int, budget: SpillBudge
 
 
 def _add(spool: Spool, block: NodeFields, rows: Rows) -> None:
-    spool.add(rows.ids, [as_bytes(values) for values in _checked(block, rows).values()])
+    spool.add(rows.ids, [ops.byte_rows(values) for values in _checked(block, rows).values()])
 
 
 def _checked(block: NodeFields, rows: Rows) -> Chunk:

@@ -170,13 +170,6 @@ def _write(file: FileIO, pieces: Sequence[memoryview]) -> None:
             left = left[file.write(left) :]
 
 
-def as_bytes(rows: Tensor) -> Tensor:
-    """Rows of any dtype as bytes: [n, row bytes] uint8."""
-    if not rows.numel():
-        return torch.empty((rows.shape[0], 0 if rows.shape[0] else row_bytes(rows)), dtype=torch.uint8)
-    return rows.contiguous().view(rows.shape[0], -1).view(torch.uint8)
-
-
 def row_bytes(rows: Tensor) -> int:
     return int(np.prod(rows.shape[1:], dtype=np.int64)) * rows.element_size()
 
