@@ -1,1 +1,1 @@
-"""What all files that people write in TOML share: keys and their rules, where each key stands, text from values."""
+"""What people write in TOML or YAML: keys with their rules, sections read with line numbers, single values checked."""
