@@ -18,26 +18,17 @@ if TYPE_CHECKING:
 
 # At first use: who only talks to other ranks need not import PyG, which takes seconds.
 _HOMES = {
-    "Checkpoint": "train.checkpoint",
-    "Context": "dist.context",
-    "Inference": "inference.infer",
-    "Journal": "train.journal",
-    "Learner": "train.learner",
-    "LinkPrediction": "train.tasks",
-    "MultiLabel": "train.tasks",
-    "NodeClassification": "train.tasks",
-    "NodeRegression": "train.tasks",
-    "Outcome": "train.loop",
-    "StepReport": "train.step",
-    "Task": "train.tasks",
-    "Training": "train.learner",
-    "WholeStep": "gpu.whole_step.epoch",
-    "evaluate": "train.evaluation",
-    "fit": "train.loop",
-    "infer": "inference.infer",
-    "init": "dist.context",
-    "spawn": "dist.spawn",
-    "unwrap": "dist.context",
+    "dist.context": ("Context", "init", "unwrap"),
+    "dist.spawn": ("spawn",),
+    "gpu.whole_step.epoch": ("WholeStep",),
+    "inference.infer": ("Inference", "infer"),
+    "train.checkpoint": ("Checkpoint",),
+    "train.evaluation": ("evaluate",),
+    "train.journal": ("Journal",),
+    "train.learner": ("Learner", "Training"),
+    "train.loop": ("Outcome", "fit"),
+    "train.step": ("StepReport",),
+    "train.tasks": ("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression", "Task"),
 }
 
 __all__ = [
@@ -65,6 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"hoploom.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"hoploom.{home}"), name)
     raise AttributeError(f"module 'hoploom.train' has no attribute {name!r}")
