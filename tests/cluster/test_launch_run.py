@@ -69,7 +69,7 @@ def test_the_first_failure_stands_on_top_and_ends_all_others(tmp_path: Path) -> 
     code, _, err = launched(tmp_path, programs)
     assert code == 3
     assert err.partition("\n\n")[2] == ("hoploom: first error: b/trainers ended with exit code 3\n  no such column\n")
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     assert (tmp_path / "a-server.SIGTERM").exists()
     assert_nothing_is_left(tmp_path)
 
@@ -216,7 +216,7 @@ def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         interrupt(started)
         started.communicate(timeout=30)
     assert started.returncode == 130
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30
     assert_nothing_is_left(tmp_path)
 
 
@@ -256,12 +256,11 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
         assert_nothing_is_left(tmp_path)
 
 
-@pytest.mark.alone  # half a second
-def test_what_a_process_leaves_behind_is_ended(tmp_path: Path) -> None:
+def test_what_a_process_leaves_behind_is_ended_first(tmp_path: Path) -> None:
     code, _, _ = launched(tmp_path, {"a/trainers": ["leave:sleep:100", "exit:0"]})
     assert code == 0
     assert (tmp_path / "a-trainers-left.pid").exists()
-    assert_nothing_is_left(tmp_path, seconds=0.5)
+    assert_nothing_is_left(tmp_path, seconds=0)
 
 
 def test_a_killed_keeper_takes_its_process_along(tmp_path: Path) -> None:
