@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 folder=${1:-build/gpu-wheels}
 python=${PYTHON:-python3}
 limit=$((64 * 1024 * 1024))
-names="nanobind ninja torchmetrics lightning-utilities packaging pytest pytest-timeout iniconfig pluggy Pygments hypothesis sortedcontainers"
+names="nanobind ninja safetensors tqdm torchmetrics lightning-utilities packaging pytest pytest-timeout iniconfig pluggy Pygments hypothesis sortedcontainers"
 
 mkdir -p "$folder"
 pins=$folder/pins.txt
