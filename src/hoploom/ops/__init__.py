@@ -7,6 +7,7 @@ of anything, so what goes in and out are arrays of some capacity that the caller
 from hoploom.ops.aggregate import Reduce, aggregate, softmax
 from hoploom.ops.buffers import (
     MappedFile,
+    any_damaged,
     empty,
     give_back_freed_memory,
     keep_freed_memory,
@@ -47,6 +48,7 @@ __all__ = [
     "Topology",
     "aggregate",
     "aggregate_tables",
+    "any_damaged",
     "assign_parts",
     "build_csc",
     "byte_rows",

@@ -9,6 +9,7 @@ from torch import Tensor
 from hoploom import _core
 
 MappedFile = _core.MappedFile  # a file's pages, kept without a descriptor
+any_damaged = _core.any_damaged  # whether any file that is mapped can no longer be read
 pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
 pool_trim = _core.pool_trim
 keep_freed_memory = _core.keep_freed_memory  # malloc's too, from now on: pages are faulted in once

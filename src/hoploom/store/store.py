@@ -99,8 +99,9 @@ class Store:
 
         What the core reads, it asks about by itself; this is for what was read as a tensor.
         """
-        for part in {id(part): part for part in (*self.parts, *self.topology)}.values():
-            part.require_whole()
+        if ops.any_damaged():  # one load, for every batch: a store may have thousands of parts
+            for part in (*self.parts, *self.topology):
+                part.require_whole()
 
     def split(self, name: str, node_type: str | None = None) -> Tensor:
         """The node ids of a split, ascending by part: `store.split("train")`."""
