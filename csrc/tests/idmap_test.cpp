@@ -5,8 +5,8 @@
 #include <unordered_map>
 
 #include "check.h"
-#include "reference.h"
 #include "graphs.h"
+#include "reference.h"
 
 using namespace hoploom;
 using namespace hoploom::test;
