@@ -6,11 +6,12 @@ magnitude. Whoever plans in earnest measures the machines that will be used.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from hoploom.errors import ConfigError
 
@@ -18,6 +19,14 @@ FORMAT, VERSION = "hoploom-bench", 1
 SHORT_ROW = 64  # bytes
 Curve = tuple[tuple[float, float], ...]  # (bytes of what is read at random, a rate), ascending
 REMEDY = "run `hoploom bench --out bench.json` again"
+
+
+class Figure(NamedTuple):
+    """How `hoploom bench` prints a constant."""
+
+    what: str
+    unit: str
+    where: str = ""  # of a point of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,25 +38,36 @@ class Constants:
     hoploom: str  # its version
     date: str
     quick: bool = False
-    random_reads: float  # 4-byte entries, 1 thread, far apart
-    copy_bytes: float  # 1 thread
-    sample_picks: Curve  # picks, sampled and relabelled, 1 thread; by bytes of topology
-    hashed_slowdown: float  # times as long where node ids are hashed, beyond the direct map's budget
-    gather_rows: Curve  # rows of SHORT_ROW bytes, 1 thread; by bytes of the table
-    gather_bytes: float  # bytes of rows beyond their first SHORT_ROW, 1 thread
-    batch_seconds: float  # of a batch's fixed cost
-    open_seconds: float  # of opening a store of one part
-    open_file_seconds: float  # of each further file
-    csc_edges: Curve  # edges sorted into lists, all cores; by bytes of the lists
-    join_edges: float | None  # edges whose both ends are looked up in the node table, by DuckDB, all cores
-    partition_edges: float  # edges of the graph, by the stream partitioner from first to last, 1 thread
-    disk_write: float  # bytes, flushed
-    disk_read: float  # bytes, in order
-    disk_reads: float  # pages of 4096 bytes, one at a time
-    loopback_bytes: float  # of one TCP connection
-    round_trip_seconds: float
-    aggregate_values: float  # edges times width, forward and backward, all cores
-    linear_flops: float  # forward and backward, all cores
+    random_reads: Annotated[float, Figure("random 4-byte reads, 1 thread", "/s")]  # far apart
+    copy_bytes: Annotated[float, Figure("copying, 1 thread", "B")]
+    # picks sampled and relabelled
+    sample_picks: Annotated[Curve, Figure("sampling, 1 thread", "picks/s", "lists of {}")]
+    # where node ids are hashed, beyond the direct map's budget
+    hashed_slowdown: Annotated[float, Figure("sampling beyond a direct map", "times as long")]
+    gather_rows: Annotated[Curve, Figure("gathering, 1 thread", "rows/s", f"of {SHORT_ROW} B, a table of {{}}")]
+    # bytes of rows beyond their first SHORT_ROW
+    gather_bytes: Annotated[float, Figure("gathering, what is longer, 1 thread", "B")]
+    batch_seconds: Annotated[float, Figure("fixed cost of a batch", "s")]
+    open_seconds: Annotated[float, Figure("opening a store of one part", "s")]
+    open_file_seconds: Annotated[float, Figure("opening each further file", "s")]
+    csc_edges: Annotated[Curve, Figure("edge list to CSC", "edges/s", "lists of {}")]  # all cores
+    join_edges: Annotated[float | None, Figure("looking up both ends of edges, DuckDB", "edges/s")]  # all cores
+    # edges of the graph, from first to last
+    partition_edges: Annotated[float, Figure("assigning nodes by stream, 1 thread", "edges/s")]
+    disk_write: Annotated[float, Figure("writing to disk", "B")]  # flushed
+    disk_read: Annotated[float, Figure("reading from disk in order", "B")]
+    disk_reads: Annotated[float, Figure("pages of 4 KiB at random, one at a time", "/s")]
+    loopback_bytes: Annotated[float, Figure("one connection over loopback", "B")]
+    round_trip_seconds: Annotated[float, Figure("a round trip over loopback", "s")]
+    # edges times width, all cores
+    aggregate_values: Annotated[float, Figure("aggregating, forward and backward", "values/s")]
+    linear_flops: Annotated[float, Figure("linear layers, forward and backward", "flop/s")]  # all cores
+
+
+def figures() -> dict[str, Figure]:
+    """What is printed of each constant that was measured."""
+    hints = get_type_hints(Constants, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
 @cache
@@ -83,45 +103,36 @@ def read_constants(path: str | Path) -> Constants:
         raise ConfigError(f"{path} is no JSON: {error}; {REMEDY}") from error
     if not isinstance(contents, dict) or contents.get("format") != FORMAT or contents.get("version") != VERSION:
         raise ConfigError(f"{path} is not what `hoploom bench` writes, version {VERSION}; {REMEDY}")
-    given = {field.name: _checked(path, field.name, contents) for field in fields(Constants) if field.name in contents}
-    missing = [field.name for field in fields(Constants) if field.name not in given and field.name != "quick"]
+    names = [field.name for field in fields(Constants)]
+    missing = [name for name in names if name not in contents and name != "quick"]
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}, it is older or was cut down; {REMEDY}")
-    return Constants(**given)  # type: ignore[arg-type]
-
-
-TEXTS = ("machine", "hoploom", "date")
-CURVES = ("sample_picks", "gather_rows", "csc_edges")
-
-
-def _checked(path: str | Path, name: str, contents: dict[str, object]) -> object:
-    value = contents[name]
-    if name in TEXTS:
-        right = isinstance(value, str)
-    elif name == "quick":
-        right = isinstance(value, bool)
-    elif name == "join_edges" and value is None:
-        right = True
-    elif name in CURVES:
-        value = _curve(value)
-        right = value is not None
-    else:
-        right = _is_rate(value)
-    if not right:
-        what = "text" if name in TEXTS else "[bytes, rate] pairs" if name in CURVES else "a number above 0"
-        raise ConfigError(f"{path}: {name} is {contents[name]!r:.80}; it must be {what}")
-    return value
-
-
-def _curve(value: object) -> Curve | None:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        return None
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_rate, pair)) for pair in value):
-        return None
-    points = tuple((float(size), float(rate)) for size, rate in value)
-    sizes = [size for size, _ in points]
-    return points if sizes == sorted(set(sizes)) else None
+    return Constants(**{name: _checked(path, name, contents[name]) for name in names if name in contents})
 
 
 def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_curve(value: object) -> bool:
+    if not (isinstance(value, list) and value and all(isinstance(pair, list) and len(pair) == 2 for pair in value)):
+        return False
+    sizes = [size for size, _ in value]
+    return all(_is_rate(figure) for pair in value for figure in pair) and sizes == sorted(set(sizes))
+
+
+KINDS: dict[object, tuple[Callable[[object], bool], str]] = {  # by the type of a constant
+    str: (lambda value: isinstance(value, str), "text"),
+    bool: (lambda value: isinstance(value, bool), "a number above 0"),
+    Curve: (_is_curve, "[bytes, rate] pairs"),
+    float | None: (lambda value: value is None or _is_rate(value), "a number above 0"),
+    float: (_is_rate, "a number above 0"),
+    int: (_is_rate, "a number above 0"),
+}
+
+
+def _checked(path: str | Path, name: str, value: Any) -> Any:
+    is_right, what = KINDS[get_type_hints(Constants)[name]]
+    if not is_right(value):
+        raise ConfigError(f"{path}: {name} is {value!r:.80}; it must be {what}")
+    return tuple((float(size), float(rate)) for size, rate in value) if isinstance(value, list) else value

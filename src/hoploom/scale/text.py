@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_share
-from hoploom.scale.constants import SHORT_ROW, Constants
+from hoploom.scale.constants import Constants, figures
 from hoploom.scale.limits import findings
 from hoploom.scale.plan import BuildStage, ScalePlan
 from hoploom.scale.spec import Question
@@ -188,40 +188,16 @@ def as_json(answer: ScalePlan) -> str:
     return json.dumps(contents, indent=1, allow_nan=False)
 
 
-CONSTANTS = (  # field, what it is, unit
-    ("random_reads", "random 4-byte reads, 1 thread", "/s"),
-    ("copy_bytes", "copying, 1 thread", "B"),
-    ("hashed_slowdown", "sampling beyond a direct map", "times as long"),
-    ("gather_bytes", "gathering, what is longer, 1 thread", "B"),
-    ("batch_seconds", "fixed cost of a batch", "s"),
-    ("open_seconds", "opening a store of one part", "s"),
-    ("open_file_seconds", "opening each further file", "s"),
-    ("join_edges", "looking up both ends of edges, DuckDB", "edges/s"),
-    ("partition_edges", "assigning nodes by stream, 1 thread", "edges/s"),
-    ("disk_write", "writing to disk", "B"),
-    ("disk_read", "reading from disk in order", "B"),
-    ("disk_reads", "pages of 4 KiB at random, one at a time", "/s"),
-    ("loopback_bytes", "one connection over loopback", "B"),
-    ("round_trip_seconds", "a round trip over loopback", "s"),
-    ("aggregate_values", "aggregating, forward and backward", "values/s"),
-    ("linear_flops", "linear layers, forward and backward", "flop/s"),
-)
-
-
 def constants_as_text(constants: Constants) -> str:
-    """What `hoploom bench` prints."""
+    """What `hoploom bench` prints: first what depends on a size."""
     lines: list[Line] = []
-    for size, rate in constants.sample_picks:
-        lines.append(("sampling, 1 thread", f"{as_count(rate)} picks/s", f"lists of {as_bytes(size)}"))
-    for size, rate in constants.gather_rows:
-        lines.append(
-            ("gathering, 1 thread", f"{as_count(rate)} rows/s", f"of {SHORT_ROW} B, a table of {as_bytes(size)}")
-        )
-    for size, rate in constants.csc_edges:
-        lines.append(("edge list to CSC", f"{as_count(rate)} edges/s", f"lists of {as_bytes(size)}"))
-    for name, what, unit in CONSTANTS:
+    for name, figure in sorted(figures().items(), key=lambda item: not item[1].where):
         value = getattr(constants, name)
-        lines.append((what, "not measured" if value is None else _shown(value, unit), ""))
+        if value is None:
+            lines.append((figure.what, "not measured", ""))
+            continue
+        for size, rate in value if figure.where else [(0.0, value)]:
+            lines.append((figure.what, _shown(rate, figure.unit), figure.where.format(as_bytes(size))))
     quick = ", quickly" if constants.quick else ""
     where = f"{constants.machine}, {constants.cores} cores, {constants.date}, Hoploom {constants.hoploom}{quick}"
     return f"{where}\n{columns(lines)}"
