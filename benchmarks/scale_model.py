@@ -33,7 +33,7 @@ from hoploom.scale import Constants, Question, ScalePlan, plan
 from hoploom.scale.measure import draw_edges
 from hoploom.scale.measure import measure as measure_machine
 from hoploom.scale.plan import sorting_seconds
-from hoploom.scale.sizes import crowd_of, hit_rate
+from hoploom.scale.sizes import Crowd, hit_rate
 from hoploom.schema import Field
 from hoploom.store import Store, open_store
 
@@ -216,7 +216,12 @@ def _hits(name: str, store: Store, n_id: Tensor, answer: ScalePlan) -> Iterator[
     cached = torch.zeros(num_nodes, dtype=torch.bool)
     cached[torch.topk(counts, int(num_nodes * CACHED)).indices] = True
     found = float(cached[n_id].float().mean())
-    predicted = hit_rate(crowd_of(answer.question), answer.batch.hops[0].frontier, answer.batch.hops[-1].drawn, CACHED)
+    predicted = hit_rate(
+        Crowd(answer.question.nodes, answer.question.skew),
+        answer.batch.hops[0].frontier,
+        answer.batch.hops[-1].drawn,
+        CACHED,
+    )
     yield _row(f"{name}: hits of a cache of {CACHED:.0%}", "%", _once(found), predicted, 100)
 
 

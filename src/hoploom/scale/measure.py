@@ -31,7 +31,6 @@ from hoploom.sample.options import make_sampling
 from hoploom.scale import machine
 from hoploom.scale.constants import SHORT_ROW, Constants, Curve
 from hoploom.scale.machine import seconds_of
-from hoploom.scale.sizes import lists_bytes
 from hoploom.store import Store, open_store
 from hoploom.store.from_tensors import from_tensors
 
@@ -167,7 +166,7 @@ def _sampling(here: Path, effort: Effort) -> tuple[Curve, Curve, float]:
         num_nodes = num_edges // DEGREE
         edge_index = draw_edges(num_nodes, num_edges)
         lists, seconds = _sort(edge_index, num_nodes)
-        size = lists_bytes(num_nodes, num_edges)
+        size = num_nodes * 8 + num_edges * 4  # of indptr and indices
         sorting.append((size, num_edges / seconds))
         del edge_index
         relation = {"indptr": lists.indptr, "indices": lists.indices}

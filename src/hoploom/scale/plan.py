@@ -4,22 +4,26 @@ Everything is an expected value from a few constants; nothing is simulated. docs
 it against measurements.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 from hoploom.ops.relabel import MAP_BUDGET
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants, rate_at
 from hoploom.scale.sizes import (
     SLOT,
     BatchSize,
+    Crowd,
     Item,
     Traffic,
     batch_size,
     cache_bytes,
-    crowd_of,
     hit_rate,
     host_items,
     is_hashed,
     node_bytes,
+    node_fields,
     num_files,
     num_parameters,
     topology_bytes,
@@ -31,6 +35,13 @@ from hoploom.scale.spec import Question
 PAGE = 4096
 ID_BYTES = 8
 EDGE_BYTES = 16  # of an edge in a table or a spilled bucket
+
+
+LIBRARIES = 250e6  # private bytes of a process that has imported torch and Hoploom (benchmarks/RESULTS.md)
+HASH_ENTRY = 48  # bytes of a node of the batch in a hashed map, half of whose slots are free
+PREFETCH = 2  # batches ahead per loader thread
+STATES = 4  # weights, gradients and Adam's two
+LOADING = ("sampling", "gathering", "disk", "waiting")  # what a loader thread does, one after the other
 
 
 @dataclass(frozen=True)
@@ -48,16 +59,13 @@ class StepTimes:
     @property
     def shares(self) -> dict[str, float]:
         """What each would take of a step if it were alone."""
-        thread = ("sampling", "gathering", "disk", "waiting")
-        return {name: getattr(self, name) / self.workers for name in thread} | {
-            "network": self.network,
-            "model": self.model,
-        }
+        loading = {name: getattr(self, name) / self.workers for name in LOADING}
+        return loading | {"network": self.network, "model": self.model}
 
     @property
     def loading(self) -> float:
         """Seconds between two batches of all the loader's threads."""
-        return (self.sampling + self.gathering + self.disk + self.waiting) / self.workers
+        return sum(getattr(self, name) for name in LOADING) / self.workers
 
     @property
     def total(self) -> float:
@@ -68,35 +76,17 @@ class StepTimes:
         """What to make faster first."""
         if self.total > self.loading:
             return "network" if self.network >= self.model else "model"
-        loader = {name: share for name, share in self.shares.items() if name not in ("network", "model")}
-        return max(loader, key=lambda name: loader[name])
-
-
-def step_times(question: Question, constants: Constants, size: BatchSize, moved: Traffic, resident: float) -> StepTimes:
-    """`resident`: the share of what batches touch that memory holds."""
-    at_home = topology_bytes(question, 1.0)  # of a hop, wherever it is answered, costs this
-    picks = rate_at(constants.sample_picks, at_home / question.hosts if question.hosts > 1 else at_home)
-    slower = constants.hashed_slowdown if is_hashed(question) else 1.0
-    return StepTimes(
-        sampling=size.picks / picks * slower + constants.batch_seconds,
-        gathering=size.nodes * _gather_seconds(question, constants),
-        disk=_disk_seconds(question, constants, size, resident),
-        waiting=(len(question.fanouts) * (size.remote_frontier > 0) + (size.rows_fetched > 0))
-        * constants.round_trip_seconds,
-        network=_network_seconds(question, constants, moved),
-        model=_model_seconds(question, constants, size),
-        workers=question.workers,
-    )
+        return max(LOADING, key=lambda name: float(getattr(self, name)))
 
 
 def _gather_seconds(question: Question, constants: Constants) -> float:
     """Of one node: each of its fields is a table of its own."""
     seconds = 0.0
-    for row in (question.row_bytes, 8 * question.labels, question.original_id_bytes):
+    for row in node_fields(question).values():
         if row > 8:
             rows = rate_at(constants.gather_rows, question.nodes / question.hosts * row)
             seconds += 1 / rows + max(0, row - SHORT_ROW) / constants.gather_bytes
-        elif row:
+        else:
             seconds += 1 / constants.random_reads
     return seconds
 
@@ -105,16 +95,19 @@ def _disk_seconds(question: Question, constants: Constants, size: BatchSize, res
     """Pages read because memory has no room for them; what it holds is the hottest, nodes being in that order."""
     if resident >= 1:
         return 0.0
-    hits = hit_rate(crowd_of(question), size.hops[0].frontier, size.hops[-1].drawn, resident)
+    hits = hit_rate(Crowd(question.nodes, question.skew), size.hops[0].frontier, size.hops[-1].drawn, resident)
     pages_per_row = 1 + max(0, node_bytes(question) - 1) // PAGE
     return (size.nodes * pages_per_row + 2 * size.frontier) * (1 - hits) / constants.disk_reads
 
 
-def _network_seconds(question: Question, constants: Constants, moved: Traffic) -> float:
-    if question.hosts == 1:
-        return 0.0
-    link = question.network or constants.loopback_bytes
-    return max(moved.total * question.ranks_per_host / link, moved.total / constants.loopback_bytes)
+def _layers(question: Question, size: BatchSize) -> Iterator[tuple[int, int, float, float]]:
+    """Of each layer, from the input on: channels in and out, destinations, edges."""
+    destinations = [size.hops[0].frontier, *(hop.nodes for hop in size.hops)]
+    picks = [hop.picks for hop in size.hops]
+    if question.mode == "subgraph":  # the inner layers work on all edges of the hops before
+        picks = list(accumulate(picks))
+    for hop, (into, out) in zip(reversed(range(len(picks))), widths(question), strict=True):
+        yield into, out, destinations[hop], picks[hop]
 
 
 def _model_seconds(question: Question, constants: Constants, size: BatchSize) -> float:
@@ -122,12 +115,7 @@ def _model_seconds(question: Question, constants: Constants, size: BatchSize) ->
     if question.step_seconds is not None:
         return question.step_seconds
     values = flops = 0.0
-    for layer, (into, out) in enumerate(widths(question)):
-        hop = len(size.hops) - 1 - layer
-        destinations = size.hops[hop - 1].nodes if hop else size.hops[0].frontier
-        picks = size.hops[hop].picks
-        if question.mode == "subgraph":  # the inner layers work on all edges of the hops before
-            picks = sum(before.picks for before in size.hops[: hop + 1])
+    for layer, (into, out, destinations, picks) in enumerate(_layers(question, size)):
         values += picks * into * (1.0 if layer else 0.5)
         flops += 2 * destinations * 2 * into * out * (3 if layer else 2)
     return values / constants.aggregate_values + flops / constants.linear_flops
@@ -141,43 +129,14 @@ class BuildStage:
     seconds: float
 
 
-def opening_seconds(question: Question, constants: Constants) -> float:
-    """Of the whole store; a part alone takes about as long as a store of one part."""
-    further = num_files(question) * (1 - 1 / question.parts)
-    return constants.open_seconds + further * constants.open_file_seconds
-
-
 def sorting_seconds(question: Question, constants: Constants) -> float:
     """From edges in any order to lists, part by part."""
     return question.edges / rate_at(constants.csc_edges, topology_bytes(question, 1 / question.parts))
 
 
-def build_stages(question: Question, constants: Constants) -> list[BuildStage]:
-    """From tables to a store on one machine like the one measured."""
-    read = question.nodes * (ID_BYTES + node_bytes(question)) + question.edges * EDGE_BYTES
-    joins = constants.join_edges or default_constants().join_edges or 1.0
-    return [
-        BuildStage("read the tables", read / constants.disk_read),
-        BuildStage("look up the ids", question.edges / joins),
-        *_ordering(question, constants),
-        BuildStage("write the store", _store_bytes(question) / constants.disk_write),
-    ]
-
-
-def partition_stages(question: Question, constants: Constants) -> list[BuildStage]:
-    """From a store to its parts; assigning by hash reads no edge, and how long METIS takes is not known."""
-    edges = question.edges if question.edge_cut == "stream" else 0
-    return [
-        BuildStage("assign the nodes", edges / (constants.partition_edges * constants.cores)),
-        BuildStage("read the store", _store_bytes(question) / constants.disk_read),
-        *_ordering(question, constants),
-        BuildStage("write the parts", _store_bytes(question) / constants.disk_write),
-    ]
-
-
 def _ordering(question: Question, constants: Constants) -> list[BuildStage]:
     """Rows and edges that do not come in order wait on the disk, where they are more than a quarter of memory."""
-    waiting = question.nodes * (ID_BYTES + node_bytes(question)) + question.edges * EDGE_BYTES
+    waiting = _table_bytes(question)
     spilled = waiting if waiting > question.memory_per_host / 4 else 0.0
     return [
         BuildStage("spill and read again", spilled / constants.disk_write + spilled / constants.disk_read),
@@ -185,32 +144,100 @@ def _ordering(question: Question, constants: Constants) -> list[BuildStage]:
     ]
 
 
+def _table_bytes(question: Question) -> int:
+    return question.nodes * (ID_BYTES + node_bytes(question)) + question.edges * EDGE_BYTES
+
+
 def _store_bytes(question: Question) -> float:
     """Every file of the store once."""
     return sum(item.disk for item in host_items(question, everywhere=False)) * question.hosts
 
 
-LIBRARIES = 250e6  # private bytes of a process that has imported torch and Hoploom (benchmarks/RESULTS.md)
-HASH_ENTRY = 48  # bytes of a node of the batch in a hashed map, half of whose slots are free
-PREFETCH = 2  # batches ahead per loader thread
-STATES = 4  # weights, gradients and Adam's two
-
-
 @dataclass(frozen=True)
 class ScalePlan:
-    """What was asked, and all that follows from it."""
+    """What was asked; all that follows from it is worked out when it is looked at."""
 
     question: Question
     constants: Constants
     everywhere: bool  # every host maps the whole topology
-    store: tuple[Item, ...]  # of one host
-    process: tuple[Item, ...]  # of one trainer process, private
-    batch: BatchSize
-    traffic: Traffic
-    times: StepTimes
-    opening: float  # seconds, of the whole store
-    build: tuple[BuildStage, ...]
-    partition: tuple[BuildStage, ...]
+
+    @cached_property
+    def store(self) -> list[Item]:
+        """Of one host."""
+        return host_items(self.question, everywhere=self.everywhere)
+
+    @cached_property
+    def process(self) -> list[Item]:
+        """Of one trainer process, private."""
+        question, size = self.question, self.batch
+        slots = (question.largest_type or question.nodes) * SLOT
+        one_map = size.nodes * HASH_ENTRY if is_hashed(question) else min(slots, MAP_BUDGET)
+        batches = question.workers * PREFETCH + 1  # and the one in the model's hands
+        kept = 0.0  # for the way back, as float32: input of both matrices, output, its gradient
+        for into, out, destinations, _ in _layers(question, size):
+            kept += destinations * 4 * (2 * into + 2 * out)
+        return [
+            Item("libraries", 0.0, LIBRARIES),
+            Item("node maps", 0.0, question.workers * one_map),
+            Item(f"{batches} batches", 0.0, batches * size.bytes),
+            Item("model and activations", 0.0, kept + STATES * 4 * num_parameters(question)),
+        ]
+
+    @cached_property
+    def batch(self) -> BatchSize:
+        return batch_size(self.question, everywhere=self.everywhere)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        return traffic(self.question, self.batch)
+
+    @cached_property
+    def times(self) -> StepTimes:
+        question, constants, size = self.question, self.constants, self.batch
+        picks = rate_at(constants.sample_picks, topology_bytes(question, 1.0) / question.hosts)
+        slower = constants.hashed_slowdown if is_hashed(question) else 1.0
+        num_waits = len(question.fanouts) * (size.remote_frontier > 0) + (size.rows_fetched > 0)
+        link = question.network or constants.loopback_bytes
+        moved = self.traffic.total
+        return StepTimes(
+            sampling=size.picks / picks * slower + constants.batch_seconds,
+            gathering=size.nodes * _gather_seconds(question, constants),
+            disk=_disk_seconds(question, constants, size, self.resident),
+            waiting=num_waits * constants.round_trip_seconds,
+            network=max(moved * question.ranks_per_host / link, moved / constants.loopback_bytes),
+            model=_model_seconds(question, constants, size),
+            workers=question.workers,
+        )
+
+    @property
+    def opening(self) -> float:
+        """Seconds, of the whole store; a part alone takes about as long as a store of one part."""
+        further = num_files(self.question) * (1 - 1 / self.question.parts)
+        return self.constants.open_seconds + further * self.constants.open_file_seconds
+
+    @property
+    def build(self) -> list[BuildStage]:
+        """From tables to a store on one machine like the one measured."""
+        question, constants = self.question, self.constants
+        joins = constants.join_edges or default_constants().join_edges or 1.0
+        return [
+            BuildStage("read the tables", _table_bytes(question) / constants.disk_read),
+            BuildStage("look up the ids", question.edges / joins),
+            *_ordering(question, constants),
+            BuildStage("write the store", _store_bytes(question) / constants.disk_write),
+        ]
+
+    @property
+    def partition(self) -> list[BuildStage]:
+        """From a store to its parts; assigning by hash reads no edge, and how long METIS takes is not known."""
+        question, constants = self.question, self.constants
+        edges = question.edges if question.edge_cut == "stream" else 0
+        return [
+            BuildStage("assign the nodes", edges / (constants.partition_edges * constants.cores)),
+            BuildStage("read the store", _store_bytes(question) / constants.disk_read),
+            *_ordering(question, constants),
+            BuildStage("write the parts", _store_bytes(question) / constants.disk_write),
+        ]
 
     @property
     def uses_defaults(self) -> bool:
@@ -242,7 +269,7 @@ class ScalePlan:
 
     @property
     def resident(self) -> float:
-        """The share of the mapped files that memory has room for."""
+        """The share of the mapped files that fits into memory."""
         return max(0.0, min(1.0, (self.question.memory_per_host - self.private) / self.mapped))
 
     @property
@@ -257,51 +284,5 @@ def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
     """
     constants = constants or default_constants()
     choices = {"auto": (True, False), "everywhere": (True,), "parts": (False,)}[question.topology]
-    drafts = [_draft(question, constants, everywhere or question.hosts == 1) for everywhere in choices]
+    drafts = [ScalePlan(question, constants, everywhere or question.hosts == 1) for everywhere in choices]
     return next((draft for draft in drafts if draft.wanted <= question.memory_per_host), drafts[-1])
-
-
-def _draft(question: Question, constants: Constants, everywhere: bool) -> ScalePlan:
-    size = batch_size(question, everywhere=everywhere)
-    moved = traffic(question, size)
-    store = tuple(host_items(question, everywhere=everywhere))
-    process = tuple(process_items(question, size))
-    mapped = sum(item.memory for item in store) - cache_bytes(question)
-    private = cache_bytes(question) + question.ranks_per_host * sum(item.memory for item in process)
-    resident = max(0.0, (question.memory_per_host - private) / mapped)
-    return ScalePlan(
-        question,
-        constants,
-        everywhere,
-        store,
-        process,
-        size,
-        moved,
-        step_times(question, constants, size, moved, resident),
-        opening_seconds(question, constants),
-        tuple(build_stages(question, constants)),
-        tuple(partition_stages(question, constants)),
-    )
-
-
-def process_items(question: Question, size: BatchSize) -> list[Item]:
-    """What one trainer process adds to its host."""
-    slots = (question.largest_type or question.nodes) * SLOT
-    one_map = size.nodes * HASH_ENTRY if is_hashed(question) else min(slots, MAP_BUDGET)
-    batches = question.workers * PREFETCH + 1  # and the one in the model's hands
-    return [
-        Item("libraries", 0.0, LIBRARIES),
-        Item("node maps", 0.0, question.workers * one_map),
-        Item(f"{batches} batches", 0.0, batches * size.bytes),
-        Item("model and activations", 0.0, _model_bytes(question, size)),
-    ]
-
-
-def _model_bytes(question: Question, size: BatchSize) -> float:
-    """float32: what layers keep for the way back (input of both matrices, output, its gradient) and the states."""
-    kept = 0.0
-    for layer, (into, out) in enumerate(widths(question)):
-        hop = len(size.hops) - 1 - layer
-        destinations = size.hops[hop - 1].nodes if hop else size.hops[0].frontier
-        kept += destinations * 4 * (2 * into + 2 * out)
-    return kept + STATES * 4 * num_parameters(question)

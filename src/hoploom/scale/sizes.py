@@ -9,6 +9,7 @@ popular) is drawn with density (1 - skew) * r^-skew. Skew 0 makes all nodes alik
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -40,50 +41,46 @@ def is_hashed(question: Question) -> bool:
     return (question.largest_type or question.nodes) * SLOT > MAP_BUDGET
 
 
-def lists_bytes(num_nodes: float, num_edges: float, per_edge: int = 4) -> float:
-    """`indptr` and `indices`."""
-    return num_nodes * 8 + num_edges * per_edge
-
-
 def topology_bytes(question: Question, share: float) -> float:
     """The adjacency lists of a share of the nodes, with the weights and times that the sampler reads."""
     per_edge = id_bytes(question) + 4 * question.weights + 8 * question.times
     parts = question.parts * share
     headers = parts * ((2 + question.weights + question.times) * HEADER + 8)  # and one more entry of indptr
-    return lists_bytes(question.nodes * share, question.edges * share, per_edge) + headers
+    return question.nodes * share * 8 + question.edges * share * per_edge + headers
+
+
+def node_fields(question: Question) -> dict[str, int]:
+    """Bytes of one node in each file of a field."""
+    rows = {"features": question.row_bytes, "labels": 8 * question.labels, "original ids": question.original_id_bytes}
+    return {name: row for name, row in rows.items() if row}
 
 
 def node_bytes(question: Question) -> int:
-    """What a batch holds of one node besides its ids: every field."""
-    return question.row_bytes + 8 * question.labels + question.original_id_bytes
+    """What a batch holds of one node besides its ids."""
+    return sum(node_fields(question).values())
 
 
-def edge_field_bytes(question: Question) -> int:
-    """What a batch of mode "subgraph" holds of one edge besides its ends."""
+def edge_fields(question: Question) -> list[int]:
+    """What a batch of mode "subgraph" holds of one edge besides its ends: bytes in each file of a field."""
     own = 0 if question.edge_features is None else question.edge_features.row_bytes
-    return own + 4 * question.weights + 8 * question.times
+    return [row for row in (own, 4 * question.weights, 8 * question.times) if row]
 
 
 def host_items(question: Question, *, everywhere: bool) -> list[Item]:
     """What one host holds of the store, on disk and in memory; `everywhere`: the whole topology."""
     share = 1 / question.hosts
     nodes, edges = question.nodes * share, question.edges * share
+    header = HEADER * question.parts_per_host
     topology = topology_bytes(question, 1.0 if everywhere else share)
     items = [Item("topology", topology, topology)]
-    for name, row in (
-        ("features", question.row_bytes),
-        ("labels", 8 * question.labels),
-        ("original ids", question.original_id_bytes),
-    ):
-        if row:
-            size = nodes * row + HEADER * question.parts_per_host
-            items.append(Item(name, size, size))
-    if edge_field_bytes(question):
-        count = question.weights + question.times + (question.edge_features is not None)
-        size = edges * edge_field_bytes(question) + count * HEADER * question.parts_per_host
+    for name, row in node_fields(question).items():
+        items.append(Item(name, nodes * row + header, nodes * row + header))
+    per_edge = edge_fields(question)
+    if per_edge:
+        size = edges * sum(per_edge) + len(per_edge) * header
         items.append(Item("edge fields", size, size if question.mode == "subgraph" else 0.0))
     if question.train_share:
-        items.append(Item("training seeds", nodes * question.train_share * 8 + HEADER * question.parts_per_host, 0.0))
+        items.append(Item("training seeds", nodes * question.train_share * 8 + header, 0.0))
     if question.cache and question.hosts > 1:
         items.append(Item("cache of remote rows", 0.0, cache_bytes(question)))
     return items
@@ -96,12 +93,16 @@ def cache_bytes(question: Question) -> float:
 
 def num_files(question: Question) -> int:
     """Of the whole store, besides store.json."""
-    edge_files = 2 + 2 * question.weights + 2 * question.times + (question.edge_features is not None)
-    node_files = (question.features is not None) + question.labels + (question.original_id_bytes > 0)
-    return question.parts * (edge_files + node_files + (question.train_share > 0))
+    lists = 2 + question.weights + question.times
+    fields = len(node_fields(question)) + len(edge_fields(question))
+    return question.parts * (lists + fields + (question.train_share > 0))
 
 
 POINTS = 4096  # of the integral over the ranks
+
+
+def _points() -> Tensor:
+    return (torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Crowd:
 
     def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
         """Expected distinct nodes, of the `among` share most popular alone if that is given."""
-        points = (torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS
+        points = _points()
         ranks = among * points * points  # close together where the popularity is steep
         chances = self.chance(ranks, seeds, draws)
         return self.num_nodes * among * float((2 * points * chances).sum()) / POINTS
@@ -130,7 +131,7 @@ def picks_per_node(mean_degree: float, *fanouts: int) -> float:
 
     With several fanouts the list is drawn from as often, each time afresh: how many of its edges are picked at all.
     """
-    points = (torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS
+    points = _points()
     degrees = mean_degree / 2 / points  # the share of nodes above this is points squared
     left = torch.ones_like(degrees)  # the chance that an edge of such a list is not picked
     for fanout in fanouts:
@@ -207,13 +208,9 @@ class BatchSize:
         return self.remote_rows * (1 - self.hits)
 
 
-def crowd_of(question: Question) -> Crowd:
-    return Crowd(question.nodes, question.skew)
-
-
 def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
     """What a batch reaches; `everywhere`: no hop leaves the host."""
-    crowd = crowd_of(question)
+    crowd = Crowd(question.nodes, question.skew)
     hops = tuple(grow(crowd, question.mean_degree, question.batch_size, question.fanouts, question.mode))
     away = _shares_away(question)
     found = [hops[0].frontier]  # nodes first reached: the seeds, then by every hop
@@ -226,7 +223,14 @@ def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
             expanded = sum(remote[: number + 1]) if question.mode == "blocks" else remote[number]
             frontier += expanded
             picks += hop.picks * expanded / hop.frontier
-    return BatchSize(hops, frontier, picks, sum(remote), _hits(question, hops), _bytes(question, hops))
+    hits = question.hit_rate
+    if not cache_bytes(question):
+        hits = 0.0
+    elif hits is None:
+        hits = hit_rate(crowd, hops[0].frontier, hops[-1].drawn, question.cache)
+    per_edge = 3 * ID + (sum(edge_fields(question)) if question.mode == "subgraph" else 0)  # its ends and position
+    size = sum(hop.picks for hop in hops) * per_edge + hops[-1].nodes * (ID + node_bytes(question))
+    return BatchSize(hops, frontier, picks, sum(remote), hits, size)
 
 
 def _shares_away(question: Question) -> list[float]:
@@ -241,20 +245,6 @@ def _shares_away(question: Question) -> list[float]:
         home = home * (1 - question.cut) + ((1 - home) * question.cut / others if others else 0.0)
         shares.append(1 - home)
     return shares
-
-
-def _hits(question: Question, hops: tuple[Hop, ...]) -> float:
-    if not cache_bytes(question):
-        return 0.0
-    if question.hit_rate is not None:
-        return question.hit_rate
-    return hit_rate(crowd_of(question), hops[0].frontier, hops[-1].drawn, question.cache)
-
-
-def _bytes(question: Question, hops: tuple[Hop, ...]) -> float:
-    """Ends and positions of the edges, ids and fields of the nodes."""
-    per_edge = 3 * ID + (edge_field_bytes(question) if question.mode == "subgraph" else 0)
-    return sum(hop.picks for hop in hops) * per_edge + hops[-1].nodes * (ID + node_bytes(question))
 
 
 @dataclass(frozen=True)
@@ -280,21 +270,11 @@ def traffic(question: Question, size: BatchSize) -> Traffic:
 
 def widths(question: Question) -> list[tuple[int, int]]:
     """Channels in and out of each layer, from the input on."""
-    given = 0 if question.features is None else question.row_bytes // _element(question)
-    count = len(question.fanouts)
-    ins = [given or question.hidden, *[question.hidden] * (count - 1)]
-    outs = [*[question.hidden] * (count - 1), question.classes]
-    return list(zip(ins, outs, strict=True))
+    given = 0 if question.features is None else math.prod(question.features.shape)
+    inner = [question.hidden] * (len(question.fanouts) - 1)
+    return list(pairwise([given or question.hidden, *inner, question.classes]))
 
 
 def num_parameters(question: Question) -> int:
     """Of GraphSAGE: two matrices and a bias per layer."""
     return sum(2 * into * out + out for into, out in widths(question))
-
-
-def _element(question: Question) -> int:
-    assert question.features is not None
-    count = 1
-    for extent in question.features.shape:
-        count *= extent
-    return question.features.row_bytes // count
