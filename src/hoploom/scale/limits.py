@@ -1,5 +1,7 @@
 """Where a plan breaks or crawls, and the ways out: one finding per limit, worst first."""
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -7,8 +9,8 @@ from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
 from hoploom.errors import ConfigError
 from hoploom.ops.partition import MOST_NODES
 from hoploom.scale.constants import Constants
-from hoploom.scale.plan import ScalePlan, plan
-from hoploom.scale.sizes import batch_size, id_bytes, is_hashed, traffic
+from hoploom.scale.plan import ScalePlan, plan, total_seconds
+from hoploom.scale.sizes import id_bytes, is_hashed
 from hoploom.scale.spec import Question
 from hoploom.store.format import ID_LIMIT
 
@@ -34,49 +36,52 @@ class Finding:
 
 def findings(answer: ScalePlan) -> list[Finding]:
     """All limits that a plan meets."""
-    found = [
-        *_memory(answer),
-        *_batches(answer),
-        *_preparing(answer),
-        *_speed(answer),
-        *_notes(answer),
-    ]
+    found = [*_memory(answer), *_preparing(answer), *_speed(answer), *_notes(answer)]
     return sorted(found, key=lambda finding: ("breaks", "slow", "note").index(finding.level))
 
 
-def _memory(answer: ScalePlan) -> list[Finding]:
-    question = answer.question
-    has = as_bytes(question.memory_per_host)
+def _memory(answer: ScalePlan) -> Iterator[Finding]:
+    question, has = answer.question, as_bytes(answer.question.memory_per_host)
     if answer.private > question.memory_per_host:
-        out = ["a smaller batch or fanouts", "fewer workers or ranks per host"]
-        enough = hosts_needed(question, answer.constants)
-        if answer.cached:
-            smaller = _largest_cache(answer)
-            out.insert(0, f"a cache of at most {as_share(smaller)}" if smaller else "no cache")
-        if enough:
-            out.insert(0, f"{enough} hosts")
         what = f"trainers and cache take {as_bytes(answer.private)} of a host's {has}"
-        return [Finding("breaks", what, ", ".join(out))]
-    if answer.wanted <= question.memory_per_host:
-        return []
-    missing = (1 - answer.resident) * answer.mapped
-    what = f"{as_bytes(missing)} of what batches touch do not fit the {has} of a host and are read from its disk"
-    return [Finding("slow", what, ", ".join(_room(answer)))]
+        yield Finding("breaks", what, ", ".join(_less_private(answer)))
+    elif answer.wanted > question.memory_per_host:
+        missing = as_bytes((1 - answer.resident) * answer.mapped)
+        what = f"{missing} of what batches touch do not fit the {has} of a host and are read from its disk"
+        yield Finding("slow", what, ", ".join(_less_mapped(answer)))
+    if max(answer.batch.nodes, *(hop.picks for hop in answer.batch.hops)) >= LOCAL_IDS:
+        what = f"a batch of {as_count(answer.batch.picks)} picks is beyond the 2^31 that ids within it count"
+        yield Finding("breaks", what, "smaller fanouts or batches")
+    if question.num_seeds < question.ranks:
+        what = f"{as_count(question.num_seeds)} training seeds cannot feed {question.ranks} ranks"
+        yield Finding("breaks", what, "fewer ranks, or more seeds")
 
 
-def _room(answer: ScalePlan) -> list[str]:
+def _less_private(answer: ScalePlan) -> Iterator[str]:
     question = answer.question
-    enough = hosts_needed(question, answer.constants)
-    out = [f"{enough} hosts"] if enough else []
-    out.append(f"{as_bytes(answer.wanted)} per host")
-    if question.features is not None and question.features.dtype in WIDE:
-        narrow = plan(replace(question, features=replace(question.features, dtype="float16")), answer.constants)
-        out.append(f"float16 features ({as_bytes(narrow.wanted)} per host)")
+    yield from _enough_hosts(answer)
     if answer.cached:
-        out.append(f"no cache ({as_bytes(answer.wanted - answer.cached)} per host)")
-    if answer.everywhere and question.hosts > 1:
-        out.append("topology in parts")
-    return out
+        rest = question.memory_per_host - (answer.private - answer.cached)
+        share = max(0, int(100 * question.cache * rest / answer.cached)) / 100  # a whole percent, rounded down
+        yield f"a cache of at most {as_share(share)}" if share else "no cache"
+    yield from ("a smaller batch or fanouts", "fewer workers or ranks per host")
+
+
+def _less_mapped(answer: ScalePlan) -> Iterator[str]:
+    yield from _enough_hosts(answer)
+    yield f"{as_bytes(answer.wanted)} per host"
+    for narrow in _narrow(answer.question):
+        yield f"float16 features ({as_bytes(plan(narrow, answer.constants).wanted)} per host)"
+    if answer.cached:
+        yield f"no cache ({as_bytes(answer.wanted - answer.cached)} per host)"
+    if answer.everywhere and answer.question.hosts > 1:
+        yield "topology in parts"
+
+
+def _enough_hosts(answer: ScalePlan) -> Iterator[str]:
+    enough = hosts_needed(answer.question, answer.constants)
+    if enough:
+        yield f"{enough} hosts"
 
 
 def hosts_needed(question: Question, constants: Constants) -> int | None:
@@ -91,68 +96,42 @@ def hosts_needed(question: Question, constants: Constants) -> int | None:
             return False
         return answer.wanted <= question.memory_per_host
 
-    high = 1
-    while not fits(high):
-        high *= 2
-        if high > MOST_HOSTS:
-            return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    powers = (1 << power for power in range(MOST_HOSTS.bit_length()))
+    enough = next((hosts for hosts in powers if fits(hosts)), None)
+    if enough is None:
+        return None
+    between = range(enough // 2 + 1, enough)
+    return between.start + bisect_left(between, True, key=fits)
 
 
-def _largest_cache(answer: ScalePlan) -> float:
-    """Rounded down to a whole percent."""
-    room = answer.question.memory_per_host - (answer.private - answer.cached)
-    return max(0, int(100 * answer.question.cache * room / answer.cached)) / 100
+def _narrow(question: Question) -> Iterator[Question]:
+    """With float16 features, where they are wider."""
+    if question.features is not None and question.features.dtype in WIDE:
+        yield replace(question, features=replace(question.features, dtype="float16"))
 
 
-def _batches(answer: ScalePlan) -> list[Finding]:
-    question = answer.question
-    found = []
-    if answer.batch.nodes >= LOCAL_IDS or max(hop.picks for hop in answer.batch.hops) >= LOCAL_IDS:
-        what = f"a batch of {as_count(answer.batch.picks)} picks is beyond the 2^31 that ids within it count"
-        found.append(Finding("breaks", what, "smaller fanouts or batches"))
-    if question.num_seeds < question.ranks:
-        what = f"{as_count(question.num_seeds)} training seeds cannot feed {question.ranks} ranks"
-        found.append(Finding("breaks", what, "fewer ranks, or more seeds"))
-    return found
-
-
-def _preparing(answer: ScalePlan) -> list[Finding]:
-    question = answer.question
-    has, found = question.memory_per_host, _partitioning(question) if question.hosts > 1 else []
-    if question.original_id_bytes:
-        id_map = question.nodes * (ID_MAP_BYTES + question.original_id_bytes)
-        if id_map > has:
-            what = f"looking up ids takes a table of {as_bytes(id_map)}, more than {as_bytes(has)}: it spills to disk"
-            found.append(Finding("slow", what, "ids 0 to N - 1, which need no look-up, or --engine spark"))
-    seconds = sum(stage.seconds for stage in answer.build)
+def _preparing(answer: ScalePlan) -> Iterator[Finding]:
+    """Of `hoploom partition` and `hoploom build`, on one machine like the hosts."""
+    question, memory = answer.question, answer.question.memory_per_host
+    method = question.edge_cut if isinstance(question.edge_cut, str) else ""
+    needed = _partition_bytes(question, method)
+    if question.hosts > 1 and needed > memory:
+        ways = [way for way in ("stream", "hash") if memory >= _partition_bytes(question, way)]
+        ways = ["a larger machine for this step", *ways, "`hoploom build --parts`, which assigns by a hash and streams"]
+        what = f"partitioning{f' by {method}' if method else ''} takes {as_bytes(needed)} of {as_bytes(memory)}"
+        yield Finding("breaks", what, ", or ".join(ways))
+    if question.hosts > 1 and method in ("stream", "metis") and question.nodes > MOST_NODES:
+        most, nodes = as_count(MOST_NODES), as_count(question.nodes)
+        what = f"the {method} partitioner counts nodes up to {most}, there are {nodes}"
+        yield Finding("breaks", what, "hash or range, which look at ids alone")
+    id_map = question.nodes * (ID_MAP_BYTES + question.original_id_bytes)
+    if question.original_id_bytes and id_map > memory:
+        what = f"looking up ids takes a table of {as_bytes(id_map)}, more than {as_bytes(memory)}: it spills to disk"
+        yield Finding("slow", what, "ids 0 to N - 1, which need no look-up, or --engine spark")
+    seconds = total_seconds(answer.build)
     if seconds > LONG:
         what = f"building the store takes one machine like the one measured {as_seconds(seconds)}"
-        found.append(Finding("slow", what, "--engine spark for the joins, a machine of more cores and faster disks"))
-    return found
-
-
-def _partitioning(question: Question) -> list[Finding]:
-    """Of `hoploom partition`, on one machine like the hosts."""
-    method = question.edge_cut if isinstance(question.edge_cut, str) else ""
-    has, found = question.memory_per_host, []
-    needed = _partition_bytes(question, method)
-    if needed > has:
-        ways = ["a larger machine for this step"]
-        ways += [other for other in ("stream", "hash") if needed > has >= _partition_bytes(question, other)]
-        ways.append("`hoploom build --parts`, which assigns by a hash and streams")
-        what = f"partitioning{f' by {method}' if method else ''} takes {as_bytes(needed)} of {as_bytes(has)}"
-        found.append(Finding("breaks", what, ", or ".join(ways)))
-    if method in ("stream", "metis") and question.nodes > MOST_NODES:
-        what = (
-            f"the {method} partitioner counts nodes up to {as_count(MOST_NODES)}, there are {as_count(question.nodes)}"
-        )
-        found.append(Finding("breaks", what, "hash or range, which look at ids alone"))
-    return found
+        yield Finding("slow", what, "--engine spark for the joins, a machine of more cores and faster disks")
 
 
 def _partition_bytes(question: Question, method: str) -> int:
@@ -161,55 +140,53 @@ def _partition_bytes(question: Question, method: str) -> int:
     return max(assigning, question.nodes * PARTITION_BYTES)
 
 
-def _speed(answer: ScalePlan) -> list[Finding]:
+def _speed(answer: ScalePlan) -> Iterator[Finding]:
     times = answer.times
-    what = f"{times.bottleneck} bounds the step: {as_seconds(times.total)}"
-    idle = as_share(1 - times.model / times.total) if times.total else "0 %"
     if times.bottleneck == "model":
-        given = answer.question.step_seconds is not None
-        what = f"the model bounds the step: {as_seconds(times.total)}{'' if given else ' on the cores measured'}"
-        return [Finding("note", what, "a faster device" if given else "measure it where it will run: --step-seconds")]
-    if times.bottleneck in ("sampling", "gathering", "waiting"):
-        workers = -(-int(times.loading * times.workers / max(times.model, times.network, 1e-9)) // 1) + 1
-        out = f"{min(workers, 1024)} workers per rank, if the host has cores for them"
-        return [Finding("slow", f"{what}, the model waits {idle} of the time", out)]
+        what = f"the model bounds the step: {as_seconds(times.total)}"
+        if answer.question.step_seconds is None:
+            yield Finding("note", f"{what} on the cores measured", "measure it where it will run: --step-seconds")
+        else:
+            yield Finding("note", what, "a faster device")
+        return
+    idle = as_share(1 - times.model / times.total) if times.total else "0 %"
+    workers = int(times.loading * times.workers / max(times.model, times.network, 1e-9)) + 1
+    way_out = f"{min(workers, 1024)} workers per rank, if the host has cores for them"
     if times.bottleneck == "disk":
-        return [Finding("slow", f"{what}, the model waits {idle} of the time", "more memory or hosts, as above")]
-    out = ", ".join(_less_traffic(answer))
-    return [Finding("slow", f"{what}, the model waits {idle} of the time", out)]
+        way_out = "more memory or hosts, as above"
+    elif times.bottleneck == "network":
+        way_out = ", ".join(_less_traffic(answer))
+    what = f"{times.bottleneck} bounds the step: {as_seconds(times.total)}, the model waits {idle} of the time"
+    yield Finding("slow", what, way_out)
 
 
-def _less_traffic(answer: ScalePlan) -> list[str]:
-    question, now = answer.question, answer.traffic.total
-    better: list[tuple[str, Question]] = []
-    if question.features is not None and question.features.dtype in WIDE:
-        better.append(("float16 features", replace(question, features=replace(question.features, dtype="float16"))))
+def _less_traffic(answer: ScalePlan) -> Iterator[str]:
+    question = answer.question
+    better = [("float16 features", narrow) for narrow in _narrow(question)]
     if question.cache < 0.05:
         better.append(("a cache of 5 %", replace(question, cache=0.05, hit_rate=None)))
     if not question.local_seeds and question.cut < 1 - 1 / question.hosts:
         better.append(("seeds of a rank's own host", replace(question, local_seeds=True)))
-    out = []
     for name, changed in better:
-        moved = traffic(changed, batch_size(changed, everywhere=answer.everywhere)).total
-        out.append(f"{name} ({as_share(1 - moved / now)} less)")
-    return [*out, "a faster network"]
+        moved = replace(answer, question=changed).traffic.total
+        yield f"{name} ({as_share(1 - moved / answer.traffic.total)} less)"
+    yield "a faster network"
 
 
-def _notes(answer: ScalePlan) -> list[Finding]:
-    question, found = answer.question, []
+def _notes(answer: ScalePlan) -> Iterator[Finding]:
+    question = answer.question
     if id_bytes(question) == 8:
         what = f"{as_count(question.largest_type or question.nodes)} nodes of a type are beyond int32: ids take 8 bytes"
         way_out = f"types of fewer than {ID_LIMIT:,} nodes halve the {as_bytes(answer.store[0].disk)} of topology"
-        found.append(Finding("note", what, way_out))
+        yield Finding("note", what, way_out)
     if is_hashed(question):
         what = "a batch's nodes are found by hashing, a direct map would be larger than its budget"
-        found.append(Finding("note", what, f"counted as {answer.constants.hashed_slowdown:.2g} times the sampling"))
+        yield Finding("note", what, f"counted as {answer.constants.hashed_slowdown:.2g} times the sampling")
     if not question.local_seeds and question.cut < 0.9 * (1 - 1 / question.hosts):
-        local = replace(question, local_seeds=True)
-        moved = traffic(local, batch_size(local, everywhere=answer.everywhere)).total
+        local = replace(answer, question=replace(question, local_seeds=True))
         what = "a rank's seeds come from all parts, as loaders deal them: a low edge cut saves nothing"
-        found.append(Finding("note", what, f"with seeds of its own host a step moves {as_bytes(moved)}"))
+        way_out = f"with seeds of its own host a step moves {as_bytes(local.traffic.total)}"
+        yield Finding("note", what, way_out)
     if isinstance(question.edge_cut, str) and question.edge_cut != "hash" and question.hosts > 1:
         what = f"the edge cut of {question.edge_cut}, {as_share(question.cut)}, is assumed"
-        found.append(Finding("note", what, "`hoploom partition` reports your graph's own"))
-    return found
+        yield Finding("note", what, "`hoploom partition` reports your graph's own")

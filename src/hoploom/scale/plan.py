@@ -4,7 +4,7 @@ Everything is an expected value from a few constants; nothing is simulated. docs
 it against measurements.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -65,7 +65,7 @@ class StepTimes:
     @property
     def loading(self) -> float:
         """Seconds between two batches of all the loader's threads."""
-        return sum(getattr(self, name) for name in LOADING) / self.workers
+        return (self.sampling + self.gathering + self.disk + self.waiting) / self.workers
 
     @property
     def total(self) -> float:
@@ -127,6 +127,10 @@ class BuildStage:
 
     name: str
     seconds: float
+
+
+def total_seconds(stages: Iterable[BuildStage]) -> float:
+    return sum(stage.seconds for stage in stages)
 
 
 def sorting_seconds(question: Question, constants: Constants) -> float:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_share
 from hoploom.scale.constants import Constants, figures
 from hoploom.scale.limits import findings
-from hoploom.scale.plan import BuildStage, ScalePlan
+from hoploom.scale.plan import ScalePlan, total_seconds
 from hoploom.scale.spec import Question
 
 Line = Sequence[str]
@@ -141,18 +141,14 @@ def _times(answer: ScalePlan) -> list[Line]:
 
 def _preparing(answer: ScalePlan) -> list[Line]:
     lines: list[Line] = [(stage.name, as_seconds(stage.seconds), "") for stage in answer.build if stage.seconds]
-    lines.append(("tables to store", as_seconds(_sum(answer.build)), ""))
+    lines.append(("tables to store", as_seconds(total_seconds(answer.build)), ""))
     if answer.question.hosts > 1:
         how = answer.question.edge_cut if isinstance(answer.question.edge_cut, str) else "a given edge cut"
         how += ", without the time of METIS itself" * (how == "metis")
         lines += [(stage.name, as_seconds(stage.seconds), "") for stage in answer.partition[:1] if stage.seconds]
-        lines.append(("store to parts", as_seconds(_sum(answer.partition)), f"by {how}"))
+        lines.append(("store to parts", as_seconds(total_seconds(answer.partition)), f"by {how}"))
     lines.append(("opening it all", as_seconds(answer.opening), ""))
     return lines
-
-
-def _sum(stages: Iterable[BuildStage]) -> float:
-    return sum(stage.seconds for stage in stages)
 
 
 def _findings(answer: ScalePlan) -> str:
