@@ -8,6 +8,7 @@ from typing import Any
 
 from hoploom import scale
 from hoploom.cli.command import Arguments, Command, add_option, check_writable
+from hoploom.config import values
 from hoploom.scale.measure import measure
 
 
@@ -16,12 +17,12 @@ def _word(what: str, text: str) -> str:
 
 
 FLAGS = (  # flag, field of Question, how it is read, help
-    ("--nodes", "nodes", scale.parse_count, "nodes of all types: 1e10, 2.5M"),
-    ("--edges", "edges", scale.parse_count, "edges of all relations"),
+    ("--nodes", "nodes", values.parse_count, "nodes of all types: 1e10, 2.5M"),
+    ("--edges", "edges", values.parse_count, "edges of all relations"),
     (
         "--largest-type",
         "largest_type",
-        scale.parse_count,
+        values.parse_count,
         "nodes of the largest type (default: all); ids are 4 bytes below 2^31",
     ),
     ("--features", "features", scale.parse_features, "width and dtype of a node's features: 256xfp16, or none"),
@@ -29,32 +30,32 @@ FLAGS = (  # flag, field of Question, how it is read, help
     (
         "--original-id-bytes",
         "original_id_bytes",
-        scale.parse_count,
+        values.parse_count,
         "8 for integer ids, the longest for strings, 0 where none are kept",
     ),
-    ("--train-share", "train_share", scale.parse_number, "share of the nodes that are training seeds"),
-    ("--hosts", "hosts", scale.parse_count, "hosts that hold the graph and train"),
-    ("--parts-per-host", "parts_per_host", scale.parse_count, "parts of the store per host"),
-    ("--memory-per-host", "memory_per_host", scale.parse_bytes, "memory of a host, e.g. 64GiB"),
+    ("--train-share", "train_share", values.parse_number, "share of the nodes that are training seeds"),
+    ("--hosts", "hosts", values.parse_count, "hosts that hold the graph and train"),
+    ("--parts-per-host", "parts_per_host", values.parse_count, "parts of the store per host"),
+    ("--memory-per-host", "memory_per_host", values.parse_bytes, "memory of a host, e.g. 64GiB"),
     (
         "--network",
         "network",
-        scale.parse_bandwidth,
+        values.parse_bandwidth,
         "of a host, in bits or bytes per second: 100Gb, 12.5GB (default: loopback)",
     ),
     ("--topology", "topology", _word, "auto, everywhere (every host maps all of it) or parts"),
     ("--edge-cut", "edge_cut", scale.parse_cut, "share of the edges between hosts, or hash, range, stream, metis"),
-    ("--fanouts", "fanouts", scale.parse_fanouts, "picks per node, one per layer, -1 for all neighbours"),
-    ("--batch-size", "batch_size", scale.parse_count, "seeds of a rank's step"),
+    ("--fanouts", "fanouts", values.parse_fanouts, "picks per node, one per layer, -1 for all neighbours"),
+    ("--batch-size", "batch_size", values.parse_count, "seeds of a rank's step"),
     ("--mode", "mode", _word, "what a batch is: blocks or subgraph"),
-    ("--ranks-per-host", "ranks_per_host", scale.parse_count, "training processes of a host"),
-    ("--workers", "workers", scale.parse_count, "loader threads of a rank"),
-    ("--hidden", "hidden", scale.parse_count, "width of the model; it has a layer per fanout"),
-    ("--classes", "classes", scale.parse_count, "width of its output"),
-    ("--step-seconds", "step_seconds", scale.parse_number, "of the model alone, where it was measured"),
-    ("--cache", "cache", scale.parse_number, "share of the other hosts' rows that a host keeps"),
-    ("--hit-rate", "hit_rate", scale.parse_number, "of that cache, where it is known"),
-    ("--skew", "skew", scale.parse_number, "of the nodes' popularity: 0 all alike, 0.5 degrees as 1 / d^2"),
+    ("--ranks-per-host", "ranks_per_host", values.parse_count, "training processes of a host"),
+    ("--workers", "workers", values.parse_count, "loader threads of a rank"),
+    ("--hidden", "hidden", values.parse_count, "width of the model; it has a layer per fanout"),
+    ("--classes", "classes", values.parse_count, "width of its output"),
+    ("--step-seconds", "step_seconds", values.parse_number, "of the model alone, where it was measured"),
+    ("--cache", "cache", values.parse_number, "share of the other hosts' rows that a host keeps"),
+    ("--hit-rate", "hit_rate", values.parse_number, "of that cache, where it is known"),
+    ("--skew", "skew", values.parse_number, "of the nodes' popularity: 0 all alike, 0.5 degrees as 1 / d^2"),
 )
 SHOWN = {"memory_per_host": "512GB", "fanouts": "15,10,5", "features": "128xfp32"}  # defaults, as they are given
 SWITCHES = (
@@ -79,10 +80,10 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: Arguments) -> int:
-    values: dict[str, Any] = {field: getattr(arguments, field) for _, field, *_ in FLAGS if hasattr(arguments, field)}
-    values |= {field: True for _, field, _ in SWITCHES if getattr(arguments, field)}
+    asked: dict[str, Any] = {field: getattr(arguments, field) for _, field, *_ in FLAGS if hasattr(arguments, field)}
+    asked |= {field: True for _, field, _ in SWITCHES if getattr(arguments, field)}
     constants = None if arguments.constants is None else scale.read_constants(arguments.constants)
-    answer = scale.plan(scale.Question(**values), constants)
+    answer = scale.plan(scale.Question(**asked), constants)
     print(scale.as_json(answer) if arguments.json else scale.as_text(answer))
     return 0
 

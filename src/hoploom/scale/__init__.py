@@ -1,12 +1,5 @@
 """Scale on paper: what a graph takes on a cluster, worked out from constants that are measured."""
 
-from hoploom.config.values import (
-    parse_bandwidth,
-    parse_bytes,
-    parse_count,
-    parse_fanouts,
-    parse_number,
-)
 from hoploom.scale.constants import Constants, default_constants, read_constants, to_json
 from hoploom.scale.limits import Finding, findings
 from hoploom.scale.plan import ScalePlan, plan
@@ -23,13 +16,8 @@ __all__ = [
     "constants_as_text",
     "default_constants",
     "findings",
-    "parse_bandwidth",
-    "parse_bytes",
-    "parse_count",
     "parse_cut",
-    "parse_fanouts",
     "parse_features",
-    "parse_number",
     "plan",
     "read_constants",
     "to_json",
