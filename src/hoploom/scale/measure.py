@@ -14,6 +14,7 @@ from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +30,13 @@ from hoploom.partition import assign
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.options import make_sampling
 from hoploom.scale import machine
-from hoploom.scale.constants import SHORT_ROW, Constants, Curve
+from hoploom.scale.constants import SHORT_ROW, Constants
 from hoploom.scale.machine import seconds_of
 from hoploom.store import Store, open_store
 from hoploom.store.from_tensors import from_tensors
 
 Progress = Callable[[str], None]
+Rates = dict[str, Any]  # some of Constants, by name
 MB = 1 << 20
 DEGREE = 20
 SCATTER = 2654435761  # a prime: popular nodes do not lie together
@@ -69,47 +71,20 @@ def measure(quick: bool = False, folder: Path | None = None, progress: Progress 
     effort, say = QUICK if quick else FULL, progress or (lambda _: None)
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory; give one on the disk that stores will lie on")
+    found: Rates = {}
     with tempfile.TemporaryDirectory(prefix=".hoploom-bench-", dir=folder) as scratch:
-        here = Path(scratch)
-        say("disk and memory")
-        written = machine.write_file(here / "rows", effort.file_bytes)
-        read = machine.read_file(here / "rows")
-        pages = machine.read_pages(here / "rows", effort.budget)
-        say("gathering")
-        rows, long_bytes, reads = _gathering(here / "rows", effort)
-        say("sorting edges, sampling")
-        sorting, picks, slowdown = _sampling(here, effort)
-        say("assigning nodes to parts")
-        assigned = _partitioned_edges(here, effort.partitioned_edges)
-        say("loading, network, joins, layers")
-        opening, per_file = _opening(here, effort.budget)
-        loopback, trip = machine.loopback(effort.budget)
-        return Constants(
-            machine=_machine(),
-            cores=len(os.sched_getaffinity(0)),
-            hoploom=metadata.version("hoploom"),
-            date=time.strftime("%Y-%m-%d"),
-            quick=quick,
-            random_reads=reads,
-            copy_bytes=machine.copy_bytes(32 * MB, effort.budget),
-            sample_picks=picks,
-            hashed_slowdown=slowdown,
-            gather_rows=rows,
-            gather_bytes=long_bytes,
-            batch_seconds=_batch_seconds(here, effort.budget),
-            open_seconds=opening,
-            open_file_seconds=per_file,
-            csc_edges=sorting,
-            join_edges=_joined_edges(effort.joined_edges),
-            partition_edges=assigned,
-            disk_write=written,
-            disk_read=read,
-            disk_reads=pages,
-            loopback_bytes=loopback,
-            round_trip_seconds=trip,
-            aggregate_values=_aggregate_values(effort.budget),
-            linear_flops=_linear_flops(effort.budget),
-        )
+        for what, measurements in MEASUREMENTS.items():
+            say(what)
+            for measurement in measurements:
+                found |= measurement(Path(scratch), effort)
+    return Constants(
+        machine=_machine(),
+        cores=len(os.sched_getaffinity(0)),
+        hoploom=metadata.version("hoploom"),
+        date=time.strftime("%Y-%m-%d"),
+        quick=quick,
+        **found,
+    )
 
 
 def _machine() -> str:
@@ -122,27 +97,43 @@ def _machine() -> str:
     return f"{named[0] if named else platform.machine()}, {memory:.0f} GiB"
 
 
-# --- gathering -----------------------------------------------------------------------------------
+# --- disk, memory and network --------------------------------------------------------------------
 
 
-def _gathering(path: Path, effort: Effort) -> tuple[Curve, float, float]:
-    """Short rows per second, by the size of the table; bytes per second beyond those; entries of 4 bytes per second."""
-    machine.forget(path)
-    bytes_ = np.memmap(path, dtype=np.uint8, mode="r+")
+def _disk(here: Path, effort: Effort) -> Rates:
+    path = here / "rows"
+    return {
+        "disk_write": machine.write_file(path, effort.file_bytes),
+        "disk_read": machine.read_file(path),
+        "disk_reads": machine.read_pages(path, effort.budget),
+        "copy_bytes": machine.copy_bytes(32 * MB, effort.budget),
+    }
+
+
+def _network(_: Path, effort: Effort) -> Rates:
+    rate, trip = machine.loopback(effort.budget)
+    return {"loopback_bytes": rate, "round_trip_seconds": trip}
+
+
+def _gathering(here: Path, effort: Effort) -> Rates:
+    """Short rows by the size of the table, and what longer ones take beyond those."""
+    machine.forget(here / "rows")
+    bytes_ = np.memmap(here / "rows", dtype=np.uint8, mode="r+")
     int(bytes_[:: machine.PAGE].sum())  # every page is mapped
     flat = torch.from_numpy(bytes_)
     short = [_gather_seconds(flat[:size].view(-1, SHORT_ROW), effort.budget) for size in effort.tables]
     long = _gather_seconds(flat.view(-1, LONG_ROW), effort.budget)
-    per_byte = max((long - short[-1]) / (LONG_ROW - SHORT_ROW), 1e-12)
-    entries = _gather_seconds(flat.view(-1, 4), effort.budget)
-    curve = tuple((float(size), 1 / seconds) for size, seconds in zip(effort.tables, short, strict=True))
-    return curve, 1 / per_byte, 1 / entries
+    return {
+        "gather_rows": tuple((float(size), 1 / seconds) for size, seconds in zip(effort.tables, short, strict=True)),
+        "gather_bytes": 1 / max((long - short[-1]) / (LONG_ROW - SHORT_ROW), 1e-12),
+        "random_reads": 1 / _gather_seconds(flat.view(-1, 4), effort.budget),
+    }
 
 
 def _gather_seconds(table: Tensor, budget: float) -> float:
     """Per row, by random ids, into recycled memory."""
     count = ROWS if table.shape[1] < LONG_ROW else ROWS // 4
-    ids = torch.randint(table.shape[0], (count,), generator=_generator())
+    ids = torch.randint(table.shape[0], (count,), generator=torch.Generator().manual_seed(0))
 
     def gather() -> None:
         ops.gather(table, ids, ops.empty((count, table.shape[1]), torch.uint8))
@@ -150,47 +141,31 @@ def _gather_seconds(table: Tensor, budget: float) -> float:
     return seconds_of(gather, budget) / count
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
 # --- sampling ------------------------------------------------------------------------------------
 
 
-def _sampling(here: Path, effort: Effort) -> tuple[Curve, Curve, float]:
-    """Edges sorted and picks made per second, by the size of the lists; how much slower picks are with hashing."""
-    sorting: list[tuple[float, float]] = []
-    picks: list[tuple[float, float]] = []
-    slowdown = 1.0
+def _sampling(here: Path, effort: Effort) -> Rates:
+    """Edges sorted and picks made, by the size of the lists; how much slower picks are with hashing."""
+    sorting, picks, slowdown = [], [], 1.0
     for number, num_edges in enumerate(effort.edges):
         num_nodes = num_edges // DEGREE
-        edge_index = draw_edges(num_nodes, num_edges)
-        lists, seconds = _sort(edge_index, num_nodes)
-        size = num_nodes * 8 + num_edges * 4  # of indptr and indices
-        sorting.append((size, num_edges / seconds))
-        del edge_index
+        sort = partial(ops.build_csc, draw_edges(num_nodes, num_edges), num_nodes, num_nodes)
+        size = float(num_nodes * 8 + num_edges * 4)  # of indptr and indices
+        sorting.append((size, num_edges / seconds_of(sort, 0.0, least=1)))
+        lists = sort()
+        del sort  # and the edges that it holds
         relation = {"indptr": lists.indptr, "indices": lists.indices}
         from_tensors({}, relation, num_nodes=num_nodes).save(here / f"graph-{number}")
         store = _open_cold(here / f"graph-{number}")
         direct = _picks(store, effort.budget, hashed=False)
         slowdown = max(1.0, direct / _picks(store, effort.budget, hashed=True))
         picks.append((size, direct))
-    return tuple(sorting), tuple(picks), slowdown
-
-
-def _sort(edge_index: Tensor, num_nodes: int) -> tuple[ops.Csc, float]:
-    """The lists, and the seconds of the faster of two goes."""
-    spent = []
-    for _ in range(2):
-        begin = time.perf_counter()
-        lists = ops.build_csc(edge_index, num_nodes, num_nodes)
-        spent.append(time.perf_counter() - begin)
-    return lists, min(spent)
+    return {"csc_edges": tuple(sorting), "sample_picks": tuple(picks), "hashed_slowdown": slowdown}
 
 
 def draw_edges(num_nodes: int, num_edges: int) -> Tensor:
     """[2, num_edges]: sources of which few are popular, as the squares of even draws are; any destination."""
-    generator = _generator()
+    generator = torch.Generator().manual_seed(0)
     draws = torch.rand(num_edges, generator=generator, dtype=torch.float64)
     ranks = draws.square_().mul_(num_nodes).long()
     sources = ranks.mul_(SCATTER).remainder_(num_nodes)
@@ -232,32 +207,32 @@ def _picks(store: Store, budget: float, *, hashed: bool) -> float:
 # --- the rest ------------------------------------------------------------------------------------
 
 
-def _batch_seconds(here: Path, budget: float) -> float:
-    """Of a batch so small that only what every batch costs counts."""
+def _batches(here: Path, effort: Effort) -> Rates:
+    """Batches so small that only what every batch costs counts."""
     store = generate(here / "small", num_nodes=5_000, avg_degree=8, num_features=8)
     loader = NeighborLoader(store, [2, 2], input_nodes=torch.arange(320), batch_size=16)
-    return seconds_of(lambda: sum(1 for _ in loader), budget) / len(loader)
+    return {"batch_seconds": seconds_of(lambda: sum(1 for _ in loader), effort.budget) / len(loader)}
 
 
-def _opening(here: Path, budget: float) -> tuple[float, float]:
-    """Seconds of opening a store of one part, and what each further file adds."""
+def _opening(here: Path, effort: Effort) -> Rates:
+    """A store of one part, and what each further file adds."""
     found = []
     for num_parts in (1, 16):
         folder = here / f"parts-{num_parts}"
         generate(folder, num_nodes=1_000, avg_degree=4, num_features=4, num_parts=num_parts)
         num_files = sum(1 for _ in folder.rglob("*.npy"))
-        found.append((num_files, seconds_of(partial(open_store, folder), budget)))
+        found.append((num_files, seconds_of(partial(open_store, folder), effort.budget)))
     (few, short), (many, long) = found
-    return short, max((long - short) / (many - few), 1e-7)
+    return {"open_seconds": short, "open_file_seconds": max((long - short) / (many - few), 1e-7)}
 
 
-def _joined_edges(num_edges: int) -> float | None:
-    """Edges per second whose both ends DuckDB looks up, streamed out as Arrow."""
+def _joins(_: Path, effort: Effort) -> Rates:
+    """Edges whose both ends DuckDB looks up, streamed out as Arrow."""
     if find_spec("duckdb") is None:
-        return None
+        return {"join_edges": None}
     import duckdb
 
-    num_nodes = num_edges // DEGREE
+    num_edges, num_nodes = effort.joined_edges, effort.joined_edges // DEGREE
     with duckdb.connect() as connection:
         connection.execute("SET enable_progress_bar = false")
         connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
@@ -272,44 +247,41 @@ def _joined_edges(num_edges: int) -> float | None:
         count = sum(batch.num_rows for batch in found.to_arrow_reader(1 << 17))
         seconds = time.perf_counter() - begin
     assert count == num_edges, "an id was found twice"
-    return num_edges / seconds
+    return {"join_edges": num_edges / seconds}
 
 
-def _partitioned_edges(here: Path, num_edges: int) -> float:
-    """Edges of a graph of communities per second, by one thread of the stream partitioner; the faster of two goes."""
-    store = generate(here / "communities", num_nodes=num_edges // DEGREE, avg_degree=DEGREE, num_features=1)
-    spent = []
-    for _ in range(2):
-        begin = time.perf_counter()
-        assign(store, NUM_PARTS, "stream", seeds="train", threads=1)
-        spent.append(time.perf_counter() - begin)
-    return store.schema.relations[0].num_edges / min(spent)
+def _assigning(here: Path, effort: Effort) -> Rates:
+    """Nodes of a graph of communities, by one thread of the stream partitioner."""
+    num_nodes = effort.partitioned_edges // DEGREE
+    store = generate(here / "communities", num_nodes=num_nodes, avg_degree=DEGREE, num_features=1)
+    work = partial(assign, store, NUM_PARTS, "stream", seeds="train", threads=1)
+    return {"partition_edges": store.schema.relations[0].num_edges / seconds_of(work, 0.0, least=1)}
 
 
-def _aggregate_values(budget: float) -> float:
-    """Edges times width per second of a mean over neighbours, forward and backward."""
+def _layers(_: Path, effort: Effort) -> Rates:
+    """A mean over neighbours and a linear layer, each forward and backward."""
     num_destinations, num_sources, picks = 8_000, 60_000, 10
-    sources = torch.randint(num_sources, (num_destinations * picks,), generator=_generator())
+    sources = torch.randint(num_sources, (num_destinations * picks,), generator=torch.Generator().manual_seed(0))
     destinations = torch.arange(num_destinations).repeat_interleave(picks)
     edges = InEdges.of(torch.stack([sources, destinations]), num_sources, num_destinations)
-    x = torch.randn(num_sources, WIDTH, requires_grad=True)
-    grad = torch.ones(num_destinations, WIDTH)
+    layer, rows = nn.Linear(WIDTH, WIDTH), 16_384
 
-    def step() -> None:
-        torch.autograd.grad(ops.aggregate(x, edges, "mean"), x, grad)
+    def seconds(work: Callable[[Tensor], Tensor], num_in: int, num_out: int, *weights: Tensor) -> float:
+        x, grad = torch.randn(num_in, WIDTH, requires_grad=True), torch.ones(num_out, WIDTH)
+        return seconds_of(lambda: torch.autograd.grad(work(x), (x, *weights), grad), effort.budget)
 
-    return sources.numel() * WIDTH / seconds_of(step, budget)
+    mean = seconds(lambda x: ops.aggregate(x, edges, "mean"), num_sources, num_destinations)
+    linear = seconds(layer, rows, rows, *layer.parameters())
+    return {
+        "aggregate_values": sources.numel() * WIDTH / mean,
+        "linear_flops": 3 * 2 * rows * WIDTH * WIDTH / linear,
+    }
 
 
-def _linear_flops(budget: float) -> float:
-    """Of a linear layer, forward and backward."""
-    rows = 16_384
-    layer, x = nn.Linear(WIDTH, WIDTH), torch.randn(rows, WIDTH, requires_grad=True)
-    grad = torch.ones(rows, WIDTH)
-
-    def step() -> None:
-        x.grad = None
-        layer.zero_grad()
-        layer(x).backward(grad)
-
-    return 3 * 2 * rows * WIDTH * WIDTH / seconds_of(step, budget)
+MEASUREMENTS = {  # what is said, and what then runs; a file that one leaves in the folder, a later one may read
+    "disk and memory": (_disk,),
+    "gathering": (_gathering,),
+    "sorting edges, sampling": (_sampling,),
+    "assigning nodes to parts": (_assigning,),
+    "loading, network, joins, layers": (_batches, _opening, _network, _joins, _layers),
+}
