@@ -1,13 +1,13 @@
 """A plan for people, and for programs."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_share
 from hoploom.scale.constants import Constants, figures
 from hoploom.scale.limits import findings
-from hoploom.scale.plan import ScalePlan, total_seconds
+from hoploom.scale.plan import BuildStage, ScalePlan, total_seconds
 from hoploom.scale.spec import Question
 
 Line = Sequence[str]
@@ -15,94 +15,87 @@ Line = Sequence[str]
 
 def as_text(answer: ScalePlan) -> str:
     """All of a plan, a section each."""
-    sections = [
-        _headline(answer.question),
-        _constants(answer),
-        _section("Memory and disk of a host", _store(answer)),
-        _section("A trainer process adds", _process(answer)),
-        _section("A batch", _batch(answer)),
-        _section("Network, per step of a rank", _network(answer)),
-        _section("Time of a step", _times(answer)),
-        _section("Preparing, on one machine", _preparing(answer)),
-        _findings(answer),
-    ]
-    return "\n\n".join(sections)
+    sections: dict[str, Sequence[Line]] = {
+        "Memory and disk of a host": _store(answer),
+        "A trainer process adds": [(item.name, as_bytes(item.memory), "") for item in answer.process],
+        "A batch": _batch(answer),
+        "Network, per step of a rank": _network(answer),
+        "Time of a step": _times(answer),
+        "Preparing, on one machine": _preparing(answer),
+    }
+    tables = [f"{title}\n{columns(lines)}" for title, lines in sections.items()]
+    return "\n\n".join([_headline(answer.question), _constants(answer), *tables, _findings(answer)])
 
 
 def _headline(question: Question) -> str:
     features = question.features
     width = "no features" if features is None else f"{features.shape[0]} x {features.dtype} features"
-    nodes, edges = as_count(question.nodes), as_count(question.edges)
-    hosts = f"{question.hosts} host" + "s" * (question.hosts > 1)
-    parts = f"{question.parts} part" + "s" * (question.parts > 1)
+    hosts, parts, ranks = (
+        f"{count} {what}{'s' * (count > 1)}"
+        for count, what in ((question.hosts, "host"), (question.parts, "part"), (question.ranks_per_host, "rank"))
+    )
     return (
-        f"{nodes} nodes, {edges} edges, {width}, on {hosts} of {as_bytes(question.memory_per_host)} ({parts}),\n"
-        f"{question.ranks_per_host} rank{'s' * (question.ranks_per_host > 1)} per host, "
-        f"batches of {question.batch_size:,} seeds, "
+        f"{as_count(question.nodes)} nodes, {as_count(question.edges)} edges, {width}, "
+        f"on {hosts} of {as_bytes(question.memory_per_host)} ({parts}),\n"
+        f"{ranks} per host, batches of {question.batch_size:,} seeds, "
         f"fanouts {','.join(map(str, question.fanouts))}, mode {question.mode}"
     )
 
 
+def _machine(constants: Constants) -> str:
+    return f"{constants.machine}, {constants.cores} cores, {constants.date}, Hoploom {constants.hoploom}"
+
+
 def _constants(answer: ScalePlan) -> str:
-    known = answer.constants
-    where = f"{known.machine}, {known.cores} cores, {known.date}, Hoploom {known.hoploom}"
+    where = _machine(answer.constants)
     if answer.uses_defaults:
         return (
             f"Constants: the built-in ones, measured on {where}.\n"
             "Not your machine: `hoploom bench --out bench.json` measures it, --constants bench.json uses that."
         )
-    return f"Constants: measured{' quickly' if known.quick else ''} on {where}."
+    return f"Constants: measured{' quickly' if answer.constants.quick else ''} on {where}."
 
 
-def _section(title: str, lines: Iterable[Line]) -> str:
-    return f"{title}\n{columns(lines)}"
-
-
-def columns(lines: Iterable[Line]) -> str:
+def columns(lines: Sequence[Line]) -> str:
     """Names to the left, figures below each other, remarks behind."""
-    rows = [tuple(line) for line in lines]
-    count = max(map(len, rows))
-    rows = [row + ("",) * (count - len(row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  "
-        + "  ".join(
-            cell.ljust(width) if place in (0, count - 1) else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = []
+    for name, *cells, remark in lines:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:-1], strict=True)]
+        rows.append("  ".join(["", name.ljust(widths[0]), *padded, remark]).rstrip())
+    return "\n".join(rows)
 
 
 def _store(answer: ScalePlan) -> list[Line]:
-    where = "the whole on every host" if answer.everywhere and answer.question.hosts > 1 else ""
-    lines: list[Line] = [("", "disk", "memory", "")]
-    for item in answer.store:
-        remark = where if item.name == "topology" else ""
-        lines.append((item.name, as_bytes(item.disk), as_bytes(item.memory), remark))
-    ranks = answer.question.ranks_per_host
-    trainers = answer.private - answer.cached
-    lines.append(("trainers", "", as_bytes(trainers), f"{ranks} processes" if ranks > 1 else "1 process"))
-    verdict = f"of {as_bytes(answer.question.memory_per_host)}"
-    if answer.wanted > answer.question.memory_per_host:
+    question, ranks = answer.question, answer.question.ranks_per_host
+    where = "the whole on every host" if answer.everywhere and question.hosts > 1 else ""
+    items = [
+        (item.name, as_bytes(item.disk), as_bytes(item.memory), where if item.name == "topology" else "")
+        for item in answer.store
+    ]
+    verdict = f"of {as_bytes(question.memory_per_host)}"
+    if answer.wanted > question.memory_per_host:
         verdict += ", too much" if answer.resident == 0 else f"; {as_share(answer.resident)} of the files fit"
-    lines.append(("together", as_bytes(answer.disk), as_bytes(answer.wanted), verdict))
-    return lines
-
-
-def _process(answer: ScalePlan) -> list[Line]:
-    return [(item.name, as_bytes(item.memory), "") for item in answer.process]
+    return [
+        ("", "disk", "memory", ""),
+        *items,
+        ("trainers", "", as_bytes(answer.private - answer.cached), f"{ranks} process{'es' * (ranks > 1)}"),
+        ("together", as_bytes(answer.disk), as_bytes(answer.wanted), verdict),
+    ]
 
 
 def _batch(answer: ScalePlan) -> list[Line]:
-    lines: list[Line] = [("", "expanded", "picks", "distinct nodes", "")]
-    for number, hop in enumerate(answer.batch.hops, 1):
-        lines.append((f"hop {number}", *map(as_count, (hop.frontier, hop.picks, hop.nodes)), ""))
-    share = answer.batch.nodes / answer.question.nodes
-    lines.append(
-        ("together", "", as_count(answer.batch.picks), as_count(answer.batch.nodes), as_bytes(answer.batch.bytes))
-    )
-    return [*lines, ("share of the graph", "", "", as_share(share), "")]
+    batch = answer.batch
+    hops = [
+        (f"hop {number}", as_count(hop.frontier), as_count(hop.picks), as_count(hop.nodes), "")
+        for number, hop in enumerate(batch.hops, 1)
+    ]
+    return [
+        ("", "expanded", "picks", "distinct nodes", ""),
+        *hops,
+        ("together", "", as_count(batch.picks), as_count(batch.nodes), as_bytes(batch.bytes)),
+        ("share of the graph", "", "", as_share(batch.nodes / answer.question.nodes), ""),
+    ]
 
 
 def _network(answer: ScalePlan) -> list[Line]:
@@ -112,13 +105,11 @@ def _network(answer: ScalePlan) -> list[Line]:
     hits = f", the cache holds {as_share(batch.hits)} of them" if answer.cached else ""
     per_host = moved.total * question.ranks_per_host
     link = "one loopback connection" if question.network is None else as_rate(question.network)
+    picks = f"{as_count(batch.remote_picks)} of {as_count(batch.picks)} picks are remote"
+    rows = f"{as_count(batch.remote_rows)} of {as_count(batch.nodes)} nodes are remote{hits}"
     return [
-        ("hops", as_bytes(moved.hops), f"{as_count(batch.remote_picks)} of {as_count(batch.picks)} picks are remote"),
-        (
-            "rows",
-            as_bytes(moved.rows),
-            f"{as_count(batch.remote_rows)} of {as_count(batch.nodes)} nodes are remote{hits}",
-        ),
+        ("hops", as_bytes(moved.hops), picks),
+        ("rows", as_bytes(moved.rows), rows),
         ("gradients", as_bytes(moved.gradients), "all-reduce, shared by the ranks of a host"),
         ("together", as_bytes(moved.total), f"{as_bytes(per_host)} per host and step"),
         ("per second", as_rate(per_host / answer.times.total), f"per host and direction, of {link}"),
@@ -126,29 +117,32 @@ def _network(answer: ScalePlan) -> list[Line]:
 
 
 def _times(answer: ScalePlan) -> list[Line]:
-    times = answer.times
-    remarks = {"sampling": f"{times.workers} loader threads", "model": "forward and backward, on the cores measured"}
-    if answer.question.step_seconds is not None:
-        remarks["model"] = "as given"
-    lines: list[Line] = [
-        (name, as_seconds(seconds), remarks.get(name, "")) for name, seconds in times.shares.items() if seconds
+    times, steps = answer.times, answer.steps_per_epoch
+    as_measured = "forward and backward, on the cores measured"
+    remarks = {
+        "sampling": f"{times.workers} loader threads",
+        "model": as_measured if answer.question.step_seconds is None else "as given",
+    }
+    shares = [(name, as_seconds(seconds), remarks.get(name, "")) for name, seconds in times.shares.items() if seconds]
+    seeds = as_count(answer.question.num_seeds)
+    return [
+        *shares,
+        ("step", as_seconds(times.total), f"bound by {times.bottleneck}: loading, network and model overlap"),
+        ("epoch", as_seconds(steps * times.total), f"{steps:,} steps for {seeds} seeds"),
     ]
-    lines.append(("step", as_seconds(times.total), f"bound by {times.bottleneck}: loading, network and model overlap"))
-    steps, seconds = answer.steps_per_epoch, answer.steps_per_epoch * times.total
-    lines.append(("epoch", as_seconds(seconds), f"{steps:,} steps for {as_count(answer.question.num_seeds)} seeds"))
-    return lines
 
 
 def _preparing(answer: ScalePlan) -> list[Line]:
-    lines: list[Line] = [(stage.name, as_seconds(stage.seconds), "") for stage in answer.build if stage.seconds]
-    lines.append(("tables to store", as_seconds(total_seconds(answer.build)), ""))
+    stages = [*answer.build, BuildStage("tables to store", total_seconds(answer.build))]
+    lines = [(stage.name, as_seconds(stage.seconds), "") for stage in stages if stage.seconds]
     if answer.question.hosts > 1:
         how = answer.question.edge_cut if isinstance(answer.question.edge_cut, str) else "a given edge cut"
         how += ", without the time of METIS itself" * (how == "metis")
-        lines += [(stage.name, as_seconds(stage.seconds), "") for stage in answer.partition[:1] if stage.seconds]
+        assigning = answer.partition[0]
+        if assigning.seconds:
+            lines.append((assigning.name, as_seconds(assigning.seconds), ""))
         lines.append(("store to parts", as_seconds(total_seconds(answer.partition)), f"by {how}"))
-    lines.append(("opening it all", as_seconds(answer.opening), ""))
-    return lines
+    return [*lines, ("opening it all", as_seconds(answer.opening), "")]
 
 
 def _findings(answer: ScalePlan) -> str:
@@ -184,6 +178,14 @@ def as_json(answer: ScalePlan) -> str:
     return json.dumps(contents, indent=1, allow_nan=False)
 
 
+UNITS: dict[str, Callable[[float], str]] = {
+    "B": as_rate,
+    "s": as_seconds,
+    "times as long": lambda value: f"{value:.2f} times as long",
+    "flop/s": lambda value: f"{value / 1e9:,.1f} Gflop/s",
+}
+
+
 def constants_as_text(constants: Constants) -> str:
     """What `hoploom bench` prints: first what depends on a size."""
     lines: list[Line] = []
@@ -195,17 +197,10 @@ def constants_as_text(constants: Constants) -> str:
         for size, rate in value if figure.where else [(0.0, value)]:
             lines.append((figure.what, _shown(rate, figure.unit), figure.where.format(as_bytes(size))))
     quick = ", quickly" if constants.quick else ""
-    where = f"{constants.machine}, {constants.cores} cores, {constants.date}, Hoploom {constants.hoploom}{quick}"
-    return f"{where}\n{columns(lines)}"
+    return f"{_machine(constants)}{quick}\n{columns(lines)}"
 
 
 def _shown(value: float, unit: str) -> str:
-    if unit == "B":
-        return as_rate(value)
-    if unit == "s":
-        return as_seconds(value)
-    if unit == "times as long":
-        return f"{value:.2f} {unit}"
-    if unit == "flop/s":
-        return f"{value / 1e9:,.1f} G{unit}"
+    if unit in UNITS:
+        return UNITS[unit](value)
     return f"{as_count(value)}{'' if unit.startswith('/') else ' '}{unit}"
