@@ -20,6 +20,7 @@ SHORT_DTYPES = {
     "fp64": "float64",
     "double": "float64",
 }
+COUNTS = "nodes edges hosts parts_per_host memory_per_host batch_size ranks_per_host workers hidden classes"
 MOST_LAYERS = 32
 MAX_PARTS = 100_000  # a part's folder has five digits
 
@@ -67,7 +68,6 @@ class Question:
     def __post_init__(self) -> None:
         _check_counts(self)
         _check_choices(self)
-        _check_fanouts(self)
 
     @property
     def mean_degree(self) -> float:
@@ -117,11 +117,11 @@ def parse_features(what: str, text: str) -> Field | None:
 def parse_dtype(what: str, text: str) -> str:
     """The store's name of a dtype, from its own or a short one."""
     name = SHORT_DTYPES.get(text.lower(), text.lower())
-    if name in DTYPES:
-        return name
-    close = nearest(text, [*SHORT_DTYPES, *DTYPES])
-    hint = f"did you mean {close}?" if close else f"choose one of {', '.join([*SHORT_DTYPES, *DTYPES])}"
-    raise ConfigError(f"{what} has dtype {text!r:.80}; {hint}")
+    known = [*SHORT_DTYPES, *DTYPES]
+    if name not in DTYPES:
+        hint = _hint(text, known, f"choose one of {', '.join(known)}")
+        raise ConfigError(f"{what} has dtype {text!r:.80}; {hint}")
+    return name
 
 
 def parse_cut(what: str, text: str) -> float | str:
@@ -134,39 +134,27 @@ def parse_cut(what: str, text: str) -> float | str:
 
 def _method(what: str, name: str) -> str:
     if name not in CUT_METHODS:
-        close = nearest(name, list(CUT_METHODS))
-        hint = f"did you mean {close}?" if close else f"give a share from 0 to 1, or one of {', '.join(CUT_METHODS)}"
+        hint = _hint(name, list(CUT_METHODS), f"give a share from 0 to 1, or one of {', '.join(CUT_METHODS)}")
         raise ConfigError(f"{what} is {name!r:.80}; {hint}")
     return name
 
 
-COUNTS = (  # field, what it is called
-    ("nodes", "nodes"),
-    ("edges", "edges"),
-    ("hosts", "hosts"),
-    ("parts_per_host", "parts per host"),
-    ("memory_per_host", "memory per host"),
-    ("batch_size", "batch size"),
-    ("ranks_per_host", "ranks per host"),
-    ("workers", "workers"),
-    ("hidden", "hidden"),
-    ("classes", "classes"),
-)
+def _hint(name: str, known: list[str], way_out: str) -> str:
+    close = nearest(name, known)
+    return f"did you mean {close}?" if close else way_out
 
 
 def _check_counts(question: Question) -> None:
-    for name, what in COUNTS:
-        value = as_int(what, getattr(question, name), 1, "give a whole number of at least 1")
-        if value > LIMIT:
-            raise ConfigError(f"{what} is {value}; give at most 1e18")
+    for name in COUNTS.split():
+        what = name.replace("_", " ")
+        if as_int(what, getattr(question, name), 1, "give a whole number of at least 1") > LIMIT:
+            raise ConfigError(f"{what} is {getattr(question, name)}; give at most 1e18")
     as_int("original id bytes", question.original_id_bytes, 0, "give 8 for integers, the longest string's length, or 0")
-    largest = question.largest_type
-    if largest is not None and not 1 <= largest <= question.nodes:
-        raise ConfigError(
-            f"largest type is {largest} of {question.nodes} nodes; give 1 to {question.nodes}, or nothing"
-        )
-    if question.hosts > question.nodes:
-        raise ConfigError(f"hosts is {question.hosts} for {question.nodes} nodes; give each host a node at least")
+    nodes, largest = question.nodes, question.largest_type
+    if largest is not None and not 1 <= largest <= nodes:
+        raise ConfigError(f"largest type is {largest} of {nodes} nodes; give 1 to {nodes}, or nothing")
+    if question.hosts > nodes:
+        raise ConfigError(f"hosts is {question.hosts} for {nodes} nodes; give each host a node at least")
     if question.parts > MAX_PARTS:
         raise ConfigError(f"{question.parts} parts are more than a store takes; give at most {MAX_PARTS} in all")
 
@@ -179,10 +167,10 @@ def _check_choices(question: Question) -> None:
                 as_int("the width of features", extent, 1, "give at least 1")
     if isinstance(question.edge_cut, str):
         _method("edge cut", question.edge_cut)
-    shares = (("edge cut", question.edge_cut), ("cache", question.cache), ("train share", question.train_share))
-    for what, share in (*shares, ("hit rate", question.hit_rate)):
+    for name in ("edge_cut", "cache", "train_share", "hit_rate"):
+        share = getattr(question, name)
         if isinstance(share, int | float) and not 0 <= share <= 1:  # NaN fails too
-            raise ConfigError(f"{what} is {share:g}; it is a share, give 0 to 1")
+            raise ConfigError(f"{name.replace('_', ' ')} is {share:g}; it is a share, give 0 to 1")
     if not 0 <= question.skew < 1:
         raise ConfigError(f"skew is {question.skew:g}; give 0 (all nodes alike) to below 1, 0.5 if unsure")
     for what, rate in (("network", question.network), ("step seconds", question.step_seconds)):
@@ -191,9 +179,6 @@ def _check_choices(question: Question) -> None:
     for what, value, choices in (("topology", question.topology, Topology), ("mode", question.mode, Mode)):
         if value not in get_args(choices):
             raise ConfigError(f"{what} is {value!r}; choose one of {', '.join(get_args(choices))}")
-
-
-def _check_fanouts(question: Question) -> None:
     if not question.fanouts:
         raise ConfigError("fanouts are empty; give one per layer, e.g. 15,10,5")
     if len(question.fanouts) > MOST_LAYERS:
