@@ -11,6 +11,8 @@ import pytest
 
 if gc.isenabled():  # until the tests are collected: what modules are made of stays
     gc.disable()
+# Small tensors gain nothing from torch's own threads, and on a busy machine they wait for each other. Children inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
