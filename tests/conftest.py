@@ -11,7 +11,7 @@ import pytest
 
 if gc.isenabled():  # until the tests are collected: what modules are made of stays
     gc.disable()
-# Small tensors gain nothing from torch's own threads, and on a busy machine they wait for each other. Children inherit it.
+# Small tensors gain nothing from more threads of torch, which wait for each other. Child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch

@@ -86,7 +86,6 @@ def _train_on(found: Sequence[Host], path: Path, folder: Path) -> None:
             assert process.returncode == 0, said
 
 
-@pytest.mark.alone  # five processes, and wires that are away for a second
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("impaired", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_on_hosts_whose_wires_are_pulled_loses_as_with_the_store_at_hand(

@@ -106,10 +106,9 @@ def test_seeds_left_out_are_train_where_one_type_has_it(tmp_path: Path) -> None:
     assert partition(store, tmp_path / "d", 2, method="range", fanouts=None).remote_share is None
 
 
-@pytest.mark.alone  # measures time
 def test_many_parts_are_ordered_as_fast_as_few() -> None:
     parts = torch.arange(1_000_000).remainder(500).to(torch.int16)
-    begin = time.perf_counter()
+    begin = time.process_time()
     order = order_nodes({"node": parts}, 500)["node"]
-    assert time.perf_counter() - begin < 2  # part by part: 500 passes over a million nodes
+    assert time.process_time() - begin < 4  # part by part: 500 passes over a million nodes
     assert torch.equal(order.new_of_old, torch.arange(1_000_000) % 500 * 2000 + torch.arange(1_000_000) // 500)

@@ -21,7 +21,7 @@ from hoploom import PeerError, Store
 from hoploom.serve.client import LostError, Peer
 from hoploom.serve.peers import Peers
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # silence of a few seconds is an error here
+pytestmark = pytest.mark.timeout(240)
 LONG = 60.0  # seconds for what must come to a good end, however busy the machine
 SHORT = 6.0  # seconds that a request may take where nobody answers it
 every_mode = pytest.mark.parametrize("mode", MODES)

@@ -32,7 +32,7 @@ from hoploom.serve import wire
 from hoploom.serve.batch_codec import unpacked
 from hoploom.serve.wire import Message
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]  # a server is watched: its memory, and when it is idle
+pytestmark = pytest.mark.timeout(240)
 
 NODES, WIDTH = 20_000, 1024  # of a batch of all rows, 80 MB, the buffers on the way hold but a part
 ROWS = NODES * WIDTH * 4  # bytes of all features

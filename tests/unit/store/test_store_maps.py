@@ -31,16 +31,15 @@ def test_opening_maps_the_files_and_reads_only_their_ends(tmp_path: Path) -> Non
     assert in_memory["Private_Dirty"] < 1024  # the file's own header may not have reached the disk yet
 
 
-@pytest.mark.alone  # measures time
 def test_opening_a_terabyte_takes_as_long_as_opening_a_kilobyte(tmp_path: Path) -> None:
     small = save_sparse(tmp_path / "small", 1, 256)
     large = save_sparse(tmp_path / "large", 1_000_000_000, 256)
     hoploom.open(small)
-    begin = time.perf_counter()
+    begin = time.process_time()
     hoploom.open(small)
-    between = time.perf_counter()
+    between = time.process_time()
     store = hoploom.open(large)
-    end = time.perf_counter()
+    end = time.process_time()
     assert (end - between) - (between - begin) < 0.3
     (batch,) = NeighborLoader(store, [2], input_nodes=torch.tensor([999_999_999]))
     assert batch.x.tolist() == [[0.0] * 256]
