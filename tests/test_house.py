@@ -18,7 +18,7 @@ LAYERS = [
     {"store"},
     {"sample"},
     {"load"},
-    {"nn", "serve", "dist"},
+    {"nn", "serve", "ranks"},
     {"train"},
     {"gpu"},
     {"inference", "ingest", "partition"},
@@ -31,7 +31,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 DOORS = {  # what users reach from an object that stands above: imported when it is called
     "store.store": {"gpu"},  # Store.place
-    "dist.context": {"deploy"},  # Context.open
+    "ranks.context": {"deploy"},  # Context.open
     "train": {"gpu", "inference"},  # public names of hoploom.train: WholeStep, infer, Inference
     "train.loop": {"gpu"},  # fit with Training(whole_steps=True)
 }
@@ -120,6 +120,12 @@ def test_only_ops_touches_the_core() -> None:
     assert users <= {"ops"}
 
 
+def test_no_folder_bears_a_name_that_tools_pass_over() -> None:
+    """pytest collects nothing below `dist` or `build`, and ruff reads nothing there."""
+    folders = {part for path in _tracked("*.py") for part in path.relative_to(ROOT).parts[:-1]}
+    assert not folders & {"build", "dist", "site-packages", "venv", "node_modules"}
+
+
 def test_files_stay_under_400_lines() -> None:
     files = _tracked("*.py", "*.pyi", "*.cpp", "*.h", "*.sh")
     assert len(files) > 50
@@ -176,5 +182,5 @@ def test_importing_hoploom_starts_no_thread_and_gives_collections_back() -> None
 
 
 def test_one_module_reads_the_environment() -> None:
-    for path in set(SOURCES) - {PACKAGE / "dist" / "environment.py"}:
+    for path in set(SOURCES) - {PACKAGE / "ranks" / "environment.py"}:
         assert not re.search(r"\b(environ|getenv)\b", path.read_text()), path

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hoploom.batch import Block
-    from hoploom.dist.context import init
-    from hoploom.dist.spawn import spawn
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
     from hoploom.inference.infer import infer
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
     from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
+    from hoploom.ranks.context import init
+    from hoploom.ranks.spawn import spawn
     from hoploom.sample import Edges
     from hoploom.serve.connect import connect
     from hoploom.store import Store
@@ -66,10 +66,10 @@ _HOMES = {
     "generate": "ingest.synthetic",
     "open": "store",
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
-_HOMES |= {"infer": "inference.infer", "init": "dist.context", "spawn": "dist.spawn"}
+_HOMES |= {"infer": "inference.infer", "init": "ranks.context", "spawn": "ranks.spawn"}
 _HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
-_ROOMS = {"batch", "config", "deploy", "dist", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}
+_ROOMS = {"batch", "config", "deploy", "ranks", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}
 _ROOMS |= {"ops", "partition", "sample", "scale", "schema", "serve", "store", "train"}
 
 

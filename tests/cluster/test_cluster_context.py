@@ -24,8 +24,8 @@ from hoploom import ConfigError, PeerError
 from hoploom.deploy.keeper import descendants
 from hoploom.deploy.local_server import LocalServer
 from hoploom.deploy.programs import ServerCommand
-from hoploom.dist.environment import LaunchSettings, read_launch_settings
-from hoploom.dist.spawn import spawn
+from hoploom.ranks.environment import LaunchSettings, read_launch_settings
+from hoploom.ranks.spawn import spawn
 from hoploom.store import Wanted
 from hoploom.train import init
 
@@ -253,7 +253,7 @@ import gc, json, os, sys
 gc.disable()
 import torch
 from hoploom.deploy.keeper import descendants
-from hoploom.dist.context import init
+from hoploom.ranks.context import init
 from hoploom.store import Wanted
 with init(device="cpu", timeout=60) as context:
     store = context.open(sys.argv[1])

@@ -12,8 +12,6 @@ from support.whole_steps import homogeneous_learner
 
 import hoploom
 from hoploom import BatchError, PeerError, StoreError, TrainError
-from hoploom.dist.context import Context, init
-from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.batches.batch_memory import Pool, Reading
 from hoploom.gpu.place import copy as placing
 from hoploom.gpu.place import peer_memory as peermemory
@@ -22,6 +20,8 @@ from hoploom.gpu.whole_step.cuda_graph import Lane, Mark
 from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.ops import deadline
 from hoploom.ops.deadline import idle, reached
+from hoploom.ranks.context import Context, init
+from hoploom.ranks.stopping import StopRequests
 from hoploom.store import Store
 from hoploom.train.learner import Training
 from hoploom.train.step import EagerSteps, Feed, HostNumber, Stepper

@@ -30,9 +30,9 @@ from torch import nn
 
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
-from hoploom.dist.spawn import spawn
 from hoploom.inference import Inference, files, infer
 from hoploom.nn import GNN, Shape
+from hoploom.ranks.spawn import spawn
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 

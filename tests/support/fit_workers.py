@@ -14,8 +14,8 @@ from torch_geometric.nn import SAGEConv
 
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader, Store
-from hoploom.dist.context import Context, init
 from hoploom.load.loader import Loader
+from hoploom.ranks.context import Context, init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hoploom
 from hoploom import NeighborLoader, Store
-from hoploom.dist.context import Context, _backend
 from hoploom.nn import GNN, Shape
+from hoploom.ranks.context import Context, _backend
 from hoploom.train import Learner, NodeClassification, Training, evaluate, fit
 from hoploom.train.loop import Outcome
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hoploom import ConfigError, Store
-from hoploom.dist.context import Context
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import HostMemory
+from hoploom.ranks.context import Context
 from hoploom.schema import Owner
 from hoploom.store import Wanted
 from support.stores import fields_of, rows_of

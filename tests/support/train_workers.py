@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hoploom import ConfigError, PeerError
-from hoploom.dist.context import Context
+from hoploom.ranks.context import Context
 
 FEATURES = torch.linspace(-1, 1, 11 * 4).reshape(11, 4)  # eleven seeds: six for rank 0, five for rank 1
 LABELS = torch.arange(11) % 3

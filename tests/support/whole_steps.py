@@ -8,11 +8,11 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import NeighborLoader, Store
-from hoploom.dist.context import init
-from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing
 from hoploom.nn import GNN, Shape
+from hoploom.ranks.context import init
+from hoploom.ranks.stopping import StopRequests
 from hoploom.train.learner import Learner, Training
 from hoploom.train.step import EagerSteps, Feed, Stepper
 from hoploom.train.tasks import NodeClassification

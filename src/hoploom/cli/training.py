@@ -6,10 +6,10 @@ from pathlib import Path
 
 from hoploom.cli.command import Arguments, Command
 from hoploom.config.values import as_int
-from hoploom.dist import environment
-from hoploom.dist.context import Context, init
-from hoploom.dist.spawn import spawn
 from hoploom.errors import ConfigError
+from hoploom.ranks import environment
+from hoploom.ranks.context import Context, init
+from hoploom.ranks.spawn import spawn
 from hoploom.train.runs.read_run_file import check_world, read_recipe
 from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
 from hoploom.train.runs.run_file import RunFile

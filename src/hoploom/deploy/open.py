@@ -17,12 +17,12 @@ from hoploom.config.values import as_int, join_address
 from hoploom.deploy.cluster_file import Security
 from hoploom.deploy.local_server import LocalServer, address_towards, token_in_file
 from hoploom.deploy.programs import ServerCommand
-from hoploom.dist import environment
-from hoploom.dist.collectives import gather_json
-from hoploom.dist.context import Context
-from hoploom.dist.environment import LaunchSettings, RankPlace
-from hoploom.dist.rendezvous import LOOPBACK
 from hoploom.errors import ConfigError
+from hoploom.ranks import environment
+from hoploom.ranks.collectives import gather_json
+from hoploom.ranks.context import Context
+from hoploom.ranks.environment import LaunchSettings, RankPlace
+from hoploom.ranks.rendezvous import LOOPBACK
 from hoploom.store import Store, open_store
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest

@@ -130,7 +130,7 @@ def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tu
 
 
 def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
-    """What tells trainers where the graph is: hoploom.dist.environment reads it."""
+    """What tells trainers where the graph is: hoploom.ranks.environment reads it."""
     security = cluster.security
     devices = None if host.devices is None else ",".join(map(str, host.devices))
     shows_certificate = security.mutual or not cluster.servers  # trainers that start servers hand it to them

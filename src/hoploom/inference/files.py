@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from hoploom.config.extras import needs
-from hoploom.dist.collectives import all_or_none
-from hoploom.dist.context import Context
 from hoploom.errors import HoploomError, StoreError
 from hoploom.ops import MappedFile
+from hoploom.ranks.collectives import all_or_none
+from hoploom.ranks.context import Context
 
 Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text
 

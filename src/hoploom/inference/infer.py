@@ -17,15 +17,15 @@ import torch
 from torch import nn
 
 from hoploom.config.values import as_int
-from hoploom.dist import environment
-from hoploom.dist.context import DEADLINE, Context, unwrap
-from hoploom.dist.environment import RankPlace
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import SharedFolder
 from hoploom.inference.layered import ModelPlan, as_layered, plan_of
 from hoploom.inference.layerwise import LayerWise, Share
 from hoploom.inference.slices import Costs, Slice, Slices
 from hoploom.load.assemble import FEATURES
+from hoploom.ranks import environment
+from hoploom.ranks.context import DEADLINE, Context, unwrap
+from hoploom.ranks.environment import RankPlace
 from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store
 from hoploom.store.durable import sync_folder

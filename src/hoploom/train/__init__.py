@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hoploom.dist.context import Context, init, unwrap
-    from hoploom.dist.spawn import spawn
     from hoploom.gpu.whole_step.epoch import WholeStep
     from hoploom.inference.infer import Inference, infer
+    from hoploom.ranks.context import Context, init, unwrap
+    from hoploom.ranks.spawn import spawn
     from hoploom.train.checkpoint import Checkpoint
     from hoploom.train.evaluation import evaluate
     from hoploom.train.journal import Journal
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # At first use: who only talks to other ranks need not import PyG, which takes seconds.
 _HOMES = {
-    "dist.context": ("Context", "init", "unwrap"),
-    "dist.spawn": ("spawn",),
+    "ranks.context": ("Context", "init", "unwrap"),
+    "ranks.spawn": ("spawn",),
     "gpu.whole_step.epoch": ("WholeStep",),
     "inference.infer": ("Inference", "infer"),
     "train.checkpoint": ("Checkpoint",),

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hoploom.dist.collectives import all_or_none
-from hoploom.dist.context import Context, unwrap
 from hoploom.errors import ConfigError, HoploomError, StoreError
+from hoploom.ranks.collectives import all_or_none
+from hoploom.ranks.context import Context, unwrap
 from hoploom.train import tensorfile
 
 FORMAT = 1

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hoploom.dist.context import Context, unwrap
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
+from hoploom.ranks.context import Context, unwrap
 from hoploom.train.learner import HALF, check_precision
 from hoploom.train.tasks import LinkPrediction, Task, check_labels
 

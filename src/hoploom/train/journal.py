@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from hoploom.dist.context import Context
 from hoploom.errors import StoreError
+from hoploom.ranks.context import Context
 from hoploom.train.step import StepReport
 
 EPOCHS = "metrics.jsonl"

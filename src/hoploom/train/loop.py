@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hoploom.dist.context import Context
-from hoploom.dist.stopping import StopRequests
 from hoploom.errors import ConfigError, TrainError
+from hoploom.ranks.context import Context
+from hoploom.ranks.stopping import StopRequests
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Ending, Learner, Training

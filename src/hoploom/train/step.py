@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hoploom import keys
-from hoploom.dist.context import Context
-from hoploom.dist.stopping import StopRequests
 from hoploom.errors import BatchError, ConfigError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
+from hoploom.ranks.context import Context
+from hoploom.ranks.stopping import StopRequests
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.learner import HALF, Learner, Training
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
 
-from hoploom.dist.context import unwrap
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
+from hoploom.ranks.context import unwrap
 from hoploom.store import Store, Wanted
 
 if TYPE_CHECKING:

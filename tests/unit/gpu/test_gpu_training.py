@@ -13,7 +13,7 @@ from support.gpu_workers import LARGE, TINY, Meter, Size, accuracy_of, after_ste
 
 import hoploom
 from hoploom import Store
-from hoploom.dist.context import init
+from hoploom.ranks.context import init
 from hoploom.train import Training
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]  # kernels may have to be compiled

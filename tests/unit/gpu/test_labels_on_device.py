@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import DataError, LinkNeighborLoader, NeighborLoader
-from hoploom.dist.context import Context, init
+from hoploom.ranks.context import Context, init
 from hoploom.train import tasks
 from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training

@@ -11,11 +11,11 @@ from support import place_workers
 from support.graphs import random_graph, save_in_parts
 
 import hoploom
-from hoploom.dist.collectives import gather_json
-from hoploom.dist.context import init
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import peer_memory as peermemory
 from hoploom.gpu.place.peer_memory import PeerMemory
+from hoploom.ranks.collectives import gather_json
+from hoploom.ranks.context import init
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 TIMEOUT = 60  # seconds, of what ranks wait for each other

@@ -11,9 +11,9 @@ from support.place_workers import own_folder
 
 import hoploom
 from hoploom import ConfigError
-from hoploom.dist.context import init
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import request as placement
+from hoploom.ranks.context import init
 from hoploom.train.runs.read_run_file import parse_recipe
 from hoploom.train.runs.run import Result, run
 from hoploom.train.runs.run_file import to_toml

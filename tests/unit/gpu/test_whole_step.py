@@ -24,11 +24,11 @@ from support.whole_steps import (
 )
 
 import hoploom
-from hoploom.dist.context import init
 from hoploom.gpu.whole_step import epoch
 from hoploom.gpu.whole_step.cuda_graph import Recording
 from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
 from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing
+from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training

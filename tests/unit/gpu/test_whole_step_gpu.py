@@ -10,10 +10,10 @@ import torch
 from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, library_learner, parameters_of, taken
 
 import hoploom
-from hoploom.dist.context import init
-from hoploom.dist.stopping import StopRequests
 from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording
 from hoploom.gpu.whole_step.epoch import WholeStep
+from hoploom.ranks.context import init
+from hoploom.ranks.stopping import StopRequests
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
 

@@ -15,7 +15,6 @@ from triton.runtime.interpreter import GridExecutor
 
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader
-from hoploom.dist.context import init
 from hoploom.gpu.batches.capacity import plan_hops
 from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording, uncollected
 from hoploom.gpu.whole_step.epoch import WholeStep
@@ -23,6 +22,7 @@ from hoploom.gpu.whole_step.fixed_sizes import measure, probe
 from hoploom.gpu.whole_step.recordable import Rates, check_optimizer, prepare
 from hoploom.load.loader import Loader
 from hoploom.ops import choice
+from hoploom.ranks.context import init
 from hoploom.train.learner import Learner, Training
 from hoploom.train.tasks import LinkPrediction
 

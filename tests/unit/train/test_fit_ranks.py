@@ -8,7 +8,7 @@ from support import fit_workers
 from support.fit_workers import QUIET, alone, assert_close, learner_of, parameters_of
 
 from hoploom import TrainError
-from hoploom.dist.spawn import spawn
+from hoploom.ranks.spawn import spawn
 from hoploom.train import tensorfile
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.learner import Training

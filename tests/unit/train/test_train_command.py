@@ -16,10 +16,10 @@ import torch
 
 import hoploom
 from hoploom.cli import main, training
-from hoploom.dist import environment
-from hoploom.dist.context import init
 from hoploom.ingest.synthetic import generate
 from hoploom.nn import KINDS
+from hoploom.ranks import environment
+from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.runs.factories import eval_loader, model_of

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hoploom.dist.collectives import Ranks, gather_json
 from hoploom.errors import ConfigError, PeerError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import Fill, HostMemory, name_of
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
+from hoploom.ranks.collectives import Ranks, gather_json
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

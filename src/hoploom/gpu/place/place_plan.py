@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from hoploom.config.values import as_bytes
-from hoploom.dist.collectives import gather_json
 from hoploom.errors import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import name_of
@@ -22,6 +21,7 @@ from hoploom.gpu.place.packed_tensors import FieldColumn, PackedTensors, kept_dt
 from hoploom.gpu.place.peer_memory import Among, neighbours
 from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Features, PlaceRequest
 from hoploom.ops import EdgeLists
+from hoploom.ranks.collectives import gather_json
 from hoploom.schema import Field, Owner, Schema
 from hoploom.store.edges import covers
 from hoploom.store.system_memory import memory_limit

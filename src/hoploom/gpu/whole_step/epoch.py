@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hoploom.dist.context import Context, unwrap
-from hoploom.dist.stopping import StopRequests
 from hoploom.errors import ConfigError, TrainError
 from hoploom.gpu.batches.capacity import plan_hops
 from hoploom.gpu.batches.device_hops import make_maps
@@ -28,6 +26,8 @@ from hoploom.load.assemble import Batch
 from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
+from hoploom.ranks.context import Context, unwrap
+from hoploom.ranks.stopping import StopRequests
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.learner import HALF, Learner, Training
 from hoploom.train.step import StepCounts, Stepper, StepReport, Taken

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
-from hoploom.dist.context import unwrap
 from hoploom.errors import ConfigError
 from hoploom.nn import GNN
+from hoploom.ranks.context import unwrap
 from hoploom.train.learner import Learner, Training
 from hoploom.train.step import check_closure
 from hoploom.train.tasks import NodeTask

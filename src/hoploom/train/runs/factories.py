@@ -15,11 +15,11 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from hoploom.dist.context import Context, unwrap
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.nn import GNN, Shape
+from hoploom.ranks.context import Context, unwrap
 from hoploom.schema import DTYPES, RelationName
 from hoploom.train.runs.problem import Goal, relation_of
 from hoploom.train.runs.run_file import LINKS, RunFile

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from hoploom.deploy.open import CONNECT
-from hoploom.dist.context import Context
 from hoploom.errors import ConfigError
 from hoploom.gpu.place import request as placement
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
+from hoploom.ranks.context import Context
 from hoploom.store import Store
 from hoploom.store.part import Part
 from hoploom.store.row_cache import CacheReport, cached, report

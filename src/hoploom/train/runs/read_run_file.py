@@ -9,7 +9,7 @@ from typing import Any
 
 from hoploom.config.document import SET, Document, absolute, parse_document, read_document
 from hoploom.config.rules import default_of, keys_in, problem
-from hoploom.dist import environment
+from hoploom.ranks import environment
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, RunFile, applies
 
 NO_CACHE = "cluster.cache has no effect where servers make the batches; leave it out, and start them with --cache"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config.toml import as_toml
-from hoploom.dist.context import Context
 from hoploom.errors import StoreError
 from hoploom.gpu.whole_step.recordable import prepare
+from hoploom.ranks.context import Context
 from hoploom.store.durable import write_whole
 from hoploom.store.row_cache import CacheReport
 from hoploom.train.checkpoint import Checkpoint

@@ -18,7 +18,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 class StopRequests:
-    """While entered, SIGINT (unless it is ignored) and SIGTERM set `asked`; a second SIGINT raises KeyboardInterrupt."""
+    """While entered, SIGINT (if not ignored) and SIGTERM set `asked`; a second SIGINT raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = False

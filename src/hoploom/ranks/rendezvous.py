@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError, PeerError
-from hoploom.dist.environment import RankPlace
+from hoploom.ranks.environment import RankPlace
 
 FAREWELL = 3.0  # seconds for what ranks say to each other at the end; peers that hang can hold it up
 ROLL_CALL = 1.0  # seconds to find out which peer it was

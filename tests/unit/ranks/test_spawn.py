@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import TESTS
-from support import train_workers
+from support import TESTS, train_workers
 
 from hoploom import ConfigError, PeerError, StoreError, TrainError
-from hoploom.dist.context import Context
-from hoploom.dist.spawn import Grace, _rebuild, spawn, start
-from hoploom.dist.stopping import StopRequests
+from hoploom.ranks.context import Context
+from hoploom.ranks.spawn import Grace, _rebuild, spawn, start
+from hoploom.ranks.stopping import StopRequests
 
 
 def told_of(kind: type[BaseException], message: str) -> dict[str, str]:

@@ -28,11 +28,11 @@ import torch
 from hoploom import errors
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
-from hoploom.dist import environment
-from hoploom.dist.context import DEADLINE, init
-from hoploom.dist.environment import RankPlace
-from hoploom.dist.stopping import die_with, terminated_as_interrupted
-from hoploom.dist.rendezvous import hold_meeting_point
+from hoploom.ranks import environment
+from hoploom.ranks.context import DEADLINE, init
+from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.rendezvous import hold_meeting_point
+from hoploom.ranks.stopping import die_with, terminated_as_interrupted
 
 LONGEST_TRACEBACK = 20_000  # characters
 
@@ -202,7 +202,12 @@ class _Ranks:
 
 
 def _run_rank(
-    place: RankPlace, parent: int, report: Connection, fn: Callable[..., object], args: tuple[Any, ...], options: Options
+    place: RankPlace,
+    parent: int,
+    report: Connection,
+    fn: Callable[..., object],
+    args: tuple[Any, ...],
+    options: Options,
 ) -> None:
     """What a child does. It leaves the terminal's process group: the parent alone decides how to end on Ctrl-C."""
     os.setpgrp()

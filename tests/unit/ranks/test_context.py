@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.parameter import UninitializedParameter
 from support import TESTS
 from support.train_workers import check_two_ranks
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from hoploom import ConfigError, PeerError
-from hoploom.dist.environment import RankPlace, first_host, read
-from hoploom.dist.context import Context, init, unwrap
-
+from hoploom.ranks.context import Context, init, unwrap
+from hoploom.ranks.environment import RankPlace, first_host, read
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 TORCHRUN |= {"MASTER_ADDR": "gpu7", "MASTER_PORT": "29400"}

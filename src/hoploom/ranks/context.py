@@ -24,11 +24,11 @@ from torch.nn.parameter import UninitializedParameter
 from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
+from hoploom.ranks import environment
+from hoploom.ranks.collectives import gather_json
+from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.rendezvous import RankNotes, meeting_point
 from hoploom.store import Store
-from hoploom.dist import environment
-from hoploom.dist.collectives import gather_json
-from hoploom.dist.environment import RankPlace
-from hoploom.dist.rendezvous import RankNotes, meeting_point
 
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
 LABEL = 120  # bytes in which ranks tell each other the shape of a tensor
