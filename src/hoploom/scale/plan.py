@@ -10,26 +10,9 @@ from functools import cached_property
 from itertools import accumulate
 
 from hoploom.ops.relabel import MAP_BUDGET
+from hoploom.scale import sizes
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants, rate_at
-from hoploom.scale.sizes import (
-    SLOT,
-    BatchSize,
-    Crowd,
-    Item,
-    Traffic,
-    batch_size,
-    cache_bytes,
-    hit_rate,
-    host_items,
-    is_hashed,
-    node_bytes,
-    node_fields,
-    num_files,
-    num_parameters,
-    topology_bytes,
-    traffic,
-    widths,
-)
+from hoploom.scale.sizes import BatchSize, Crowd, Item, Traffic
 from hoploom.scale.spec import Question
 
 PAGE = 4096
@@ -82,7 +65,7 @@ class StepTimes:
 def _gather_seconds(question: Question, constants: Constants) -> float:
     """Of one node: each of its fields is a table of its own."""
     seconds = 0.0
-    for row in node_fields(question).values():
+    for row in sizes.node_fields(question).values():
         if row > 8:
             rows = rate_at(constants.gather_rows, question.nodes / question.hosts * row)
             seconds += 1 / rows + max(0, row - SHORT_ROW) / constants.gather_bytes
@@ -95,8 +78,8 @@ def _disk_seconds(question: Question, constants: Constants, size: BatchSize, res
     """Pages read because memory has no room for them; what it holds is the hottest, nodes being in that order."""
     if resident >= 1:
         return 0.0
-    hits = hit_rate(Crowd(question.nodes, question.skew), size.hops[0].frontier, size.hops[-1].drawn, resident)
-    pages_per_row = 1 + max(0, node_bytes(question) - 1) // PAGE
+    hits = sizes.hit_rate(Crowd(question.nodes, question.skew), size.hops[0].frontier, size.hops[-1].drawn, resident)
+    pages_per_row = 1 + max(0, sizes.node_bytes(question) - 1) // PAGE
     return (size.nodes * pages_per_row + 2 * size.frontier) * (1 - hits) / constants.disk_reads
 
 
@@ -106,7 +89,7 @@ def _layers(question: Question, size: BatchSize) -> Iterator[tuple[int, int, flo
     picks = [hop.picks for hop in size.hops]
     if question.mode == "subgraph":  # the inner layers work on all edges of the hops before
         picks = list(accumulate(picks))
-    for hop, (into, out) in zip(reversed(range(len(picks))), widths(question), strict=True):
+    for hop, (into, out) in zip(reversed(range(len(picks))), sizes.widths(question), strict=True):
         yield into, out, destinations[hop], picks[hop]
 
 
@@ -135,7 +118,7 @@ def total_seconds(stages: Iterable[BuildStage]) -> float:
 
 def sorting_seconds(question: Question, constants: Constants) -> float:
     """From edges in any order to lists, part by part."""
-    return question.edges / rate_at(constants.csc_edges, topology_bytes(question, 1 / question.parts))
+    return question.edges / rate_at(constants.csc_edges, sizes.topology_bytes(question, 1 / question.parts))
 
 
 def _ordering(question: Question, constants: Constants) -> list[BuildStage]:
@@ -149,12 +132,12 @@ def _ordering(question: Question, constants: Constants) -> list[BuildStage]:
 
 
 def _table_bytes(question: Question) -> int:
-    return question.nodes * (ID_BYTES + node_bytes(question)) + question.edges * EDGE_BYTES
+    return question.nodes * (ID_BYTES + sizes.node_bytes(question)) + question.edges * EDGE_BYTES
 
 
 def _store_bytes(question: Question) -> float:
     """Every file of the store once."""
-    return sum(item.disk for item in host_items(question, everywhere=False)) * question.hosts
+    return sum(item.disk for item in sizes.host_items(question, everywhere=False)) * question.hosts
 
 
 @dataclass(frozen=True)
@@ -168,14 +151,14 @@ class ScalePlan:
     @cached_property
     def store(self) -> list[Item]:
         """Of one host."""
-        return host_items(self.question, everywhere=self.everywhere)
+        return sizes.host_items(self.question, everywhere=self.everywhere)
 
     @cached_property
     def process(self) -> list[Item]:
         """Of one trainer process, private."""
         question, size = self.question, self.batch
-        slots = (question.largest_type or question.nodes) * SLOT
-        one_map = size.nodes * HASH_ENTRY if is_hashed(question) else min(slots, MAP_BUDGET)
+        slots = (question.largest_type or question.nodes) * sizes.SLOT
+        one_map = size.nodes * HASH_ENTRY if sizes.is_hashed(question) else min(slots, MAP_BUDGET)
         batches = question.workers * PREFETCH + 1  # and the one in the model's hands
         kept = 0.0  # for the way back, as float32: input of both matrices, output, its gradient
         for into, out, destinations, _ in _layers(question, size):
@@ -184,22 +167,22 @@ class ScalePlan:
             Item("libraries", 0.0, LIBRARIES),
             Item("node maps", 0.0, question.workers * one_map),
             Item(f"{batches} batches", 0.0, batches * size.bytes),
-            Item("model and activations", 0.0, kept + STATES * 4 * num_parameters(question)),
+            Item("model and activations", 0.0, kept + STATES * 4 * sizes.num_parameters(question)),
         ]
 
     @cached_property
     def batch(self) -> BatchSize:
-        return batch_size(self.question, everywhere=self.everywhere)
+        return sizes.batch_size(self.question, everywhere=self.everywhere)
 
     @cached_property
     def traffic(self) -> Traffic:
-        return traffic(self.question, self.batch)
+        return sizes.traffic(self.question, self.batch)
 
     @cached_property
     def times(self) -> StepTimes:
         question, constants, size = self.question, self.constants, self.batch
-        picks = rate_at(constants.sample_picks, topology_bytes(question, 1.0) / question.hosts)
-        slower = constants.hashed_slowdown if is_hashed(question) else 1.0
+        picks = rate_at(constants.sample_picks, sizes.topology_bytes(question, 1.0) / question.hosts)
+        slower = constants.hashed_slowdown if sizes.is_hashed(question) else 1.0
         num_waits = len(question.fanouts) * (size.remote_frontier > 0) + (size.rows_fetched > 0)
         link = question.network or constants.loopback_bytes
         moved = self.traffic.total
@@ -216,7 +199,7 @@ class ScalePlan:
     @property
     def opening(self) -> float:
         """Seconds, of the whole store; a part alone takes about as long as a store of one part."""
-        further = num_files(self.question) * (1 - 1 / self.question.parts)
+        further = sizes.num_files(self.question) * (1 - 1 / self.question.parts)
         return self.constants.open_seconds + further * self.constants.open_file_seconds
 
     @property
@@ -259,7 +242,7 @@ class ScalePlan:
 
     @property
     def cached(self) -> float:
-        return cache_bytes(self.question)
+        return sizes.cache_bytes(self.question)
 
     @property
     def private(self) -> float:
