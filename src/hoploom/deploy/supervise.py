@@ -208,7 +208,7 @@ class Supervisor:
         self._executor, self._show, self._handle = executor, show, handle
         self._beat_at = 0.0
 
-    def start(self, processes: Iterable[Process]) -> list[KeptProcess]:
+    def start(self, processes: Sequence[Process]) -> list[KeptProcess]:
         """Start these."""
         for process in processes:
             self.kept[process.label] = KeptProcess(process, self._executor, self._show, self.events.put)
