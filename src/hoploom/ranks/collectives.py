@@ -37,11 +37,13 @@ def all_or_none(ranks: Ranks, doing: str) -> Iterator[None]:
 
     >>> with all_or_none(context, "writing the checkpoint"):
     ...     write(path)
+
+    Ctrl-C and SystemExit do not wait for the other ranks; those learn of it as of a rank that is lost.
     """
-    failure: BaseException | None = None
+    failure: Exception | None = None
     try:
         yield
-    except BaseException as error:
+    except Exception as error:
         failure = error
     try:
         failed = _failures(ranks, failure)
@@ -54,7 +56,7 @@ def all_or_none(ranks: Ranks, doing: str) -> Iterator[None]:
         raise PeerError(f"rank {rank} failed {doing}: {failed[rank]}")
 
 
-def _failures(ranks: Ranks, own: BaseException | None) -> dict[int, str]:
+def _failures(ranks: Ranks, own: Exception | None) -> dict[int, str]:
     """The errors of all ranks that have one. A rank with an error of its own goes on where others are lost."""
     if ranks.world_size == 1:
         return {}

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from hoploom import ConfigError, PeerError
+from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context, init, unwrap
 from hoploom.ranks.environment import RankPlace, first_host, read
 
@@ -168,6 +169,25 @@ def test_a_reduction_is_exact_whatever_the_dtype_given() -> None:
 def test_an_error_of_ones_own_passes_the_guard_unchanged() -> None:
     with alone() as context, pytest.raises(RuntimeError, match="my own"), context.guard("testing"):
         raise RuntimeError("my own timeout")
+
+
+class OneOfTwo:
+    """A rank whose only collective notes that it was entered."""
+
+    rank, world_size, num_gathers = 0, 2, 0
+
+    def gather(self, tensor: torch.Tensor, /) -> list[torch.Tensor]:
+        self.num_gathers += 1
+        return [tensor, tensor]
+
+
+@pytest.mark.parametrize(("error", "num_gathers"), [(KeyboardInterrupt, 0), (SystemExit, 0), (ValueError, 2)])
+def test_only_an_error_is_told_to_the_other_ranks(error: type[BaseException], num_gathers: int) -> None:
+    """What ends the process goes on at once."""
+    ranks = OneOfTwo()
+    with pytest.raises(error), all_or_none(ranks, "testing"):
+        raise error
+    assert ranks.num_gathers == num_gathers
 
 
 class Lazy(nn.Module):
