@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.config.extras import needs
 from hoploom.config.values import as_int, as_number, parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
-from hoploom.serve.ready import Ready
+from hoploom.ranks.stopping import put_back, take_over
+from hoploom.serve.ready import FOR_PEOPLE, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
@@ -88,7 +88,7 @@ def _say_ready(ready: Ready, store: Path) -> None:
     """A sentence for people on stderr, and then a line for programs on stdout."""
     metrics = "" if ready.metrics is None else f", metrics on {ready.metrics}"
     parts = ",".join(map(str, ready.parts))
-    print(f"serving parts {parts} of {store} on {ready.address}{metrics}", file=sys.stderr, flush=True)
+    print(f"{FOR_PEOPLE}{parts} of {store} on {ready.address}{metrics}", file=sys.stderr, flush=True)
     print(ready.line(), flush=True)
 
 
@@ -136,7 +136,7 @@ def _warn(warning: str | None) -> None:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Set by SIGTERM or Ctrl-C; a second one ends at once."""
+    """Set by SIGTERM, and by Ctrl-C unless it is ignored; a second one ends at once."""
     asked = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -144,12 +144,11 @@ def _asked_to_stop() -> Iterator[threading.Event]:
             os._exit(128 + number)
         asked.set()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = take_over(stop)
     try:
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        put_back(before)
 
 
 COMMANDS = {"serve": Command(_serve_arguments, _serve)}

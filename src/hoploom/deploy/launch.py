@@ -18,6 +18,7 @@ from hoploom.deploy.ssh import Ssh
 from hoploom.deploy.supervise import Executor, KeptProcess, Local, ProcessEvent, SignalName, Supervisor
 from hoploom.deploy.view import Failure, View, ending, first_of
 from hoploom.errors import ConfigError
+from hoploom.ranks.stopping import put_back, take_over
 
 LOOPBACK = "127.0.0.1"
 INTERRUPTED = 128  # and the signal's number: an exit code
@@ -178,9 +179,7 @@ class Launch:
 
     def __enter__(self) -> "Launch":
         """SIGINT that was ignored when this process started (a shell's background job) stays ignored."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._signal)
+        self._before = take_over(self._signal)
         return self
 
     def _signal(self, number: int, frame: FrameType | None = None) -> None:
@@ -193,5 +192,4 @@ class Launch:
             self._ending = True
             self._supervisor.close()
         finally:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
+            put_back(self._before)

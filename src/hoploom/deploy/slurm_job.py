@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from hoploom.deploy.view import ERROR, tells_of_another
 from hoploom.errors import ConfigError, TrainError
+from hoploom.ranks.stopping import put_back
 
 COMMAND_DEADLINE = 60.0  # seconds for one command of Slurm's
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between two looks at the job
@@ -106,7 +107,7 @@ def submitted(script: str) -> Iterator[str]:
             _cancel(job)
             raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        put_back({signal.SIGTERM: before})
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -74,7 +74,7 @@ def spawn(
 
 
 def start(num_ranks: int, work: Work, grace: Grace) -> None:
-    """Start the ranks and wait for them. SIGTERM ends them as Ctrl-C does."""
+    """Start the ranks and wait for them. SIGTERM ends them as Ctrl-C does, where the script has no handler for it."""
     store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
     with terminated_as_interrupted(), _Ranks(grace) as ranks:
         for rank in range(num_ranks):

@@ -9,12 +9,27 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Handle SIGTERM, and SIGINT where it is not ignored; the handlers before, for `put_back`."""
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        numbers.append(signal.SIGINT)
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def put_back(handlers: Mapping[int, Any]) -> None:
+    """Handlers by their signals' numbers, as `signal.signal` returned them."""
+    for number, handler in handlers.items():
+        if handler is not None:  # None: it was not Python's, and cannot be put back
+            signal.signal(number, handler)
 
 
 class StopRequests:
@@ -26,9 +41,7 @@ class StopRequests:
 
     def __enter__(self) -> "StopRequests":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._ask)
+            self._before = take_over(self._ask)
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -39,27 +52,25 @@ class StopRequests:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            if handler is not None:  # None: it was not Python's, and cannot be put back
-                signal.signal(number, handler)
-        self._before.clear()
+        put_back(self._before)
+        self._before = {}
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """While entered, SIGTERM raises KeyboardInterrupt as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
+    """While entered, SIGTERM raises KeyboardInterrupt as Ctrl-C does, unless the script handles or ignores it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def die_with(parent: int) -> None:

@@ -7,6 +7,8 @@
 import json
 from dataclasses import dataclass
 
+FOR_PEOPLE = "serving parts "  # how the sentence on stderr begins that says the same
+
 
 @dataclass(frozen=True)
 class Ready:

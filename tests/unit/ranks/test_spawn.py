@@ -16,7 +16,7 @@ from support import TESTS, train_workers
 from hoploom import ConfigError, PeerError, StoreError, TrainError
 from hoploom.ranks.context import Context
 from hoploom.ranks.spawn import Grace, _rebuild, spawn, start
-from hoploom.ranks.stopping import StopRequests
+from hoploom.ranks.stopping import StopRequests, put_back, terminated_as_interrupted
 
 
 def told_of(kind: type[BaseException], message: str) -> dict[str, str]:
@@ -165,6 +165,26 @@ def test_an_ignored_ctrl_c_stays_ignored_and_sigterm_asks_to_stop() -> None:
             assert not requests.asked
             os.kill(os.getpid(), signal.SIGTERM)
             assert requests.asked
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_scripts_own_handler_of_sigterm_stays_while_ranks_run() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with terminated_as_interrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_that_is_not_pythons_is_passed_over() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        put_back({signal.SIGTERM: None, signal.SIGINT: signal.SIG_IGN})
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,6 +1,8 @@
 """The flags of `hoploom serve`: what is written for a server is what it reads, and what means nothing is refused."""
 
 import argparse
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from support.graphs import random_graph, save_in_parts
 import hoploom
 from hoploom.cli import main
 from hoploom.cli.command import Arguments
-from hoploom.cli.serving import COMMANDS, batch_options
+from hoploom.cli.serving import COMMANDS, _asked_to_stop, batch_options
 from hoploom.deploy.cluster_file import Security, ServerOptions
 from hoploom.deploy.programs import ServerCommand
 from hoploom.serve.security import ServerSecurity
@@ -48,6 +50,19 @@ def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Pat
     assert (made.threads, made.memory, made.cache, made.seeds) == (3, 2_000_000_000, "20%", "train")
     assert list(made.peers) == ["host2:7700", "host3:7700"]
     assert list(made.fanouts) == [4, 2]
+
+
+def test_an_ignored_ctrl_c_stays_ignored_and_sigterm_asks_to_stop() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _asked_to_stop() as asked:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not asked.is_set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert asked.is_set()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- the cache ------------------------------------------------------------------------------------
