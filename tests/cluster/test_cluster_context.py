@@ -22,8 +22,9 @@ from support.servers import OneProcess, free_ports
 import hoploom
 from hoploom import ConfigError, PeerError
 from hoploom.deploy.keeper import descendants
-from hoploom.deploy.local_server import LocalServer
+from hoploom.deploy.local_server import LocalServer, _show
 from hoploom.deploy.programs import ServerCommand
+from hoploom.deploy.supervise import SignalName, Supervisor
 from hoploom.ranks.environment import LaunchSettings, read_launch_settings
 from hoploom.ranks.spawn import spawn
 from hoploom.store import Wanted
@@ -190,12 +191,12 @@ def test_a_server_stays_until_the_last_rank_has_left(graph: Path, tmp_path: Path
 # Stands in for the Python of `hoploom serve`: what is tested is who starts and ends it.
 STAND_IN = """#!/bin/sh
 case "$*" in *broken.store*) echo the store is broken >&2; exit 2;; esac
+echo serving parts 0 of graph.store on 127.0.0.1:7700 >&2
 echo '{"ready": "127.0.0.1:7700", "parts": [0]}'
 exec sleep 100
 """
 KILLED = """
 import os, signal, sys
-from hoploom.deploy.keeper import descendants
 from hoploom.deploy.keeper import descendants
 from hoploom.deploy.local_server import LocalServer
 from hoploom.deploy.programs import ServerCommand
@@ -246,6 +247,45 @@ def test_a_server_that_cannot_start_says_so(stand_in: str, capfd: pytest.Capture
     with pytest.raises(PeerError, match="of this host ended with exit code 2; its own words are"):
         LocalServer(ServerCommand("broken.store", (), "127.0.0.1:0"), 60, stand_in)
     assert capfd.readouterr().err == "the store is broken\n"
+
+
+def test_a_server_that_works_says_nothing(stand_in: str, capfd: pytest.CaptureFixture[str]) -> None:
+    LocalServer(ServerCommand("graph.store", (), "127.0.0.1:0"), 60, stand_in).close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_server_is_killed_where_its_end_is_interrupted(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Supervisor.stop
+
+    def interrupt(supervisor: Supervisor, name: SignalName, seconds: float) -> None:
+        if name == "TERM":
+            raise KeyboardInterrupt
+        stop(supervisor, name, seconds)
+
+    before = set(descendants(os.getpid()))
+    server = LocalServer(ServerCommand("graph.store", (), "127.0.0.1:0"), 60, stand_in)
+    started = set(descendants(os.getpid())) - before
+    monkeypatch.setattr(Supervisor, "stop", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        server.close()
+    until(lambda: not any(map(runs, started)), "the end of the server")
+
+
+def test_a_servers_line_is_written_whole_or_left(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda number, content: write(number, content[:3]))
+        _show("here/server", "a warning", is_error=True)
+    assert capfd.readouterr().err == "a warning\n"
+
+    def refuse(number: int, content: bytes) -> int:
+        raise BlockingIOError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", refuse)
+        _show("here/server", "a warning", is_error=True)
 
 
 RANK = """

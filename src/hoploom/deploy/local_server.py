@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -17,12 +17,13 @@ from hoploom.deploy.cluster_file import Host, Process
 from hoploom.deploy.programs import ServerCommand
 from hoploom.deploy.supervise import Local, Supervisor
 from hoploom.errors import ConfigError, PeerError
+from hoploom.serve.ready import FOR_PEOPLE
 
 AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
 
 
 class LocalServer:
-    """A running `hoploom serve`. What it says on stderr is shown as it is."""
+    """A running `hoploom serve`. Its errors and warnings are shown as they are."""
 
     def __init__(self, command: ServerCommand, seconds: float, python: str = sys.executable) -> None:
         host = Host("here", "", "", python=sys.executable, folder=os.getcwd())
@@ -42,8 +43,10 @@ class LocalServer:
 
     def close(self) -> None:
         """Ask it to stop, then make it."""
-        self._supervisor.stop("TERM", AFTER_TERMINATE)
-        self._supervisor.close()
+        try:
+            self._supervisor.stop("TERM", AFTER_TERMINATE)
+        finally:
+            self._supervisor.close()
 
     def __enter__(self) -> "LocalServer":
         return self
@@ -56,8 +59,12 @@ class LocalServer:
 
 def _show(label: str, line: str, *, is_error: bool) -> None:
     """By the file's number: a thread may still write while the interpreter ends."""
-    if is_error:
-        os.write(2, f"{line}\n".encode())
+    if not is_error or line.startswith(FOR_PEOPLE):
+        return
+    rest = f"{line}\n".encode()
+    with suppress(OSError):  # nobody reads any more, or nobody reads in time: the server's later lines are still taken
+        while rest:
+            rest = rest[os.write(2, rest) :]
 
 
 @contextmanager
