@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import cluster_workers
+from support import TESTS, cluster_workers
 from support.cluster_workers import loader, told_of
 from support.graphs import random_graph, save_in_parts
 from support.launched import runs, until
@@ -321,6 +321,38 @@ def test_on_several_hosts_servers_start_by_themselves(graph: Path) -> None:
     (expected,) = near.features.gather([Wanted(near.schema.node_types[0].name, "x", torch.arange(60))])
     for out in said:
         assert json.loads(out) == [[[0], [1]], 2, expected.tolist()]
+
+
+SCRIPT = """
+import gc
+gc.disable()
+from support import cluster_workers
+from hoploom.ranks.context import init
+with init(timeout=60) as context:
+    cluster_workers.tell_batches(context, "{folder}", "{graph}", {{}})
+gc.freeze()
+"""
+
+
+@pytest.mark.slow
+def test_under_torchrun_on_several_hosts_servers_start_by_themselves(graph: Path, tmp_path: Path) -> None:
+    """Two nodes of torchrun, on this machine."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(folder=tmp_path, graph=graph))
+    (port,) = free_ports(1)
+    with ExitStack() as stack:
+        nodes = []
+        for node in range(2):
+            line = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+            line += [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", str(script)]
+            started = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(TESTS)}, start_new_session=True)
+            stack.callback(_end, started)
+            nodes.append(started)
+        assert [node.wait(timeout=90) for node in nodes] == [0, 0]
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert (found["homes"], len(found["servers"])) == ([[0], [1]], 1)
+        assert found["local"] == _expected(graph, rank, 2, locality=[[0], [1]])
 
 
 def _end(started: subprocess.Popen[bytes]) -> None:
