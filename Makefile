@@ -36,14 +36,13 @@ demo: .venv/installed
 	rm -rf demo/run
 	$(BIN)/hoploom train examples/demo.toml
 
-# Every test runs once: beside others, or, where it measures the machine or cannot share it, by itself.
+# No test needs the machine for itself, but for slow ones.
 test: .venv/dev lint
-	$(TOGETHER) -m "not slow and not alone"
-	$(PYTEST) -m "not slow and alone"
+	$(TOGETHER) -m "not slow"
 
 test-all: .venv/dev lint asan
-	$(TOGETHER) -m "not slow and not alone"
-	$(PYTEST) -m "slow or alone"
+	$(TOGETHER) -m "not slow"
+	$(PYTEST) -m slow
 
 lint: .venv/dev
 	$(BIN)/ruff format --check src tests benchmarks examples

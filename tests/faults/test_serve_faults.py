@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import fault_workers
 from support.batches import assert_same_batches
-from support.fleets import MODES, PARTS, connect, loader, save, wait_until, warm_up, within
+from support.fleets import CLIENT, MODES, PARTS, WORKER, connect, loader, save, wait_until, warm_up, within
 from support.graphs import random_graph
 from support.proxy import Proxy
 from support.servers import Server, addresses_of, restart_dead, serving, serving_together
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(240)
 LONG = 60.0  # seconds for what must come to a good end, however busy the machine
 SHORT = 6.0  # seconds that a request may take where nobody answers it
 every_mode = pytest.mark.parametrize("mode", MODES)
+slow = pytest.mark.slow  # the other mode waits for the same silence
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def _epoch(store: Store, disturb: Any, at: int = 5) -> list[Any]:
 # --- hanging -------------------------------------------------------------------------------------
 
 
-@every_mode
+@pytest.mark.parametrize("mode", [pytest.param(WORKER, marks=slow), CLIENT])
 def test_a_stopped_server_is_left_for_its_replica(
     mode: str, servers: list[Server], path: Path, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +91,7 @@ def test_a_stopped_server_is_left_for_its_replica(
             assert_same_batches(undisturbed, loader(store))
 
 
-@every_mode
+@pytest.mark.parametrize("mode", [WORKER, pytest.param(CLIENT, marks=slow)])
 def test_a_stopped_server_without_a_replica_is_named_in_time(
     mode: str, servers: list[Server], path: Path, undisturbed: list[Any]
 ) -> None:

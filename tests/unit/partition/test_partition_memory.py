@@ -99,6 +99,7 @@ def test_topology_and_features_larger_than_the_memory_are_partitioned_within_it(
     assert_kept(tmp_path, method, 816 * MB, 10, 5)
 
 
+@pytest.mark.slow  # two whole runs of the command
 def test_the_least_memory_that_is_named_works(tmp_path: Path) -> None:
     save_linked(tmp_path / "store", 50_000, 200, 800, 1000)  # 40 MB of edges, 160 MB of rows
     code, _, said = run(tmp_path, "stream", 1024, 4)
