@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 import torch
+from support.batch_servers import listening, served_by
 from support.batches import assert_same_batches
-from support.elsewhere import listening, served_by
 from support.fleets import wait_until, within
 from support.graphs import random_graph, ring, save_in_parts
 from support.servers import OneProcess

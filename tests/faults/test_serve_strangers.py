@@ -20,8 +20,8 @@ import pyarrow.flight as flight
 import pytest
 import torch
 from support import TESTS
+from support.batch_servers import served_by
 from support.batches import assert_same, assert_same_batches
-from support.elsewhere import served_by
 from support.fleets import gauge, loader, wait_until, warm_up, within
 from support.graphs import random_graph
 from support.servers import Server, addresses_of, serving

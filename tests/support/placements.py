@@ -17,9 +17,9 @@ from hoploom import ops
 from hoploom.load.loader import Loader
 from hoploom.store import Store, assemble
 from hoploom.store.row_cache import cached
+from support.batch_servers import makers_of, without_graph
 from support.batches import with_reference
 from support.cases import CASES, Case
-from support.elsewhere import makers_of, without_graph
 from support.graphs import cut, save_in_parts
 from support.servers import OneProcess
 from support.shards import spread

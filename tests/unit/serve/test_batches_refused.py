@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.elsewhere import makers_of, sent, without_graph
+from support.batch_servers import makers_of, sent, without_graph
 from support.graphs import library, random_graph
 from support.refusals import WAY_OUT
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.elsewhere import over_the_wire, without_graph
+from support.batch_servers import over_the_wire, without_graph
 from support.graphs import random_graph, save_in_parts
 from torch_geometric.data import Data
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.batch_servers import listening, without_graph
 from support.batches import assert_same_batches
-from support.elsewhere import listening, without_graph
 from support.graphs import library, random_graph, save_in_parts
 from support.proxy import Proxy
 from support.servers import OneProcess

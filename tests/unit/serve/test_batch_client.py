@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.batch_servers import makers_of, over_the_wire, without_graph
 from support.batches import assert_same, assert_same_batches
 from support.cases import Case, every_case, store_of
-from support.elsewhere import makers_of, over_the_wire, without_graph
 from support.graphs import random_graph, ring
 from support.shards import elsewhere_of, spread
 from torch_geometric.data import HeteroData
