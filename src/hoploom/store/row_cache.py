@@ -142,7 +142,7 @@ def missing(shard: Shard, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
 
 # --- the rows that are asked for most -----------------------------------------------------
 
-FILLED_AT_ONCE = 64 << 20  # bytes that are asked for together
+BYTES_AT_ONCE = 64 << 20  # that are asked for together
 BYTES_PER_ID = 24  # of the map from ids to rows, at most
 LEVELS = 1 << 20  # counts that are told apart
 WAY_OUT = "give a share of the remote rows such as 0.2 or '20%', or bytes such as '4GB'"
@@ -167,11 +167,14 @@ class CacheReport:
         return f"{held}; {as_share(self.hit_rate)} of {as_count(self.hits + self.misses)} found"
 
 
-def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Store:
+def cached(
+    store: Store, size: float | str, counts: Mapping[str, Tensor], *, bytes_at_once: int = BYTES_AT_ONCE
+) -> Store:
     """The store with the rows held that are asked for most, out of those that lie elsewhere.
 
     `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` say how often each node
     was asked for, by type. Batches stay the same. A store of which nothing lies elsewhere is returned as it is.
+    The rows are fetched at most `bytes_at_once` at a time.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> store = cached(store, "20%", counts)
@@ -182,7 +185,7 @@ def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Sto
     if not remote or not isinstance(features, Sharded):
         return store
     chosen = _choose(remote, budget, counts)
-    held: dict[Owner, HeldRows] = {name: _fill(features, name, ids) for name, ids in chosen.items()}
+    held: dict[Owner, HeldRows] = {name: _fill(features, name, ids, bytes_at_once) for name, ids in chosen.items()}
     tally = Tally()
     shards = tuple(shard if shard.is_here else Cached(shard, held, tally) for shard in features.shards)
     return replace(store, features=Sharded(store.schema, shards, features.routes), shards=shards)
@@ -278,12 +281,12 @@ def _levels(of_type: Remote, counts: Mapping[str, Tensor]) -> Iterator[tuple[int
         yield first, of_span.clamp(max=LEVELS - 1)
 
 
-def _fill(features: Sharded, name: str, ids: Tensor) -> HeldRows:
-    """Fetch rows, some at a time."""
+def _fill(features: Sharded, name: str, ids: Tensor, num_bytes: int) -> HeldRows:
+    """Fetch rows, at most so many bytes at a time."""
     of_type = features.schema.node_type(name)
     fields = of_type.fields.items()
     tables = {field: torch.empty((ids.numel(), *kind.shape), dtype=DTYPES[kind.dtype]) for field, kind in fields}
-    at_once = max(1, FILLED_AT_ONCE // _row_bytes(of_type))
+    at_once = max(1, num_bytes // _row_bytes(of_type))
     for begin in range(0, ids.numel(), at_once):
         some = ids[begin : begin + at_once]
         wanted = [Wanted(name, field, some) for field in tables]

@@ -96,11 +96,9 @@ def _row_bytes(store: Store, name: str) -> int:
     return sum(of_field.row_bytes for of_field in store.schema.node_type(name).fields.values())
 
 
-def test_a_cache_is_filled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_is_filled_in_pieces() -> None:
     store = _ring()
-    row_bytes = sum(f.row_bytes for f in store.schema.node_types[0].fields.values())
-    monkeypatch.setattr("hoploom.store.row_cache.FILLED_AT_ONCE", 4 * row_bytes)
-    held = cached(store, 1.0, {})
+    held = cached(store, 1.0, {}, bytes_at_once=4 * _row_bytes(store, "node"))
     sizes = [len(asked["node", "x"]) for shard in elsewhere_of(store) for asked in shard.gathers]
     assert max(sizes) == 4
     assert sum(sizes) == 30
