@@ -13,10 +13,12 @@ import torch
 from support.batches import assert_same_batches
 from support.cases import CASES, Case
 from support.graphs import random_graph
-from support.placements import PLACEMENTS, Placement, Site, ends
+from support.made_by import Made
+from support.placements import ENDS, PLACEMENTS, Placement, Site
 
 import hoploom
 from hoploom import HoploomError
+from hoploom.load.loader import Loader
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
@@ -32,10 +34,6 @@ def site(shared: Site) -> Iterator[Site]:
         yield shared
 
 
-def _marks(placement: Placement, name: str) -> list[pytest.MarkDecorator]:
-    return [] if name in placement.quick else [pytest.mark.slow]
-
-
 TABLE = [
     pytest.param(
         placement, CASES[name], id=f"{where}: {name}", marks=() if name in placement.quick else pytest.mark.slow
@@ -47,19 +45,21 @@ TABLE = [
 
 @pytest.mark.parametrize(("placement", "case"), TABLE)
 def test_a_batch_is_the_same_wherever_it_is_made(placement: Placement, case: Case, site: Site) -> None:
+    store, options = placement.place(case, site)
+    loaders: list[Loader] = []
+
+    def make() -> Loader:
+        loaders.append(case.make(store, **options))
+        return loaders[-1]
+
     if case.name in placement.missing:
         with pytest.raises(HoploomError, match=placement.missing[case.name]):
-            list(_batches(placement, case, site))
+            list(placement.batches(make))
         return
-    found = list(_batches(placement, case, site))
+    found = [_comparable(batch) for batch in placement.batches(make)]
     expected = _expected(case)
-    assert_same_batches([*expected[:1], *expected[1:][-1:]] if placement.batches is ends else expected, found)
-
-
-def _batches(placement: Placement, case: Case, site: Site) -> Iterator[Any]:
-    store, options = placement.place(case, site)
-    for batch in placement.batches(lambda: case.make(store, **options)):
-        yield _comparable(batch)
+    assert_same_batches([*expected[:1], *expected[1:][-1:]] if placement.batches in ENDS else expected, found)
+    placement.made_by(Made(case, store, loaders))
 
 
 @cache

@@ -1,6 +1,7 @@
 """The placements of the same-batch table: where a case's graph is, and where its batches are made.
 
-A placement turns a case into a store and into options of its loader. A new one is one line.
+A placement turns a case into a store and into options of its loader, and says who must make the batches then. A new one
+is one line.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +15,17 @@ import torch
 
 import hoploom
 from hoploom import ops
+from hoploom.gpu.batches.stages import DeviceSampling
 from hoploom.load.loader import Loader
 from hoploom.store import Store, assemble
 from hoploom.store.row_cache import cached
+from support import made_by
 from support.batch_servers import makers_of, without_graph
 from support.batches import with_reference
 from support.cases import CASES, Case
+from support.device_loaders import loading
 from support.graphs import cut, save_in_parts
+from support.made_by import MadeBy
 from support.servers import OneProcess
 from support.shards import spread
 
@@ -67,6 +72,7 @@ Make = Callable[[], Loader]
 @dataclass(frozen=True)
 class Placement:
     place: Callable[[Case, Site], Placed]
+    made_by: MadeBy  # what its loaders must be made of
     batches: Callable[[Make], Iterable[Any]] = lambda make: make()
     only: Iterable[str] = tuple(CASES)  # the cases that it takes part in
     quick: Iterable[str] = tuple(CASES)  # of these, those that are not slow
@@ -86,6 +92,22 @@ def ends(make: Make) -> Iterable[Any]:
     """The first batch and the last: kernels are slow in the interpreter."""
     loader = make()
     return loader.steps(range(0, len(loader), max(1, len(loader) - 1)))
+
+
+def ends_again(make: Make) -> Iterable[Any]:
+    """The same where the device has too little room at first."""
+
+    def small() -> Loader:
+        loader = make()
+        sampling = loading(loader)._sampling
+        assert isinstance(sampling, DeviceSampling)
+        sampling.large = 3
+        return loader
+
+    return ends(small)
+
+
+ENDS = (ends, ends_again)
 
 
 def _hashed(case: Case, site: Site) -> Placed:
@@ -118,6 +140,7 @@ def _remote(case: Case, *, rows_alone: bool = False) -> Store:
 NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
 NO_HOOK = {"blocks, a frontier hook": "sample_frontier is a function, which cannot go to the servers"}
 THREADS = {"num_workers": 2}
+THREE = ("uniform", "blocks", "links, binary")
 A_FEW = ("uniform", "node times", "blocks", "links, binary", "heterogeneous uniform")
 SAMPLED_THERE = (  # one of each kind
     *("uniform", "all", "replace", "node times", "edge times", "disjoint", "induced", "blocks", "blocks, disjoint"),
@@ -126,40 +149,63 @@ SAMPLED_THERE = (  # one of each kind
 )
 
 PLACEMENTS: dict[str, Placement] = {
-    "one thread": Placement(lambda case, site: (case.store, {"num_workers": 1})),
-    "four threads": Placement(lambda case, site: (case.store, {"num_workers": 4})),
-    "restored": Placement(lambda case, site: (case.store, {}), restored),
-    "reference": Placement(lambda case, site: (with_reference(case.store), {})),
-    "hashed node map": Placement(_hashed),
-    "parts": Placement(lambda case, site: (assemble(case.store.schema, cut(case.store, 4)), {})),
-    "disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 1)), {})),
-    "parts on disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 3)), THREADS)),
-    "remote parts": Placement(lambda case, site: (_remote(case), THREADS), missing=NO_DEGREES),
-    "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS)),
-    "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), missing=NO_DEGREES),
-    "cache of all": Placement(lambda case, site: (_cached(case, 1.0), {}), missing=NO_DEGREES),
+    "one thread": Placement(lambda case, site: (case.store, {"num_workers": 1}), made_by.this_process),
+    "four threads": Placement(lambda case, site: (case.store, {"num_workers": 4}), made_by.this_process),
+    "restored": Placement(lambda case, site: (case.store, {}), made_by.this_process, restored),
+    "reference": Placement(lambda case, site: (with_reference(case.store), {}), made_by.this_process),
+    "hashed node map": Placement(_hashed, made_by.this_process),
+    "parts": Placement(lambda case, site: (assemble(case.store.schema, cut(case.store, 4)), {}), made_by.this_process),
+    "disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 1)), {}), made_by.this_process),
+    "parts on disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 3)), THREADS), made_by.this_process),
+    "remote parts": Placement(lambda case, site: (_remote(case), THREADS), made_by.remote_shards, missing=NO_DEGREES),
+    "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards),
+    "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), made_by.a_cache, missing=NO_DEGREES),
+    "cache of all": Placement(lambda case, site: (_cached(case, 1.0), {}), made_by.a_cache, missing=NO_DEGREES),
     "look-ahead": Placement(
-        lambda case, site: (_remote(case, rows_alone=True), {"look_ahead": 3, **THREADS}), restored
+        lambda case, site: (_remote(case, rows_alone=True), {"look_ahead": 3, **THREADS}), made_by.look_ahead, restored
     ),
     "look-ahead over a cache": Placement(
-        lambda case, site: (_cached(case, 0.3), {"look_ahead": 2}), missing=NO_DEGREES
+        lambda case, site: (_cached(case, 0.3), {"look_ahead": 2}), made_by.look_ahead_over_a_cache, missing=NO_DEGREES
     ),
-    "served batches": Placement(_served, missing=NO_HOOK),
-    "served batches, restored": Placement(_served, restored, missing=NO_HOOK),
-    "served batches, picked in pieces": Placement(_in_pieces, missing=NO_HOOK),
-    "servers": Placement(lambda case, site: (site.connected(case, made="here"), THREADS), missing=NO_DEGREES),
+    "served batches": Placement(_served, made_by.servers, missing=NO_HOOK),
+    "served batches, restored": Placement(_served, made_by.servers, restored, missing=NO_HOOK),
+    "served batches, picked in pieces": Placement(_in_pieces, made_by.servers, missing=NO_HOOK),
+    "servers": Placement(
+        lambda case, site: (site.connected(case, made="here"), THREADS), made_by.look_ahead, missing=NO_DEGREES
+    ),
     "servers, own part": Placement(
-        lambda case, site: (site.beside(case, topology="parted", look_ahead=1), THREADS), missing=NO_DEGREES
+        lambda case, site: (site.beside(case, topology="parted", look_ahead=1), THREADS),
+        made_by.this_process,
+        missing=NO_DEGREES,
     ),
-    "servers, own topology": Placement(lambda case, site: (site.beside(case, topology="local", look_ahead=3), THREADS)),
-    "servers and replicas make batches": Placement(lambda case, site: (site.connected(case), {}), missing=NO_HOOK),
-    "device": Placement(lambda case, site: (site.placed(case.store), {}), ends, quick=SAMPLED_THERE),
+    "servers, own topology": Placement(
+        lambda case, site: (site.beside(case, topology="local", look_ahead=3), THREADS), made_by.look_ahead
+    ),
+    "servers and replicas make batches": Placement(
+        lambda case, site: (site.connected(case), {}), made_by.servers, missing=NO_HOOK
+    ),
+    "device": Placement(
+        lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=SAMPLED_THERE
+    ),
     "device, sampled on the host": Placement(
-        lambda case, site: (site.placed(case.store, topology=False), {}), ends, quick=A_FEW
+        lambda case, site: (site.placed(case.store, topology=False), {}),
+        made_by.the_device_from_host_samples,
+        ends,
+        quick=A_FEW,
     ),
-    "device, threads": Placement(lambda case, site: (site.placed(case.store), {"num_workers": 3}), only=A_FEW[:1]),
+    "device, threads": Placement(
+        lambda case, site: (site.placed(case.store), {"num_workers": 3}), made_by.the_device, only=THREE
+    ),
     "device, parts": Placement(
-        lambda case, site: (site.placed(assemble(case.store.schema, cut(case.store, 3))), {}), ends, only=A_FEW[:1]
+        lambda case, site: (site.placed(assemble(case.store.schema, cut(case.store, 3))), {}),
+        made_by.the_device,
+        ends,
+        only=THREE,
     ),
-    "device, restored": Placement(lambda case, site: (site.placed(case.store), THREADS), restored, only=A_FEW[:1]),
+    "device, restored": Placement(
+        lambda case, site: (site.placed(case.store), THREADS), made_by.the_device, restored, only=THREE
+    ),
+    "device, made again": Placement(
+        lambda case, site: (site.placed(case.store), {}), made_by.the_device_again, ends_again, only=THREE
+    ),
 }

@@ -49,7 +49,7 @@ class DeviceLoading:
             self._sampling: StagedSampling = HostSampling(maker, self.pool)
         else:
             self._sampling = DeviceSampling(maker, placed, self.pool)
-        self._has_buffers = isinstance(self._sampling, DeviceSampling)
+        self.samples_on_device = isinstance(self._sampling, DeviceSampling)
         self._maker, self._assembler = maker, _assembler(maker.assembler, placed, BatchMemory(self.pool))
 
     @property
@@ -61,7 +61,7 @@ class DeviceLoading:
     def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
         """One batch is ready and the next one begun while one is used; the memory is left when all threads are gone."""
         window = delivery.num_ahead + 2  # these, one that is being made, and the consumer's
-        idle = threading.BoundedSemaphore(BEGUN if self._has_buffers else window)  # what a batch is sampled in
+        idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # what a batch is sampled in
 
         def begin(step: int) -> Any:
             if not idle.acquire(timeout=delivery.deadline):

@@ -1,0 +1,100 @@
+"""What made the batches of a placement: a placement that is silently not used gives the same batches as any other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hoploom.gpu.batches.loading import DeviceLoading
+from hoploom.load.loader import Loader, Producer
+from hoploom.load.look_ahead import LookAhead
+from hoploom.load.maker import Maker
+from hoploom.load.producer import OneStage
+from hoploom.serve.batch_client import ServedBatches
+from hoploom.store import Store
+from hoploom.store.row_cache import report
+from support.cases import Case
+from support.shards import elsewhere_of
+
+NOT_ON_DEVICE = ("induced", "bidirectional", "blocks, a frontier hook", "heterogeneous induced")
+
+
+@dataclass(frozen=True)
+class Made:
+    """The batches of a case were made of this store by these loaders."""
+
+    case: Case
+    store: Store
+    loaders: Sequence[Loader]
+
+    @property
+    def producers(self) -> list[Producer]:
+        return [loader._producer for loader in self.loaders]
+
+
+MadeBy = Callable[[Made], None]  # asserts
+
+
+def this_process(made: Made) -> None:
+    for producer in made.producers:
+        assert isinstance(producer, OneStage)
+        assert isinstance(producer.make.__self__, Maker)  # type: ignore[attr-defined]
+
+
+def servers(made: Made) -> None:
+    for producer in made.producers:
+        assert isinstance(producer, OneStage)
+        assert isinstance(producer.make.__self__, ServedBatches)  # type: ignore[attr-defined]
+
+
+def look_ahead(made: Made) -> None:
+    ahead = [producer for producer in made.producers if isinstance(producer, LookAhead)]
+    assert len(ahead) == len(made.loaders)
+    assert all(producer.num_steps > 1 for producer in ahead)
+    assert sum(producer.fetches.num_groups for producer in ahead) > 0
+    assert sum(producer.fetches.num_fetched for producer in ahead) > 0
+
+
+def a_cache(made: Made) -> None:
+    this_process(made)
+    assert _hits(made.store) > 0
+
+
+def look_ahead_over_a_cache(made: Made) -> None:
+    look_ahead(made)
+    assert _hits(made.store) > 0
+
+
+def remote_shards(made: Made) -> None:
+    this_process(made)
+    assert sum(len(shard.gathers) for shard in elsewhere_of(made.store)) > 0
+
+
+def the_device(made: Made) -> None:
+    """With room for every batch."""
+    _assembled_on_the_device(made, sampled_there=made.case.name not in NOT_ON_DEVICE)
+    assert _num_redone(made) == 0
+
+
+def the_device_from_host_samples(made: Made) -> None:
+    _assembled_on_the_device(made, sampled_there=False)
+
+
+def the_device_again(made: Made) -> None:
+    """Some batches had too little room."""
+    _assembled_on_the_device(made, sampled_there=True)
+    assert _num_redone(made) > 0
+
+
+def _assembled_on_the_device(made: Made, *, sampled_there: bool) -> None:
+    for producer in made.producers:
+        assert isinstance(producer, DeviceLoading)
+        assert producer.samples_on_device is sampled_there
+
+
+def _num_redone(made: Made) -> int:
+    return sum(producer.num_redone for producer in made.producers if isinstance(producer, DeviceLoading))
+
+
+def _hits(store: Store) -> int:
+    found = report(store)
+    assert found is not None
+    return found.hits
