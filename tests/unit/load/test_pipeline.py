@@ -1,0 +1,181 @@
+"""The scheduler by itself, with made-up stages: order, bounds, groups, the first error, and nothing left behind."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from hoploom import BatchError
+from hoploom.load.pipeline import Delivery, Stages, in_order
+
+STEPS = range(3, 15)
+PATIENCE = 10.0  # seconds that a test waits for a thread
+threads = pytest.mark.parametrize("num_threads", [0, 1, 4])
+
+
+@dataclass
+class Log:
+    """What the stages were asked for, over all threads."""
+
+    begun: list[int] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    fetched: list[tuple[list[int], list[int] | None]] = field(default_factory=list)  # and what the group before has
+
+    def begin(self, step: int) -> int:
+        self.begun.append(step)
+        return step
+
+    def fetch(self, begun: Sequence[int], before: list[int] | None) -> list[int]:
+        self.fetched.append((list(begun), before))
+        return list(begun)
+
+    def finish(self, step: int, begun: Any, fetched: Any) -> tuple[int, Any, Any]:
+        self.finished.append(step)
+        return step, begun, fetched
+
+
+@threads
+def test_batches_come_in_the_order_of_their_steps(num_threads: int) -> None:
+    log = Log()
+    stages = Stages(log.finish, window=6, num_finishing=4, begin=log.begin)
+    made = in_order(stages, STEPS, Delivery(num_threads))
+    assert list(made) == [(step, step, None) for step in STEPS]
+    assert sorted(log.begun) == sorted(log.finished) == list(STEPS)
+
+
+def test_a_stage_that_is_not_there_gives_none() -> None:
+    stages = Stages(Log().finish, window=1, num_finishing=1)
+    assert list(in_order(stages, range(2), Delivery())) == [(0, None, None), (1, None, None)]
+
+
+@pytest.mark.parametrize(("window", "num_finishing", "num_begun"), [(6, 4, 6), (5, 4, 5), (9, 2, 4), (2, 2, 2)])
+def test_as_many_steps_are_under_way_as_the_bounds_allow(window: int, num_finishing: int, num_begun: int) -> None:
+    """That is the window, or two steps beside those whose last stage may begin."""
+    under_way, finishing = [0], [0]  # whenever a stage of a step began
+    num_started = [0, 0]  # of each stage
+    delivered: list[int] = []
+    changed = threading.Condition()
+
+    def begin(step: int) -> None:
+        with changed:
+            num_started[0] += 1
+            under_way.append(num_started[0] - len(delivered))
+            changed.notify_all()
+
+    def finish(step: int, begun: None, fetched: None) -> int:
+        with changed:
+            num_started[1] += 1
+            finishing.append(num_started[1] - len(delivered))
+            changed.notify_all()
+            assert changed.wait_for(lambda: num_started[0] >= num_begun and num_started[1] >= num_finishing, PATIENCE)
+        return step
+
+    for step in in_order(Stages(finish, window, num_finishing, begin), STEPS, Delivery(8)):
+        delivered.append(step)
+    assert delivered == list(STEPS)
+    assert (max(under_way), max(finishing)) == (num_begun, num_finishing)
+
+
+def test_without_threads_a_step_is_begun_ahead_and_finished_when_it_is_needed() -> None:
+    log = Log()
+    made = in_order(Stages(log.finish, window=2, num_finishing=1, begin=log.begin), STEPS, Delivery())
+    with closing(made):
+        next(made)
+        assert (log.begun, log.finished) == ([3, 4], [3])
+        next(made)
+        assert (log.begun, log.finished) == ([3, 4, 5], [3, 4])
+
+
+@threads
+def test_a_group_is_fetched_once_with_what_the_group_before_has(num_threads: int) -> None:
+    log = Log()
+    stages = Stages(log.finish, window=10, num_finishing=4, begin=log.begin, fetch=log.fetch, group=5)
+    made = list(in_order(stages, STEPS, Delivery(num_threads)))
+    groups = [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12], [13, 14]]
+    assert log.fetched == [(groups[0], None), (groups[1], groups[0]), (groups[2], groups[1])]
+    assert made == [(step, step, groups[(step - 3) // 5]) for step in STEPS]
+
+
+@threads
+@pytest.mark.parametrize("stage", ["begin", "finish"])
+def test_the_first_error_is_raised_in_its_place_and_later_steps_are_not_made(num_threads: int, stage: str) -> None:
+    log = Log()
+
+    def failing(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(step: int, *given: Any) -> Any:
+            if step in (6, 7):
+                raise ValueError(f"step {step}")
+            return make(step, *given)
+
+        return made
+
+    begin, finish = (failing(log.begin), log.finish) if stage == "begin" else (log.begin, failing(log.finish))
+    stages = Stages(finish, window=4, num_finishing=2, begin=begin)
+    made = in_order(stages, STEPS, Delivery(num_threads))
+    assert [next(made)[0] for _ in range(3)] == [3, 4, 5]
+    with pytest.raises(ValueError, match="step 6"):
+        next(made)
+    assert max(log.begun) <= 5 + 4  # within the window of the last that was delivered
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_after_a_failure_steps_that_wait_for_a_thread_are_never_made(num_threads: int) -> None:
+    log = Log()
+
+    def finish(step: int, begun: None, fetched: None) -> Any:
+        if step == 3:
+            raise ValueError("no")
+        return log.finish(step, begun, fetched)
+
+    stages = Stages(finish, window=12, num_finishing=12)
+    with pytest.raises(ValueError, match="no"):
+        next(in_order(stages, STEPS, Delivery(num_threads)))
+    assert log.finished == []
+
+
+def test_a_group_is_fetched_for_those_of_its_steps_that_could_be_begun() -> None:
+    log = Log()
+
+    def begin(step: int) -> int:
+        if step == 4:
+            raise ValueError("step 4")
+        return log.begin(step)
+
+    stages = Stages(log.finish, window=3, num_finishing=1, begin=begin, fetch=log.fetch, group=3)
+    made = in_order(stages, STEPS, Delivery())
+    assert next(made) == (3, 3, [3])
+    with pytest.raises(ValueError, match="step 4"):
+        next(made)
+    assert log.finished == [3]
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_nothing_is_running_once_the_loop_is_left(num_threads: int) -> None:
+    log, before = Log(), set(threading.enumerate())
+    stages = Stages(log.finish, window=8, num_finishing=4, begin=log.begin, fetch=log.fetch, group=2)
+    made = in_order(stages, STEPS, Delivery(num_threads))
+    next(made)
+    assert set(threading.enumerate()) - before
+    made.close()
+    assert set(threading.enumerate()) <= before
+    assert len(log.finished) <= 1 + 4  # the one that was delivered, and those whose last stage had begun
+
+
+@pytest.mark.parametrize("stage", ["begin", "fetch", "finish"])
+def test_a_step_that_is_not_made_in_time_is_named(stage: str) -> None:
+    log, go_on = Log(), threading.Event()
+
+    def stuck(*given: Any) -> Any:
+        assert go_on.wait(PATIENCE)
+
+    calls = {"begin": log.begin, "fetch": log.fetch, "finish": log.finish, stage: stuck}
+    stages = Stages(window=2, num_finishing=1, way_out="wait longer", **calls)
+    made = in_order(stages, STEPS, Delivery(num_threads=2, deadline=0.05, close_deadline=0.05))
+    try:
+        with pytest.raises(BatchError, match=r"step 3 was not made within 0\.05 s; wait longer, or raise timeout"):
+            next(made)
+    finally:
+        go_on.set()
