@@ -178,13 +178,15 @@ class LayerWise:
         return ids if ids.dim() > 1 else ids.to(torch.int64)
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
-        """This rank's slices of some types; counts them as done."""
+        """This rank's slices of some types; counts them as done, and asks whether what they were read from is whole."""
         for name in names:
             for some in self._share.slices[name]:
                 self._share.folder.check_peers()
                 yield some
+                self._share.store.require_whole()
                 self._done += len(some)
                 self._share.progress(self._done, self._total)
+        self._share.store.require_whole()  # the slices were cut by what was read, too: there may be none
 
     def _file(
         self, kind: str, owner: str | RelationName, row: tuple[int, ...], dtype: torch.dtype | None = None

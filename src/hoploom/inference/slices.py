@@ -13,6 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.ops import Frontier, InEdges
 from hoploom.schema import RelationName
 from hoploom.store import Draw, Part, Store
@@ -139,6 +140,7 @@ def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[Relat
         indptr = lists.indptr[some.first - lists.first_node : some.end - lists.first_node + 1]
         begin, end = int(indptr[0]), int(indptr[-1])
         found[key] = indptr - begin, lists.indices[begin:end]
+        ops.require_whole([lists.indptr])
     return found
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, Schema
@@ -120,7 +121,7 @@ class FileReader:
 
 
 class TensorReader:
-    """A store in memory."""
+    """A store in memory. What is read of a map is copied before it is asked whether the file is whole."""
 
     def __init__(self, schema: Schema, ranges: Sequence[PartRange], parts: Sequence[Part]) -> None:
         self.schema, self.parts = schema, ranges
@@ -129,14 +130,25 @@ class TensorReader:
     def rows(self, part: int, owner: Owner, field: str, begin: int, end: int) -> Tensor:
         table, order = self._held[part].tables[owner, field], self._held[part].tables.get((owner, EDGE_ID))
         by_order = table.by_edge_id and order is not None
-        return table.rows[order.rows[begin:end]] if by_order and order is not None else table.rows[begin:end]
+        if not by_order or order is None:
+            return _copied(table.rows, begin, end)
+        rows = table.rows[_copied(order.rows, begin, end)]
+        ops.require_whole([table.rows])
+        return rows
 
     def topology(self, part: int, relation: int, column: str, begin: int, end: int) -> Tensor:
         lists: EdgeLists = self._held[part].lists[relation]
-        return (lists.indptr if column == "indptr" else lists.indices)[begin:end]
+        return _copied(lists.indptr if column == "indptr" else lists.indices, begin, end)
 
     def split(self, part: int, node_type: str, name: str) -> Tensor:
-        return self._held[part].splits.get((node_type, name), torch.empty(0, dtype=torch.int64))
+        ids = self._held[part].splits.get((node_type, name), torch.empty(0, dtype=torch.int64))
+        return _copied(ids, 0, ids.numel())
+
+
+def _copied(rows: Tensor, begin: int, end: int) -> Tensor:
+    some = rows[begin:end].clone()
+    ops.require_whole([rows])
+    return some
 
 
 def pieces(num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists, Frontier
 from hoploom.schema import Owner, RelationName, Schema
@@ -36,12 +37,18 @@ def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tenso
 
 
 def edges_of(lists: EdgeLists, key: RelationName, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
-    """A part's edges of a relation in order, some at a time: sources [n], in their own dtype, and destinations [n]."""
-    if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
-        raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
-    for begin in range(0, lists.indices.numel(), at_once):
-        end = min(begin + at_once, lists.indices.numel())
-        yield lists.indices[begin:end], destinations(lists.indptr, lists.first_node, begin, end)
+    """A part's edges of a relation in order, some at a time: sources [n], in their own dtype, and destinations [n].
+
+    Read to the end, it has asked whether the files are whole.
+    """
+    try:
+        if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
+            raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
+        for begin in range(0, lists.indices.numel(), at_once):
+            end = min(begin + at_once, lists.indices.numel())
+            yield lists.indices[begin:end], destinations(lists.indptr, lists.first_node, begin, end)
+    finally:  # zeros may have led to another error
+        ops.require_whole((lists.indptr, lists.indices))
 
 
 def sampled_edges(graph: GraphStore, relation: int, at_once: int = NODES) -> Iterator[tuple[Tensor, Tensor]]:

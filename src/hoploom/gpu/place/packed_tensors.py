@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.errors import ConfigError, DataError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner
@@ -83,6 +84,7 @@ def pack_topology(parts: Sequence[EdgeLists], num_sources: int) -> PackedTensors
         for name, tensor in zip(others, rest, strict=True):
             owners = parts[:1] if name == SOURCE_TIME else parts  # every part has the times of all sources
             _fill_edges(tensor, [getattr(lists, name) for lists in owners])
+        ops.require_whole(column for lists in parts for column in lists.columns)
 
     return PackedTensors(tuple(((length,), dtype) for length, dtype in columns), fill)
 
@@ -146,6 +148,7 @@ class FieldColumn:
             for out, values in zip(tensors, kept, strict=True):
                 out[begin:end].copy_(values)
             begin = end
+        ops.require_whole(part.tables[self.owner, self.name].rows for part in self.parts)
 
     def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
         """The rows of ranges of ids, in order, some at a time."""

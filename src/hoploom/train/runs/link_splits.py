@@ -83,7 +83,9 @@ def hold_out(store: Store, relation: RelationName, reverse: RelationName | None,
     num_edges = {key: sum(int(keep.sum()) for keep in masks) for key, masks in kept.items()}
     relations = tuple(replace(r, num_edges=num_edges.get(r.key, r.num_edges)) for r in schema.relations)
     left = Schema(schema.node_types, relations, schema.homogeneous, schema.weight, schema.time)
-    return HeldOut(assemble(left, _without(store.parts, left, kept)), links)
+    held_out = HeldOut(assemble(left, _without(store.parts, left, kept)), links)
+    store.require_whole()  # what was copied
+    return held_out
 
 
 def _splits(part: Part, key: RelationName, shares: LinkShares, *, turned: bool = False) -> Tensor:
