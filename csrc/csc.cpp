@@ -165,7 +165,7 @@ bool copy_edges(const Coo& coo, int threads, const Csc& csc) {
       const int64_t source = coo.source(e), destination = coo.destination(e);
       greatest = std::max(greatest, uint64_t(source));
       csc.indices.as<Id>()[e] = Id(source);
-      if (destination < before || destination > last[size_t(t) + 1]) {
+      if (destination < 0 || destination < before || destination > last[size_t(t) + 1]) {
         are_known = false;
         return;
       }

@@ -10,7 +10,6 @@
 #include <mutex>
 #include <new>
 #include <system_error>
-#include <vector>
 
 namespace hoploom {
 
@@ -20,7 +19,8 @@ struct MapEntry {
   std::atomic<uintptr_t> begin{0}, end{0};
   std::atomic<bool> is_damaged{false};
   std::string path;
-  MapEntry* next = nullptr;
+  MapEntry* next = nullptr;         // of all
+  MapEntry* next_unused = nullptr;  // under the registry's mutex
 };
 
 namespace {
@@ -74,7 +74,7 @@ void install_handler() {
 // Never destroyed: maps may outlive every other static at interpreter exit.
 struct Registry {
   std::mutex mutex;
-  std::vector<MapEntry*> unused;
+  MapEntry* unused = nullptr;  // linked, not listed: giving an entry back must not need memory
 };
 Registry& registry() {
   static Registry* instance = (install_handler(), new Registry);
@@ -84,13 +84,13 @@ Registry& registry() {
 MapEntry* add_entry(const void* bytes, size_t size, std::string path) {
   Registry& entries = registry();
   const std::lock_guard guard(entries.mutex);
-  if (entries.unused.empty()) {
-    entries.unused.push_back(new MapEntry);
-    entries.unused.back()->next = all_entries.load();
-    all_entries.store(entries.unused.back());
+  if (!entries.unused) {
+    entries.unused = new MapEntry;
+    entries.unused->next = all_entries.load();
+    all_entries.store(entries.unused);
   }
-  MapEntry* entry = entries.unused.back();
-  entries.unused.pop_back();
+  MapEntry* entry = entries.unused;
+  entries.unused = entry->next_unused;
   entry->path = std::move(path);
   entry->version.fetch_add(1);
   entry->begin.store(reinterpret_cast<uintptr_t>(bytes));
@@ -107,7 +107,8 @@ void remove_entry(MapEntry* entry) {
   entry->version.fetch_add(1);
   if (entry->is_damaged.exchange(false)) num_damaged.fetch_sub(1);
   const std::lock_guard guard(entries.mutex);
-  entries.unused.push_back(entry);
+  entry->next_unused = entries.unused;
+  entries.unused = entry;
 }
 
 }  // namespace
@@ -115,9 +116,14 @@ void remove_entry(MapEntry* entry) {
 MappedFile::MappedFile(int descriptor, size_t size, std::string path) : size_(size) {
   void* pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
   if (pages == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-  bytes_ = pages;
   madvise(pages, size, MADV_HUGEPAGE);  // a hint: where the file system has large pages, lookups get cheaper
-  entry_ = add_entry(pages, size, std::move(path));
+  try {
+    entry_ = add_entry(pages, size, std::move(path));
+  } catch (...) {  // an object that was not made has no destructor
+    munmap(pages, size);
+    throw;
+  }
+  bytes_ = pages;
 }
 
 MappedFile::~MappedFile() {

@@ -2,17 +2,15 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 namespace hoploom {
 namespace {
-
-constexpr int kMostHelpers = 64;
 
 // On the caller's stack while its pieces are worked on.
 struct Job {
@@ -48,7 +46,7 @@ class Crew {
       job.next = jobs_;
       jobs_ = &job;
       promised_ += job.wanted;
-      while (idle_ < promised_ && num_helpers_ < kMostHelpers && start_helper()) {
+      while (idle_ < promised_ && num_helpers_ < most_helpers_ && start_helper()) {
       }
     }
     for (int helper = 1; helper < job.threads; ++helper) wake_.notify_one();
@@ -62,7 +60,7 @@ class Crew {
   bool start_helper() {
     try {
       std::thread([this] { help(); }).detach();
-    } catch (const std::system_error&) {
+    } catch (...) {  // no thread or no memory: either way the caller's stack must outlive the job
       return false;
     }
     ++num_helpers_;
@@ -98,6 +96,7 @@ class Crew {
   std::condition_variable wake_, done_;
   Job* jobs_ = nullptr;
   int idle_ = 0, promised_ = 0, num_helpers_ = 0;
+  const int most_helpers_ = std::max(64, int(std::thread::hardware_concurrency()));
 };
 
 // Never destroyed: helpers wait in it until the process ends. A child process has none of its parent's threads.

@@ -11,6 +11,8 @@
 
 namespace hoploom::test {
 
+inline thread_local bool has_no_memory = false;  // whether this thread's `new` throws
+
 struct Test {
   const char* name;
   void (*body)();

@@ -1,6 +1,8 @@
 // Runs every test linked in, or those whose name contains the argument:   core_test damaged
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "../order.h"
 #include "../random.h"
@@ -8,6 +10,17 @@
 
 using namespace hoploom;
 using namespace hoploom::test;
+
+[[gnu::noinline]] void* operator new(size_t size) {
+  if (!has_no_memory)
+    if (void* memory = std::malloc(size ? size : 1)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return has_no_memory ? nullptr : std::malloc(size ? size : 1);
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 // The known answers of Random123 for philox4x32-10.
 TEST(philox_gives_the_published_words) {

@@ -258,3 +258,21 @@ TEST(edges_that_change_while_they_are_read_lead_nowhere) {
     CHECK_EQUAL(thrown_by([&] { build(coo, {2, 64}); }), std::string());
   }
 }
+
+// The first edge has none before it that it could be smaller than.
+TEST(a_first_edge_that_becomes_negative_is_not_left_out) {
+  Coo coo = random_coo(2000, 300, 500);
+  std::sort(coo.destinations.begin(), coo.destinations.end());
+  coo.destinations[0] = 0;
+  std::atomic<bool> is_done = false;
+  std::thread writer([&] {
+    for (int64_t i = 0; !is_done; ++i) __atomic_store_n(&coo.destinations[0], -(i / 64 % 2), __ATOMIC_RELAXED);
+  });
+  for (int round = 0; round < 3000; ++round) {
+    int64_t first = 0;
+    thrown_by([&] { first = values_of<int64_t>(build(coo, {1, 64}).indptr).front(); });
+    CHECK_EQUAL(first, int64_t(0));
+  }
+  is_done = true;
+  writer.join();
+}

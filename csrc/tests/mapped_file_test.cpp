@@ -8,6 +8,8 @@
 
 #include <array>
 #include <atomic>
+#include <fstream>
+#include <new>
 #include <thread>
 
 #include "../gather.h"
@@ -110,6 +112,35 @@ TEST(threads_that_read_a_file_while_it_gets_shorter_all_see_the_error) {
   file.truncate(1);
   for (std::thread& thread : threads) thread.join();
   for (const std::string& error : errors) CHECK(names(error, "shared.npy"));
+}
+
+TEST(without_memory_a_map_is_refused_and_others_are_given_back) {
+  const auto num_mapped = [] {
+    std::ifstream maps("/proc/self/maps");
+    int count = 0;
+    for (std::string line; std::getline(maps, line);) count += line.find("/tmp/hoploom-mapped-") != std::string::npos;
+    return count;
+  };
+  const RowsFile file;
+  {
+    std::vector<MappedFile> maps;  // more than there were ever at once: the next one needs an entry of its own
+    for (int i = 0; i < 100; ++i) maps.push_back(file.map(""));
+    const int before = num_mapped();
+    has_no_memory = true;
+    bool is_refused = false;
+    try {
+      file.map("");
+    } catch (const std::bad_alloc&) {
+      is_refused = true;
+    }
+    has_no_memory = false;
+    CHECK(is_refused);
+    CHECK_EQUAL(num_mapped(), before);
+    has_no_memory = true;
+    while (!maps.empty()) maps.pop_back();
+    has_no_memory = false;
+  }
+  CHECK_EQUAL(num_mapped(), 0);
 }
 
 // In a process of its own: what becomes of a fault outside every map, or of a SIGBUS that was sent.

@@ -67,4 +67,20 @@ TEST(a_child_process_has_helpers_of_its_own) {
   CHECK_EQUAL(waitpid(child, &status, 0), child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
+
+TEST(without_memory_for_helpers_the_caller_does_all_pieces) {
+  const pid_t child = fork();  // which has no helpers yet
+  if (child == 0) {
+    alarm(20);
+    std::vector<int> counts(3);
+    const std::function<void(int)> work = [&](int t) { ++counts[size_t(t)]; };
+    has_no_memory = true;
+    on_threads(3, work);
+    has_no_memory = false;
+    _exit(counts == std::vector<int>(3, 1) ? 0 : 1);
+  }
+  int status = 0;
+  CHECK_EQUAL(waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
 #endif
