@@ -187,7 +187,7 @@ class SharedFolder:
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
         """A pass of all ranks. Left when all have finished it; an error of one is an error of all."""
-        with all_or_none(self._context, doing):
+        with all_or_none(self._context, doing, stops=True):
             try:
                 yield
             except _PeerFailedError:

@@ -32,18 +32,21 @@ def gather_json(ranks: Ranks, value: Any) -> list[Any]:
 
 
 @contextmanager
-def all_or_none(ranks: Ranks, doing: str) -> Iterator[None]:
+def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[None]:
     """A block that is left when all ranks have finished it, and where an error of one is an error of all.
 
     >>> with all_or_none(context, "writing the checkpoint"):
     ...     write(path)
 
-    Ctrl-C and SystemExit do not wait for the other ranks; those learn of it as of a rank that is lost.
+    Ctrl-C and SystemExit do not wait for the other ranks, who learn of it as of a rank that is lost; unless the block
+    `stops` everywhere as soon as one rank fails, so that nobody waits long.
     """
-    failure: Exception | None = None
+    failure: BaseException | None = None
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
+        if not stops and not isinstance(error, Exception):
+            raise
         failure = error
     try:
         failed = _failures(ranks, failure)
@@ -56,7 +59,7 @@ def all_or_none(ranks: Ranks, doing: str) -> Iterator[None]:
         raise PeerError(f"rank {rank} failed {doing}: {failed[rank]}")
 
 
-def _failures(ranks: Ranks, own: Exception | None) -> dict[int, str]:
+def _failures(ranks: Ranks, own: BaseException | None) -> dict[int, str]:
     """The errors of all ranks that have one. A rank with an error of its own goes on where others are lost."""
     if ranks.world_size == 1:
         return {}
