@@ -24,7 +24,7 @@ from hoploom.store.row_cache import read_size
 with needs("cluster"):
     from hoploom.serve.graph_server import BatchOptions, GraphServer
     from hoploom.serve.metrics import MetricsEndpoint
-    from hoploom.serve.server import GRACE, Server, ServerLimits
+    from hoploom.serve.server import GRACE, LOOK_UP, Server, ServerLimits
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,8 @@ def _serve(arguments: Arguments) -> int:
             metrics = endpoint.address
         _say_ready(Ready(server.address, tuple(held.parts), metrics), arguments.store)
         held.warm_up()
-        asked.wait()  # for as long as the server is to run
+        while not asked.wait(LOOK_UP):  # for as long as the server is to run
+            pass
         print(f"stopping: {server.under_way} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
         print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)

@@ -7,6 +7,7 @@ are idle cannot be closed from here; the process ends under them, and they go to
 import contextlib
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from hoploom.serve.wire import MalformedError, Message
 
 GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_STREAMS = 1024
+LOOK_UP = 1.0  # seconds after which a waiting main thread sees a signal that another thread has caught
 LAST_WORDS = 1.0  # seconds for Flight to shut down; streams of idle clients would hold it up for ever
 
 
@@ -102,8 +104,11 @@ class _UnderWay:
             self._changed.notify_all()
 
     def wait_for_none(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
         with self._changed:
-            return self._changed.wait_for(lambda: self.count == 0, seconds)
+            while self.count and (left := end - time.monotonic()) > 0:
+                self._changed.wait(min(left, LOOK_UP))
+            return self.count == 0
 
 
 class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
