@@ -26,7 +26,7 @@ constexpr int64_t kRows = 64, kRowBytes = 4096;
 class RowsFile {
  public:
   RowsFile() {
-    char path[] = "/tmp/hoploom-mapped-XXXXXX";
+    char path[] = P_tmpdir "/hoploom-mapped-XXXXXX";
     descriptor_ = mkstemp(path);
     unlink(path);
     for (int64_t v = 0; v < kRows; ++v) {
@@ -118,7 +118,7 @@ TEST(without_memory_a_map_is_refused_and_others_are_given_back) {
   const auto num_mapped = [] {
     std::ifstream maps("/proc/self/maps");
     int count = 0;
-    for (std::string line; std::getline(maps, line);) count += line.find("/tmp/hoploom-mapped-") != std::string::npos;
+    for (std::string line; std::getline(maps, line);) count += line.find("/hoploom-mapped-") != std::string::npos;
     return count;
   };
   const RowsFile file;
