@@ -211,7 +211,7 @@ class Context:
         servers: str | Sequence[str] | None = None,
         **options: Any,
     ) -> Store:
-        """The store that the deployment means, closed with this context. All ranks call.
+        """The right store for the current deployment, closed with this context. All ranks call.
 
         >>> store = context.open("papers.store")
 
