@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hoploom import ops
-from hoploom.ops import InEdges, choice
+from hoploom.ops import InEdges
 from hoploom.ops import rows as core
 from hoploom.ops.aggregate import add_ends
 from hoploom.ops.kernels import aggregate as kernels
@@ -70,14 +70,14 @@ def test_no_lists_no_entries_and_no_columns_give_nothing_or_zeros(device: torch.
         greatest, winners = kernels.max_rows(indptr, none, x[:, :width])
         assert torch.equal(greatest, x.new_zeros(shape))
         assert torch.equal(winners, torch.full(shape, -1, dtype=torch.int32, device=device))
-    assert kernels.dot_rows(InEdges(two, none, 4), x, x[:2], 1).shape == (0, 1)
+    assert kernels.dot_rows(two, none, none, x, x[:2], 1).shape == (0, 1)
     assert kernels.softmax_lists(two, torch.ones(0, 2, device=device), None).shape == (0, 2)
 
 
 @pytest.fixture
 def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU go to the kernels too."""
-    monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    monkeypatch.setattr(core, "runs_in_core", lambda tensor: False)
 
 
 @pytest.mark.usefixtures("by_kernels")

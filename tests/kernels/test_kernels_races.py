@@ -20,7 +20,7 @@ from torch import Tensor
 
 import hoploom
 from hoploom import ops
-from hoploom.ops import InEdges, choice
+from hoploom.ops import InEdges, rows
 from hoploom.ops.kernels import aggregate, claims, relabel, softmax
 from hoploom.ops.kernels import gather as gathering
 from hoploom.ops.kernels import sample as sampling
@@ -176,7 +176,7 @@ def bits(made: Any) -> Any:
 def seen(work: Callable[[], Any], way: Way) -> tuple[Watch, Any]:
     """The launches of some work in small programs, and its outcome."""
     with pytest.MonkeyPatch.context() as patched, watched(way) as watch:
-        patched.setattr(choice, "runs_in_core", lambda tensor: False)
+        patched.setattr(rows, "runs_in_core", lambda tensor: False)
         for module, sizes in SMALL:
             for name, size in sizes.items():
                 patched.setattr(module, name, size)

@@ -74,6 +74,11 @@ def lists_on(device: torch.device, edges: InEdges) -> tuple[Tensor, Tensor]:
     return edges.indptr.to(device), edges.sources.to(device)
 
 
+def ends(edges: InEdges, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
+    """What dot_rows takes of edges."""
+    return edges.indptr.to(device), edges.sources.to(device), edges.destinations.to(device)
+
+
 def on(device: torch.device, *tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.to(device) for tensor in tensors]
 
@@ -206,12 +211,14 @@ def test_maxima_and_dot_products_of_wide_rows_are_the_cores(device: torch.device
     x, y = wide_rows(5, dtype), wide_rows(4, dtype).flip(1)
     with fenced_off(8):
         found, won = kernels.max_rows(*lists_on(device, WIDE), x.to(device))
-        dots = kernels.dot_rows(InEdges(*lists_on(device, WIDE), 5), x.to(device), y.to(device), 2)
+        dots = kernels.dot_rows(*ends(WIDE, device), x.to(device), y.to(device), 2)
     expected, winners = core.max_rows(WIDE.indptr, WIDE.sources, x.to(wide(dtype)))
     assert_bits(found, expected.to(dtype))
     assert torch.equal(won.cpu(), winners)
     terms = (x.double()[WIDE.sources] * y.double()[WIDE.destinations]).view(9, 2, 301)
-    assert_near(dots, core.dot_rows(WIDE, x.to(wide(dtype)), y.to(wide(dtype)), 2).double(), 602, terms.abs().sum(2))
+    assert_near(
+        dots, core.dot_rows(*ends(WIDE), x.to(wide(dtype)), y.to(wide(dtype)), 2).double(), 602, terms.abs().sum(2)
+    )
 
 
 # --- dot products and softmax ---------------------------------------------------------------------
@@ -225,12 +232,12 @@ def test_dot_products_are_the_cores_and_those_by_hand(device: torch.device, dtyp
     x = drawn.rows(edges.num_sources, drawn.sources, dtype, device)
     y = drawn.rows(edges.num_destinations, drawn.destinations, dtype, device, 1)
     with fenced_off(drawn.window):
-        found = kernels.dot_rows(InEdges(*lists_on(device, edges), edges.num_sources), x, y, heads).cpu()
+        found = kernels.dot_rows(*ends(edges, device), x, y, heads).cpu()
     length = len(drawn.sources)
     assert not found[length:].any()
     terms = x.cpu().double()[drawn.sources] * y.cpu().double()[drawn.destinations]
     terms = terms.view(length, heads, drawn.share)
-    expected = core.dot_rows(edges, x.cpu().to(wide(dtype)), y.cpu().to(wide(dtype)), heads)
+    expected = core.dot_rows(*ends(edges), x.cpu().to(wide(dtype)), y.cpu().to(wide(dtype)), heads)
     for exact, roundings in ((terms.sum(2), drawn.share), (expected.double(), 2 * drawn.share)):
         assert_near(found[:length], exact[:length], roundings, terms.abs().sum(2))
 

@@ -12,7 +12,7 @@ from support.kernel_lists import Drawn, drawn_lists
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.ops import InEdges, choice
+from hoploom.ops import InEdges, rows
 from hoploom.ops.aggregate import add_ends
 from hoploom.ops.kernels import aggregate as kernels
 
@@ -28,7 +28,7 @@ by_every_reduction = pytest.mark.parametrize(("reduce", "heads"), CASES)
 def by_kernels() -> Iterator[None]:
     """Tensors on the CPU go to the kernels too, and longer lists than a short window through all of them."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(choice, "runs_in_core", lambda tensor: False)
+        patched.setattr(rows, "runs_in_core", lambda tensor: False)
         patched.setattr(kernels, "WINDOW", WINDOW)
         yield
 

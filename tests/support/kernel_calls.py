@@ -91,7 +91,7 @@ def make_reductions() -> None:
                 aggregate.sum_rows(indptr, sources, places, x, weights, mean)
         _, winners = aggregate.max_rows(indptr, sources, x)
         aggregate.max_rows_backward(indptr, sources, places, indptr, x, winners)
-        aggregate.dot_rows(edges, x, x, 4)
+        aggregate.dot_rows(indptr, sources, edges.destinations, x, x, 4)
         aggregate.softmax_lists(indptr, scores, None)
         aggregate.softmax_lists(indptr, scores, scores)
 

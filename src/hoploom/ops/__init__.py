@@ -5,26 +5,28 @@ of anything, so what goes in and out are arrays of some capacity that the caller
 """
 
 from hoploom.ops.aggregate import Reduce, aggregate, softmax
-from hoploom.ops.buffers import (
+from hoploom.ops.edges import Csc, InEdges, build_csc
+from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
+from hoploom.ops.relabel import Found, IdMap, NodeMap, fill_edges
+from hoploom.ops.rows import (
+    ELEMENTS,
     MappedFile,
+    aggregate_tables,
     any_damaged,
+    byte_rows,
     empty,
+    gather,
     give_back_freed_memory,
     keep_freed_memory,
     pool_trim,
     pool_use,
     require_whole,
-    tensor_of,
+    route,
+    scatter_lists,
+    scatter_rows,
 )
-from hoploom.ops.csc import Csc, build_csc
-from hoploom.ops.draws import draw_bounded, draw_words, permute
-from hoploom.ops.edges import InEdges, OutEdges
-from hoploom.ops.gather import byte_rows, gather, route, scatter_lists, scatter_rows
-from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
-from hoploom.ops.relabel import Found, IdMap, NodeMap, fill_edges
-from hoploom.ops.rows import ELEMENTS, aggregate_tables
-from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, sample
-from hoploom.ops.spool import KEY_BYTES, Ordered, Packed, order_edges, pack, place, take
+from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, draw_bounded, draw_words, permute, sample
+from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place, take
 
 __all__ = [
     "ELEMENTS",
@@ -37,9 +39,6 @@ __all__ = [
     "InEdges",
     "MappedFile",
     "NodeMap",
-    "Ordered",
-    "OutEdges",
-    "Packed",
     "PartitionRule",
     "Picks",
     "Reduce",
@@ -73,5 +72,4 @@ __all__ = [
     "scatter_rows",
     "softmax",
     "take",
-    "tensor_of",
 ]

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hoploom.errors import ConfigError
-from hoploom.ops import choice, rows
+from hoploom.ops import rows
 from hoploom.ops.edges import InEdges
 
 Reduce = Literal["sum", "mean", "max", "softmax"]
@@ -72,7 +72,7 @@ def _check(x: Tensor, edges: InEdges, reduce: str, weights: Tensor | None) -> No
 
 def _reductions(tensor: Tensor) -> ModuleType:
     """Who reduces rows: both modules have the same functions."""
-    if choice.runs_in_core(tensor):
+    if rows.runs_in_core(tensor):
         return rows
     from hoploom.ops.kernels import aggregate as kernels  # imports Triton
 
@@ -115,7 +115,9 @@ class _Sum(Function):
         if ctx.needs_input_grad[0]:
             grad_x = _spread(grad, edges, weights, share)
         if ctx.needs_input_grad[1]:
-            grad_weights = _reductions(x).dot_rows(edges, x, grad, weights.shape[1])
+            grad_weights = _reductions(x).dot_rows(
+                edges.indptr, edges.sources, edges.destinations, x, grad, weights.shape[1]
+            )
             if share is not None:
                 grad_weights *= share[edges.destinations].unsqueeze(1)
         return grad_x, grad_weights, None, None

@@ -6,6 +6,7 @@ they are. The host never waits: what depends on values has a shape that depends 
 their array does.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +16,50 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hoploom.ops import choice
-from hoploom.ops.csc import build_csc
+from hoploom import _core
+from hoploom.errors import DataError
+from hoploom.ops import rows
+from hoploom.ops.rows import tensor_of
 
 INT32_MAX = 2**31 - 1
+EDGES_PER_THREAD = 1 << 15  # fewer are sorted before another thread has started
+
+
+class Csc(NamedTuple):
+    indptr: Tensor  # [num_destinations + 1] int64
+    indices: Tensor  # [num_edges] int32 while ids fit, else int64
+    permutation: Tensor | None  # [num_edges] int64 input positions; None if the input was in order
+
+
+def build_csc(
+    edge_index: Tensor,
+    num_sources: int,
+    num_destinations: int,
+    *,
+    edge_time: Tensor | None = None,
+    source_time: Tensor | None = None,
+) -> Csc:
+    """Sort edges by destination (and by time within a list, where a time is given)."""
+    sources, destinations = edge_index.to(torch.int64).contiguous()
+    try:
+        indptr, indices, permutation, wide = _core.build_csc(
+            sources.numpy(),
+            destinations.numpy(),
+            num_sources,
+            num_destinations,
+            min(len(os.sched_getaffinity(0)), 1 + sources.numel() // EDGES_PER_THREAD),
+            None if edge_time is None else edge_time.numpy(),
+            None if source_time is None else source_time.numpy(),
+        )
+    except IndexError as error:
+        raise DataError(f"edge_index: {error}; check num_nodes, or drop the edge") from error
+    except RuntimeError as error:
+        raise DataError(f"edge_index: {error}; let no other thread write to it meanwhile") from error
+    return Csc(
+        tensor_of(indptr),
+        tensor_of(indices, torch.int64 if wide else torch.int32),
+        None if permutation is None else tensor_of(permutation),
+    )
 
 
 class OutEdges(NamedTuple):
@@ -56,7 +97,7 @@ class InEdges:
     @staticmethod
     def of(edge_index: Tensor, num_sources: int, num_destinations: int) -> "InEdges":
         """Group edge_index [2, num_edges], sources above destinations, in whatever order."""
-        if choice.runs_in_core(edge_index):
+        if rows.runs_in_core(edge_index):
             indptr, sources, permutation = build_csc(edge_index, num_sources, num_destinations)
             return InEdges(indptr, sources, num_sources, permutation)
         sources, destinations = edge_index
@@ -89,7 +130,7 @@ class InEdges:
     @cached_property
     def destinations(self) -> Tensor:
         """The destination of every edge: [num_edges] int64; any one where there is no edge."""
-        if not choice.runs_in_core(self.indptr):
+        if not rows.runs_in_core(self.indptr):
             places = torch.arange(self.num_edges, device=self.indptr.device)
             return torch.searchsorted(self.indptr[1:], places, right=True).clamp_(max=self.num_destinations - 1)
         lists, length = torch.arange(self.num_destinations), int(self.indptr[-1])
@@ -110,7 +151,7 @@ class InEdges:
     @cached_property
     def transposed(self) -> OutEdges:
         """Grouped by source; made once, for the backward pass."""
-        if choice.runs_in_core(self.indptr):
+        if rows.runs_in_core(self.indptr):
             length = int(self.indptr[-1])
             flipped = torch.stack([self.destinations[:length], self.sources[:length].to(torch.int64)])
             return OutEdges(*build_csc(flipped, self.num_destinations, self.num_sources))
@@ -134,7 +175,7 @@ class InEdges:
 
     def _num_edges_of(self, indptr: Tensor) -> int:
         """How long the array of edges has to be for a head of the lists."""
-        if choice.runs_in_core(indptr):
+        if rows.runs_in_core(indptr):
             return int(indptr[-1])
         known = (self.num_edges_below or {}).get(indptr.numel() - 1)
         if known is None:
@@ -163,13 +204,13 @@ class InEdges:
         sources = self.sources.new_zeros(most + 1)  # the last place takes what is not kept
         sources.scatter_(0, places, self.sources)
         sources.scatter_(0, indptr[1:] - 1, (lists[:-1] + self.first).to(sources.dtype))
-        length = int(indptr[-1]) if choice.runs_in_core(indptr) else most
+        length = int(indptr[-1]) if rows.runs_in_core(indptr) else most
         return InEdges(indptr, sources[:length], self.num_sources, None, self.first)
 
     @cached_property
     def _are_edges(self) -> Tensor | None:
         """Which places hold edges: [num_edges] bool. None: all of them."""
-        if choice.runs_in_core(self.indptr) and int(self.indptr[-1]) == self.num_edges:
+        if rows.runs_in_core(self.indptr) and int(self.indptr[-1]) == self.num_edges:
             return None
         return torch.arange(self.num_edges, device=self.indptr.device) < self.indptr[-1]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hoploom import _core
-from hoploom.ops.buffers import tensor_of
+from hoploom.ops.rows import tensor_of
 
 MAP_BUDGET = 256 << 20  # bytes of one direct map; beyond it ids are hashed
 

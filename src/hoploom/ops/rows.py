@@ -1,18 +1,95 @@
-"""The core's reductions over lists of rows, on tensors. The same for other devices: ops.kernels.aggregate.
+"""Tensors over the core's recycled memory, and rows in it: gathered by id, put together again, added up over lists.
 
-List i is the entries indptr[i] to indptr[i + 1]; entry e is row rows[e] of a matrix, or row e where `rows` is None, and
-its weight stands at places[e], or at e. Only indptr decides: what follows its last value is no entry.
+Memory returns to the pool with its last reader. Tables of rows are bytes: see byte_rows. ops.kernels.aggregate has the
+reductions for other devices, function by function. List i is the entries indptr[i] to indptr[i + 1]; entry e is row
+rows[e] of a matrix, or row e where `rows` is None, and its weight stands at places[e], or at e. Only indptr decides:
+what follows its last value is no entry.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hoploom import _core
-from hoploom.ops.buffers import empty
-from hoploom.ops.edges import InEdges
+
+MappedFile = _core.MappedFile  # a file's pages, kept without a descriptor
+any_damaged = _core.any_damaged  # whether any file that is mapped can no longer be read
+pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
+pool_trim = _core.pool_trim
+keep_freed_memory = _core.keep_freed_memory  # malloc's too, from now on: pages are faulted in once
+give_back_freed_memory = _core.give_back_freed_memory  # the pool's and malloc's, to the system
+
+
+def require_whole(tensors: Iterable[Tensor]) -> None:
+    """StoreError if a file that one of these is a map of can no longer be read; what was read from it is zeros.
+
+    The core asks by itself, for what it reads. This is for what others read. Cheap while all files are whole.
+    """
+    if _core.any_damaged():
+        for tensor in tensors:
+            _core.require_whole(tensor.data_ptr())
+
+
+def tensor_of(buffer: _core.Buffer, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor over a buffer, no copy."""
+    return torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool = False) -> Tensor:
+    """An uninitialised tensor: recycled, or pinned (recycled by torch's own host cache)."""
+    if pinned:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    size = math.prod(shape) * dtype.itemsize
+    return tensor_of(_core.Buffer(size), dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+
+
+def runs_in_core(tensor: Tensor) -> bool:
+    """Whether the core works on a tensor: where it lies in the CPU's memory. Elsewhere nobody waits for a value."""
+    return tensor.device.type == "cpu"
+
+
+# --- by id ---------------------------------------------------------------------------------------
+
+
+def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tensor | None = None) -> Tensor:
+    """out[i] = table[ids[i] - first], for all i or those in `places`. Tables and outputs are bytes."""
+    if places is None:
+        _core.gather(table.numpy(), ids.numpy(), first, out.numpy())
+        return out
+    _core.gather_at(table.numpy(), ids.numpy(), places.numpy(), first, out.numpy())
+    return out
+
+
+def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Tensor]:
+    """Per part: the positions in `ids`, or among `places`, that it owns, in order; part p begins at bounds[p - 1]."""
+    routed, counts = _core.route(ids.numpy(), bounds.numpy(), None if places is None else places.numpy())
+    positions, begin, owned = tensor_of(routed), 0, []
+    for count in tensor_of(counts).tolist():
+        owned.append(positions[begin : begin + count])
+        begin += count
+    return owned
+
+
+def byte_rows(rows: Tensor) -> Tensor:
+    """The same memory as rows of bytes: [rows, row bytes] uint8."""
+    shape = rows.shape[0], math.prod(rows.shape[1:]) * rows.element_size()
+    return rows.reshape(-1).view(torch.uint8).view(shape) if rows.numel() else torch.empty(shape, dtype=torch.uint8)
+
+
+def scatter_rows(rows: Tensor, places: Tensor, out: Tensor) -> None:
+    """out[places[i]] = rows[i], as bytes."""
+    _core.scatter(rows.numpy(), places.numpy(), out.numpy())
+
+
+def scatter_lists(values: Tensor, counts: Tensor, places: Tensor, begins: Tensor, out: Tensor) -> None:
+    """Copy the i-th run of values (counts[i] long) to where run places[i] begins in `out`."""
+    _core.scatter_lists(values.numpy(), counts.numpy(), places.numpy(), begins.numpy(), out.numpy())
+
+
+# --- over lists ----------------------------------------------------------------------------------
 
 NATIVE = (torch.float32, torch.float64)  # wider ones first
 
@@ -52,11 +129,11 @@ def max_rows_backward(
     return out
 
 
-def dot_rows(edges: InEdges, x: Tensor, y: Tensor, heads: int) -> Tensor:
-    """For every edge and head, the dot product of its source's row in x and its destination's in y."""
-    length = int(edges.indptr[-1])
-    out = empty((edges.num_edges, heads), x.dtype)
-    lists = (edges.indptr.numpy(), edges.sources[:length].numpy())
+def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
+    """For every entry and head, the dot product of its row in x and its list's in y; `lists_of` has each one's list."""
+    length = int(indptr[-1])
+    out = empty((rows.numel(), heads), x.dtype)
+    lists = (indptr.numpy(), rows[:length].numpy())
     _core.dot_rows(*lists, _matrix(x), _matrix(y), torch.get_num_threads(), out[:length].numpy())
     out[length:] = 0
     return out

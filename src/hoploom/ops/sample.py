@@ -1,12 +1,13 @@
-"""One hop of picks from one relation's adjacency lists."""
+"""One hop of picks from one relation's adjacency lists, and what else is drawn: order, and raw random words."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hoploom import _core
-from hoploom.ops.buffers import tensor_of
+from hoploom.ops.rows import tensor_of
 
 
 class Frontier(NamedTuple):
@@ -86,3 +87,18 @@ def sample(lists: EdgeLists, frontier: Frontier, rule: Rule) -> Picks:
         *rule,
     )
     return Picks(tensor_of(counts), tensor_of(sources), tensor_of(edges))
+
+
+def permute(key: int, size: int, begin: int, end: int) -> Tensor:
+    """Positions [begin, end) of a keyed permutation of [0, size), in O(1) memory."""
+    return tensor_of(_core.permute(key, size, begin, end))
+
+
+def draw_bounded(key: int, ids: Tensor, stream: int, draw: int, bound: int) -> Tensor:
+    """One integer in [0, bound) per id: [n] int64, the draw-th of its stream."""
+    return tensor_of(_core.draw_bounded(key, ids.numpy(), stream, draw, bound))
+
+
+def draw_words(key: int, ids: Tensor, stream: int, block: int = 0) -> Tensor:
+    """Four random 32-bit words per id: [n, 4] uint32."""
+    return tensor_of(_core.draw_words(key, ids.numpy(), stream, block), torch.uint32).view(-1, 4)

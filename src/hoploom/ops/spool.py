@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hoploom import _core
 from hoploom.errors import DataError
-from hoploom.ops.buffers import empty
+from hoploom.ops.rows import empty
 
 KEY_BYTES = 4
 MOST_THREADS = 8

@@ -21,7 +21,7 @@ from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.gpu.whole_step.fixed_sizes import measure, probe
 from hoploom.gpu.whole_step.recordable import Rates, check_optimizer, prepare
 from hoploom.load.loader import Loader
-from hoploom.ops import choice
+from hoploom.ops import rows
 from hoploom.ranks.context import init
 from hoploom.train.learner import Learner, Training
 from hoploom.train.tasks import LinkPrediction
@@ -61,7 +61,7 @@ def unwaiting(monkeypatch: pytest.MonkeyPatch) -> type[Unwaiting]:
             return interpret(self, *arguments, **options)
 
     monkeypatch.setattr(GridExecutor, "__call__", call)
-    monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
     return Unwaiting
 
 

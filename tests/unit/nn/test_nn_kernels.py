@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hoploom.nn as hnn
 from hoploom import NeighborLoader, ops
-from hoploom.ops import InEdges, choice
+from hoploom.ops import InEdges, rows
 from hoploom.ops.kernels import aggregate as kernels
 
 CONVS: dict[str, Callable[[], hnn.Conv]] = {
@@ -29,7 +29,7 @@ CONVS: dict[str, Callable[[], hnn.Conv]] = {
 @pytest.fixture
 def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on tensors on the CPU go to the kernels too."""
-    return lambda: monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    return lambda: monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
 
 
 def trained(module: nn.Module, *arguments: Any, x: Tensor | None = None) -> list[Tensor]:

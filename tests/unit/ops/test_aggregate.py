@@ -12,7 +12,7 @@ from torch_geometric.utils import scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
 from hoploom import ConfigError, ops
-from hoploom.ops import InEdges, choice
+from hoploom.ops import InEdges, rows
 from hoploom.ops.aggregate import add_ends
 
 CASES = [("sum", 0), ("sum", 1), ("sum", 3), ("mean", 0), ("mean", 3), ("max", 0), ("softmax", 1), ("softmax", 3)]
@@ -179,7 +179,7 @@ def test_edges_on_a_device_are_those_on_the_cpu(
     expected = [contents(edges), contents(edges.head(head, num_sources))]
     assert_same(contents(with_rubbish(edges, spare)), expected[0])
     with monkeypatch.context() as patch:
-        patch.setattr(choice, "runs_in_core", lambda tensor: False)
+        patch.setattr(rows, "runs_in_core", lambda tensor: False)
         grouped = InEdges.of(edge_index.to(dtype), num_sources, num_destinations)
         assert torch.equal(grouped.sources.long(), edge_index[0][grouped.permutation])
         found = with_rubbish(grouped, spare)
@@ -220,14 +220,14 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def test_an_end_out_of_range_is_refused_on_a_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
     for edge_index in ([[3], [0]], [[0], [2]], [[-1], [0]], [[0], [-1]]):
         with pytest.raises(RuntimeError, match="out of range"):
             InEdges.of(torch.tensor(edge_index), 3, 2)
 
 
 def test_no_node_at_one_end_means_no_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
     edges = InEdges(torch.tensor([0, 3]), torch.tensor([0, 1, 1]), 2)
     assert edges.head(0, 2).num_edges == 0
     assert InEdges(torch.tensor([0, 0]), torch.tensor([7, 7]), 0).num_edges == 0

@@ -24,7 +24,7 @@ from hoploom.batch import Block
 from hoploom.gpu.batches.batch_memory import tensors_in
 from hoploom.load.assemble import Batch
 from hoploom.nn.views import by_relation, by_type, views_of
-from hoploom.ops import InEdges, choice
+from hoploom.ops import InEdges, rows
 from hoploom.ops import edges as edges_module
 from hoploom.ops import edges as grouped
 from hoploom.ops.edges import noted
@@ -55,7 +55,7 @@ class Sorts(TorchDispatchMode):
 @pytest.fixture
 def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on tensors on the CPU go where a GPU's would."""
-    return lambda: monkeypatch.setattr(choice, "runs_in_core", lambda tensor: False)
+    return lambda: monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hoploom.ops.edges import InEdges
 from hoploom.ops.kernels.dots import dot_edges
 from hoploom.ops.kernels.launch import blocks_of, launch
 from hoploom.ops.kernels.maxima import max_pieces, max_short, max_windows
@@ -132,17 +131,17 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return out, winners
 
 
-def dot_rows(edges: InEdges, x: Tensor, y: Tensor, heads: int) -> Tensor:
+def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
     """As hoploom.ops.rows; half precision comes out as float32."""
     x, y = _matrix(x), _matrix(y)
-    out = torch.empty((edges.num_edges, heads), dtype=_wide(x), device=x.device)
+    out = torch.empty((rows.numel(), heads), dtype=_wide(x), device=x.device)
     if x.shape[1] == 0 or out.numel() == 0:
         return out.zero_()
     tiles = tiles_of(heads, x, y)
     some = min(4 * tiles.lists, MOST_LISTS)
     launch(
-        dot_edges, (*blocks_of(edges.num_edges, some), heads),
-        edges.indptr, edges.sources, edges.destinations, x, y, out, edges.num_destinations, edges.num_edges, heads,
+        dot_edges, (*blocks_of(rows.numel(), some), heads),
+        indptr, rows, lists_of, x, y, out, indptr.numel() - 1, rows.numel(), heads,
         tiles.share, x.stride(0) // tiles.unit, y.stride(0) // tiles.unit,
         device=x.device, UNIT=tiles.unit, EDGES=some, COLUMNS=tiles.columns,
     )  # fmt: skip
