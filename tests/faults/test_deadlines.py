@@ -24,7 +24,7 @@ from hoploom.ranks.context import Context, init
 from hoploom.ranks.stopping import StopRequests
 from hoploom.store import Store
 from hoploom.train.learner import Training
-from hoploom.train.step import EagerSteps, Feed, HostNumber, Stepper
+from hoploom.train.step import HostNumber, Stepper
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SHORT = 0.02  # seconds
@@ -274,7 +274,7 @@ def lose_losses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_whose_loss_never_comes_is_named(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, context = homogeneous_learner(device), init(device=device, timeout=60)
     stepper = Stepper(learner, Training(1), context, None)
-    steps = EagerSteps(stepper, Feed(learner.loader, 1, device))
+    steps = stepper.steps()
     steps.take(StopRequests())
     context.timeout = SHORT
     lose_losses(monkeypatch)
@@ -290,10 +290,10 @@ def test_leaving_a_hung_device_does_not_hide_the_step(
     learner = homogeneous_learner(device)
     with pytest.raises(TrainError, match=r"^epoch 0 step 1: the device has not computed the loss within 0.02 s"):
         hoploom.fit(learner, Training(1, progress=False), context_of(device))
-    feed = Feed(learner.loader, 1, device)
-    next(feed.group())
+    batches = iter(learner.loader)
+    next(batches)
     with pytest.raises(BatchError, match="what a loop had begun"):
-        feed.__exit__(None, None, None)
+        batches.close()  # type: ignore[attr-defined]
 
 
 def test_a_device_may_wait_for_another_rank(device: torch.device) -> None:

@@ -14,7 +14,7 @@ from hoploom.nn import GNN, Shape
 from hoploom.ranks.context import init
 from hoploom.ranks.stopping import StopRequests
 from hoploom.train.learner import Learner, Training
-from hoploom.train.step import EagerSteps, Feed, Stepper
+from hoploom.train.step import Stepper
 from hoploom.train.tasks import NodeClassification
 from support.graphs import random_graph
 from support.models import books
@@ -71,7 +71,7 @@ def eager(learner: Learner, device: torch.device, epochs: int = 2, **options: An
     stepper, losses = Stepper(learner, Training(epochs, **options), init(device=device), None), []
     learner.model.train()
     for _ in range(epochs):
-        with EagerSteps(stepper, Feed(learner.loader, 1, device)) as steps:
+        with stepper.steps() as steps:
             while not steps.is_empty:
                 losses += [report.loss for report in steps.take(StopRequests()).reports]
         end_epoch(learner)

@@ -30,7 +30,7 @@ from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store
 from hoploom.store.durable import sync_folder
 from hoploom.train.evaluation import evaluating
-from hoploom.train.progress import bar
+from hoploom.train.journal import bar
 
 Column = Literal["embedding", "output", "prediction"]
 RESULT = "result"

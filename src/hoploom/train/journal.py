@@ -1,21 +1,29 @@
-"""What a run writes down: a JSON line per step and rank, one per validation, TensorBoard where it is installed.
+"""How training goes: what a run writes down, and what it shows.
 
-Lines reach the kernel one by one; a power cut may lose the newest.
+Written: a JSON line per step and rank, one per validation, TensorBoard where it is installed; a power cut may lose the
+newest lines. Shown: a bar by tqdm on a terminal or in a notebook, elsewhere now and then a plain line.
 """
 
 import json
 import math
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
+
+from tqdm.auto import tqdm
 
 from hoploom.errors import StoreError
 from hoploom.ranks.context import Context
+from hoploom.train.learner import Learner, Training
 from hoploom.train.step import StepReport
 
 EPOCHS = "metrics.jsonl"
+REDRAW_SECONDS = 0.1
+PLAIN_SECONDS = 30.0  # between lines where there is no terminal
+SMOOTHING = 0.05  # weight of the newest step in the loss that is shown
 
 
 class Journal:
@@ -33,7 +41,7 @@ class Journal:
 
     @property
     def steps_file(self) -> Path:
-        return self._folder / _steps_name(self._context.rank)
+        return self._folder / f"steps-rank{self._context.rank}.jsonl"
 
     @property
     def epochs_file(self) -> Path:
@@ -42,12 +50,12 @@ class Journal:
     def rewind(self, steps: int, epochs: int) -> None:
         """Forget what was written after this many steps and whole epochs: they will be taken again."""
         self.close()
-        _cut(self.steps_file, "step", steps)
+        _shorten(self.steps_file, "step", steps)
         if self._context.is_main:
-            present = {self._folder / _steps_name(rank) for rank in range(self._context.world_size)}
+            present = {self._folder / f"steps-rank{rank}.jsonl" for rank in range(self._context.world_size)}
             for path in set(self._folder.glob("steps-rank*.jsonl")) - present:
-                _cut(path, "step", steps)
-            _cut(self.epochs_file, "epoch", epochs - 1)
+                _shorten(path, "step", steps)
+            _shorten(self.epochs_file, "epoch", epochs - 1)
         if self._wants_board:
             self._board = _open_board(self._folder / "tensorboard", steps)
 
@@ -92,14 +100,8 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _steps_name(rank: int) -> str:
-    return f"steps-rank{rank}.jsonl"
 
 
 def _open_board(folder: Path, steps: int) -> Any:
@@ -110,7 +112,7 @@ def _open_board(folder: Path, steps: int) -> Any:
     return SummaryWriter(str(folder), purge_step=steps + 1)
 
 
-def _cut(path: Path, counted: str, last: int) -> None:
+def _shorten(path: Path, counted: str, last: int) -> None:
     """Keep the whole lines up to this step or epoch; a line that a crash cut short goes too."""
     try:
         with path.open("rb+") as file:
@@ -131,3 +133,99 @@ def _is_kept(line: bytes, counted: str, last: int) -> bool:
         return line.endswith(b"\n") and int(json.loads(line)[counted]) <= last
     except (ValueError, KeyError, TypeError):
         return False
+
+
+# --- what is shown --------------------------------------------------------------------------
+
+
+class Bar(tqdm):  # type: ignore[misc]
+    """A bar of tqdm's without its thread and without its lock among processes."""
+
+    monitor_interval = 0
+    _lock = threading.RLock()
+
+
+def bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: float = REDRAW_SECONDS) -> Bar:
+    """A bar, drawn where the stream is a terminal or this is a notebook; `bar_format` says how."""
+    in_notebook = any(kind.__name__ == "tqdm_notebook" for kind in tqdm.__mro__)
+    drawn = shown and not stream.closed and (in_notebook or stream.isatty())
+    return Bar(
+        total=total,
+        initial=initial,
+        file=stream,
+        bar_format="[{bar:20}]",
+        ascii="-#",
+        dynamic_ncols=True,
+        leave=False,
+        mininterval=redraw,
+        miniters=1,
+        disable=not drawn,
+    )
+
+
+class Progress:
+    """Shows steps and epochs on a stream. One rank shows, the others are silent."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        learner: Learner,
+        training: Training,
+        *,
+        shown: bool = True,
+        redraw: float = REDRAW_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream, self._shown, self._clock = stream, shown and not stream.closed, clock
+        steps = training.epochs * -(-len(learner.loader) // training.accumulate)
+        self._num_steps = steps if training.max_steps is None else min(steps, training.max_steps)
+        self._num_epochs, self._first_step = training.epochs, learner.standing.steps
+        self._bar = bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=redraw)
+        self._began = self._last_shown = clock()
+        self._loss = 0.0
+        self._seeds = self._seconds = self._wait_seconds = 0.0
+
+    def step(self, report: StepReport) -> None:
+        """Show a step, if it is time to."""
+        if not self._shown:
+            return
+        taken = report.step - self._first_step
+        self._loss += max(SMOOTHING, 1 / taken) * (report.loss - self._loss)  # at first the plain mean
+        self._seeds += report.seeds
+        self._seconds += report.seconds
+        self._wait_seconds += report.wait_seconds
+        if not self._bar.disable:
+            self._bar.bar_format = f"{self._place(report)}  [{{bar:20}}]  {self._figures()}  {{remaining}} left"
+            self._bar.update(report.step - self._bar.n)
+        elif self._clock() - self._last_shown >= PLAIN_SECONDS:
+            self._last_shown = self._clock()
+            left = (self._last_shown - self._began) / taken * max(0, self._num_steps - report.step)
+            self._print(f"{self._place(report)}  {self._figures()}  {tqdm.format_interval(left)} left")
+
+    def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
+        """Show an epoch's metrics, and a note if there is one, on a line that stays."""
+        if self._shown:
+            values = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "epoch")
+            line = f"epoch {int(metrics['epoch']) + 1}/{self._num_epochs}  {values}{'  (best)' * is_best}"
+            self._print(f"{line}  {note}" if note else line)
+
+    def _place(self, report: StepReport) -> str:
+        return f"epoch {report.epoch + 1}/{self._num_epochs}  step {report.step}/{self._num_steps}"
+
+    def _figures(self) -> str:
+        seconds = max(self._seconds, 1e-9)
+        rate = tqdm.format_sizeof(self._seeds / seconds)
+        return f"loss {self._loss:.4g}  {rate} seeds/s  waiting {100 * self._wait_seconds / seconds:.1f} %"
+
+    def _print(self, line: str) -> None:
+        try:
+            self._bar.write(line, file=self._stream)
+            self._stream.flush()
+        except (OSError, ValueError):  # the terminal is gone; training is not
+            self._shown = False
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()

@@ -6,19 +6,22 @@ A run that is stopped anywhere and restored from its last checkpoint takes the s
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from hoploom.errors import ConfigError, TrainError
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.journal import Journal
-from hoploom.train.learner import Ending, Learner, Training
-from hoploom.train.progress import Progress
-from hoploom.train.step import Eager, StepCounts, Stepping, StepReport, check_closure
+from hoploom.train.journal import Journal, Progress
+from hoploom.train.learner import Checkpoint, Ending, Learner, Training
+from hoploom.train.step import StepCounts, Stepper, StepReport, check_closure
 from hoploom.train.tasks import check_labels
+
+if TYPE_CHECKING:
+    from hoploom.gpu.whole_step.epoch import WholeStep
 
 Validate = Callable[[], Mapping[str, float]]
 
@@ -55,27 +58,28 @@ def fit(
     """
     _check(learner, context, validate)
     _find_place(learner)
-    stepping = _stepping(learner, training, context, checkpoint)
     if journal is not None:
         journal.rewind(learner.standing.steps, learner.standing.epoch)
     progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)
-    with stepping, StopRequests() as requests, progress:
-        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepping)
+    with _stepper(learner, training, context, checkpoint) as stepper, StopRequests() as requests, progress:
+        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepper)
         ending = run.until_it_ends()
-    standing = learner.standing
-    best, counts = (standing.best, standing.best_epoch), stepping.counts
+    standing, counts = learner.standing, stepper.counts
     if counts is not None and counts.overflow_often:
         warnings.warn(
             f"{counts.overflow}: their batches did not fit, so they were made twice and nothing of them was replayed; "
             f"give Training a larger margin, e.g. margin={max(0.5, 2 * training.margin):g}",
             stacklevel=2,
         )
-    return Outcome(standing.steps, standing.epoch, *best, list(standing.history), ending, counts)
+    history = list(standing.history)
+    return Outcome(standing.steps, standing.epoch, standing.best, standing.best_epoch, history, ending, counts)
 
 
-def _stepping(learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> Stepping:
+def _stepper(
+    learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None
+) -> "AbstractContextManager[Stepper | WholeStep]":
     if not training.whole_steps:
-        return Eager(learner, training, context, checkpoint)
+        return nullcontext(Stepper(learner, training, context, checkpoint))
     from hoploom.gpu.whole_step.epoch import WholeStep  # imports Triton
 
     return WholeStep(learner, training, context, checkpoint)
@@ -125,7 +129,7 @@ class _Run:
     journal: Journal | None
     progress: Progress
     requests: StopRequests
-    stepping: Stepping
+    stepper: "Stepper | WholeStep"
 
     def until_it_ends(self) -> Ending:
         """Steps and validations in turn; a run that is resumed may begin with either."""
@@ -148,20 +152,20 @@ class _Run:
         learner, training, standing = self.learner, self.training, self.learner.standing
         learner.model.train()
         asked = False
-        with self.stepping.steps() as steps:
+        with self.stepper.steps() as steps:
             while not (asked or steps.is_empty) and standing.is_over(training) is None:
                 reports, asked = steps.take(self.requests)
-                self._tell(reports)
+                self._report(reports)
                 every = training.checkpoint_every
                 if every is not None and standing.steps % every == 0 and not (asked or steps.is_empty):
-                    self._tell(steps.rest())
+                    self._report(steps.rest())
                     self._save("last")
-            self._tell(steps.rest())
+            self._report(steps.rest())
         if asked or self.validate is not None or not self._epoch_is_taken():
             self._save("last")
         return asked
 
-    def _tell(self, reports: Sequence[StepReport]) -> None:
+    def _report(self, reports: Sequence[StepReport]) -> None:
         for report in reports:
             self.progress.step(report)
             if self.journal is not None:
@@ -173,7 +177,7 @@ class _Run:
         metrics = dict(self.validate()) if self.validate is not None else {}
         standing.history.append({"epoch": standing.epoch, "train_loss": standing.loss_sum / standing.rows, **metrics})
         is_best = self.validate is not None and self._judge(metrics)
-        overflow = "" if self.stepping.counts is None else self.stepping.counts.overflow
+        overflow = "" if self.stepper.counts is None else self.stepper.counts.overflow
         self.progress.epoch(standing.history[-1], is_best=is_best, note=overflow)
         if self.journal is not None:
             self.journal.epoch(standing.history[-1], step=standing.steps)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.learner import HALF, Learner, Training
+from hoploom.train.learner import HALF, Checkpoint, Learner, Training
 
 
 @dataclass(frozen=True)
@@ -47,26 +46,6 @@ class Taken(NamedTuple):
 
     reports: list[StepReport]  # of steps whose losses are known by now, in order
     asked: bool  # some rank was asked to stop
-
-
-class Steps(Protocol):
-    """What is left of an epoch, step by step."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all of them are taken."""
-        ...
-
-    def take(self, requests: StopRequests) -> Taken:
-        """Take the next one."""
-        ...
-
-    def rest(self) -> list[StepReport]:
-        """Wait for the losses of all steps that were taken."""
-        ...
-
-    def __enter__(self) -> "Steps": ...
-    def __exit__(self, *error: object) -> None: ...
 
 
 @dataclass
@@ -96,78 +75,7 @@ class StepCounts:
         )
 
 
-class Stepping(Protocol):
-    """How the steps of a run are taken."""
-
-    @property
-    def counts(self) -> StepCounts | None:
-        """How many were replayed; None where none is to be."""
-        ...
-
-    def steps(self) -> Steps:
-        """What is left of the loader's epoch."""
-        ...
-
-    def __enter__(self) -> "Stepping": ...
-    def __exit__(self, *error: object) -> None: ...
-
-
-class StepBatches(Protocol):
-    """The batches of a step."""
-
-    @property
-    def expected(self) -> int: ...  # about how many seeds it has; the same number on all ranks
-    @property
-    def seeds(self) -> int: ...  # how many it had, over all ranks
-    @property
-    def waited(self) -> float: ...  # seconds, for its batches
-    def group(self) -> Iterator[tuple[Batch, bool]]:
-        """The batches, each with whether it is the last."""
-        ...
-
-
-class Feed:
-    """What is left of the loader's epoch, in groups that make a step each."""
-
-    def __init__(self, loader: Loader, accumulate: int, device: torch.device) -> None:
-        self._loader, self._accumulate, self._device = loader, accumulate, device
-        self._batches = cast(Generator[Batch, None, None], iter(loader))
-        self._epoch = loader.epoch
-        self._step = int(loader.state_dict()["step"])
-        self.seeds = 0  # of the newest group, over all ranks
-        self.waited = 0.0  # seconds, for the newest group
-
-    @property
-    def expected(self) -> int:
-        """About how many seeds the next group has; the same number on all ranks."""
-        return self._loader.num_seeds(self._step) * self._accumulate
-
-    @property
-    def is_empty(self) -> bool:
-        return self._loader.epoch != self._epoch
-
-    def group(self) -> Iterator[tuple[Batch, bool]]:
-        """The batches of the next step, each with whether it is the last."""
-        self.seeds, self.waited = 0, 0.0
-        for count in range(1, self._accumulate + 1):
-            began = time.perf_counter()
-            batch = next(self._batches)
-            if self._device.type != "cpu":
-                batch = batch.to(self._device, non_blocking=True)
-            self.waited += time.perf_counter() - began
-            self.seeds += self._loader.num_seeds(self._step)
-            self._step += 1
-            last = count == self._accumulate or self.is_empty
-            yield batch, last
-            if last:
-                return
-
-    def __enter__(self) -> "Feed":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with nullcontext() if error[0] is None else suppress(BatchError):  # the first error is the one to tell
-            self._batches.close()
+Batches = Iterator[tuple[Batch, int, bool]]  # of a step: each with its seeds over all ranks, and whether it is the last
 
 
 class HostNumber:
@@ -189,7 +97,9 @@ class HostNumber:
 
 
 class Stepper:
-    """Takes steps."""
+    """Takes steps with batches of their own size, on any device and for any learner."""
+
+    counts: StepCounts | None = None  # none is replayed
 
     def __init__(self, learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> None:
         self._learner, self._training, self._context = learner, training, context
@@ -197,14 +107,22 @@ class Stepper:
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
 
-    def take(self, feed: StepBatches, requests: StopRequests) -> StepReport:
-        """The next step. Where this rank was asked to stop, it says so to the others."""
+    def steps(self) -> "EagerSteps":
+        """What is left of the loader's epoch."""
+        return EagerSteps(self, self._learner.loader, self._training.accumulate)
+
+    def take(self, batches: Batches, expected: int, requests: StopRequests) -> StepReport:
+        """The next step, of about as many seeds as expected. Where this rank was asked to stop, it tells the others."""
         began, standing = time.perf_counter(), self._learner.standing
         is_alone = self._context.world_size == 1  # a backward pass waits for nobody, and the loss is read beside it
-        expected, loss_sums, rows = feed.expected, [], 0
+        loss_sums, rows, seeds, waited, last = [], 0, 0, 0.0, False
         self.reseed()
         self._learner.optimizer.zero_grad(set_to_none=True)
-        for batch, last in feed.group():
+        while not last:
+            asking = time.perf_counter()
+            batch, num_seeds, last = next(batches)
+            waited += time.perf_counter() - asking
+            seeds += num_seeds
             with self._gradients(reduced=last):
                 losses = self._losses(batch)
                 loss_sums.append(HostNumber(losses.detach().double().sum()))
@@ -224,11 +142,11 @@ class Stepper:
             standing.epoch,
             standing.steps,
             loss_sum_everywhere / rows_everywhere,
-            feed.seeds,
+            seeds,
             rows,
             learning_rate,
             time.perf_counter() - began,
-            feed.waited,
+            waited,
             num_asked > 0,
         )
 
@@ -237,6 +155,11 @@ class Stepper:
         standing = self._learner.standing
         key = keys.batch_key(self._training.seed, standing.epoch, standing.steps)
         torch.manual_seed(keys.mix(key, self._context.rank))
+
+    def on_device(self, batch: Batch) -> Batch:
+        """A loader's batch where the model is."""
+        device = self._context.device
+        return batch if device.type == "cpu" else batch.to(device, non_blocking=True)
 
     def _gradients(self, *, reduced: bool) -> AbstractContextManager[Any]:
         """Within: whether DDP reduces the gradients of a backward pass."""
@@ -327,46 +250,42 @@ class Stepper:
 
 
 class EagerSteps:
-    """An epoch's steps, each with batches of its own size."""
+    """What is left of the loader's epoch, each step with batches of its own size."""
 
-    def __init__(self, stepper: Stepper, feed: Feed) -> None:
-        self._stepper, self._feed = stepper, feed
+    def __init__(self, stepper: Stepper, loader: Loader, accumulate: int) -> None:
+        self._stepper, self._loader, self._accumulate = stepper, loader, accumulate
+        self._batches = cast(Generator[Batch, None, None], iter(loader))
+        self._epoch, self._step = loader.epoch, int(loader.state_dict()["step"])
 
     @property
     def is_empty(self) -> bool:
-        return self._feed.is_empty
+        """Whether all of them are taken."""
+        return self._loader.epoch != self._epoch
 
     def take(self, requests: StopRequests) -> Taken:
-        report = self._stepper.take(self._feed, requests)
+        """Take the next one."""
+        expected = self._loader.num_seeds(self._step) * self._accumulate  # the same number on all ranks
+        report = self._stepper.take(self._group(), expected, requests)
         return Taken([report], report.asked)
 
+    def _group(self) -> Batches:
+        """The batches of the next step."""
+        for count in range(1, self._accumulate + 1):
+            batch = self._stepper.on_device(next(self._batches))
+            num_seeds = self._loader.num_seeds(self._step)
+            self._step += 1
+            yield batch, num_seeds, count == self._accumulate or self.is_empty
+
     def rest(self) -> list[StepReport]:
+        """The reports that are still to come: none, every loss is known once its step is taken."""
         return []
 
     def __enter__(self) -> "EagerSteps":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._feed.__exit__(*error)
-
-
-class Eager:
-    """Steps with batches of their own size: `Stepping` on any device, for any learner."""
-
-    counts = None
-
-    def __init__(self, learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> None:
-        self._stepper = Stepper(learner, training, context, checkpoint)
-        self._loader, self._accumulate, self._device = learner.loader, training.accumulate, context.device
-
-    def steps(self) -> EagerSteps:
-        return EagerSteps(self._stepper, Feed(self._loader, self._accumulate, self._device))
-
-    def __enter__(self) -> "Eager":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
+        with nullcontext() if error[0] is None else suppress(BatchError):  # the first error is the one to tell
+            self._batches.close()
 
 
 def check_closure(optimizer: Optimizer) -> None:

@@ -29,8 +29,7 @@ from support.fit_workers import (
 from torch import nn
 
 from hoploom import ConfigError, StoreError, TrainError
-from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.learner import Training
+from hoploom.train.learner import Checkpoint, Training
 from hoploom.train.loop import Outcome
 from hoploom.train.tasks import NodeClassification
 

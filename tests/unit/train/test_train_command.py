@@ -20,8 +20,8 @@ from hoploom.ingest.synthetic import generate
 from hoploom.nn import KINDS
 from hoploom.ranks import environment
 from hoploom.ranks.context import init
-from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
+from hoploom.train.learner import Checkpoint
 from hoploom.train.runs.factories import eval_loader, model_of
 from hoploom.train.runs.problem import goal_of
 from hoploom.train.runs.read_run_file import parse_recipe, read_recipe

@@ -22,14 +22,12 @@ from hoploom.gpu.whole_step.cuda_graph import Lane, Recording
 from hoploom.gpu.whole_step.fixed_batch import FixedBatch, FixedBatchSpec, degrees_of, targets_of
 from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing, measure, probe
 from hoploom.gpu.whole_step.recordable import LEAVE, Rates, check_learner
-from hoploom.load.assemble import Batch
 from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
 from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.learner import HALF, Learner, Training
+from hoploom.train.learner import HALF, Checkpoint, Learner, Training
 from hoploom.train.step import StepCounts, Stepper, StepReport, Taken
 from hoploom.train.tasks import NodeTask
 
@@ -212,21 +210,6 @@ class _Open:
     slot: FixedBatch | None  # None: it is known
 
 
-class _OneBatch:
-    """A step with the batch that the loader would have yielded."""
-
-    def __init__(self, walk: Walk, step: int, expected: int) -> None:
-        self._walk, self._step = walk, step
-        self.expected = self.seeds = expected
-        self.waited = 0.0
-
-    def group(self) -> Iterator[tuple[Batch, bool]]:
-        began = time.perf_counter()
-        batch = self._walk.make(self._step)
-        self.waited = time.perf_counter() - began
-        yield batch, True
-
-
 class WholeSteps:
     """An epoch's steps. The batch after the one that is learned from is made beside it."""
 
@@ -302,8 +285,9 @@ class WholeSteps:
         whole = self._whole
         whole.counts.overflowed += overflowed
         whole.counts.shorter += not overflowed
-        group = _OneBatch(self._walk, step, whole.learner.loader.num_seeds(step))
-        return whole.stepper.take(group, requests)
+        num_seeds = whole.learner.loader.num_seeds(step)
+        batches = ((self._walk.make(one), num_seeds, True) for one in (step,))
+        return whole.stepper.take(batches, num_seeds, requests)
 
     def __enter__(self) -> "WholeSteps":
         return self

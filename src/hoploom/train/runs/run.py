@@ -18,10 +18,9 @@ from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.ranks.context import Context
 from hoploom.store.durable import write_whole
 from hoploom.store.row_cache import CacheReport
-from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
-from hoploom.train.learner import Learner, Training
+from hoploom.train.learner import Checkpoint, Learner, Training
 from hoploom.train.loop import Outcome, Validate, fit
 from hoploom.train.runs.factories import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
 from hoploom.train.runs.open_graph import as_plain, cache_report, open_graph, with_cache, with_placement
