@@ -9,7 +9,7 @@ from torch import Tensor
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Owner
 from hoploom.store import Draw, Part, Sharded, Store, Wanted
-from hoploom.store.part import range_of
+from hoploom.store.base import range_of
 from hoploom.store.sharded import routes_of
 from support.graphs import cut
 

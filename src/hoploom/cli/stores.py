@@ -197,7 +197,7 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _partition(arguments: Arguments) -> int:
     from hoploom.partition import as_json, as_svg, partition
-    from hoploom.store.durable import write_whole
+    from hoploom.store.format import write_whole
 
     check_writable("--report", arguments.report)
     check_writable("--picture", arguments.picture)

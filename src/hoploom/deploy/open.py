@@ -24,9 +24,9 @@ from hoploom.ranks.context import Context
 from hoploom.ranks.environment import LaunchSettings, RankPlace
 from hoploom.ranks.rendezvous import LOOPBACK
 from hoploom.store import Store, open_store
+from hoploom.store.base import Part
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
-from hoploom.store.part import Part
 
 Serve = bool | Literal["auto"]
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")

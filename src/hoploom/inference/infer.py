@@ -28,7 +28,7 @@ from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankPlace
 from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store
-from hoploom.store.durable import sync_folder
+from hoploom.store.format import sync_folder
 from hoploom.train.evaluation import evaluating
 from hoploom.train.journal import bar
 

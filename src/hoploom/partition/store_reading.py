@@ -16,10 +16,10 @@ from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, Schema
 from hoploom.store import Part, Store
 from hoploom.store import format as layout
+from hoploom.store.base import range_of
 from hoploom.store.disk import check_manifest
 from hoploom.store.edges import destinations
 from hoploom.store.format import Manifest, PartRange, id_dtype
-from hoploom.store.part import range_of
 
 CHUNK_BYTES = 4 << 20
 NODES = 1 << 19  # whose list ends are read together

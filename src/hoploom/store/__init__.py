@@ -1,7 +1,6 @@
 """Where data lives. The sampler sees two protocols: GraphStore and FeatureStore."""
 
-from hoploom.store.base import Draw, FeatureStore, GraphStore, Shard, Wanted
-from hoploom.store.part import Part, Table
+from hoploom.store.base import Draw, FeatureStore, GraphStore, Part, Shard, Table, Wanted
 from hoploom.store.sharded import Routes, Sharded
 from hoploom.store.store import Store, assemble, open_store
 

@@ -1,15 +1,18 @@
-"""The two seams: where topology and features live is a detail behind them. Shards are their pieces."""
+"""The two seams that hide where topology and features live, and what lies in this process: a part of a store."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Never, Protocol
 
 import torch
 from torch import Tensor
 
-from hoploom import keys
-from hoploom.ops import Frontier, Picks, Rule
-from hoploom.schema import Owner, Schema
+from hoploom import keys, ops
+from hoploom.errors import StoreError
+from hoploom.ops import EdgeLists, Frontier, Picks, Rule
+from hoploom.schema import EDGE_ID, Owner, Schema
+from hoploom.store.format import PartRange
 
 
 class Draw(NamedTuple):
@@ -109,3 +112,152 @@ class Deployment:
 
 
 NOWHERE = Deployment()
+
+
+# --- arrays in reach of this process, in memory or mapped ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one field."""
+
+    rows: Tensor  # [n, ...]
+    first: int = 0  # the id of the first row
+    by_edge_id: bool = False  # rows stand in the user's own edge order, not in CSC order
+    raw: Tensor = field(init=False, repr=False, compare=False)  # [n, bytes per row] uint8, the same memory
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "raw", ops.byte_rows(self.rows))
+
+    def gather_at(self, places: Tensor | None, ids: Tensor, out: Tensor) -> None:
+        """out[places] = the rows of ids[places]; for all ids where there are no places."""
+        ops.gather(self.raw, ids, ops.byte_rows(out), self.first, places)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A contiguous range of nodes of every type, with their in-edges and fields."""
+
+    schema: Schema
+    first_nodes: tuple[int, ...]  # per node type
+    num_nodes: tuple[int, ...]  # per node type
+    lists: tuple[EdgeLists, ...]  # per relation
+    tables: Mapping[tuple[Owner, str], Table]
+    splits: Mapping[tuple[str, str], Tensor]  # (node type, split) -> [n] int64 node ids
+
+    @property
+    def is_here(self) -> bool:
+        return True
+
+    def require_whole(self) -> None:
+        """StoreError if a file of this part can no longer be read."""
+        ops.require_whole(tensor for lists in self.lists for tensor in lists.columns)
+        ops.require_whole(table.rows for table in self.tables.values())
+        ops.require_whole(self.splits.values())
+
+    def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        """One hop of every relation whose destination type has a frontier."""
+        out: list[Picks | None] = []
+        for index, lists in enumerate(self.lists):
+            frontier = frontiers[self.schema.destinations[index]]
+            skip = frontier is None or draw.fanouts[index] == 0
+            out.append(None if skip or frontier is None else ops.sample(lists, frontier, draw.rule(index)))
+        return out
+
+    def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
+        """Rows of this part's fields."""
+        tables = [self.tables[want.owner, want.field].rows for want in wanted]
+        outs = [
+            ops.empty((want.ids.numel(), *rows.shape[1:]), rows.dtype, pinned=pinned)
+            for want, rows in zip(wanted, tables, strict=True)
+        ]
+        self._gather_at(wanted, [None] * len(wanted), outs)
+        return outs
+
+    # Nothing has to be sent: all is done by the calls returned.
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        return partial(self.sample, frontiers, draw)
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        return partial(self._gather_at, wanted, places, outs)
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        """The members of a split in this part."""
+        return self.splits.get((node_type, name), torch.empty(0, dtype=torch.int64))
+
+    def _gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
+        edge_ids: dict[tuple[Owner, int, int], Tensor] = {}  # read once, however many fields stand in the user's order
+        for (owner, name, ids), place, out in zip(wanted, places, outs, strict=True):
+            if place is not None and place.numel() == 0:
+                continue
+            table = self.tables[owner, name]
+            if table.by_edge_id:
+                key = owner, id(ids), id(place)
+                if key not in edge_ids:
+                    edge_ids[key] = ops.empty((ids.numel(),), torch.int64)
+                    self.tables[owner, EDGE_ID].gather_at(place, ids, edge_ids[key])
+                ids = edge_ids[key]
+            table.gather_at(place, ids, out)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A part that was not opened: it answers nothing, and says what was asked of it.
+
+    With it in place a store opened by one part routes ids as the whole store does.
+    """
+
+    schema: Schema
+    number: int
+    held: tuple[int, ...]  # the parts that are at hand
+
+    @property
+    def is_here(self) -> bool:
+        return True  # it answers by itself, if only with an error
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        """No picks for no frontier; StoreError for any other."""
+        return partial(self._sample, frontiers, draw)
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        """No rows for no ids; StoreError for any other."""
+        return partial(self._gather, wanted, places)
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        """None: what of a split lies elsewhere is left out."""
+        return torch.empty(0, dtype=torch.int64)
+
+    def _sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        for index, relation in enumerate(self.schema.relations):
+            frontier = frontiers[self.schema.destinations[index]]
+            if frontier is not None and draw.fanouts[index] != 0:
+                self._refuse(f"the in-edges of node {int(frontier.nodes[0])} of {relation.destination!r}")
+        return [None] * len(self.schema.relations)
+
+    def _gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor]) -> None:
+        for (owner, name, ids), place in zip(wanted, places, strict=True):
+            if place.numel():
+                what = "node" if isinstance(owner, str) else "edge"
+                self._refuse(f"{name!r} of {what} {int(ids[place[0]])} of {owner!r}")
+
+    def _refuse(self, what: str) -> Never:
+        held = ", ".join(map(str, self.held))
+        message = (
+            f"part {self.number} holds {what}, opened were parts {held}; open part {self.number} too, or the whole"
+        )
+        raise StoreError(message)
+
+
+def range_of(part: Part) -> PartRange:
+    """What store.json says of a part."""
+    splits: dict[str, dict[str, int]] = {t.name: {} for t in part.schema.node_types}
+    for (node_type, split), ids in part.splits.items():
+        splits[node_type][split] = ids.numel()
+    first_edges = tuple(lists.first_edge for lists in part.lists)
+    num_edges = tuple(lists.num_edges for lists in part.lists)
+    return PartRange(part.first_nodes, part.num_nodes, first_edges, num_edges, splits)

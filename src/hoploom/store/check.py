@@ -9,8 +9,8 @@ import torch
 from hoploom.errors import HoploomError
 from hoploom.schema import EDGE_ID
 from hoploom.store import format as layout
+from hoploom.store.base import Part
 from hoploom.store.disk import check_manifest, open_part
-from hoploom.store.part import Part
 
 CHUNK_BYTES = 16 << 20
 CHUNK_EDGES = 8 << 20

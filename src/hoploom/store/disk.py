@@ -13,8 +13,8 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, MappedFile
 from hoploom.schema import DTYPES, Field, Owner, check_schema
 from hoploom.store import format as layout
+from hoploom.store.base import Part, Table
 from hoploom.store.format import Manifest, id_dtype
-from hoploom.store.part import Part, Table
 from hoploom.store.system_memory import memory_limit
 
 

@@ -10,8 +10,7 @@ from hoploom import ops
 from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists, Frontier
 from hoploom.schema import Owner, RelationName, Schema
-from hoploom.store.base import Draw, FeatureStore, GraphStore, Wanted
-from hoploom.store.part import Part
+from hoploom.store.base import Draw, FeatureStore, GraphStore, Part, Wanted
 
 EDGES = 1 << 22  # edges that are looked at together
 NODES = 1 << 12  # nodes whose edges are asked for together

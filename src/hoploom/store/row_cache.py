@@ -18,8 +18,7 @@ from hoploom.config.values import as_bytes, as_count, as_share, parse_share_or_b
 from hoploom.errors import ConfigError
 from hoploom.ops import Found, Frontier, IdMap, Picks
 from hoploom.schema import DTYPES, NodeType, Owner
-from hoploom.store.base import Draw, Shard, Wanted
-from hoploom.store.part import Part
+from hoploom.store.base import Draw, Part, Shard, Wanted
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import Store
 

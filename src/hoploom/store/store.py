@@ -16,11 +16,10 @@ from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import InEdges
 from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store import format as layout
-from hoploom.store.base import NOWHERE, Deployment, FeatureStore, GraphStore, Shard, Wanted
+from hoploom.store.base import NOWHERE, Absent, Deployment, FeatureStore, GraphStore, Part, Shard, Wanted, range_of
 from hoploom.store.disk import check_manifest, open_part, open_topology
 from hoploom.store.edges import Loops, covers, loops_of
 from hoploom.store.format import Manifest, PartRange
-from hoploom.store.part import Absent, Part, range_of
 from hoploom.store.sharded import Sharded, routes_of
 from hoploom.store.write import write_parts
 

@@ -19,9 +19,8 @@ from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Relation, Schema
 from hoploom.store import format as layout
-from hoploom.store.durable import DISK_FULL, WorkFolder, sync_folder
-from hoploom.store.format import FileEntry, Manifest, PartRange, id_dtype
-from hoploom.store.part import Part, Table, range_of
+from hoploom.store.base import Part, Table, range_of
+from hoploom.store.format import DISK_FULL, FileEntry, Manifest, PartRange, WorkFolder, id_dtype, sync_folder
 
 CHUNK_BYTES = 32 << 20
 SCRATCH = "scratch"

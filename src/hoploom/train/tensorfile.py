@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hoploom.errors import ConfigError, StoreError
-from hoploom.store.durable import write_whole
+from hoploom.store.format import write_whole
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,

@@ -15,8 +15,7 @@ from hoploom import ops
 from hoploom.errors import ConfigError, DataError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner
-from hoploom.store.base import Wanted
-from hoploom.store.part import Part
+from hoploom.store.base import Part, Wanted
 
 PIECE = 64 << 20  # bytes that are copied together
 ALIGNED = 256  # where tensors begin

@@ -17,8 +17,8 @@ from hoploom import keys
 from hoploom.ops import EdgeLists
 from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema
 from hoploom.store import Store
+from hoploom.store.base import Part, Table
 from hoploom.store.edges import edges_of
-from hoploom.store.part import Part, Table
 from hoploom.store.store import assemble
 
 HELD_OUT = 0x6C696E6B73  # folded into the seed's key, to stay apart from what samplers draw

@@ -18,7 +18,7 @@ from hoploom.gpu.place import request as placement
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import Context
 from hoploom.store import Store
-from hoploom.store.part import Part
+from hoploom.store.base import Part
 from hoploom.store.row_cache import CacheReport, cached, report
 from hoploom.train.runs.factories import per_relation
 from hoploom.train.runs.problem import Goal

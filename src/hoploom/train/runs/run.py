@@ -16,7 +16,7 @@ from hoploom.config.toml import as_toml
 from hoploom.errors import StoreError
 from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.ranks.context import Context
-from hoploom.store.durable import write_whole
+from hoploom.store.format import write_whole
 from hoploom.store.row_cache import CacheReport
 from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
