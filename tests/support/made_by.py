@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hoploom.gpu.batches.loading import DeviceLoading
-from hoploom.load.loader import Loader, Producer
+from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
-from hoploom.load.producer import OneStage
+from hoploom.load.pipeline import Producer
 from hoploom.serve.batch_client import ServedBatches
 from hoploom.store import Store
 from hoploom.store.row_cache import report
@@ -35,14 +35,12 @@ MadeBy = Callable[[Made], None]  # asserts
 
 def this_process(made: Made) -> None:
     for producer in made.producers:
-        assert isinstance(producer, OneStage)
-        assert isinstance(producer.make.__self__, Maker)  # type: ignore[attr-defined]
+        assert isinstance(producer, Maker)
 
 
 def servers(made: Made) -> None:
     for producer in made.producers:
-        assert isinstance(producer, OneStage)
-        assert isinstance(producer.make.__self__, ServedBatches)  # type: ignore[attr-defined]
+        assert isinstance(producer, ServedBatches)
 
 
 def look_ahead(made: Made) -> None:

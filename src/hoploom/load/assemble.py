@@ -1,15 +1,21 @@
-"""Sampled ids join their features: PyG's own Data or HeteroData, field by field as PyG fills them."""
+"""Sampled ids join their features: PyG's own Data or HeteroData, field by field as PyG fills them.
+
+A finished batch goes to its device: pinned buffers, a side stream, copies that overlap compute.
+"""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Block, Sampled
+from hoploom.errors import ConfigError
 from hoploom.ops import InEdges, Reduce
 from hoploom.ops.edges import note_grouped
 from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, Owner, Relation, Schema
@@ -197,3 +203,66 @@ def _presented(block: Block, schema: Schema, rows: Mapping[tuple[Owner, str], Te
         return Block(block.edge_index, e_id, block.num_sources, block.num_destinations)
     parts = (block.edge_index, e_id, block.num_sources, block.num_destinations)
     return Block(*(next(iter(part.values())) for part in parts))  # type: ignore[union-attr, arg-type]
+
+
+# --- onto a device --------------------------------------------------------------------------
+
+
+class Arriving(NamedTuple):
+    """A batch that is made or copied on a device's own stream; `receive` gives it to the stream of the thread that
+    calls it."""
+
+    receive: Callable[[], Any]
+
+
+Sent: TypeAlias = Batch | Arriving
+
+
+def is_there(device: torch.device | None, placed: torch.device) -> bool:
+    """Whether batches for `device` are to be made where a store is placed; they are where nobody says otherwise."""
+    if device is None or device == placed:
+        return True
+    return device.type == placed.type == "cuda" and device.index is None and torch.cuda.current_device() == placed.index
+
+
+class Mover:
+    """Moves batches; one side stream for all of them."""
+
+    def __init__(self, device: torch.device | str | None) -> None:
+        try:
+            self.device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(f"device is {device!r:.80}; give 'cpu', 'cuda', or 'cuda:0' and so on") from error
+        if self.device is not None and self.device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device is {self.device}; batches go to the CPU or to a CUDA device")
+        self.is_cuda = self.device is not None and self.device.type == "cuda"
+        if self.is_cuda and not torch.cuda.is_available():
+            raise ConfigError(f"device is {self.device}, but torch sees no CUDA device; leave device out")
+        self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
+
+    def send(self, batch: Sent) -> Sent:
+        """Start the copies, on the thread that made the batch."""
+        if self._stream is None or isinstance(batch, Arriving):
+            return batch
+        with torch.cuda.stream(self._stream):
+            moved = batch.to(self.device, non_blocking=True)
+            return Arriving(partial(self._receive, moved, self._stream.record_event(), batch))
+
+    def _receive(self, batch: Batch, copied: Any, host: Batch) -> Batch:
+        """Make the consumer's stream wait for the copies. `host` keeps its pinned memory until they are done."""
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(copied)
+
+        def recorded(value: Tensor) -> Tensor:
+            value.record_stream(stream)
+            return value
+
+        batch.apply(recorded)
+        for block in batch.to_dict().get("blocks", ()):  # PyG's apply passes over them
+            block.apply(recorded)
+        return batch
+
+
+def received(sent: Sent) -> Batch:
+    """The batch, on the consumer's thread."""
+    return sent.receive() if isinstance(sent, Arriving) else sent

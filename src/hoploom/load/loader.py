@@ -1,21 +1,22 @@
 """The loader: an order, a pure function from steps to batches, threads, and a position that can be saved."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from hoploom import keys
 from hoploom.config.values import as_int
-from hoploom.errors import BatchError, ConfigError, HoploomError
-from hoploom.load.assemble import Batch
-from hoploom.load.device import MadeThere, Mover, Sent
+from hoploom.errors import BatchError, ConfigError
+from hoploom.load.assemble import Batch, Mover, received
+from hoploom.load.look_ahead import LookAhead
+from hoploom.load.maker import Maker
 from hoploom.load.order import Order
-from hoploom.load.pipeline import Delivery, Stages, in_order
+from hoploom.load.pipeline import Delivery, Producer, Work, in_order
+from hoploom.store import Sharded
 
 CALLS = (1 << 64) - 1  # the step that loader([ids]) draws from: no epoch gets there
 
@@ -30,29 +31,6 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Work:
-    """The steps of one loop: where each stands, what names it in an error, and how its batch is sent."""
-
-    place: Callable[[int], tuple[Tensor, int, int]]  # what Producer.make takes
-    naming: Callable[[int], AbstractContextManager[None]]
-    send: Callable[[Batch | MadeThere], Sent]
-
-
-class Producer(Protocol):
-    """Who makes a loader's batches: hoploom.load.producer chooses."""
-
-    @property
-    def least_threads(self) -> int:
-        """Threads that there must be, however few the user asks for."""
-
-    def make(self, indices: Tensor, first: int, key: int) -> Batch | MadeThere:
-        """The batch of these seeds, at once; `first` is the place of the first one in its step."""
-
-    def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
-        """How the steps of a loop are made; left when its threads are gone."""
-
-
-@dataclass(frozen=True)
 class Walk:
     """The steps of one loop for who makes the batches himself, and says which he is done with."""
 
@@ -61,6 +39,14 @@ class Walk:
     place: Callable[[int], tuple[Tensor, int, int]]  # a step's seeds by position, the place of the first, the key
     make: Callable[[int], Batch]  # the batch that the loop would have yielded
     done: Callable[[int], None]
+
+
+def made_here(maker: Maker, num_steps: int) -> Producer:
+    """This process makes the batches, with look-ahead where it is by more than one step and some rows are remote."""
+    features = maker.assembler.store.features
+    if num_steps > 1 and isinstance(features, Sharded) and not all(shard.is_here for shard in features.shards):
+        return LookAhead(maker, features, num_steps)
+    return maker
 
 
 class Loader:
@@ -127,7 +113,7 @@ class Loader:
         return self._walk(replace(self._order, first_step=0, first_seed=0), 0, 0)
 
     def _walk(self, order: Order, epoch: int, loop: int) -> Walk:
-        work = Work(partial(_place, order, epoch), partial(_naming, order, epoch), self._mover.send)
+        work = Work(order, epoch, self._mover.send)
         return Walk(
             epoch,
             range(order.first_step, order.num_steps),
@@ -177,19 +163,19 @@ class Loader:
 
     def _made(self, order: Order, epoch: int, steps: range) -> Generator[Batch, None, None]:
         """The batches of these steps, made ahead."""
-        work = Work(partial(_place, order, epoch), partial(_naming, order, epoch), self._mover.send)
+        work = Work(order, epoch, self._mover.send)
         with (
             self._producer.stages(work, self._delivery) as stages,
             closing(in_order(stages, steps, self._delivery)) as made,
         ):
             for sent in made:
-                yield self._mover.receive(sent)
+                yield received(sent)
 
     def _make_step(self, work: Work, step: int) -> Batch:
         """A pure function of the store, the options, seed, epoch, step, rank and world size."""
         with work.naming(step):
             sent = work.send(self._producer.make(*work.place(step)))
-        return self._mover.receive(sent)
+        return received(sent)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds."""
@@ -207,7 +193,7 @@ class Loader:
             made = self._producer.make(indices.to(torch.int64), 0, key)
         except TimeoutError as error:
             raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
-        return self._mover.receive(self._mover.send(made))
+        return received(self._mover.send(made))
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next loop is. A restored position inside that epoch is kept."""
@@ -260,22 +246,3 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
-
-
-def _place(order: Order, epoch: int, step: int) -> tuple[Tensor, int, int]:
-    """A step's seeds, where the first of them stands in it, and the key of all its draws."""
-    begin, end = order.rank_span(step)
-    first = begin - order.step_span(step)[0]
-    return order.indices(epoch, begin, end), first, keys.batch_key(order.seed, epoch, step)
-
-
-@contextmanager
-def _naming(order: Order, epoch: int, step: int) -> Iterator[None]:
-    """Errors that are not Hoploom's own say which step they are of."""
-    try:
-        yield
-    except HoploomError:
-        raise
-    except Exception as error:
-        message = f"step {step} of epoch {epoch} on rank {order.rank} failed: {type(error).__name__}: {error}"
-        raise BatchError(message) from error

@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hoploom.load.assemble import Assembler, Batch
-from hoploom.load.device import Sent
-from hoploom.load.loader import Work
+from hoploom.load.assemble import Assembler, Batch, Sent
 from hoploom.load.maker import Drawn, Maker
-from hoploom.load.pipeline import Delivery, Stages
+from hoploom.load.pipeline import Delivery, Producer, Stages, Work
 from hoploom.ops import IdMap
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
@@ -51,10 +49,8 @@ class Fetched(NamedTuple):
     assembler: Assembler
 
 
-class LookAhead:
+class LookAhead(Producer):
     """Makes batches in groups of steps; what is counted in `fetches` is over all loops."""
-
-    least_threads = 0
 
     def __init__(self, maker: Maker, features: Sharded, num_steps: int) -> None:
         self.num_steps = num_steps

@@ -1,7 +1,7 @@
 """From seeds to a batch: the one pure function that every placement calls."""
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from torch import Tensor
 from hoploom.batch import Sampled, Seeds
 from hoploom.load.arguments import NodeSeeds
 from hoploom.load.assemble import Assembler, Batch
+from hoploom.load.pipeline import Producer
 from hoploom.sample import (
     Links,
     LinkTask,
@@ -84,7 +85,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Maker(ABC):
+class Maker(Producer):
     """Batches in stages: seeds are sampled, and what is sampled tells which rows are needed."""
 
     sampler: Sampler

@@ -13,13 +13,11 @@ from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
 from hoploom.load.arguments import Input, NodeSeeds, PairOrData
-from hoploom.load.assemble import Assembler, Batch
-from hoploom.load.device import Mover
-from hoploom.load.loader import Loader
-from hoploom.load.locality import localised
+from hoploom.load.assemble import Assembler, Batch, Mover
+from hoploom.load.loader import Loader, made_here
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler, Workspaces
-from hoploom.load.order import Order
-from hoploom.load.producer import producer_of
+from hoploom.load.order import Order, localised
+from hoploom.load.pipeline import Producer
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import make_sampling
@@ -90,7 +88,8 @@ class SamplingLoader(Loader):
 
     def _start(self, setup: Setup, maker: NodeMaker | LinkMaker, order: Order) -> None:
         delivery, steps = inputs.delivery_of(setup.arguments), setup.arguments["look_ahead"]
-        producer = producer_of(maker, setup.mover.device, steps, delivery.deadline)
+        deployed = setup.graph.store.deployment.producer(maker, setup.mover.device, steps, delivery.deadline)
+        producer: Producer = made_here(maker, steps or 1) if deployed is None else deployed
         super().__init__(order, producer, delivery, setup.mover)
         self.data, self.store, self.maker = setup.given["data"], setup.graph.store, maker
 

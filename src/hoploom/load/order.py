@@ -1,12 +1,24 @@
-"""An epoch as arithmetic: its permutation is cut into steps, each step into ranks."""
+"""An epoch as arithmetic: its permutation is cut into steps, each step into ranks.
 
-from dataclasses import dataclass, replace
+With locality, ranks get seeds of their own parts. That takes a few copies of the seeds' ids, where arithmetic takes no
+memory; they are worked out once an epoch, alike on every rank.
+"""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hoploom import keys, ops
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
+from hoploom.store import Store
+
+DEALING = 0x6465616C  # folded into the epoch's key, to stay apart from its permutation
 
 
 @dataclass(frozen=True)
@@ -76,3 +88,134 @@ class Order:
     def after(self, step: int, num_seeds: int) -> "Order":
         """The rest of an epoch of which `step` steps took `num_seeds` seeds, at any world size."""
         return replace(self, first_step=step, first_seed=num_seeds)
+
+
+# --- seeds for the ranks that hold their parts ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Which rank holds which parts, and which part owns each seed."""
+
+    held: tuple[tuple[int, ...], ...]  # parts, by rank
+    owners: Tensor  # [num_seeds] int16, a part each
+    num_parts: int
+
+    @property
+    def hosts(self) -> list[tuple[int, ...]]:
+        """The parts of each host. Hosts with the same parts are one: either is as near."""
+        return sorted(set(self.held))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOrder(Order):
+    """An order in which ranks get seeds that lie near them, as far as the equal shares of a step allow.
+
+    A position inside an epoch means something in the same layout only: with these ranks, parts and batch sizes.
+    """
+
+    homes: Homes
+    _newest: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # by epoch: one at most
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def layout(self) -> int:
+        counts = torch.bincount(self.homes.owners.to(torch.int64), minlength=self.homes.num_parts).tolist()
+        cuts = (self.batch_size, self.world_size, self.drop_last, self.least_tail)
+        return int.from_bytes(hashlib.sha256(repr((self.homes.held, counts, cuts)).encode()).digest()[:7], "little")
+
+    def indices(self, epoch: int, begin: int, end: int) -> Tensor:
+        with self._lock:  # made once, however many threads ask
+            if epoch not in self._newest:
+                self._newest.clear()
+                self._newest[epoch] = self._arranged(epoch)
+            return self._newest[epoch][begin:end]
+
+    def _arranged(self, epoch: int) -> Tensor:
+        """Which seed stands at each position of the epoch: [positions of all steps] int64."""
+        hosts = self.homes.hosts
+        seeds = super().indices(epoch, 0, self.num_seeds)
+        seats = _seats(self, torch.tensor([hosts.index(parts) for parts in self.homes.held]))
+        rooms = torch.bincount(seats, minlength=len(hosts)).tolist()
+        key = keys.mix(keys.epoch_key(self.seed, epoch), DEALING)
+        out = torch.empty_like(seats)
+        for host, places in enumerate(_shared_out(self.homes.owners[seeds], self.homes, rooms)):
+            count = places.numel()  # in order where there is no shuffling; else what was filled in is spread
+            dealt = places[ops.permute(keys.mix(key, host), count, 0, count)] if self.shuffle else places.sort().values
+            out[seats == host] = seeds[dealt]
+        return out
+
+
+def _seats(order: Order, host_of_rank: Tensor) -> Tensor:
+    """Whose each position of an epoch is, step by step and rank by rank: [positions] int64."""
+    sizes = torch.full((order.num_steps, order.world_size), order.batch_size)
+    for rank in range(order.world_size if order.num_steps else 0):
+        begin, end = replace(order, rank=rank).rank_span(order.num_steps - 1)
+        sizes[-1, rank] = end - begin
+    return host_of_rank.repeat(order.num_steps).repeat_interleave(sizes.view(-1))
+
+
+def _shared_out(owners: Tensor, homes: Homes, rooms: Sequence[int]) -> list[Tensor]:
+    """By host, the places in the epoch's permutation that it takes: its own while there is room, then what is left.
+
+    `owners` are the parts at these places: [n] int16.
+    """
+    room, taken = list(rooms), [[torch.empty(0, dtype=torch.int64)] for _ in rooms]
+    holders = [[host for host, parts in enumerate(homes.hosts) if part in parts] for part in range(homes.num_parts)]
+    left = [torch.empty(0, dtype=torch.int64)]
+    for part in sorted(range(homes.num_parts), key=lambda part: len(holders[part])):  # those with no choice first
+        places = torch.nonzero(owners == part).view(-1)
+        for host in holders[part]:
+            taken[host].append(places[: room[host]])
+            places = places[room[host] :]
+            room[host] -= taken[host][-1].numel()
+        left.append(places)
+    rest = torch.cat(left).sort().values
+    for host, missing in enumerate(room):
+        taken[host].append(rest[:missing])
+        rest = rest[missing:]
+    return [torch.cat(pieces) for pieces in taken]
+
+
+def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
+    """The order with its seeds near the ranks that hold them, as `locality` asks; `nodes` are the seeds: [n] int64.
+
+    `locality` lists the parts of every rank; True: those that `Context.open` found.
+    """
+    if locality is False or locality is None:
+        return order
+    index, num_parts = store.schema.type_index[node_type], max(1, len(store.ranges))
+    held = _held(locality, store, num_parts, order.world_size)
+    if len(set(held)) == 1:
+        return order  # nothing is nearer to one rank than to another
+    bounds = torch.tensor([part.first_nodes[index] for part in store.ranges[1:]], dtype=torch.int64)
+    owners = torch.bucketize(nodes, bounds, right=True).to(torch.int16)
+    plain = {name: getattr(order, name) for name in Order.__dataclass_fields__}
+    return LocalOrder(**plain, homes=Homes(held, owners, num_parts))
+
+
+def _held(locality: Any, store: Store, num_parts: int, world_size: int) -> tuple[tuple[int, ...], ...]:
+    way_out = "give the parts of every rank, e.g. locality=[[0], [1]]"
+    if locality is True:
+        if store.deployment.homes:
+            locality = store.deployment.homes
+        elif len(store.parts) >= num_parts:
+            locality = [()] * world_size  # every rank holds all
+        else:
+            known = "locality is True, but nobody said which rank holds what"
+            raise ConfigError(f"{known}; open the store by context.open, or {way_out}")
+    if not _is_list(locality) or not all(map(_is_list, locality)):
+        raise ConfigError(f"locality is {locality!r:.80}; give True, or {way_out[5:]}")
+    held = tuple(
+        tuple(sorted({as_int("a part in locality", part, 0, way_out) for part in parts})) for parts in locality
+    )
+    if len(held) != world_size:
+        raise ConfigError(f"locality lists the parts of {len(held)} ranks, there are {world_size}; {way_out}")
+    largest = max((part for parts in held for part in parts), default=0)
+    if largest >= num_parts:
+        raise ConfigError(f"locality names part {largest}, the store has {num_parts}; count parts from 0")
+    return held
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -8,18 +8,24 @@ interpreter ends.
 import atexit
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from hoploom.errors import BatchError
+from torch import Tensor
+
+from hoploom import keys
+from hoploom.closing import Closing
+from hoploom.errors import BatchError, HoploomError
+from hoploom.load.assemble import Sent
+from hoploom.load.order import Order
 
 Made = TypeVar("Made")
 Submit: TypeAlias = Callable[[Callable[[], Any]], "Future[Any]"]
@@ -55,6 +61,54 @@ class Stages(Generic[Made]):
     group: int = 1  # steps that are fetched for together
     naming: Callable[[int], AbstractContextManager[None]] = lambda step: nullcontext()  # names a step in its errors
     way_out: str = "make the transform faster"  # where a step takes too long
+
+
+@dataclass(frozen=True)
+class Work:
+    """The steps of one loop: where each stands, what names it in an error, and how its batch is sent."""
+
+    order: Order
+    epoch: int
+    send: Callable[[Sent], Sent]
+
+    def place(self, step: int) -> tuple[Tensor, int, int]:
+        """A step's seeds by position, where the first of them stands in it, and the key of all its draws."""
+        order = self.order
+        begin, end = order.rank_span(step)
+        first = begin - order.step_span(step)[0]
+        return order.indices(self.epoch, begin, end), first, keys.batch_key(order.seed, self.epoch, step)
+
+    @contextmanager
+    def naming(self, step: int) -> Iterator[None]:
+        """Errors that are not Hoploom's own say which step they are of."""
+        try:
+            yield
+        except HoploomError:
+            raise
+        except Exception as error:
+            of_step = f"step {step} of epoch {self.epoch} on rank {self.order.rank}"
+            raise BatchError(f"{of_step} failed: {type(error).__name__}: {error}") from error
+
+
+class Producer(ABC):
+    """Who makes a loader's batches: each by one call, unless it says how a loop makes them."""
+
+    @property
+    def least_threads(self) -> int:
+        """Threads that there must be, however few the user asks for."""
+        return 0
+
+    @abstractmethod
+    def make(self, indices: Tensor, first: int, key: int) -> Sent:
+        """The batch of these seeds, at once; `first` is the place of the first one in its step."""
+
+    def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
+        """How the steps of a loop are made; left when its threads are gone."""
+
+        def finish(step: int, begun: None, fetched: None) -> Sent:
+            return work.send(self.make(*work.place(step)))
+
+        return nullcontext(Stages(finish, delivery.num_ahead, delivery.num_ahead, naming=work.naming))
 
 
 def in_order(stages: Stages[Made], steps: range, delivery: Delivery) -> Generator[Made, None, None]:
@@ -177,7 +231,7 @@ def at_once(call: Callable[[], Made]) -> "Future[Made]":
     return future
 
 
-class Workers(Generic[Made]):
+class Workers(Closing, Generic[Made]):
     """Threads that make calls in turn. Daemons, so that a transform that never returns cannot hold up the exit."""
 
     def __init__(self, num_threads: int, close_deadline: float = CLOSE_DEADLINE) -> None:
@@ -227,8 +281,3 @@ class Workers(Generic[Made]):
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(self._close_deadline)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -16,7 +16,7 @@ from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, PeerError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, Maker, NodeMaker
-from hoploom.load.producer import OneStage
+from hoploom.load.pipeline import Producer
 from hoploom.schema import Owner
 from hoploom.serve import wire
 from hoploom.serve.batch_codec import unpacked
@@ -73,7 +73,7 @@ def _check_size(request: BatchRequest, limit: int) -> None:
 
 
 @dataclass(frozen=True)
-class ServedBatches:
+class ServedBatches(Producer):
     """A loader's batches, made by servers; with what stays here put in place."""
 
     servers: RemoteBatches
@@ -83,6 +83,11 @@ class ServedBatches:
     transform: Callable[[Batch], Any] | None
     weights: Mapping[str, Tensor]
     pinned: bool
+
+    @property
+    def least_threads(self) -> int:
+        """Two requests for each server: one is made, one is on its way."""
+        return 2 * self.servers.num_servers
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         """The batch of these seeds; `first` is the place of the first one in its step."""
@@ -94,8 +99,8 @@ class ServedBatches:
         return batch if self.transform is None else self.transform(batch)
 
 
-def served(maker: Maker, servers: RemoteBatches) -> OneStage:
-    """The same batches as the maker's, of servers. Two requests for each: one is made, one is on its way."""
+def served(maker: Maker, servers: RemoteBatches) -> ServedBatches:
+    """The same batches as the maker's, of servers."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
             "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "
@@ -117,8 +122,7 @@ def served(maker: Maker, servers: RemoteBatches) -> OneStage:
     added = maker.assembler
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives)
     given = {name: column for name, column in columns.items() if column is not None}
-    made = ServedBatches(servers, description, given, input_id, maker.transform, weights, added.pinned)
-    return OneStage(made.make, 2 * servers.num_servers)
+    return ServedBatches(servers, description, given, input_id, maker.transform, weights, added.pinned)
 
 
 def _named(negatives: NegativeSampling | None, strict: bool, weights: dict[str, Tensor]) -> Negatives | None:

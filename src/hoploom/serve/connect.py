@@ -16,9 +16,9 @@ from hoploom import ops
 from hoploom.config.extras import needs
 from hoploom.config.values import as_int, as_number, read_addresses
 from hoploom.errors import ConfigError, StoreError
-from hoploom.load.loader import Producer
+from hoploom.load.loader import made_here
 from hoploom.load.maker import Maker
-from hoploom.load.producer import here
+from hoploom.load.pipeline import Producer
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.store import Store, open_store
 from hoploom.store.base import Deployment, Shard
@@ -49,7 +49,7 @@ class Connected(Deployment):
 
     def producer(self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Producer:
         """The servers, or this process with look-ahead."""
-        return here(maker, look_ahead or self.look_ahead) if self.servers is None else served(maker, self.servers)
+        return made_here(maker, look_ahead or self.look_ahead) if self.servers is None else served(maker, self.servers)
 
     def traffic(self) -> dict[str, int]:
         return self.peers.traffic()

@@ -21,7 +21,7 @@ from hoploom import BatchError, ConfigError
 from hoploom.gpu.batches.batch_memory import BatchMemory, Pool, Reading, changed
 from hoploom.gpu.batches.loading import DeviceLoading
 from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
-from hoploom.load.device import is_there
+from hoploom.load.assemble import is_there
 from hoploom.load.loader import Loader
 from hoploom.load.pipeline import Workers
 from hoploom.store import Store

@@ -6,11 +6,11 @@ import torch
 
 from hoploom.errors import ConfigError
 from hoploom.gpu.place.placed_store import PlacedStore
-from hoploom.load.device import is_there
-from hoploom.load.loader import Producer
+from hoploom.load.assemble import is_there
+from hoploom.load.loader import made_here
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
-from hoploom.load.producer import here
+from hoploom.load.pipeline import Producer
 from hoploom.store.base import Deployment
 
 
@@ -31,7 +31,7 @@ class OnDevice(Deployment):
         """The device, unless batches go elsewhere or servers make them."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
-        if isinstance(here(maker, look_ahead or 1), LookAhead):
+        if isinstance(made_here(maker, look_ahead or 1), LookAhead):
             raise ConfigError(
                 "look_ahead is set, but batches are made on the device; leave it out, or give device='cpu'"
             )

@@ -23,11 +23,9 @@ from hoploom.gpu.batches.batch_memory import BatchMemory, Pool
 from hoploom.gpu.batches.capacity import is_covered
 from hoploom.gpu.batches.stages import DeviceSampling, HostSampling, StagedSampling
 from hoploom.gpu.place.placed_store import PlacedStore
-from hoploom.load.assemble import Assembler, note_edges
-from hoploom.load.device import MadeThere, Sent
-from hoploom.load.loader import Work
+from hoploom.load.assemble import Arriving, Assembler, Sent, note_edges
 from hoploom.load.maker import Drawn, Maker
-from hoploom.load.pipeline import Delivery, Stages
+from hoploom.load.pipeline import Delivery, Producer, Stages, Work
 from hoploom.ops import InEdges
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.schema import DTYPES, Owner, Relation
@@ -37,10 +35,8 @@ BEGUN = 2  # steps that are begun and not cut out
 FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
 
 
-class DeviceLoading:
+class DeviceLoading(Producer):
     """Makes the batches of a loader whose store is placed."""
-
-    least_threads = 0
 
     def __init__(self, maker: Maker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
@@ -87,17 +83,17 @@ class DeviceLoading:
             running.push(self.pool.leave)
             yield Stages(finish, window, delivery.num_ahead + 1, begin, naming=work.naming, way_out=FASTER)
 
-    def make(self, indices: Tensor, first: int, key: int) -> MadeThere:
+    def make(self, indices: Tensor, first: int, key: int) -> Arriving:
         """The batch of these seeds, at once; on the consumer's thread."""
         self.pool.add_consumer()
         memory = BatchMemory(self.pool)
         return self._assembled(self._sampling.finish(self._sampling.begin(indices, first, key), memory), memory)
 
-    def _assembled(self, drawn: Drawn, memory: BatchMemory) -> MadeThere:
+    def _assembled(self, drawn: Drawn, memory: BatchMemory) -> Arriving:
         note_edges(drawn.sampled, self._assembler.store.schema)
         with self.pool.working(alone=False):  # transforms may take long
             batch = self._maker.finish(drawn, replace(self._assembler, memory=memory))
-            return MadeThere(partial(self.pool.hand_over, self.pool.event(), batch, memory))
+            return Arriving(partial(self.pool.hand_over, self.pool.event(), batch, memory))
 
 
 @dataclass(frozen=True, kw_only=True)
