@@ -22,7 +22,7 @@ from torch_geometric.sampler import (
 from hoploom import keys
 from hoploom.batch import Sampled
 from hoploom.load.arguments import PairOrData, fanouts_of, read_input
-from hoploom.load.maker import NodeTimes, Sampler, Workspaces, one_type_seeds
+from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import make_sampling
@@ -53,7 +53,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             schema, fanouts_of(schema, num_neighbors), weight_attr=weight_attr, time_attr=time_attr, **options
         )
         self._store, self._schema = store, schema
-        self._sampler = Sampler(store.graph, sampling, Workspaces(store))
+        self._sampler = Sampler(store.graph, sampling)
         self._times = NodeTimes(store)
         self._seed, self._calls = seed, itertools.count()
 

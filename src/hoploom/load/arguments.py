@@ -1,7 +1,7 @@
 """What users hand to a loader, brought to one form: a store with its template, seeds, and PyG's arguments."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,16 +14,14 @@ from torch_geometric.sampler import NumNeighbors
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.load.assemble import FEATURES, Batch
-from hoploom.load.pipeline import DEADLINE, Delivery
+from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import Sampling
 from hoploom.schema import (
     DTYPES,
     EDGE_ID,
-    HOMOGENEOUS_TYPE,
     ID_DTYPES,
-    Owner,
     RelationName,
     Schema,
     read_ids,
@@ -32,11 +30,11 @@ from hoploom.schema import (
 )
 from hoploom.store import Store, open_store
 from hoploom.store.edges import NODES, edges_of, rows_of, sampled_edges
-from hoploom.store.from_pyg import read_pair, read_pyg
+from hoploom.store.from_pyg import PygGraph, read_pair, read_pyg
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
 
-# torch's DataLoader arguments that mean something here, and those that cannot.
+# torch's DataLoader arguments that mean something here, and ours like them.
 LOADER_DEFAULTS: dict[str, Any] = {
     "batch_size": 1,
     "shuffle": False,
@@ -46,9 +44,16 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "timeout": 0,
     "pin_memory": False,
     "persistent_workers": False,
-    "least_tail": 1,  # ours, as all below
+    "least_tail": 1,
     "locality": False,
     "look_ahead": None,
+}
+COUNTS = {  # those that are counts: the least, and what to give
+    "batch_size": (1, "give at least 1"),
+    "num_workers": (0, "give a count of threads, 0 for none"),
+    "prefetch_factor": (1, "give at least 1"),
+    "least_tail": (1, "give a count of seeds, 1 for none to join"),
+    "look_ahead": (1, "give a count of steps, 1 for none ahead"),
 }
 UNSUPPORTED = {
     "sampler": "give the seeds as input_nodes and shuffle=True",
@@ -61,48 +66,24 @@ UNSUPPORTED = {
 IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
 
 
-@dataclass(frozen=True)
-class Input:
-    """A graph in the one form that loaders work on."""
-
-    store: Store
-    template: Batch
-    field_order: Mapping[Owner, tuple[str, ...]] = field(default_factory=dict)
-
-
-def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | None) -> Input:
+def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | None) -> PygGraph:
     """A store from whatever PyG's loaders take, or from a store or its path."""
     if isinstance(data, str | Path):
         data = open_store(data)
     if isinstance(data, Store):
-        return Input(data, empty_batch(data))
-    if isinstance(data, tuple | list):
-        if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
-            raise ConfigError(f"data is a {type(data).__name__}, but not a pair; give (feature_store, graph_store)")
-        if weight_attr is not None:
-            raise ConfigError("weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData")
-        pair = read_pair(data[0], data[1], time_attr=time_attr)
-        return Input(pair.store, pair.template, _pair_order(pair.store.schema))
-    graph = read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
-    return Input(graph.store, graph.template, _field_order(data))
+        return PygGraph(data, empty_batch(data), {})
+    if not isinstance(data, tuple | list):
+        return read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
+    if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
+        raise ConfigError(f"data is a {type(data).__name__}, but not a pair; give (feature_store, graph_store)")
+    if weight_attr is not None:
+        raise ConfigError("weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData")
+    return read_pair(data[0], data[1], time_attr=time_attr)
 
 
 def empty_batch(store: Store) -> Batch:
     """What a store's batches carry unchanged: nothing."""
     return Data() if store.schema.homogeneous else HeteroData()
-
-
-def _field_order(data: Data | HeteroData) -> dict[Owner, tuple[str, ...]]:
-    if isinstance(data, Data):
-        return {HOMOGENEOUS_TYPE: tuple(data._store.keys())}
-    stores: list[tuple[Owner, Any]] = [*data.node_items(), *data.edge_items()]
-    return {owner: tuple(storage.keys()) for owner, storage in stores}
-
-
-def _pair_order(schema: Schema) -> dict[Owner, tuple[str, ...]]:
-    """The order of PyG's batches from a pair of stores."""
-    first = ("edge_index", "num_nodes") if schema.homogeneous else ("num_nodes",)
-    return {t.name: (*first, *t.fields) if t.fields else () for t in schema.node_types}
 
 
 def fanouts_of(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
@@ -125,14 +106,10 @@ def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
         elif name not in LOADER_DEFAULTS:
             raise TypeError(f"{loader}() got an unexpected argument {name!r}")
     merged = {name: known.get(name, default) for name, default in LOADER_DEFAULTS.items()}
-    merged["batch_size"] = as_int("batch_size", merged["batch_size"], 1, "give at least 1")
-    merged["num_workers"] = as_int("num_workers", merged["num_workers"], 0, "give a count of threads, 0 for none")
+    for name, (least, way_out) in COUNTS.items():
+        if merged[name] is not None or LOADER_DEFAULTS[name] is not None:
+            merged[name] = as_int(name, merged[name], least, way_out)
     merged["timeout"] = as_number("timeout", merged["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
-    merged["least_tail"] = as_int("least_tail", merged["least_tail"], 1, "give a count of seeds, 1 for none to join")
-    if merged["look_ahead"] is not None:
-        merged["look_ahead"] = as_int("look_ahead", merged["look_ahead"], 1, "give a count of steps, 1 for none ahead")
-    if merged["prefetch_factor"] is not None:
-        merged["prefetch_factor"] = as_int("prefetch_factor", merged["prefetch_factor"], 1, "give at least 1")
     return merged
 
 
@@ -153,11 +130,6 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
     return aggregate  # type: ignore[return-value]
 
 
-def delivery_of(arguments: Mapping[str, Any]) -> Delivery:
-    """How many threads work how far ahead."""
-    return Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, arguments["timeout"] or DEADLINE)
-
-
 # --- seeds ----------------------------------------------------------------------------------
 
 
@@ -166,11 +138,9 @@ def read_tensor(what: str, values: Any) -> Tensor:
     try:
         return torch.as_tensor(values).cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ConfigError(f"{what} is {_shown(values)}; give numbers in a list, an array or a tensor") from error
-
-
-def _shown(values: Any) -> str:
-    return " ".join(repr(values).split())[:80]
+        raise ConfigError(
+            f"{what} is {' '.join(repr(values).split())[:80]}; give numbers in a list, an array or a tensor"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -199,7 +169,7 @@ def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tenso
         node_type, given = input_nodes
         schema.node_type(node_type)
     else:
-        raise ConfigError(f"input_nodes is {_shown(input_nodes)}; name the node type too: ('paper', ids)")
+        raise ConfigError(f"input_nodes is {input_nodes!r:.80}; name the node type too: ('paper', ids)")
     limit = schema.node_type(node_type).num_nodes
     if given is None:
         return node_type, torch.arange(limit), None

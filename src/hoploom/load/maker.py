@@ -3,8 +3,7 @@
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,29 +24,9 @@ from hoploom.sample import (
     sample_hops,
 )
 from hoploom.sample.options import Sampling
-from hoploom.schema import Owner, RelationName
+from hoploom.schema import NodeType, Owner, RelationName
 from hoploom.store import GraphStore, Store, Wanted
 from hoploom.store.edges import rows_of
-
-
-class Workspaces:
-    """Idle workspaces; as many come to be as batches are made at once."""
-
-    def __init__(self, store: Store) -> None:
-        self._schema = store.schema
-        self._idle: deque[Workspace] = deque()
-
-    @contextmanager
-    def borrowed(self) -> Iterator[Workspace]:
-        """A workspace for one batch."""
-        try:
-            workspace = self._idle.pop()
-        except IndexError:
-            workspace = Workspace(self._schema)
-        try:
-            yield workspace
-        finally:
-            self._idle.append(workspace)
 
 
 @dataclass(frozen=True)
@@ -56,12 +35,18 @@ class Sampler:
 
     graph: GraphStore
     sampling: Sampling
-    workspaces: Workspaces
     sample_frontier: SampleFrontier | None = None
+    idle: deque[Workspace] = field(default_factory=deque)  # as many come to be as batches are made at once
 
     def sample(self, seeds: Seeds, key: int) -> Sampled:
-        with self.workspaces.borrowed() as workspace:
+        try:
+            workspace = self.idle.pop()
+        except IndexError:
+            workspace = Workspace(self.graph.schema)
+        try:
             sampled = sample_hops(self.graph, workspace, seeds, self.sampling, key, self.sample_frontier)
+        finally:
+            self.idle.append(workspace)
         if self.sampling.subgraph == "bidirectional":
             return make_bidirectional(sampled, self.graph.schema)
         return sampled
@@ -155,35 +140,31 @@ def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tenso
 
 
 class NodeTimes:
-    """The times of nodes that temporal negatives need, read when first asked for: eight bytes a node, then kept."""
+    """The times of nodes that temporal negatives need: a type's are read when first asked for, then kept."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._lock = store, threading.Lock()
-        self._times: dict[int, dict[int, Tensor]] = {}
+        self._times: dict[int, Tensor] = {}
 
-    def __call__(self, relation: int) -> Mapping[int, Tensor]:
+    def __call__(self, relation: int) -> dict[int, Tensor]:
         """By node type, those of both ends of a relation: a negative must exist at its link's time."""
+        schema = self._store.schema
+        if schema.time is None or schema.edge_time:
+            return {}
+        ends = {schema.sources[relation], schema.destinations[relation]}
+        dated = [index for index in ends if schema.time in schema.node_types[index].fields]
         with self._lock:
-            if relation not in self._times:
-                self._times[relation] = node_times(self._store, relation)
-            return self._times[relation]
+            for index in dated:
+                if index not in self._times:
+                    self._times[index] = self._read(schema.node_types[index], schema.time)
+            return {index: self._times[index] for index in dated}
 
-
-def node_times(store: Store, relation: int) -> dict[int, Tensor]:
-    """The times of a relation's end types, whole: a negative must exist at its link's time."""
-    schema = store.schema
-    if schema.time is None or schema.edge_time:
-        return {}
-    times = {}
-    for index in {schema.sources[relation], schema.destinations[relation]}:
-        name, count = schema.node_types[index].name, schema.node_types[index].num_nodes
-        if schema.time not in schema.node_types[index].fields:
-            continue
-        rows = [part.tables[name, schema.time].rows for part in store.parts if (name, schema.time) in part.tables]
-        if sum(map(len, rows)) != count:  # some of them lie elsewhere
-            rows = list(rows_of(store.features, name, schema.time, count))
-        times[index] = torch.cat(rows).to(torch.int64)
-    return times
+    def _read(self, node_type: NodeType, field: str) -> Tensor:
+        key = node_type.name, field
+        rows = [part.tables[key].rows for part in self._store.parts if key in part.tables]
+        if sum(map(len, rows)) != node_type.num_nodes:  # some of them are remote
+            rows = list(rows_of(self._store.features, *key, node_type.num_nodes))
+        return torch.cat(rows).to(torch.int64)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """NeighborLoader and LinkNeighborLoader: PyG's arguments in, PyG's batches out."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -12,57 +11,55 @@ from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
-from hoploom.load.arguments import Input, NodeSeeds, PairOrData
+from hoploom.load.arguments import NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch, Mover
 from hoploom.load.loader import Loader, made_here
-from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler, Workspaces
+from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
 from hoploom.load.order import Order, localised
-from hoploom.load.pipeline import Producer
+from hoploom.load.pipeline import DEADLINE, Delivery, Producer
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.options import NumNeighbors as Fanouts
 from hoploom.sample.options import make_sampling
-from hoploom.schema import RelationName, Schema
+from hoploom.schema import Schema
+from hoploom.store import Store
 
 # What PyG's loaders take and we do not, and what goes to make_sampling as it is.
 REFUSED = ("transform_sampler_output", "neighbor_sampler", "custom_cls")
 OPTIONS = ("replace", "labor", "disjoint", "temporal_strategy", "time_attr", "weight_attr", "mode")
+Given = Mapping[str, Any]  # all arguments of a loader by name
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What both loaders make of their common arguments."""
+class SamplingLoader(Loader):
+    """What the two loaders share: all but their seeds."""
 
-    given: Mapping[str, Any]  # all arguments, by name
-    arguments: Mapping[str, Any]  # torch's DataLoader's, and ours like them
-    graph: Input
-    sampler: Sampler
-    assembler: Assembler
-    mover: Mover
+    @abstractmethod
+    def _maker(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+        """What makes the batches; and the type and ids of the seeds, or of the nodes that the links lead to."""
 
-    def order(self, node_type: str, nodes: Tensor) -> Order:
-        """The order of an epoch of these seeds, or of the links that lead to these nodes."""
-        arguments = self.arguments
-        order = Order(
-            nodes.numel(),
-            arguments["batch_size"],
-            bool(arguments["shuffle"]),
-            bool(arguments["drop_last"]),
-            as_int("seed", self.given["seed"], None, "give an integer"),
-            as_int("rank", self.given["rank"], 0, "give this process's number among world_size, 0 for the first"),
-            as_int("world_size", self.given["world_size"], 1, "give the number of ranks"),
-            least_tail=arguments["least_tail"],
-        )
-        return localised(order, self.graph.store, node_type, nodes, arguments["locality"])
+    def _set_up(self, loader: str, given: Given) -> None:
+        """Check the arguments, open the graph."""
+        for name in REFUSED:
+            if given[name] is not None:
+                raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
+        arguments = inputs.loader_arguments(given["kwargs"], loader)
+        graph = inputs.read_input(given["data"], weight_attr=given["weight_attr"], time_attr=given["time_attr"])
+        store, mover = graph.store, Mover(given["device"])
+        sampler = _sampler(store, given)
+        reduce = inputs.read_added(store.schema, sampler.sampling, given["aggregate"], given["degrees"])
+        pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
+        assembler = Assembler(store, graph.template, graph.field_order, pinned, reduce, given["degrees"])
+        maker, node_type, nodes = self._maker(given, sampler, assembler)
+        order = localised(_order(nodes.numel(), given, arguments), store, node_type, nodes, arguments["locality"])
+        ahead, deadline = arguments["look_ahead"], arguments["timeout"] or DEADLINE
+        deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
+        producer = made_here(maker, ahead or 1) if deployed is None else deployed
+        delivery = Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline)
+        super().__init__(order, producer, delivery, mover)
+        self.data, self.store, self.maker = given["data"], store, maker
 
 
-def _set_up(loader: str, given: Mapping[str, Any]) -> Setup:
-    """Check the common arguments, open the graph. `given` are all arguments by name."""
-    for name in REFUSED:
-        if given[name] is not None:
-            raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
-    arguments = inputs.loader_arguments(given["kwargs"], loader)
-    graph = inputs.read_input(given["data"], weight_attr=given["weight_attr"], time_attr=given["time_attr"])
-    schema, hook = graph.store.schema, given["sample_frontier"]
+def _sampler(store: Store, given: Given) -> Sampler:
+    schema, hook = store.schema, given["sample_frontier"]
     subgraph = given["subgraph_type"] if given["directed"] else "induced"
     options = {name: given[name] for name in OPTIONS}
     fanouts = inputs.fanouts_of(schema, given["num_neighbors"])
@@ -74,24 +71,20 @@ def _set_up(loader: str, given: Mapping[str, Any]) -> Setup:
         raise ConfigError("sample_frontier needs mode='blocks'")
     if hook is not None and sampling.disjoint:
         raise ConfigError("sample_frontier cannot be disjoint or temporal; drop one of the two")
-    mover = Mover(given["device"])
-    pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
-    sampler = Sampler(graph.store.graph, sampling, Workspaces(graph.store), hook)
-    degrees = given["degrees"]
-    reduce = inputs.read_added(schema, sampling, given["aggregate"], degrees)
-    assembler = Assembler(graph.store, graph.template, graph.field_order, pinned, reduce, degrees)
-    return Setup(given, arguments, graph, sampler, assembler, mover)
+    return Sampler(store.graph, sampling, hook)
 
 
-class SamplingLoader(Loader):
-    """What the two loaders share once their seeds are known."""
-
-    def _start(self, setup: Setup, maker: NodeMaker | LinkMaker, order: Order) -> None:
-        delivery, steps = inputs.delivery_of(setup.arguments), setup.arguments["look_ahead"]
-        deployed = setup.graph.store.deployment.producer(maker, setup.mover.device, steps, delivery.deadline)
-        producer: Producer = made_here(maker, steps or 1) if deployed is None else deployed
-        super().__init__(order, producer, delivery, setup.mover)
-        self.data, self.store, self.maker = setup.given["data"], setup.graph.store, maker
+def _order(num_seeds: int, given: Given, arguments: Given) -> Order:
+    return Order(
+        num_seeds,
+        arguments["batch_size"],
+        bool(arguments["shuffle"]),
+        bool(arguments["drop_last"]),
+        as_int("seed", given["seed"], None, "give an integer"),
+        as_int("rank", given["rank"], 0, "give this process's number among world_size, 0 for the first"),
+        as_int("world_size", given["world_size"], 1, "give the number of ranks"),
+        least_tail=arguments["least_tail"],
+    )
 
 
 class NeighborLoader(SamplingLoader):
@@ -151,24 +144,19 @@ class NeighborLoader(SamplingLoader):
         given = locals()
         if input_time is not None and time_attr is None:
             raise ConfigError("input_time is set but time_attr is not; name the time attribute")
-        setup = _set_up("NeighborLoader", given)
-        seeds = _node_seeds(setup.graph, input_nodes, input_id, input_time, time_attr)
-        maker = NodeMaker(setup.sampler, setup.assembler, seeds, transform=transform)
-        self._start(setup, maker, setup.order(seeds.node_type, seeds.nodes))
+        self._set_up("NeighborLoader", given)
 
-
-def _node_seeds(
-    given: Input, input_nodes: Any, input_id: Tensor | None, input_time: Tensor | None, time_attr: str | None
-) -> NodeSeeds:
-    store = given.store
-    node_type, nodes, implied = inputs.read_input_nodes(store, input_nodes)
-    if nodes.numel() == 0:
-        raise ConfigError(f"input_nodes is empty ({input_nodes!r:.60}); give at least one seed")
-    input_id = inputs.as_input_id(input_id, nodes.numel())
-    times = inputs.as_times("input_time", input_time, nodes.numel())
-    if time_attr is not None and times is None and time_attr not in store.schema.node_type(node_type).fields:
-        raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")
-    return NodeSeeds(node_type, nodes, implied if input_id is None else input_id, times)
+    def _maker(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+        store, time_attr = assembler.store, given["time_attr"]
+        node_type, nodes, implied = inputs.read_input_nodes(store, given["input_nodes"])
+        if nodes.numel() == 0:
+            raise ConfigError(f"input_nodes is empty ({given['input_nodes']!r:.60}); give at least one seed")
+        input_id = inputs.as_input_id(given["input_id"], nodes.numel())
+        times = inputs.as_times("input_time", given["input_time"], nodes.numel())
+        if time_attr is not None and times is None and time_attr not in store.schema.node_type(node_type).fields:
+            raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")
+        seeds = NodeSeeds(node_type, nodes, implied if input_id is None else input_id, times)
+        return NodeMaker(sampler, assembler, seeds, transform=given["transform"]), node_type, nodes
 
 
 class LinkNeighborLoader(SamplingLoader):
@@ -219,17 +207,24 @@ class LinkNeighborLoader(SamplingLoader):
         given = locals()
         if (edge_label_time is not None) != (time_attr is not None):
             raise ConfigError("edge_label_time and time_attr go together; give both or neither")
-        setup = _set_up("LinkNeighborLoader", given)
-        negatives = _negatives(neg_sampling, neg_sampling_ratio)
-        links = _links(setup.graph, edge_label_index, edge_label, negatives)
-        links = replace_fields(
-            links,
-            times=inputs.as_times("edge_label_time", edge_label_time, links.ends.shape[1]),
-            input_id=inputs.as_input_id(input_id, links.ends.shape[1]),
-            task=_link_task(setup.graph, links.key, negatives, strict=strict_negatives, temporal=time_attr is not None),
+        self._set_up("LinkNeighborLoader", given)
+
+    def _maker(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+        store = assembler.store
+        negatives = _negatives(given["neg_sampling"], given["neg_sampling_ratio"])
+        key, ends = inputs.read_edge_label_index(store, given["edge_label_index"])
+        count = ends.shape[1]
+        if count == 0:
+            raise ConfigError("edge_label_index is empty; give at least one link")
+        links = LinkInput(
+            key,
+            ends,
+            _labels(given["edge_label"], count, negatives),
+            inputs.as_times("edge_label_time", given["edge_label_time"], count),
+            inputs.as_input_id(given["input_id"], count),
+            _link_task(store, store.schema.relation_index[key], negatives, given),
         )
-        maker = LinkMaker(setup.sampler, setup.assembler, links, transform=transform)
-        self._start(setup, maker, setup.order(links.key[2], links.ends[1]))
+        return LinkMaker(sampler, assembler, links, transform=given["transform"]), key[2], ends[1]
 
 
 def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:
@@ -244,39 +239,30 @@ def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | Non
         ) from error
 
 
-def _links(given: Input, edge_label_index: Any, edge_label: Any, negatives: NegativeSampling | None) -> LinkInput:
-    key, ends = inputs.read_edge_label_index(given.store, edge_label_index)
-    count = ends.shape[1]
-    if count == 0:
-        raise ConfigError("edge_label_index is empty; give at least one link")
+def _labels(edge_label: Any, count: int, negatives: NegativeSampling | None) -> Tensor | None:
     if edge_label is None:
-        return LinkInput(key, ends)
+        return None
     labels = inputs.read_tensor("edge_label", edge_label)
     if labels.shape[:1] != (count,):
         raise ConfigError(f"edge_label has shape {tuple(labels.shape)} for {count} links; give one each")
     if negatives is not None and negatives.is_triplet():
         raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
     if negatives is not None and labels.min() == 0:
-        labels = labels + 1  # zero now means negative, as in PyG
-    return LinkInput(key, ends, labels)
+        return labels + 1  # zero now means negative, as in PyG
+    return labels
 
 
-def _link_task(
-    given: Input, key: RelationName, negatives: NegativeSampling | None, *, strict: bool, temporal: bool
-) -> LinkTask:
-    """`temporal`: links have times, at which their negatives must exist."""
-    if strict and negatives is None:
-        raise ConfigError("strict_negatives needs neg_sampling")
-    schema = given.store.schema
-    relation = schema.relation_index[key]
-    checked = _checked_weights(schema, relation, negatives)
-    times = NodeTimes(given.store) if negatives is not None and temporal else None
-    return make_link_task(relation, checked, strict=strict, node_times=times)
-
-
-def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling | None) -> NegativeSampling | None:
+def _link_task(store: Store, relation: int, negatives: NegativeSampling | None, given: Given) -> LinkTask:
     if negatives is None:
-        return None
+        if given["strict_negatives"]:
+            raise ConfigError("strict_negatives needs neg_sampling")
+        return LinkTask(relation)
+    negatives = _checked_weights(store.schema, relation, negatives)
+    times = None if given["time_attr"] is None else NodeTimes(store)  # links have times: negatives must exist by then
+    return make_link_task(relation, negatives, strict=given["strict_negatives"], node_times=times)
+
+
+def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling) -> NegativeSampling:
     ends = (("src_weight", schema.sources), ("dst_weight", schema.destinations))
     weights = {
         name: inputs.read_weight(name, given, schema.node_types[types[relation]].num_nodes)

@@ -15,7 +15,7 @@ from hoploom import keys
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.arguments import read_input_nodes
-from hoploom.load.maker import Sampler, Workspaces, one_type_seeds
+from hoploom.load.maker import Sampler, one_type_seeds
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Stages, in_order
 from hoploom.sample.options import NumNeighbors, make_sampling
@@ -44,7 +44,7 @@ def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling =
     `seeds` are what NeighborLoader takes as input_nodes: a split's name, ids, or (node type, either).
     """
     node_type, nodes = distinct_seeds(store, seeds)
-    sampler = Sampler(store.graph, make_sampling(store.schema, fanouts, **plan.options), Workspaces(store))
+    sampler = Sampler(store.graph, make_sampling(store.schema, fanouts, **plan.options))
     order = Order(nodes.numel(), plan.batch_size, shuffle=True, seed=plan.seed)
     order.check()
     threads = as_int("num_threads", plan.num_threads, 0, "give a count of threads, 0 for none")

@@ -5,7 +5,7 @@ as far as memory goes; and the times of nodes, where temporal negatives have nee
 """
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ from torch_geometric.sampler import NegativeSampling
 
 from hoploom.load.arguments import NodeSeeds, empty_batch
 from hoploom.load.assemble import Assembler
-from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler, Workspaces
-from hoploom.sample import LinkTask
+from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler
+from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.serve.batch_codec import packed
 from hoploom.serve.batch_request import BatchRequest, Description, read_batch_request
@@ -36,7 +36,7 @@ class BatchService:
         self._metered, self._threads, self._wait = MeteredStore(store, self.budget), threading.Semaphore(threads), wait
         self._weights = WeightCache(memory // WEIGHTS)
         self._store = replace(store, graph=self._metered, features=self._metered)
-        self._workspaces, self._node_times = Workspaces(store), NodeTimes(store)
+        self._idle, self._node_times = deque[Workspace](), NodeTimes(store)
 
     def answer(self, request: Message) -> Message:
         """A batch; or that weights are needed, or that there is no room. ConfigError for what cannot be made."""
@@ -66,7 +66,7 @@ class BatchService:
     def _maker(self, asked: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
         """The maker of one batch: that of the loader that asks, over these seeds alone."""
         store, description = self._store, asked.description
-        sampler = Sampler(store.graph, description.sampling, self._workspaces)
+        sampler = Sampler(store.graph, description.sampling, idle=self._idle)
         assembler = Assembler(store, empty_batch(store), {}, reduce=description.aggregate, degrees=description.degrees)
         if isinstance(description.owner, str):
             nodes = NodeSeeds(description.owner, asked.seeds["nodes"], times=asked.seeds.get("times"))

@@ -28,10 +28,11 @@ MASK_SUFFIX = "_mask"
 
 @dataclass(frozen=True)
 class PygGraph:
-    """A store made from PyG's data, and what of the data a batch carries unchanged."""
+    """A store, and what its batches have of PyG's data that it was made from."""
 
     store: Store
-    template: Data | HeteroData
+    template: Data | HeteroData  # what every batch carries unchanged
+    field_order: Mapping[Owner, tuple[str, ...]]  # as the user's data lists its fields
 
 
 def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:
@@ -72,7 +73,8 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
         weight_attr=weight_attr,
         time_attr=time_attr,
     )
-    return PygGraph(store, template)
+    storages = [*node_stores.items(), *edge_stores.items()]
+    return PygGraph(store, template, {owner: tuple(storage.keys()) for owner, storage in storages})
 
 
 def _node_count(name: str, storage: Any) -> int:
@@ -149,7 +151,9 @@ def read_pair(features: FeatureStore, graph: GraphStore, *, time_attr: str | Non
     types = tuple(replace(t, fields=rows.fields(t.name)) for t in built.schema.node_types)
     schema = replace(built.schema, node_types=types)
     store = Store(schema, built.graph, _Joined(schema, rows, built.features), built.parts)
-    return PygGraph(store, Data() if homogeneous else HeteroData())
+    first = ("edge_index", "num_nodes") if homogeneous else ("num_nodes",)
+    order: dict[Owner, tuple[str, ...]] = {t.name: (*first, *t.fields) if t.fields else () for t in types}
+    return PygGraph(store, Data() if homogeneous else HeteroData(), order)
 
 
 def _pair_edges(graph: GraphStore, homogeneous: bool) -> dict[RelationName, dict[str, Tensor]]:
