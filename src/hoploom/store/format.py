@@ -5,6 +5,7 @@ And files and folders that survive a power cut, complete or not there. They cost
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -12,16 +13,16 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
-from types import UnionType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 from urllib.parse import quote
 
 import numpy as np
 
 from hoploom.errors import StoreError
-from hoploom.schema import DTYPES, Field, NodeType, Relation, Schema
+from hoploom.schema import DTYPES, Relation, Schema
 
 FORMAT, VERSION = "hoploom-store", 1
 ID_LIMIT = 2**31
@@ -157,72 +158,41 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{path} is damaged: {error}; copy the store again") from error
 
 
-# What may stand in store.json: every value is read by one of these, so that nothing else gets further.
-
-
-def _get(holder: Any, key: str, kind: type | UnionType) -> Any:
-    """A value of an object, of the kind it must have; true and false are no numbers."""
-    if not isinstance(holder, dict) or key not in holder:
-        raise ValueError(f"{key!r} is missing")
-    value = holder[key]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{key} is {value!r:.80}, not of type {getattr(kind, '__name__', kind)}")
-    return value
-
-
-def _count(holder: Any, key: str) -> int:
-    value: int = _get(holder, key, int)
-    if value < 0:
-        raise ValueError(f"{key} is {value}, not a count")
-    return value
-
-
-def _counts(holder: Any, key: str) -> tuple[int, ...]:
-    return tuple(_count({key: value}, key) for value in _get(holder, key, list))
-
-
-def _sizes(holder: Any, key: str) -> dict[str, int]:
-    sizes = _get(holder, key, dict)
-    return {name: _count(sizes, name) for name in sizes}
-
-
-def _fields(holder: Any) -> dict[str, Field]:
-    fields = _get(holder, "fields", dict)
-    found = {name: Field(_get(fields[name], "dtype", str), _counts(fields[name], "shape")) for name in fields}
-    unknown = [field.dtype for field in found.values() if field.dtype not in DTYPES]
-    if unknown:
-        raise ValueError(f"dtype {unknown[0]!r} is unknown")
-    return found
-
-
-def _relation(holder: Any) -> Relation:
-    source, name, destination = (_get(holder, key, str) for key in ("source", "name", "destination"))
-    return Relation(source, name, destination, _count(holder, "num_edges"), _fields(holder))
-
-
-def _part(holder: Any) -> PartRange:
-    splits = _get(holder, "splits", dict)
-    return PartRange(
-        _counts(holder, "first_nodes"),
-        _counts(holder, "num_nodes"),
-        _counts(holder, "first_edges"),
-        _counts(holder, "num_edges"),
-        {name: _sizes(splits, name) for name in splits},
-    )
-
-
-def from_json(contents: Any) -> Manifest:
+def from_json(contents: Mapping[str, Any]) -> Manifest:
     """The inverse of to_json, of contents that JSON has read; ValueError where they are not what they must be."""
-    node_types = tuple(
-        NodeType(_get(t, "name", str), _count(t, "num_nodes"), _fields(t), _sizes(t, "splits"))
-        for t in _get(contents, "node_types", list)
-    )
-    relations = tuple(map(_relation, _get(contents, "relations", list)))
-    weight, time = (_get(contents, key, str | None) for key in ("weight", "time"))
-    schema = Schema(node_types, relations, _get(contents, "homogeneous", bool), weight, time)
-    files = _get(contents, "files", dict)
-    entries = {name: FileEntry(_count(files[name], "bytes"), _count(files[name], "crc32")) for name in files}
-    return Manifest(schema, tuple(map(_part, _get(contents, "parts", list))), entries)
+    schema: Schema = _read(Schema, contents, STORE_FILE)
+    for fields in [*(t.fields for t in schema.node_types), *(r.fields for r in schema.relations)]:
+        for field in fields.values():
+            if field.dtype not in DTYPES:
+                raise ValueError(f"dtype {field.dtype!r} is unknown")
+    parts = _read(tuple[PartRange, ...], contents.get("parts"), "parts")
+    return Manifest(schema, parts, _read(Mapping[str, FileEntry], contents.get("files"), "files"))
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """A value of the kind that a dataclass declares; integers are counts. `name` is what messages call it."""
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        hints = _hints(kind)
+        missing = [key for key in hints if key not in value]
+        if missing:
+            raise ValueError(f"{missing[0]!r} is missing")
+        return kind(**{key: _read(hint, value[key], key) for key, hint in hints.items()})  # type: ignore[operator]
+    outer, inner = get_origin(kind), get_args(kind)
+    if outer is tuple and isinstance(value, list):
+        return tuple(_read(inner[0], entry, name) for entry in value)
+    if outer is Mapping and isinstance(value, dict):
+        return {key: _read(inner[1], entry, key) for key, entry in value.items()}
+    if kind is int and type(value) is int and value >= 0:
+        return value
+    if kind in (str, bool, str | None) and isinstance(value, kind):
+        return value
+    raise ValueError(f"{name} is {value!r:.80}, not of type {getattr(kind, '__name__', kind)}")
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields."""
+    return get_type_hints(kind)
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -292,7 +262,7 @@ class WorkFolder:
         target = target.absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{target.name}.partial-"
-        for left in target.parent.glob(f"{_literal(prefix)}*"):
+        for left in target.parent.glob(f"{glob.escape(prefix)}*"):
             _remove_unless_locked(left)
         while True:
             self.path = target.with_name(f"{prefix}{secrets.token_hex(8)}")
@@ -319,11 +289,6 @@ def _locked(folder: Path) -> int | None:
         return handle
     os.close(handle)
     return None
-
-
-def _literal(name: str) -> str:
-    """A name whose brackets, stars and question marks mean themselves in a glob."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def _remove_unless_locked(folder: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -19,13 +18,12 @@ from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Relation, Schema
 from hoploom.store import format as layout
-from hoploom.store.base import Part, Table, range_of
+from hoploom.store.base import Part, range_of
 from hoploom.store.format import DISK_FULL, FileEntry, Manifest, PartRange, WorkFolder, id_dtype, sync_folder
 
 CHUNK_BYTES = 32 << 20
 SCRATCH = "scratch"
 POLYNOMIAL = 0xEDB88320
-Matrix = list[int]  # [32]: what each bit of a CRC becomes
 
 
 class ArrayWriter:
@@ -209,13 +207,10 @@ def _write_part(writer: StoreWriter, number: int, part: Part) -> None:
         order = part.tables.get((relation.key, EDGE_ID))
         for name in relation.fields:
             table = part.tables[relation.key, name]
-            _write_table(writer, layout.edge_file(number, relation, name), table.rows, _order(table, order))
+            in_order = order.rows if table.by_edge_id and order is not None else None
+            _write_table(writer, layout.edge_file(number, relation, name), table.rows, in_order)
         source_nodes = schema.node_types[schema.sources[index]].num_nodes
         _write_lists(writer, number, relation, part.lists[index], source_nodes)
-
-
-def _order(table: Table, order: Table | None) -> Tensor | None:
-    return order.rows if table.by_edge_id and order is not None else None
 
 
 def _write_lists(writer: StoreWriter, number: int, relation: Relation, lists: EdgeLists, num_sources: int) -> None:
@@ -245,8 +240,6 @@ def _chunks(rows: Tensor, order: Tensor | None) -> Iterator[Tensor]:
 
 
 # --- the CRC-32 of a file whose header is written last --------------------------------------
-#
-# Appending zero bytes to a text is linear in its CRC, so it is a matrix over bits; powers of it are found by squaring.
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
@@ -255,30 +248,19 @@ def combine(first: int, second: int, second_bytes: int) -> int:
     >>> combine(zlib.crc32(b"hop"), zlib.crc32(b"loom"), 4) == zlib.crc32(b"hoploom")
     True
     """
-    for bit in range(second_bytes.bit_length()):
-        if second_bytes >> bit & 1:
-            first = _apply(_zero_bytes(bit), first)
-    return first ^ second
+    shift, power, left = 1 << 31, 1 << 30, 8 * second_bytes  # the polynomials 1 and x; x once for every bit of b
+    while left:
+        if left & 1:
+            shift = _product(shift, power)
+        power, left = _product(power, power), left >> 1
+    return _product(shift, first) ^ second
 
 
-@cache
-def _zero_bytes(power: int) -> Matrix:
-    """What 2 to the power of this many zero bytes do to a CRC."""
-    if power == 0:
-        step = [POLYNOMIAL] + [1 << bit for bit in range(31)]  # one zero bit
-        for _ in range(3):
-            step = _times(step, step)
-        return step
-    return _times(_zero_bytes(power - 1), _zero_bytes(power - 1))
-
-
-def _apply(matrix: Matrix, crc: int) -> int:
+def _product(one: int, other: int) -> int:
+    """Of two polynomials over bits, modulo that of the CRC; the highest bit is the power 0."""
     out = 0
-    for bit in range(32):
-        if crc >> bit & 1:
-            out ^= matrix[bit]
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            out ^= other
+        other = other >> 1 ^ (POLYNOMIAL if other & 1 else 0)
     return out
-
-
-def _times(left: Matrix, right: Matrix) -> Matrix:
-    return [_apply(left, column) for column in right]
