@@ -172,7 +172,7 @@ def from_json(contents: Mapping[str, Any]) -> Manifest:
 def _read(kind: Any, value: Any, name: str) -> Any:
     """A value of the kind that a dataclass declares; integers are counts. `name` is what messages call it."""
     if is_dataclass(kind) and isinstance(value, Mapping):
-        hints = _hints(kind)
+        hints = _hints(kind)  # type: ignore[arg-type]
         missing = [key for key in hints if key not in value]
         if missing:
             raise ValueError(f"{missing[0]!r} is missing")
