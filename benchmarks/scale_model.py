@@ -28,21 +28,21 @@ from hoploom.batch import Sampled
 from hoploom.ingest.synthetic import generate
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.read_graph_file import read_graph
-from hoploom.nn import GraphSAGE
 from hoploom.scale import Constants, Question, ScalePlan, plan
-from hoploom.scale.measure import draw_edges
+from hoploom.scale.measure import FULL, Effort, draw_edges
 from hoploom.scale.measure import measure as measure_machine
-from hoploom.scale.plan import sorting_seconds
-from hoploom.scale.sizes import Crowd, hit_rate
+from hoploom.scale.plan import gather_seconds
+from hoploom.scale.sizes import Crowd, is_hashed
 from hoploom.schema import Field
 from hoploom.store import Store, open_store
 
 EDGES = (1_000_000, 10_000_000, 100_000_000)
-DEGREE, FEATURES, CLASSES, PARTS = 20, 64, 16, 1
+DEGREE, FEATURES, CLASSES = 20, 64, 16
 CACHED = 0.1  # share of the nodes
 PREPARED = 10_000_000  # edges of the largest graph that is built from tables, and cut into parts
 WIDTH, CUT_PARTS, MEMORY, TURNS = 16, 4, 4 * 10**9, 3
-RECIPE = """
+TINY = Effort(3_000_000, 48 << 20, 500_000, 1_000_000, 0.1)
+GRAPH_FILE = """
 [nodes.node]
 files = "nodes.parquet"
 id = "id"
@@ -68,7 +68,7 @@ print(json.dumps([seconds, 1024 * int(status.partition("VmHWM:")[2].split()[0])]
 
 def measure(tiny: bool) -> Report:
     """The machine first, then graph by graph."""
-    constants = measure_machine(quick=tiny)
+    constants = measure_machine(effort=TINY if tiny else FULL)
     rows: list[Row] = []
     for num_edges in EDGES:
         num_nodes = num_edges // DEGREE // (100 if tiny else 1)
@@ -77,8 +77,8 @@ def measure(tiny: bool) -> Report:
             if num_edges <= PREPARED:
                 rows += _preparing(Path(folder), num_nodes, constants)
     notes = [
-        f"degree {DEGREE}, {FEATURES} float16 features, {PARTS} part; {graph.NUM_SEEDS} seeds, fanouts {graph.FANOUTS}",
-        "sampling is mode subgraph, all else mode blocks; the model is GraphSAGE, 256 wide",
+        f"degree {DEGREE}, {FEATURES} float16 features; {graph.NUM_SEEDS} seeds, fanouts {graph.FANOUTS}",
+        "sampling and gathering are one subgraph each: its own picks and nodes at the planned rates",
         f"tables: Parquet, scattered integer ids, {WIDTH} float32 features and a label a node",
         f"parts: {CUT_PARTS}, by stream, nothing sampled; a process of its own, whose peak holds the files it maps too",
     ]
@@ -92,7 +92,6 @@ def _rows(folder: Path, num_nodes: int, constants: Constants) -> Iterator[Row]:
         avg_degree=DEGREE,
         num_features=FEATURES,
         num_classes=CLASSES,
-        num_parts=PARTS,
         feature_dtype="float16",
     )
     graph.forget(folder)
@@ -101,17 +100,14 @@ def _rows(folder: Path, num_nodes: int, constants: Constants) -> Iterator[Row]:
     answer = plan(_question(store), constants)
     blocks = next(iter(_loader(store, 1)))
     size = sum(path.stat().st_size for path in folder.rglob("*.npy"))
-    opening = spread_of(_seconds(lambda: open_store(folder)) for _ in range(REPETITIONS))
     name = f"{store.schema.relations[0].num_edges / 1e6:,.3g} M edges"
     yield _row(f"{name}: size", "MB", _once(size), answer.disk, 1e-6)
-    yield _row(f"{name}: opening", "ms", opening, answer.opening, 1e3)
     yield _row(f"{name}: picks of a batch", "thousand", _once(_num_picks(blocks)), answer.batch.picks, 1e-3)
     yield _row(f"{name}: nodes of a batch", "thousand", _once(blocks.n_id.numel()), answer.batch.nodes, 1e-3)
     yield from _hits(name, store, blocks.n_id, answer)
-    yield from _loading(name, store, answer, constants)
-    yield _row(f"{name}: model, a step", "ms", _steps(store), answer.times.model, 1e3)
+    yield from _loading(name, store, answer.question, constants)
     del store, blocks
-    yield _row(f"{name}: edge list to CSC", "s", _sorting(num_nodes), sorting_seconds(answer.question, constants), 1)
+    yield _row(f"{name}: edge list to CSC", "s", _sorting(num_nodes), num_nodes * DEGREE / constants.sort_edges, 1)
 
 
 def _preparing(folder: Path, num_nodes: int, constants: Constants) -> Iterator[Row]:
@@ -127,12 +123,12 @@ def _preparing(folder: Path, num_nodes: int, constants: Constants) -> Iterator[R
         memory_per_host=MEMORY,
         batch_size=min(graph.NUM_SEEDS, num_nodes),
     )
-    planned = sum(stage.seconds for stage in plan(question, constants).build)
+    planned = sum(plan(question, constants).build.values())
     building = spread_of(_seconds(lambda turn=turn: _build(folder, turn)) for turn in range(TURNS))
     yield _row(f"{name}: tables to store", "s", building, planned, 1)
     store = open_store(folder / "graph.store")
     cut = replace(_question(store), hosts=CUT_PARTS, edge_cut="stream", memory_per_host=MEMORY, original_id_bytes=8)
-    planned = sum(stage.seconds for stage in plan(cut, constants).partition)
+    planned = sum(plan(cut, constants).partition.values())
     turns = [_partition(folder, turn) for turn in range(TURNS)]
     yield _row(f"{name}: store to parts", "s", spread_of(seconds for seconds, _ in turns), planned, 1)
     peak = spread_of(peak for _, peak in turns)
@@ -148,7 +144,7 @@ def _write_tables(folder: Path, num_nodes: int, num_edges: int) -> None:
     pq.write_table(pa.table({"id": ids, "x": x, "y": y}), folder / "nodes.parquet")
     ends = {name: ids[draw.integers(num_nodes, size=num_edges)] for name in ("source", "destination")}
     pq.write_table(pa.table(ends), folder / "edges.parquet")
-    (folder / "graph.toml").write_text(RECIPE)
+    (folder / "graph.toml").write_text(GRAPH_FILE)
 
 
 def _build(folder: Path, turn: int) -> None:
@@ -174,7 +170,6 @@ def _question(store: Store) -> Question:
         features=Field("float16", (FEATURES,)),
         original_id_bytes=0,
         train_share=1.0,  # the splits together
-        parts_per_host=PARTS,
         fanouts=tuple(graph.FANOUTS),
         batch_size=min(graph.NUM_SEEDS, node_type.num_nodes),
         classes=CLASSES,
@@ -216,30 +211,28 @@ def _hits(name: str, store: Store, n_id: Tensor, answer: ScalePlan) -> Iterator[
     cached = torch.zeros(num_nodes, dtype=torch.bool)
     cached[torch.topk(counts, int(num_nodes * CACHED)).indices] = True
     found = float(cached[n_id].float().mean())
-    predicted = hit_rate(
-        Crowd(answer.question.nodes, answer.question.skew),
-        answer.batch.hops[0].frontier,
-        answer.batch.hops[-1].drawn,
-        CACHED,
-    )
+    crowd, hops = Crowd(num_nodes, answer.question.skew), answer.batch.hops
+    predicted = crowd.hit_rate(hops[0].frontier, hops[-1].drawn, CACHED)
     yield _row(f"{name}: hits of a cache of {CACHED:.0%}", "%", _once(found), predicted, 100)
 
 
-def _loading(name: str, store: Store, answer: ScalePlan, constants: Constants) -> Iterator[Row]:
+def _loading(name: str, store: Store, question: Question, constants: Constants) -> Iterator[Row]:
     """One thread, batch by batch."""
+    if question.nodes <= graph.NUM_SEEDS:
+        return
     torch.set_num_threads(1)
-    expected = plan(replace(answer.question, mode="subgraph", workers=1), constants).times
-    sample = graph.make_sampler(store) if answer.question.nodes > graph.NUM_SEEDS else None
+    sample = graph.make_sampler(store)
     batches: list[Sampled] = []
-    if sample is not None:
-        sampling = []
-        for step in range(2 + REPETITIONS):
-            sampling.append(_seconds(lambda step=step: batches.append(sample(step))))
-            del batches[:-1]
-        yield _row(f"{name}: sampling", "ms", spread_of(sampling[2:]), expected.sampling, 1e3)
-        nodes = batches[-1].nodes[0]
-        gathering = [_seconds(lambda: _gather(store, nodes)) for _ in range(2 + REPETITIONS)]
-        yield _row(f"{name}: gathering", "ms", spread_of(gathering[2:]), expected.gathering, 1e3)
+    sampling = []
+    for step in range(2 + REPETITIONS):
+        sampling.append(_seconds(lambda step=step: batches.append(sample(step))))
+        del batches[:-1]
+    nodes, num_picks = batches[-1].nodes[0], batches[-1].edge_index[0].shape[1]
+    slower = constants.hashed_slowdown if is_hashed(question) else 1.0
+    yield _row(f"{name}: sampling", "ms", spread_of(sampling[2:]), num_picks / constants.sample_picks * slower, 1e3)
+    gathering = [_seconds(lambda: _gather(store, nodes)) for _ in range(2 + REPETITIONS)]
+    planned = nodes.numel() * gather_seconds(question, constants)
+    yield _row(f"{name}: gathering", "ms", spread_of(gathering[2:]), planned, 1e3)
     torch.set_num_threads(report.CORES)
 
 
@@ -248,20 +241,6 @@ def _gather(store: Store, nodes: Tensor) -> None:
     from hoploom.store.base import Wanted
 
     store.features.gather([Wanted("node", name, nodes) for name in ("x", "y")])
-
-
-def _steps(store: Store) -> Spread:
-    """Forward and backward of one batch, again and again."""
-    batch = next(iter(_loader(store, 1)))
-    model = GraphSAGE(FEATURES, 256, len(graph.FANOUTS), CLASSES)
-    batch.x = batch.x.float()
-
-    def step() -> None:
-        model.zero_grad()
-        out = model(batch)
-        torch.nn.functional.cross_entropy(out, batch.y[: out.shape[0]].long()).backward()
-
-    return spread_of([_seconds(step) for _ in range(2 + REPETITIONS)][2:])
 
 
 def _sorting(num_nodes: int) -> Spread:

@@ -149,7 +149,7 @@ def test_what_cannot_be_written_is_refused_before_the_work(
 def test_bench_says_before_measuring_what_it_cannot_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hoploom.cli.scaling.measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("hoploom.scale.measure.measure", lambda *_: pytest.fail("measured"))
     assert "is a directory; give a file" in refusal(["bench", "--out", tmp_path], capsys)
     assert "there is no folder" in refusal(["bench", "--out", tmp_path / "absent" / "bench.json"], capsys)
 
