@@ -7,28 +7,28 @@ in-edges and seeds; it gives up a little of METIS's cut. `metis` holds every edg
 
 import os
 from collections.abc import Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from hoploom import keys, ops
-from hoploom.config.values import nearest
+from hoploom.config.values import as_int, as_number, nearest
 from hoploom.errors import ConfigError
 from hoploom.load.presample import read_seeds
 from hoploom.ops import PartitionRule, RelationLists, Topology
 from hoploom.ops.partition import MOST_NODES, MOST_PARTS
+from hoploom.partition.bounded_store import opened_parts
 from hoploom.partition.metis import metis_parts
-from hoploom.partition.trial import named_seeds
-from hoploom.schema import RelationName
+from hoploom.schema import RelationName, Schema
 from hoploom.store import Store, open_store
-from hoploom.store.edges import covers
 
 METHODS = ("hash", "range", "stream", "metis")
 KEY = 0x7061727473  # what draws derive from: the same parts every time
 PASSES = 5  # of refinement, at most
+USUAL_SPLIT = "train"
 
 
 def assign(
@@ -65,16 +65,14 @@ def assign(
         parts = ops.assign_parts(topology, is_seed, rule)
     else:
         parts = metis_parts(topology, is_seed, rule)
-    return _by_type(store, parts)
+    return dict(zip(store.schema.type_index, parts.tensor_split(_bounds(store)[1:-1]), strict=True))
 
 
 def edge_cut(store: Store, parts: Mapping[str, Tensor], *, threads: int | None = None) -> Mapping[RelationName, int]:
     """How many edges of each relation lead from one part to another; reads the edges once, where they lie."""
     for node_type in store.schema.node_types:
         if node_type.name not in parts or parts[node_type.name].shape != (node_type.num_nodes,):
-            raise ConfigError(
-                f"parts of {node_type.name!r}: one number for each of {node_type.num_nodes} nodes is needed"
-            )
+            raise ConfigError(f"parts of {node_type.name!r}: give one number for each of {node_type.num_nodes} nodes")
     together = torch.cat([parts[node_type.name].to(torch.int16) for node_type in store.schema.node_types])
     cut = ops.count_cut(_topology(store), together, _threads(threads))
     return {relation.key: int(count) for relation, count in zip(store.schema.relations, cut, strict=True)}
@@ -82,20 +80,14 @@ def edge_cut(store: Store, parts: Mapping[str, Tensor], *, threads: int | None =
 
 def _check(store: Store, num_parts: int, method: str, passes: int, imbalance: float) -> None:
     if method not in METHODS:
-        alike = nearest(str(method), METHODS)
-        hint = f"did you mean {alike!r}? " if alike else ""
+        near = nearest(str(method), METHODS)
+        hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(f"unknown method {method!r}; {hint}There are {', '.join(METHODS)}")
-    num_nodes = _bounds(store)[-1]
-    if not 1 <= num_parts <= MOST_PARTS:
-        raise ConfigError(f"num_parts is {num_parts}; give 1 to {MOST_PARTS}")
-    if num_parts > num_nodes:
-        raise ConfigError(
-            f"num_parts is {num_parts} for {num_nodes} nodes of all types; give each part a node at least"
-        )
-    if passes < 0:
-        raise ConfigError(f"passes is {passes}; give 0 or more, e.g. {PASSES}")
-    if not 0 <= imbalance < float("inf"):
-        raise ConfigError(f"imbalance is {imbalance}; give a share, e.g. 0.05 for 5 % above the mean")
+    num_nodes, num_parts = _bounds(store)[-1], as_int("num_parts", num_parts, 1, f"give 1 to {MOST_PARTS}")
+    if num_parts > min(MOST_PARTS, num_nodes):
+        raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give 1 to {min(MOST_PARTS, num_nodes)}")
+    as_int("passes", passes, 0, f"give 0 or more, e.g. {PASSES}")
+    as_number("imbalance", imbalance, "give a share, e.g. 0.05 for 5 % above the mean")
     if num_nodes > MOST_NODES and method in ("stream", "metis"):
         raise ConfigError(f"{num_nodes} nodes are too many for method {method!r}; use 'hash' or 'range'")
 
@@ -140,12 +132,10 @@ def _by_range(store: Store, num_parts: int) -> Mapping[str, Tensor]:
 
 
 def _topology(store: Store, *, mapped: bool = False) -> Topology:
-    schema = store.schema
-    if not store.parts or not covers(schema, store.parts):
-        raise ConfigError("not all edges are in reach of this process; open the whole store")
+    schema, parts = store.schema, opened_parts(store)
     relations = [
         RelationLists(
-            " ".join(relation.key), schema.sources[i], schema.destinations[i], [part.lists[i] for part in store.parts]
+            " ".join(relation.key), schema.sources[i], schema.destinations[i], [part.lists[i] for part in parts]
         )
         for i, relation in enumerate(schema.relations)
     ]
@@ -158,13 +148,31 @@ def _marks(store: Store, seeds: Any) -> Tensor | None:
         return None
     bounds = _bounds(store)
     marks = torch.zeros(bounds[-1], dtype=torch.bool)
-    by_type = list(seeds.items()) if isinstance(seeds, Mapping) else [seeds]
-    for given in by_type:
+    for given in seeds.items() if isinstance(seeds, Mapping) else [seeds]:
         name, ids = read_seeds(store, named_seeds(store.schema, given))
         marks[ids + bounds[store.schema.type_index[name]]] = True
     return marks
 
 
-def _by_type(store: Store, parts: Tensor) -> Mapping[str, Tensor]:
-    spans = zip(store.schema.node_types, pairwise(_bounds(store)), strict=True)
-    return {node_type.name: parts[begin:end] for node_type, (begin, end) in spans}
+class Usual:
+    """The default of `seeds`."""
+
+    def __repr__(self) -> str:
+        return f"<{USUAL_SPLIT!r}, where exactly one node type has members of it; else none>"
+
+
+USUAL: Final = Usual()
+
+
+def named_seeds(schema: Schema, seeds: Any) -> Any:
+    """What `seeds` stands for: the same, but for USUAL; without the type where there is but one."""
+    if isinstance(seeds, Usual):
+        having = [node_type.name for node_type in schema.node_types if node_type.splits.get(USUAL_SPLIT)]
+        if len(having) != 1:
+            return None
+        return USUAL_SPLIT if schema.homogeneous else (having[0], USUAL_SPLIT)
+    is_pair = isinstance(seeds, tuple | list) and len(seeds) == 2 and isinstance(seeds[0], str)
+    if schema.homogeneous and is_pair:
+        schema.node_type(seeds[0])
+        return seeds[1]
+    return seeds

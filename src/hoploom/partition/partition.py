@@ -5,39 +5,36 @@ node and chunks of the rest.
 """
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ingest.stream import StoreOptions, write_store
-from hoploom.ingest.stream.streams import LEAST_MEMORY
-from hoploom.load.arguments import read_tensor
-from hoploom.load.presample import distinct_seeds
+from hoploom.ingest.stream import LEAST_MEMORY, Progress, StoreOptions, write_store
+from hoploom.load.presample import AS_TRAINED, add_visits, distinct_seeds, no_visits
 from hoploom.ops import give_back_freed_memory
-from hoploom.partition.assign import assign
-from hoploom.partition.bounded_graph import BoundedStore
+from hoploom.partition.assign import USUAL, assign, named_seeds
+from hoploom.partition.bounded_store import CHUNK_BYTES, BoundedStore
 from hoploom.partition.renumber import NewOrder, edge_streams, node_streams, order_nodes
 from hoploom.partition.report import FANOUTS, PartitionReport, report
-from hoploom.partition.store_reading import CHUNK_BYTES, StoreReader, read_store
-from hoploom.partition.trial import USUAL, Trial, named_seeds
 from hoploom.sample.options import NumNeighbors, resolve_fanouts
-from hoploom.schema import Schema, read_members
+from hoploom.schema import Schema
 from hoploom.store import Store
 from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
 MEMORY = 4 << 30
-ASIDE = 96 << 20  # for what nothing counts: batches on their way, allocators of several threads
-CHUNKS = 16  # that reading has under way while the writer fills its memory
+ASIDE = 96 << 20  # bytes for what nothing counts: batches on their way, allocators of several threads
+READING = 16 * CHUNK_BYTES  # chunks under way while the writer fills its memory
+SAMPLING = 64 << 20  # batches under way, and what libraries load when they are first used
 NODE_BYTES = {"hash": 32, "range": 32}  # per node, at most; of the other methods:
 MOST_NODE_BYTES = 80
+LEAST_BATCHES, MOST_BATCHES = 32, 256  # that find the hottest nodes: else as many as an epoch has
 MB = 1 << 20
-WORKING = 64 << 20  # batches under way, and what libraries load when they are first used
-SPARE_MB = 8  # that a process may hold more next time
-Progress = Callable[[str], None]  # told what is done now
 
 
 def partition(
@@ -62,88 +59,62 @@ def partition(
 
     >>> print(partition("papers.store", "papers.parts", 4))
     """
-    num_parts = as_int("num_parts", num_parts, 1, "give at least 1")
+    memory = as_int("memory", memory, 1, "give bytes, e.g. 4 << 30")
     if os.path.lexists(out):
         raise StoreError(f"{out} exists; give another path, or remove it first")
-    reader = read_store(store)
-    num_nodes = sum(node_type.num_nodes for node_type in reader.schema.node_types)
-    if num_parts > num_nodes:
-        raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give each part a node at least")
-    _check_memory(memory, num_nodes, method)
+    opened = BoundedStore(store, memory - ASIDE)
+    schema, say = opened.schema, progress or (lambda what: None)
+    _check_memory(memory, sum(node_type.num_nodes for node_type in schema.node_types), method)
     if fanouts is not None:
-        resolve_fanouts(reader.schema, fanouts)
-    seeds = named_seeds(reader.schema, seeds)
-    memory -= ASIDE
-    plan = PartitionPlan(num_parts, method, seeds, fanouts, memory)
-    orders = _new_orders(store, plan, progress or (lambda what: None))
-    _write(reader, orders, out, memory, progress)
-    seeds = _renumbered(seeds, reader.schema, orders)
-    del orders, reader  # a number per node
-    return report(out, fanouts, seeds, memory=memory)
+        resolve_fanouts(schema, fanouts)
+    seeds = named_seeds(schema, seeds)
+    marked = None if seeds is None else dict([distinct_seeds(opened.store, seeds)])
+    say(f"assigning nodes by {method}")
+    parts = assign(store, num_parts, method, seeds=marked)
+    visits = None
+    if marked is not None and fanouts is not None:
+        say("sampling for the hottest nodes")
+        (ids,) = marked.values()
+        visits = _visits(opened, fanouts, seeds, ids.numel())
+    orders = order_nodes(parts, num_parts, visits)
+    seeds = None if marked is None else _renumbered(seeds, marked, orders, schema)
+    del parts, visits, marked  # numbers per node
+    options = StoreOptions(
+        weight=schema.weight, time=schema.time, homogeneous=schema.homogeneous, memory=opened.memory - READING
+    )
+    with StoreWriter(out) as writer:
+        write_store(writer, node_streams(opened, orders), edge_streams(opened, orders), options, progress=progress)
+    del opened, orders
+    return report(out, fanouts, seeds, memory=memory - ASIDE)
 
 
 def _check_memory(memory: int, num_nodes: int, method: str) -> None:
-    memory = as_int("memory", memory, 1, "give bytes, e.g. 4 << 30")
     give_back_freed_memory()
-    least = (
-        resident_bytes()
-        + LEAST_MEMORY
-        + WORKING
-        + CHUNKS * CHUNK_BYTES
-        + ASIDE
-        + num_nodes * NODE_BYTES.get(method, MOST_NODE_BYTES)
-    )
+    per_node = NODE_BYTES.get(method, MOST_NODE_BYTES)
+    least = resident_bytes() + LEAST_MEMORY + SAMPLING + READING + ASIDE + num_nodes * per_node
     if memory < least:
-        mb = -(-least // MB) + SPARE_MB
+        mb = -(-least // MB) + 8  # a process may hold a little more next time
         raise ConfigError(
             f"memory is {memory} bytes, too little for {num_nodes} nodes and what the process holds already; "
             f"give at least {mb * MB} ({mb} MB)"
         )
 
 
-@dataclass(frozen=True)
-class PartitionPlan:
-    """How nodes find their place."""
-
-    num_parts: int
-    method: str
-    seeds: Any
-    fanouts: NumNeighbors | None
-    memory: int
-
-
-def _new_orders(store: Store | str | Path, plan: PartitionPlan, say: Progress) -> dict[str, NewOrder]:
-    opened = BoundedStore(store, plan.memory)
-    seeds = None if plan.seeds is None else dict([distinct_seeds(opened.store, plan.seeds)])
-    say(f"assigning nodes by {plan.method}")
-    parts = assign(store, plan.num_parts, plan.method, seeds=seeds)
-    visits = None
-    if plan.seeds is not None and plan.fanouts is not None:
-        say("sampling for the hottest nodes")
-        visits = Trial(opened, plan.fanouts, plan.seeds).hotness()
-    return order_nodes(parts, plan.num_parts, visits)
+def _visits(opened: BoundedStore, fanouts: NumNeighbors, seeds: Any, num_seeds: int) -> dict[str, Tensor]:
+    """By node type in how many batches each node was, [num_nodes] int64."""
+    epoch = -(-num_seeds // AS_TRAINED.batch_size)
+    plan = replace(AS_TRAINED, batches=range(max(LEAST_BATCHES, min(MOST_BATCHES, epoch))))
+    counts = no_visits(opened.store)
+    for nodes in opened.batches(fanouts, seeds, plan):
+        add_visits(counts, nodes)
+    return counts
 
 
-def _write(
-    reader: StoreReader, orders: Mapping[str, NewOrder], out: str | Path, memory: int, progress: Progress | None
-) -> None:
-    schema = reader.schema
-    left = memory - CHUNKS * CHUNK_BYTES
-    options = StoreOptions(weight=schema.weight, time=schema.time, homogeneous=schema.homogeneous, memory=left)
-    with StoreWriter(out) as writer:
-        write_store(writer, node_streams(reader, orders), edge_streams(reader, orders), options, progress=progress)
-
-
-def _renumbered(seeds: Any, schema: Schema, orders: Mapping[str, NewOrder]) -> Any:
+def _renumbered(seeds: Any, marked: Mapping[str, Tensor], orders: Mapping[str, NewOrder], schema: Schema) -> Any:
     """Seeds in the new ids: what has a name keeps it."""
-    if schema.homogeneous:
-        node_type, given = schema.node_types[0].name, seeds
-    elif isinstance(seeds, tuple | list) and len(seeds) == 2:
-        node_type, given = seeds
-    else:
+    given = seeds[1] if isinstance(seeds, tuple | list) and len(seeds) == 2 else seeds
+    if isinstance(given, str):
         return seeds
-    if given is None or isinstance(given, str):
-        return seeds
-    ids = read_members("seeds", read_tensor("seeds", given), schema.node_type(node_type).num_nodes, ConfigError)
+    ((node_type, ids),) = marked.items()
     new = orders[node_type].new_of_old[ids]
     return new if schema.homogeneous else (node_type, new)

@@ -5,8 +5,9 @@ training would; the batches that choose what a cache holds are not those that it
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
-from hoploom.partition.bounded_graph import BoundedStore
-from hoploom.partition.store_reading import StoreReader, edge_spans, read_store, row_bytes
-from hoploom.partition.trial import USUAL, Trial, named_seeds
+from hoploom.partition.assign import USUAL, named_seeds
+from hoploom.partition.bounded_store import BoundedStore, row_bytes
+from hoploom.partition.renumber import ID_BYTES, hottest_nodes
 from hoploom.sample.options import NumNeighbors
 from hoploom.schema import NodeType
 from hoploom.store import Store
 
-MOST_RELATIONS = 12  # in a table
+Batches = Callable[[Presampling], Iterator[list[Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -89,38 +90,34 @@ def as_json(costs: PartitionReport) -> str:
     return json.dumps(contents, indent=1)
 
 
+COUNTED: Mapping[str, Callable[[PartCost], str]] = {
+    "nodes": lambda part: f"{sum(part.num_nodes.values()):,}",
+    "edges": lambda part: f"{part.num_edges:,}",
+    "seeds": lambda part: f"{part.num_seeds:,}",
+}
+SAMPLED: Mapping[str, Callable[[PartCost], str]] = {
+    "rows a batch": lambda part: f"{part.batch_rows or 0:,.0f}",
+    "remote": lambda part: _percent((part.remote_rows or 0) / part.batch_rows) if part.batch_rows else "-",
+    "remote MB": lambda part: f"{(part.remote_bytes or 0) / 1e6:,.1f}",
+}
+
+
 def as_text(costs: PartitionReport) -> str:
     """The report to read in a terminal."""
-    rows = [_heading(costs)]
-    rows += [_part(number, part, costs.remote_share is not None) for number, part in enumerate(costs.parts)]
-    lines = [*_aligned(rows), "", f"edges from another part: {_percent(costs.edge_cut)}"]
+    columns = {**COUNTED, **({} if costs.remote_share is None else SAMPLED)}
+    rows = [[str(number), *(text(part) for text in columns.values())] for number, part in enumerate(costs.parts)]
+    lines = [*_aligned([["part", *columns], *rows]), "", f"edges from another part: {_percent(costs.edge_cut)}"]
     if len(costs.cuts) > 1:
-        named = [(_percent(cut.num_cut / max(1, cut.num_edges)), cut.relation) for cut in costs.cuts[:MOST_RELATIONS]]
-        lines += [f"  {share:>7}  {relation}" for share, relation in named]
-        more = len(costs.cuts) - MOST_RELATIONS
-        lines += [f"  and {more} more relations"] if more > 0 else []
+        lines += [f"  {_percent(cut.num_cut / max(1, cut.num_edges)):>7}  {cut.relation}" for cut in costs.cuts]
     if costs.remote_share is not None:
         lines.append(f"rows of a batch from another part: {_percent(costs.remote_share)}")
     if costs.caches:
         sizes = ["cache, of the other parts' nodes", *(_percent(cache.nodes) for cache in costs.caches)]
         lines += _aligned([sizes, ["answers of these rows", *(_percent(cache.hits) for cache in costs.caches)]])
     if costs.sampling:
-        told = costs.sampling
-        lines.append(f"sampled: batches of {told['batch_size']}, seeds {told['seeds']}, fanouts {told['fanouts']}")
+        sampling = [str(costs.sampling[name]) for name in ("batch_size", "seeds", "fanouts")]
+        lines.append("sampled: batches of {}, seeds {}, fanouts {}".format(*sampling))
     return "\n".join(lines)
-
-
-def _heading(costs: PartitionReport) -> tuple[str, ...]:
-    counted = ("part", "nodes", "edges", "seeds")
-    return counted if costs.remote_share is None else (*counted, "rows a batch", "remote", "remote MB")
-
-
-def _part(number: int, part: PartCost, sampled: bool) -> tuple[str, ...]:
-    counted = (str(number), f"{sum(part.num_nodes.values()):,}", f"{part.num_edges:,}", f"{part.num_seeds:,}")
-    if not sampled or part.batch_rows is None or part.remote_rows is None or part.remote_bytes is None:
-        return counted
-    share = _percent(part.remote_rows / part.batch_rows) if part.batch_rows else "-"
-    return (*counted, f"{part.batch_rows:,.0f}", share, f"{part.remote_bytes / 1e6:,.1f}")
 
 
 def _percent(share: float) -> str:
@@ -137,7 +134,6 @@ CACHES = (0.01, 0.05, 0.1, 0.2)  # shares of the nodes that lie in other parts
 CHOOSING = 256  # batches, over all parts, that say what a cache holds
 MEASURED = 64  # batches, over all parts, that remote rows and hits are counted on
 LEAST = 8  # batches of a part that choose, where that is more than an epoch and there are not many parts
-ID_BYTES = 8
 OTHER_BATCHES = 1  # added to the seed
 
 
@@ -156,22 +152,25 @@ def report(
     >>> costs = report("papers.parts", [15, 10, 5])
     >>> costs.edge_cut, costs.remote_share
     """
-    reader = read_store(store)
-    seed_type, seed_ids = None, torch.empty(0, dtype=torch.int64)
     opened = BoundedStore(store, memory)
-    seeds = named_seeds(reader.schema, seeds)
+    schema, seeds = opened.schema, named_seeds(opened.schema, seeds)
+    seed_type, seed_ids = schema.node_types[0].name, torch.empty(0, dtype=torch.int64)
     if seeds is not None:
         seed_type, seed_ids = read_seeds(opened.store, seeds)
-    cuts = tuple(_cut(reader, index) for index in range(len(reader.schema.relations)))
-    own = _by_part(reader, seed_type, seed_ids)
-    parts = [_holdings(reader, number, own[number].numel()) for number in range(len(reader.parts))]
-    if fanouts is None or seed_type is None:
+    cuts = tuple(_cut(opened, index) for index in range(len(schema.relations)))
+    type_index = schema.type_index[seed_type]
+    firsts = torch.tensor([part.first_nodes[type_index] for part in opened.ranges])
+    own = seed_ids.tensor_split(torch.searchsorted(seed_ids, firsts[1:]))  # they ascend
+    parts = [
+        PartCost(dict(zip(schema.type_index, part.num_nodes, strict=True)), sum(part.num_edges), ids.numel())
+        for part, ids in zip(opened.ranges, own, strict=True)
+    ]
+    if fanouts is None or seeds is None:
         return PartitionReport(cuts, tuple(parts))
     costs, hits = [], torch.zeros(len(CACHES), dtype=torch.float64)
-    caches_of = Caches(reader)
     for number, held in enumerate(parts):
-        given = own[number] if reader.schema.homogeneous else (seed_type, own[number])
-        cost, answered = _sampled_cost(Trial(opened, fanouts, given, sampling), caches_of, number, held)
+        given = own[number] if schema.homogeneous else (seed_type, own[number])
+        cost, answered = _sampled_cost(opened, number, held, partial(opened.batches, fanouts, given), sampling)
         costs.append(cost)
         hits += answered
     remote = sum(cost.remote_rows or 0 for cost in costs)
@@ -192,96 +191,63 @@ def _plain(fanouts: NumNeighbors) -> Any:
     return list(fanouts)
 
 
-# --- counted ---------------------------------------------------------------------------------
-
-
-def _cut(reader: StoreReader, index: int) -> Cut:
-    schema = reader.schema
-    relation, source = schema.relations[index], schema.sources[index]
+def _cut(opened: BoundedStore, index: int) -> Cut:
+    relation, source = opened.schema.relations[index], opened.schema.sources[index]
     inside = 0
-    for number, part in enumerate(reader.parts):
+    for number, part in enumerate(opened.ranges):
         first, end = part.first_nodes[source], part.first_nodes[source] + part.num_nodes[source]
-        for span in edge_spans(reader, number, index, ID_BYTES):
-            ids = reader.topology(number, index, "indices", span.begin, span.end)
-            inside += int(((ids >= first) & (ids < end)).sum())
+        for span in opened.edge_spans(number, index, ID_BYTES):
+            inside += int(((span.sources >= first) & (span.sources < end)).sum())
     return Cut(" ".join(relation.key), relation.num_edges, relation.num_edges - inside)
-
-
-def _holdings(reader: StoreReader, number: int, num_seeds: int) -> PartCost:
-    part = reader.parts[number]
-    names = [node_type.name for node_type in reader.schema.node_types]
-    return PartCost(dict(zip(names, part.num_nodes, strict=True)), sum(part.num_edges), num_seeds)
-
-
-def _by_part(reader: StoreReader, node_type: str | None, seeds: Tensor) -> Sequence[Tensor]:
-    """The seeds of each part; they ascend."""
-    index = 0 if node_type is None else reader.schema.type_index[node_type]
-    ends = torch.tensor([part.first_nodes[index] + part.num_nodes[index] for part in reader.parts])
-    return seeds.tensor_split(torch.searchsorted(seeds, ends[:-1]))
-
-
-def _inside(reader: StoreReader, number: int, node_type: str, ids: Tensor) -> Tensor:
-    part, index = reader.parts[number], reader.schema.type_index[node_type]
-    return (ids >= part.first_nodes[index]) & (ids < part.first_nodes[index] + part.num_nodes[index])
 
 
 # --- sampled ---------------------------------------------------------------------------------
 
 
-def _sampled_cost(trial: Trial, caches: "Caches", number: int, held: PartCost) -> tuple[PartCost, Tensor]:
+def _sampled_cost(
+    opened: BoundedStore, number: int, held: PartCost, batches: Batches, plan: Presampling
+) -> tuple[PartCost, Tensor]:
     """A part's cost, and the rows of a batch that each cache would have answered."""
     answered = torch.zeros(len(CACHES), dtype=torch.float64)
     if held.num_seeds == 0:
         return replace(held, batch_rows=0.0, remote_rows=0.0, remote_bytes=0.0), answered
-    reader, seed = caches.reader, trial.plan.seed
-    share = max(1, CHOOSING // len(reader.parts))
-    caches.fill(trial.batches(max(min(LEAST, share), min(share, trial.epoch)), seed), number)
-    count = max(1, MEASURED // len(reader.parts))
+    share, epoch = max(1, CHOOSING // len(opened.ranges)), -(-held.num_seeds // plan.batch_size)
+    choosing = range(max(min(LEAST, share), min(share, epoch)))
+    levels = _cache_levels(opened, number, batches(replace(plan, batches=choosing)))
+    count = max(1, MEASURED // len(opened.ranges))
     num_rows = num_remote = num_bytes = 0
-    for nodes in trial.batches(count, seed + OTHER_BATCHES):
+    for nodes in batches(replace(plan, batches=range(count), seed=plan.seed + OTHER_BATCHES)):
         num_rows += sum(ids.numel() for ids in nodes)
-        for node_type, first, ids in _outside(reader, number, nodes):
+        for node_type, first, ids in _remote(opened, number, nodes):
             num_remote += ids.numel()
             num_bytes += ids.numel() * row_bytes(node_type)
-            answered += caches.answers(ids + first)
+            answered += torch.bincount(levels[ids + first], minlength=len(CACHES) + 1).cumsum(0)[: len(CACHES)]
     cost = replace(held, batch_rows=num_rows / count, remote_rows=num_remote / count, remote_bytes=num_bytes / count)
     return cost, answered / count
 
 
-class Caches:
-    """Of every node, all types numbered through, the smallest of a part's caches that holds it; part after part."""
+def _cache_levels(opened: BoundedStore, number: int, batches: Iterator[list[Tensor]]) -> Tensor:
+    """Of every node, all types numbered through, the smallest of a part's caches that holds it: [num_nodes] uint8.
 
-    def __init__(self, reader: StoreReader) -> None:
-        self.reader = reader
-        self._num_nodes = sum(node_type.num_nodes for node_type in reader.schema.node_types)
-        self._visits = torch.zeros(self._num_nodes, dtype=torch.int32)
-        self._levels = torch.full((self._num_nodes,), len(CACHES), dtype=torch.uint8)
-        self._seen = torch.empty(0, dtype=torch.int64)  # nodes of which either says something
-
-    def fill(self, batches: Iterator[list[Tensor]], number: int) -> None:
-        """The caches of a part hold what these batches ask for most; those of the part before are forgotten."""
-        self._visits[self._seen] = 0
-        self._levels[self._seen] = len(CACHES)
-        seen = []
-        for nodes in batches:
-            for _, first, ids in _outside(self.reader, number, nodes):
-                ids = ids + first
-                seen.append(ids[self._visits[ids] == 0])
-                self._visits[ids] += 1
-        self._seen = torch.cat(seen).sort().values
-        hottest = self._seen[torch.sort(self._visits[self._seen], descending=True, stable=True).indices]
-        num_remote = self._num_nodes - sum(self.reader.parts[number].num_nodes)
-        for level in reversed(range(len(CACHES))):
-            self._levels[hottest[: int(CACHES[level] * num_remote)]] = level
-
-    def answers(self, ids: Tensor) -> Tensor:
-        """How many of these nodes each cache holds."""
-        return torch.bincount(self._levels[ids], minlength=len(CACHES) + 1).cumsum(0)[: len(CACHES)]
+    Caches hold what these batches ask for most.
+    """
+    num_nodes = sum(node_type.num_nodes for node_type in opened.schema.node_types)
+    visits = torch.zeros(num_nodes, dtype=torch.int32)
+    for nodes in batches:
+        for _, first, ids in _remote(opened, number, nodes):
+            visits[ids + first] += 1
+    hottest, num_remote = hottest_nodes(visits), num_nodes - sum(opened.ranges[number].num_nodes)
+    levels = torch.full((num_nodes,), len(CACHES), dtype=torch.uint8)
+    for level in reversed(range(len(CACHES))):
+        levels[hottest[: int(CACHES[level] * num_remote)]] = level
+    return levels
 
 
-def _outside(reader: StoreReader, number: int, nodes: Sequence[Tensor]) -> Iterator[tuple[NodeType, int, Tensor]]:
+def _remote(opened: BoundedStore, number: int, nodes: Sequence[Tensor]) -> Iterator[tuple[NodeType, int, Tensor]]:
     """By node type: what the types before it count, and which of a batch's nodes lie in other parts."""
-    first = 0
-    for node_type, ids in zip(reader.schema.node_types, nodes, strict=True):
-        yield node_type, first, ids[~_inside(reader, number, node_type.name, ids)]
-        first += node_type.num_nodes
+    part, before = opened.ranges[number], 0
+    for node_type, first, count, ids in zip(
+        opened.schema.node_types, part.first_nodes, part.num_nodes, nodes, strict=True
+    ):
+        yield node_type, before, ids[(ids < first) | (ids >= first + count)]
+        before += node_type.num_nodes

@@ -15,8 +15,7 @@ from torch_geometric.data import Data, HeteroData
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
 from hoploom.ops import Frontier
-from hoploom.partition import renumber as order
-from hoploom.partition import store_reading as reading
+from hoploom.partition import bounded_store
 from hoploom.partition.partition import partition
 from hoploom.partition.renumber import order_nodes
 from hoploom.schema import ORIGINAL_ID, Schema
@@ -221,11 +220,11 @@ def test_a_directory_and_the_store_in_memory_make_the_same_bytes(tmp_path: Path)
 def test_the_size_of_chunks_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hoploom.from_pyg(shop(), weight_attr="weight", time_attr="at").save(tmp_path / "store")
     partition(tmp_path / "store", tmp_path / "large", 3, method="any", seeds=("user", "train"), fanouts=[2])
-    monkeypatch.setattr(order, "PIECE", 7)
-    monkeypatch.setattr(reading, "NODES", 3)
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 200)  # about five edges
+    monkeypatch.setattr(bounded_store, "CHUNK_BYTES", 56)  # seven nodes, one edge
+    partition(tmp_path / "store", tmp_path / "tiny", 3, method="any", seeds=("user", "train"), fanouts=[2])
+    monkeypatch.setattr(bounded_store, "CHUNK_BYTES", 200)  # about five edges
     partition(tmp_path / "store", tmp_path / "small", 3, method="any", seeds=("user", "train"), fanouts=[2])
-    assert files_of(tmp_path / "small") == files_of(tmp_path / "large")
+    assert files_of(tmp_path / "tiny") == files_of(tmp_path / "small") == files_of(tmp_path / "large")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -299,7 +298,7 @@ def test_what_cannot_be_partitioned_is_refused_and_nothing_written(ring_store: S
 
 def test_a_store_of_which_parts_are_missing_is_refused(ring_store: Store, tmp_path: Path) -> None:
     partition(ring_store, tmp_path / "parts", 2, method="range", fanouts=None)
-    with pytest.raises(ConfigError, match="6 of 12 nodes of 'node' are at hand; open all parts"):
+    with pytest.raises(ConfigError, match="6 of 12 nodes of 'node' are open; open all parts"):
         partition(hoploom.open(tmp_path / "parts", parts=[0]), tmp_path / "again", 3)
 
 

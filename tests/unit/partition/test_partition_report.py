@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom import ConfigError, Store
 from hoploom.load.presample import Presampling
+from hoploom.partition import bounded_store
 from hoploom.partition.picture import as_svg
 from hoploom.partition.report import CacheRate, Cut, PartCost, PartitionReport, as_json, report
 from hoploom.schema import RelationName
@@ -103,17 +104,15 @@ def test_a_cache_holds_what_other_batches_asked_for_most() -> None:
 
 
 def test_the_batches_that_fill_a_cache_are_not_those_it_is_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hoploom.partition import trial
-
     seen: list[tuple[int, range]] = []
-    visited = trial.visited
+    visited = bounded_store.visited
 
     def watched(store: Store, fanouts: object, seeds: object, plan: Presampling) -> object:
         assert plan.batches is not None
         seen.append((plan.seed, plan.batches))
         return visited(store, [1], seeds, plan)
 
-    monkeypatch.setattr(trial, "visited", watched)
+    monkeypatch.setattr(bounded_store, "visited", watched)
     report(in_parts(hoploom.from_pyg(ring(12)), 2), [1], sampling=Presampling(seed=5))
     chosen, measured = ({step for seed, steps in seen if seed == want for step in steps} for want in (5, 6))
     assert len(chosen) == 8
@@ -188,7 +187,7 @@ def test_no_text_of_the_picture_lies_on_another_or_outside(num_parts: int) -> No
     root = ElementTree.fromstring(picture)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     texts = texts_of(picture)
-    assert {"part", "Rows of a batch", "75 %", "size of the cache, % of the other parts' nodes"} <= {
+    assert {"part", "Rows of a batch", "80 %", "20", "size of the cache, % of the other parts' nodes"} <= {
         t for t, _ in texts
     }
     for place, (words, (left, top, right, bottom)) in enumerate(texts):

@@ -183,7 +183,7 @@ def test_a_graph_without_edges_is_balanced() -> None:
     [
         ({"num_parts": 0}, "num_parts is 0"),
         ({"num_parts": 71}, "71 for 70 nodes"),
-        ({"num_parts": 40_000}, "1 to 32767"),
+        ({"num_parts": 40_000}, "40000 for 70 nodes; give 1 to 70"),
         ({"method": "steam"}, "did you mean 'stream'"),
         ({"seeds": "trian"}, "unknown split 'trian' of 'node'; it has .'train'."),
         ({"passes": -1}, "passes is -1"),

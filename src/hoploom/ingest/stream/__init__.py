@@ -1,6 +1,7 @@
 """Stores from streams: rows of nodes and edges in any order, written in bounded memory."""
 
 from hoploom.ingest.stream.streams import (
+    LEAST_MEMORY,
     EdgeRows,
     EdgeRule,
     EdgeStream,
@@ -14,6 +15,7 @@ from hoploom.ingest.stream.streams import (
 from hoploom.ingest.stream.to_store import write_store
 
 __all__ = [
+    "LEAST_MEMORY",
     "EdgeRows",
     "EdgeRule",
     "EdgeStream",

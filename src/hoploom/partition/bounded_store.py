@@ -1,0 +1,179 @@
+"""A store that is read and sampled within so much memory: pages of its files are dropped once they were read.
+
+Dropped pages stay in the page cache, so this costs little. A store that the caller has opened is left alone: something
+may have been written to its tensors, and would be lost.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.errors import ConfigError, StoreError
+from hoploom.load.presample import Presampling, visited
+from hoploom.ops import Frontier, Picks, pool_trim
+from hoploom.ops.partition import drop_pages
+from hoploom.sample.options import NumNeighbors
+from hoploom.schema import EDGE_ID, NodeType, Owner, Relation, Schema
+from hoploom.store import Draw, GraphStore, Part, Store, open_store
+from hoploom.store.base import range_of
+from hoploom.store.edges import destinations
+from hoploom.store.sharded import select, stitch
+from hoploom.store.system_memory import resident_bytes
+
+CHUNK_BYTES = 4 << 20
+PIECE = 256  # nodes, over all relations, sampled between two looks at the memory: each may map 128 KiB
+SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
+
+
+class EdgeSpan(NamedTuple):
+    """Some edges of a part's relation: positions [begin, end) in the part, and both ends of each."""
+
+    begin: int
+    end: int
+    sources: Tensor  # [end - begin], in their own dtype
+    destinations: Tensor  # [end - begin] int64
+
+
+class BoundedStore:
+    """A store, opened if it is a path, and how much the process may hold while it is read and sampled."""
+
+    def __init__(self, given: Store | str | Path, memory: int) -> None:
+        store = given if isinstance(given, Store) else open_store(given)
+        self.schema, self.parts, self.memory = store.schema, opened_parts(store), memory
+        self.ranges = [range_of(part) for part in store.parts]
+        for node_type in self.schema.node_types:
+            for name in node_type.fields:
+                if any((node_type.name, name) not in part.tables for part in self.parts):
+                    raise ConfigError(f"{name!r} of {node_type.name!r} is in no part; give the path of a saved store")
+        self._is_mapped = not isinstance(given, Store)
+        self._maps = list(_topology_maps(self.parts)) if self._is_mapped else []
+        held = resident_bytes()
+        self._enough = held + max(0, memory - held) // 4
+        is_large = held + sum(rows.nbytes for rows in self._maps) > self._enough
+        piece = max(16, PIECE // max(1, len(self.schema.relations))) if is_large else None
+        self.store = Store(store.schema, BoundedGraph(store.graph, self, piece), store.features, store.parts)
+
+    def drop(self) -> None:
+        """Let go of pages, if much is held."""
+        if resident_bytes() > self._enough:
+            drop_pages(self._maps)
+
+    def batches(self, fanouts: NumNeighbors, seeds: Any, plan: Presampling) -> Iterator[list[Tensor]]:
+        """The nodes of each batch that training would make, by type; see load.presample.visited."""
+        threads = 0 if self.memory < SMALL else plan.num_threads
+        for nodes in visited(self.store, fanouts, seeds, replace(plan, num_threads=threads)):
+            yield nodes
+            self.drop()
+            if resident_bytes() > self._enough:
+                pool_trim()
+
+    def rows(self, part: int, owner: Owner, field: str, begin: int, end: int) -> Tensor:
+        """A copy of some rows of a field, counted from the part's first."""
+        tables = self.parts[part].tables
+        table = tables[owner, field]
+        if not table.by_edge_id or (owner, EDGE_ID) not in tables:
+            return self._copied(table.rows, begin, end)
+        rows = table.rows[self._copied(tables[owner, EDGE_ID].rows, begin, end)]
+        ops.require_whole([table.rows])
+        return rows
+
+    def edge_spans(self, part: int, relation: int, edge_bytes: int) -> Iterator[EdgeSpan]:
+        """A part's edges of a relation in chunks, in order."""
+        lists, step = self.parts[part].lists[relation], max(1, CHUNK_BYTES // (edge_bytes + 16))
+        for first, last in pieces(lists.indptr.numel() - 1, 8):
+            indptr = self._copied(lists.indptr, first, last + 1)
+            if bool((indptr[1:] < indptr[:-1]).any()) or int(indptr[0]) < 0 or int(indptr[-1]) > lists.num_edges:
+                key = self.schema.relations[relation].key
+                raise StoreError(f"the indptr of {key} is damaged; run hoploom check, and copy the store again")
+            for begin in range(int(indptr[0]), int(indptr[-1]), step):
+                end = min(int(indptr[-1]), begin + step)
+                ends = destinations(indptr, lists.first_node + first, begin, end)
+                yield EdgeSpan(begin, end, self._copied(lists.indices, begin, end), ends)
+
+    def _copied(self, rows: Tensor, begin: int, end: int) -> Tensor:
+        copy = rows[begin:end].clone()
+        ops.require_whole([rows])
+        if self._is_mapped and begin < end:  # with the rows before them, which may share a page
+            drop_pages([ops.byte_rows(rows[max(0, 2 * begin - end) : end])])
+        return copy
+
+
+def _topology_maps(parts: Sequence[Part]) -> Iterator[Tensor]:
+    """The topology as open_part has mapped it; times of source nodes are no map."""
+    for lists in chain.from_iterable(part.lists for part in parts):
+        columns = (lists.indptr, lists.indices, lists.weight, lists.edge_time)
+        yield from (rows for rows in columns if rows is not None and rows.numel())
+
+
+def opened_parts(store: Store) -> Sequence[Part]:
+    """The store's parts; ConfigError unless all nodes are in them."""
+    for index, node_type in enumerate(store.schema.node_types):
+        held = sum(part.num_nodes[index] for part in store.parts)
+        if held != node_type.num_nodes:
+            raise ConfigError(f"{held} of {node_type.num_nodes} nodes of {node_type.name!r} are open; open all parts")
+    return store.parts
+
+
+def pieces(num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Rows in chunks of about CHUNK_BYTES."""
+    step = max(1, CHUNK_BYTES // max(1, row_bytes))
+    return ((begin, min(num_rows, begin + step)) for begin in range(0, num_rows, step))
+
+
+def row_bytes(owner: NodeType | Relation) -> int:
+    """What all fields of a node or an edge take."""
+    return sum(field.row_bytes for field in owner.fields.values())
+
+
+@dataclass(frozen=True)
+class BoundedGraph:
+    """A GraphStore that looks at the memory after every few nodes, and checks what it samples."""
+
+    inner: GraphStore
+    opened: BoundedStore
+    piece: int | None  # nodes; None: whole frontiers at once
+
+    @property
+    def schema(self) -> Schema:
+        return self.inner.schema
+
+    def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        """What the store answers, however its frontiers are cut."""
+        longest = max((f.nodes.numel() for f in frontiers if f is not None), default=0)
+        if self.piece is None or longest <= self.piece:
+            return self._picks(frontiers, draw)
+        # in the order of the ids, so that a page is touched once
+        places = [() if f is None else torch.split(f.nodes.argsort(), self.piece) for f in frontiers]
+        answers = []
+        for number in range(-(-longest // self.piece)):
+            some = [
+                select(f, p[number]) if f and number < len(p) else None for f, p in zip(frontiers, places, strict=True)
+            ]
+            answers.append(self._picks(some, draw))
+            self.opened.drop()
+        joined = []
+        for index, destination in enumerate(self.schema.destinations):
+            frontier = frontiers[destination]
+            picks = [answer[index] for answer in answers][: len(places[destination])]
+            joined.append(None if frontier is None else stitch(picks, places[destination], frontier))
+        return joined
+
+    def _picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        try:
+            picked = self.inner.sample(frontiers, draw)
+        except (IndexError, ValueError, RuntimeError, MemoryError) as error:
+            raise StoreError(f"sampling fails: {error}; the store is damaged, run hoploom check on it") from error
+        for relation, source, picks in zip(self.schema.relations, self.schema.sources, picked, strict=True):
+            limit = self.schema.node_types[source].num_nodes
+            if picks is not None and picks.sources.numel():
+                low, high = (int(end) for end in picks.sources.aminmax())
+                if low < 0 or high >= limit:
+                    wrong = f"source id {low if low < 0 else high} of {relation.key} is out of range [0, {limit})"
+                    raise StoreError(f"{wrong}; the store is damaged, run hoploom check on it")
+        return picked
