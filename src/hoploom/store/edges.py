@@ -35,7 +35,7 @@ def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tenso
     return torch.repeat_interleave(torch.arange(first_node + low, first_node + high), counts)
 
 
-def edges_of(lists: EdgeLists, key: RelationName, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
+def edges_of(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
     """A part's edges of a relation in order, some at a time: sources [n], in their own dtype, and destinations [n].
 
     Read to the end, it has asked whether the files are whole.
