@@ -27,7 +27,7 @@ from hoploom import NeighborLoader, ops
 from hoploom.batch import Sampled
 from hoploom.ingest.synthetic import generate
 from hoploom.ingest.tables.build import BuildOptions, build
-from hoploom.ingest.tables.read_graph_file import read_graph
+from hoploom.ingest.tables.graph_file import read_graph
 from hoploom.scale import Constants, Question, ScalePlan, plan
 from hoploom.scale.measure import FULL, Effort, draw_edges
 from hoploom.scale.measure import measure as measure_machine

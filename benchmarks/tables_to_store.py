@@ -19,7 +19,7 @@ from measure import take_turns
 from report import CORES, Report, Row, Target
 
 from hoploom.ingest.tables.build import BuildOptions, build
-from hoploom.ingest.tables.read_graph_file import read_graph
+from hoploom.ingest.tables.graph_file import read_graph
 
 REPETITIONS, WARMUPS = 5, 1
 ROWS_AT_ONCE = 1_000_000

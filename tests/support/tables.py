@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import torch
 
 from hoploom.ingest.tables.build import BuildOptions, Report, build
-from hoploom.ingest.tables.read_graph_file import parse_graph
+from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.schema import ORIGINAL_ID, RelationName
 from hoploom.store import Store, open_store
 

@@ -29,7 +29,6 @@ from hoploom.store.disk import check_manifest
 from hoploom.store.format import Manifest
 
 Show = Callable[[str], None]
-ENGINES = ("duckdb", "spark")
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
 
@@ -61,7 +60,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _build(arguments: Arguments) -> int:
     from hoploom.ingest.tables.build import BuildOptions, build
-    from hoploom.ingest.tables.read_graph_file import read_graph
+    from hoploom.ingest.tables.graph_file import read_graph
 
     options = BuildOptions(
         parts=arguments.parts,
@@ -71,7 +70,6 @@ def _build(arguments: Arguments) -> int:
         master=arguments.master,
         drop_dangling=arguments.drop_dangling,
     )
-    _check_engine(arguments.engine)
     _check_no_table(arguments.graph)
     with stage_line() as show:
         report = build(read_graph(arguments.graph), arguments.out, options, progress=show)
@@ -80,12 +78,6 @@ def _build(arguments: Arguments) -> int:
             print(f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes")
     _show_store(arguments.out, sum(report.seconds.values()))
     return 0
-
-
-def _check_engine(name: str) -> None:
-    """Before a table is read."""
-    if name not in ENGINES:
-        raise ConfigError(f"--engine is {name!r}; give one of {', '.join(ENGINES)}")
 
 
 def _check_no_table(path: Path) -> None:

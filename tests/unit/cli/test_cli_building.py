@@ -179,7 +179,7 @@ def test_partition_refuses_wrong_options(
         (["--parts", "x"], "--parts is 'x'; give a whole number"),
         (["--threads", "0"], "--threads is 0; give at least 1"),
         (["--threads", "-1"], "--threads is '-1'; give a whole number"),
-        (["--engine", "foo"], "--engine is 'foo'; give one of duckdb, spark"),
+        (["--engine", "foo"], "engine is 'foo'; give one of duckdb, spark"),
         (["--memory", "0GB"], "--memory is '0GB'; give a size above 0"),
     ],
 )

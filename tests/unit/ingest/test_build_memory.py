@@ -21,7 +21,7 @@ from support.watched import watched
 import hoploom
 from hoploom import ops
 from hoploom.cli import main
-from hoploom.ingest.tables.build import BuildOptions, engine_share
+from hoploom.ingest.tables.build import engine_share
 from hoploom.store.check import problems
 from hoploom.store.system_memory import resident_bytes
 
@@ -92,7 +92,7 @@ def test_what_the_process_has_freed_is_not_counted() -> None:
     rows = [torch.ones(1000, 100) for _ in range(1000)]
     del rows
     held = resident_bytes()
-    share = engine_share(BuildOptions(memory=held + 500 * MB))
+    share = engine_share(held + 500 * MB)
     assert held - resident_bytes() > 300 * MB
     assert share > 300 * MB
 

@@ -6,8 +6,15 @@ import pytest
 from support import ROOT
 
 from hoploom import ConfigError
-from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable, reference
-from hoploom.ingest.tables.read_graph_file import parse_graph, read_graph
+from hoploom.ingest.tables.graph_file import (
+    ColumnRule,
+    EdgeTable,
+    GraphFile,
+    NodeTable,
+    parse_graph,
+    read_graph,
+    reference,
+)
 
 NODES = '[nodes.paper]\nfiles = "p.parquet"\nid = "paper_id"\n'  # three lines
 MORE = "[nodes.author]\ncount = 10\n"  # two
@@ -35,13 +42,17 @@ MISTAKES = {  # claim: text, line (0: none), what the message says
         5,
         r"unknown key cats in \[nodes.paper.columns.year\]; did you mean cast\?",
     ),
-    "column that is no table": (NODES + "columns.year = 3\n", 4, r"columns.year is 3; .* year = { fill = 0 }"),
+    "column that is no table": (
+        NODES + "columns.year = 3\n",
+        4,
+        r"columns.year is 3; it is a section, write \[nodes.paper.columns.year\]",
+    ),
     "no nodes": (EDGES, 0, r"there is no node type; add a section \[nodes.<type>\]"),
     "no edges": (NODES, 0, r"there is no relation; add a section \[edges"),
     "nodes that are none": ("nodes = 3\n", 1, r"nodes is 3; it is a section, write \[nodes\]"),
     "type that is none": ("[nodes]\npaper = 3\n", 2, r"nodes.paper is 3; it is a section"),
-    "no files": ("[nodes.paper]\nid = 'x'\n" + EDGES, 1, r"nodes.paper.files is missing; .* or count = 1000"),
-    "no id": ("[nodes.paper]\nfiles = 'x'\n" + EDGES, 1, 'nodes.paper.id is missing; add .* id = "paper_id"'),
+    "no files": ("[nodes.paper]\nid = 'x'\n" + EDGES, 1, r"nodes.paper: files is missing; .* or count = 1000"),
+    "no id": ("[nodes.paper]\nfiles = 'x'\n" + EDGES, 1, 'nodes.paper: id is missing; add .* id = "paper_id"'),
     "no source": (NODES + "[edges.'paper a paper']\nfiles='e'\ndestination='d'\n", 4, 'source is missing; .*"source"'),
     "no edge files": (NODES + "[edges.'paper a paper']\n" + ENDS, 4, "files is missing; add a line such as files = "),
     "files of numbers": ("[nodes.paper]\nfiles = 3\n", 2, "nodes.paper.files is 3; give a path in quotes, or a list"),
@@ -60,30 +71,42 @@ MISTAKES = {  # claim: text, line (0: none), what the message says
     "two blanks": (NODES + "[edges.'paper  cites paper']\n", 4, r"names no relation; give source type, name"),
     "unknown type": (NODES + "[edges.'papr cites paper']\n", 4, r"there is no \[nodes.papr\]; did you mean paper\?"),
     "unknown end": (NODES + "[edges.'paper in venue']\n", 4, r"no \[nodes.venue\]; add one, or name one of paper"),
-    "files and count": (WITH + "[nodes.a]\ncount = 3\nfiles = 'x'\nid = 'i'\n", 10, "count has no effect with files"),
-    "count of features": (WITH + "[nodes.a]\ncount = 3\nfeatures = 'x'\n", 11, "features has no effect without files"),
-    "count of an id": (WITH + "[nodes.a]\ncount = 3\nid = 'x'\n", 11, "nodes.a.id has no effect without files"),
-    "classes of nothing": (NODES + "num_classes = 3\n" + EDGES, 4, "num_classes has no effect without label"),
-    "dtype of nothing": (NODES + "dtype = 'float16'\n" + EDGES, 4, "dtype has no effect without features"),
-    "two features": (NODES + "features = 'a'\nfeatures_npy = 'b.npy'\n" + EDGES, 5, "has features and features_npy"),
+    "files and count": (
+        WITH + "[nodes.a]\ncount = 3\nfiles = 'x'\nid = 'i'\n",
+        10,
+        "count: it has no effect with files",
+    ),
+    "count of features": (
+        WITH + "[nodes.a]\ncount = 3\nfeatures = 'x'\n",
+        11,
+        "features: it has no effect without files",
+    ),
+    "count of an id": (WITH + "[nodes.a]\ncount = 3\nid = 'x'\n", 11, "nodes.a.id: it has no effect without files"),
+    "classes of nothing": (NODES + "num_classes = 3\n" + EDGES, 4, "num_classes: it has no effect without label"),
+    "dtype of nothing": (NODES + "dtype = 'float16'\n" + EDGES, 4, "dtype: it has no effect without features"),
+    "two features": (
+        NODES + "features = 'a'\nfeatures_npy = 'b.npy'\n" + EDGES,
+        5,
+        "features_npy: it has no effect with features",
+    ),
     "field x": (NODES + "fields = { x = 'a' }\n" + EDGES, 4, 'a field "x" cannot be given; choose another name'),
     "field weight": (WITH + "fields = { weight = 'a' }\n", 9, 'a field "weight" cannot be given'),
-    "filled ids": (NODES + "columns.paper_id = { fill = 0 }\n" + EDGES, 4, "fill cannot be done to ids"),
-    "ids cast": (WITH + "columns.s = { cast = 'float32' }\n", 9, '"float32", but ids are "int64" or "string"'),
+    "filled ids": (NODES + "columns.paper_id = { fill = 0 }\n" + EDGES, 4, "fill: it cannot be done to ids"),
+    "ids cast": (WITH + "columns.s = { cast = 'float32' }\n", 9, '"float32" is given, but ids are "int64" or "string"'),
     "standard words": (
         NODES + "columns.a = { standardise = true, categories = 'codes' }\n" + EDGES,
         4,
-        "standardise is for numbers, categories for words; drop one",
+        "standardise: it is for numbers, categories is not; drop one",
     ),
     "standard text": (
         NODES + "columns.a = { standardise = true, cast = 'string' }\n" + EDGES,
         4,
-        "standardise is for numbers, not for string",
+        'standardise: it is for numbers, cast = "string" is not',
     ),
     "undirected between types": (NODES + MORE + WRITES + "undirected = true\n", 10, "relations of a type with itself"),
     "loops between types": (NODES + MORE + WRITES + "self_loops = 'drop'\n", 10, "relations of a type with itself"),
-    "reverse of both": (WITH + "undirected = true\nreverse = true\n", 10, "reverse has no effect with undirected"),
-    "reverse by three": (WITH + "reverse = 'paper a paper'\n", 9, "give the name only"),
+    "reverse of both": (WITH + "undirected = true\nreverse = true\n", 10, "reverse: it has no effect with undirected"),
+    "reverse by three": (WITH + "reverse = 'paper a paper'\n", 9, "is more than a name; leave out types and spaces"),
     "reverse of itself": (WITH + "reverse = 'cites'\n", 9, 'there is a relation "paper cites paper" already'),
     "reverse that is there": (
         NODES + MORE + WRITES + "reverse = 'by'\n[edges.'paper by author']\nfiles = 'x'\n" + ENDS,
@@ -183,7 +206,7 @@ def test_every_key_is_read() -> None:
 
 def test_names_that_need_quotes_are_found_in_their_line() -> None:
     text = NODES.replace("paper]", "'p.1']") + "num_classes = 3\n[edges.'p.1 é p.1']\nfiles = 'x'\n" + ENDS
-    with pytest.raises(ConfigError, match=r'^graph.toml:4: nodes."p.1".num_classes has no effect'):
+    with pytest.raises(ConfigError, match=r'^graph.toml:4: nodes."p.1".num_classes: it has no effect'):
         parse_graph(text)
 
 

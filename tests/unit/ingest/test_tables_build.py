@@ -27,8 +27,8 @@ from support.tables import (
 )
 
 from hoploom.ingest.tables.build import BuildOptions, build
+from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.ids import padded
-from hoploom.ingest.tables.read_graph_file import parse_graph
 from hoploom.ingest.tables.transforms import Moments
 from hoploom.schema import ORIGINAL_ID
 

@@ -11,7 +11,7 @@ from support.table_files import EDGES, NODES, as_csv, read, refused, rows_in, sm
 
 import hoploom
 from hoploom.ingest.tables.build import BuildOptions, build
-from hoploom.ingest.tables.read_graph_file import parse_graph
+from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.sources import read_sources
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -95,10 +95,12 @@ def test_integers_that_pandas_wrote_as_fractions_are_cast(folder: Path) -> None:
     source = read(folder, keys, table="n.csv")[NODES]
     assert [repr(id) for id in rows_in(source)["id"]] == ["3", "None", "1"]
     assert rows_in(source)["y"] == [3.0, None, 1.0]  # cast where nulls become -1
-    for id in ("1.5", "9007199254740994.0"):
+    for id in ("1.5", "9223372036854775808.0", "x"):
         as_csv(folder / "n.csv", {"id": ["3.0", id]})
-        said = f"n.csv, row 2: id is '{float(id)}', not int64 as asked for"
+        said = f"n.csv, row 2: id is '{id.removesuffix('.0')}', not int64 as asked for"
         refused(folder, said, nodes="columns.id.cast = 'int64'", table="n.csv")
+    as_csv(folder / "n.csv", {"id": ["3.0", f"{2**53 + 1}.0"]})  # a float64 would round it
+    assert rows_in(read(folder, nodes="columns.id.cast = 'int64'", table="n.csv")[NODES])["id"] == [3, 2**53 + 1]
 
 
 def test_ids_written_as_fractions_are_not_taken_for_text(folder: Path) -> None:

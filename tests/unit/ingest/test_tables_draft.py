@@ -13,8 +13,7 @@ import pytest
 from hoploom import ConfigError
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.draft import draft
-from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable
-from hoploom.ingest.tables.read_graph_file import parse_graph
+from hoploom.ingest.tables.graph_file import ColumnRule, EdgeTable, GraphFile, NodeTable, parse_graph
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 

@@ -13,11 +13,10 @@ from support.tables import EDGES, IDS, NODES, build_here, by_id, contents, edges
 
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.build import fitting_threads, open_engine
-from hoploom.ingest.tables.engine import Engine, EngineOptions, batch_rows, rows_of
-from hoploom.ingest.tables.files import TableFile
-from hoploom.ingest.tables.read_graph_file import parse_graph
-from hoploom.ingest.tables.sources import read_sources
-from hoploom.ingest.tables.table_source import ReadLimits, group_bytes, parquet_batches
+from hoploom.ingest.tables.engine import Engine, batch_rows, rows_of
+from hoploom.ingest.tables.files import TableFile, group_bytes, parquet_batches
+from hoploom.ingest.tables.graph_file import parse_graph
+from hoploom.ingest.tables.sources import ReadLimits, read_sources
 
 HAS_SPARK = shutil.which("java") is not None
 needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="Spark needs Java")
@@ -31,7 +30,7 @@ def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def duck(tmp_path: Path) -> Iterator[Engine]:
-    with open_engine(EngineOptions(memory=256 << 20, threads=1), tmp_path / "scratch") as engine:
+    with open_engine(tmp_path / "scratch", 256 << 20, threads=1) as engine:
         yield engine
 
 
@@ -64,17 +63,10 @@ def test_batches_are_small_however_wide_the_rows() -> None:
 
 
 def test_the_folder_of_an_engine_is_removed(tmp_path: Path) -> None:
-    with open_engine(EngineOptions(memory=256 << 20), tmp_path) as engine:
+    with open_engine(tmp_path, 256 << 20) as engine:
         engine.keep(engine.read([write(tmp_path / "x.parquet")]), "copy")
         assert (tmp_path / "engine").exists()
     assert not (tmp_path / "engine").exists()
-
-
-def test_an_engine_by_another_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine is 'polars'; give one of \['duckdb', 'spark'\]"):
-        open_engine(EngineOptions(name="polars", memory=1 << 30), tmp_path).__enter__()
-    with pytest.raises(ConfigError, match="threads is 0"):
-        open_engine(EngineOptions(memory=1 << 30, threads=0), tmp_path).__enter__()
 
 
 def test_a_file_that_is_no_table_is_named(duck: Engine, tmp_path: Path) -> None:
@@ -164,7 +156,7 @@ def test_spark_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(context, "_jvm", None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=r"Spark at 'local\[2\]' does not start: .*Spark needs Java 17 or later"):
-        open_engine(EngineOptions(name="spark", memory=1 << 30, master="local[2]"), tmp_path).__enter__()
+        open_engine(tmp_path, 1 << 30, name="spark", master="local[2]").__enter__()
 
 
 @pytest.fixture(scope="module")

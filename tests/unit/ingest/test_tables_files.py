@@ -17,8 +17,7 @@ from pyarrow import ipc
 from support.table_files import EDGES, NODES, as_csv, read, refused, rows_in, small_tables
 
 from hoploom import ConfigError
-from hoploom.ingest.tables.files import TableFile
-from hoploom.ingest.tables.sources import arrow_batches
+from hoploom.ingest.tables.files import TableFile, arrow_batches
 
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 
@@ -131,9 +130,9 @@ def test_a_url_names_a_file_a_folder_or_a_pattern(folder: Path) -> None:
     ("files", "said"),
     [
         ("node.csv", 'node.csv does not exist; did you mean "nodes.csv"?'),
-        ("m/*.csv", "/m/*.csv; paths are relative to the recipe's folder"),
+        ("m/*.csv", "/m/*.csv does not exist; paths are relative to the folder of graph.toml"),
         ("n/README.md", "README.md has no known format; give one of .arrow"),
-        ("empty", "ends like a table"),
+        ("empty", "empty holds nothing that ends in .arrow, .arrows, .csv"),
         ("file:///not/there", "nodes.node.files: file:///not/there cannot be listed"),
         ("ftp://host/x.csv", "ftp://host/x.csv cannot be listed"),
     ],
@@ -147,7 +146,7 @@ def test_files_that_are_not_there_are_named(folder: Path, files: str, said: str)
 
 def test_a_file_listed_twice_and_a_table_in_two_formats_are_refused(folder: Path) -> None:
     pq.write_table(pa.table({"id": [1]}), folder / "n.parquet")
-    refused(folder, "names", "nodes.csv twice", error=ConfigError, table='["nodes.csv", "nod*.csv"]')
+    refused(folder, "nodes.csv is named twice", error=ConfigError, table='["nodes.csv", "nod*.csv"]')
     refused(folder, "n.parquet is parquet", "nodes.csv is csv", error=ConfigError, table='["nodes.csv", "n.parquet"]')
 
 
@@ -170,7 +169,7 @@ COLUMNS = [
     ),
     ("label = 'A'", "graph.toml:4: nodes.node.label: ", 'did you mean "a"?'),
     ("features = ['a', 'idd']", "nodes.node.features: ", 'no column "idd"; did you mean "id"?'),
-    ("features = ['a', 'a']", 'features names "a" twice; drop one'),
+    ("features = ['a', 'a']", 'nodes.node.features: "a" is named twice; drop one'),
     ("features = 'f_*'", "no column of", 'matches "f_*"; its columns are'),
     ("fields = { z = 'zz' }", "nodes.node.fields.z: ", 'no column "zz"'),
     ("features = 'a'\ncolumns.b = { fill = 0 }", 'nodes.node.columns.b: no key uses a column "b"; '),

@@ -9,10 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hoploom import ConfigError, DataError, HoploomError
-from hoploom.ingest.tables.columns import id_kind
-from hoploom.ingest.tables.read_graph_file import parse_graph
-from hoploom.ingest.tables.sources import read_sources
-from hoploom.ingest.tables.table_source import Spot, TableSource, locate
+from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, parse_graph
+from hoploom.ingest.tables.sources import Spot, TableSource, read_sources
 
 ENDS = '[edges."a to b"]\nfiles = "e.parquet"\nsource = "s"\ndestination = "d"\n'
 TABLES = f'[nodes.a]\nfiles = "a.parquet"\nid = "id"\n[nodes.b]\ncount = 5\n{ENDS}'
@@ -38,13 +36,20 @@ def test_integers_of_any_width_are_ids(tmp_path: Path, kind: pa.DataType) -> Non
 
 
 TEXT = pa.array(["1"])
-AT_NODES = ("a.parquet, the id of nodes.a, is int64", '[nodes.a.columns.id] cast = "string"')
+AT_NODES = ("a.parquet is int64; cast one", '[nodes.a.columns.id] cast = "string"')
 AT_EDGES = '[edges."a to b".columns.s] cast = "string"'
 BEYOND = pa.array([1, 2**63], pa.uint64())
 REFUSED = {  # claim: columns, keys at the end, error, what is said
     "fractions": ({"id": [1.5]}, "", ConfigError, "graph.toml:3: nodes.a.id: column id of ", " is double; ids are"),
     "truths": ({"d": [True]}, "", ConfigError, 'edges."a to b".destination: column d of ', " is bool; ids are"),
-    "text at the edges": ({"s": TEXT}, "", ConfigError, "s of ", "e.parquet is string, but id of ", *AT_NODES),
+    "text at the edges": (
+        {"s": TEXT},
+        "",
+        ConfigError,
+        "s of ",
+        "e.parquet is string, but for nodes.a column id of ",
+        *AT_NODES,
+    ),
     "text at the nodes": ({"id": TEXT}, "", ConfigError, "e.parquet is int64", "is string", AT_EDGES),
     "text at a count": ({"d": TEXT}, "", ConfigError, "but nodes.b has a count, so its ids are integers"),
     "text cast": ({"id": TEXT}, '[nodes.a.columns]\nid.cast = "int64"', ConfigError, "graph.toml:11: ", "only CSV is"),
@@ -68,10 +73,9 @@ def test_ids_of_other_kinds_are_refused(tmp_path: Path, row: tuple[Any, ...]) ->
 
 def test_a_cast_makes_ids_the_same(tmp_path: Path) -> None:
     text = TABLES + "[nodes.a.columns]\nid.cast = 'string'\n"
-    recipe = parse_graph(text)
     sources = _sources(tmp_path, text, s=TEXT)
-    table = recipe.nodes["a"]
-    assert id_kind(sources["nodes.a"], table, "id") == id_kind(sources['edges."a to b"'], table, "s") == "text"
+    assert sources["nodes.a"].has_text("id")
+    assert sources['edges."a to b"'].has_text("s")
 
 
 # --- features beside the table -------------------------------------------------------------------
@@ -83,7 +87,7 @@ def test_arrays_go_with_the_rows(tmp_path: Path) -> None:
     for name in ("y.npy", "x.npy"):
         np.save(tmp_path / name, np.full((1, 3), ord(name[0]), np.float16))
     arrays = _sources(tmp_path, WITH_ARRAY)["nodes.a"].arrays
-    assert [(array.path, array.dtype, array.shape) for array in arrays] == [
+    assert [(str(array.filename), array.dtype.str, array.shape) for array in arrays] == [
         (str(tmp_path / "x.npy"), "<f2", (1, 3)),
         (str(tmp_path / "y.npy"), "<f2", (1, 3)),
     ]
@@ -131,20 +135,20 @@ def _two_files(folder: Path) -> TableSource:
         pq.write_table(table, folder / f"{index}.parquet", row_group_size=2)
     paths = tuple(str(folder / f"{index}.parquet") for index in (0, 1))
     schema = pq.read_schema(paths[0])
-    return TableSource("nodes.a", paths, ("first.csv", "second.csv"), schema, 6, (3, 3))
+    return TableSource(GraphFile({}, {}), NodeTable("a"), paths, ("first.csv", "second.csv"), schema, 6)
 
 
 def test_a_value_is_located_where_it_first_stands_or_comes_again(tmp_path: Path) -> None:
     source = _two_files(tmp_path)
-    assert locate(source, "v", ["c", "a", "z", None], most_rows=2) == [
+    assert source.locate("v", ["c", "a", "z", None], most_rows=2) == [
         Spot("c", "second.csv", 3),
         Spot("a", "first.csv", 1),
         Spot(None, "second.csv", 1),
     ]
-    assert locate(source, "v", ["b", "a", "c"], skip=1, most_rows=2) == [
+    assert source.locate("v", ["b", "a", "c"], skip=1, most_rows=2) == [
         Spot("b", "second.csv", 2),
         Spot("a", "first.csv", 3),
     ]
-    assert locate(source, "n", [4]) == [Spot(4, "second.csv", 2)]
-    assert locate(source, "n", ["4"]) == [Spot("4", "second.csv", 2)]
+    assert source.locate("n", [4]) == [Spot(4, "second.csv", 2)]
+    assert source.locate("n", ["4"]) == [Spot("4", "second.csv", 2)]
     assert str(Spot(4, "second.csv", 2)) == "second.csv, row 2"

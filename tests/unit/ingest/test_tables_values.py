@@ -13,16 +13,12 @@ from support.tables import build_here, by_id, field, write_table
 
 from hoploom.errors import ConfigError, DataError, HoploomError
 from hoploom.ingest.tables.build import open_engine
-from hoploom.ingest.tables.diagnose import UnfitError
-from hoploom.ingest.tables.engine import EngineOptions
 from hoploom.ingest.tables.fields import Planner
-from hoploom.ingest.tables.graph_file import ColumnRule, GraphFile
+from hoploom.ingest.tables.graph_file import ColumnRule, parse_graph
 from hoploom.ingest.tables.ids import Numbering
-from hoploom.ingest.tables.read_graph_file import parse_graph
-from hoploom.ingest.tables.sources import read_sources
-from hoploom.ingest.tables.table_source import TableSource
+from hoploom.ingest.tables.sources import TableSource, read_sources
 from hoploom.ingest.tables.table_streams import NodeRows
-from hoploom.ingest.tables.transforms import Moments, SourceColumn, numbers_of
+from hoploom.ingest.tables.transforms import Moments, SourceColumn, UnfitError, numbers_of
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -43,12 +39,12 @@ destination = "d"
 """
 
 
-def tables(folder: Path, keys: str, values: Any) -> tuple[GraphFile, TableSource]:
-    """A graph.toml with such a column of nodes, and their table."""
+def source_of(folder: Path, keys: str, values: Any) -> TableSource:
+    """A table with such a column of nodes."""
     write_table(folder / "n.parquet", {"id": range(len(values)), "v": values})
     write_table(folder / "e.parquet", {"s": [0], "d": [1]})
-    recipe = parse_graph(f'[nodes.node]\nfiles = "n.parquet"\nid = "id"\n{keys}\n{EDGE}', folder=folder)
-    return recipe, read_sources(recipe, folder)["nodes.node"]
+    graph = parse_graph(f'[nodes.node]\nfiles = "n.parquet"\nid = "id"\n{keys}\n{EDGE}', folder=folder)
+    return read_sources(graph, folder)["nodes.node"]
 
 
 def build(folder: Path, keys: str, values: Any, edges: str = "", **more: Any) -> Any:
@@ -143,11 +139,13 @@ def test_codes_do_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
 
 
 def test_categories_have_a_bound(tmp_path: Path) -> None:
-    recipe, source = tables(tmp_path, f"{LABEL}\n{CODES}", ["a" * 20, "b", "c"])
-    with open_engine(EngineOptions(memory=256 << 20), tmp_path) as engine:
+    source = source_of(tmp_path, f"{LABEL}\n{CODES}", ["a" * 20, "b", "c"])
+    with open_engine(tmp_path, 256 << 20) as engine:
         for limits in {"most_codes": 2}, {"most_bytes": 20}:
-            with pytest.raises(ConfigError, match=r"column 'v' has more than \d+ .*values; use numbers in the table"):
-                Planner(engine, recipe, recipe.nodes["node"], source, **limits).fields()
+            with pytest.raises(
+                ConfigError, match=r"columns\.v: it has more than \d+ .*values; use numbers in the table"
+            ):
+                Planner(engine, source, **limits).fields()
 
 
 def test_a_column_may_be_label_and_feature(tmp_path: Path) -> None:
@@ -157,10 +155,10 @@ def test_a_column_may_be_label_and_feature(tmp_path: Path) -> None:
 
 
 def test_a_split_column_has_few_words(tmp_path: Path) -> None:
-    recipe, source = tables(tmp_path, 'split = "v"', [f"s{row % 100}" for row in range(200)])
+    source = source_of(tmp_path, 'split = "v"', [f"s{row % 100}" for row in range(200)])
     numbering = Numbering("nodes.node", (0, 200))
-    with open_engine(EngineOptions(memory=256 << 20), tmp_path) as engine:
-        stream = NodeRows(engine, recipe, recipe.nodes["node"], source, numbering).stream(tmp_path)
+    with open_engine(tmp_path, 256 << 20) as engine:
+        stream = NodeRows(engine, source, numbering).stream(tmp_path)
     assert len(stream.splits) == 100
     (tmp_path / "more").mkdir()
     with pytest.raises(ConfigError, match=r"graph\.toml:4: nodes\.node.split: column 'v' has more than 100 values"):

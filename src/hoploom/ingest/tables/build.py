@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,19 +14,18 @@ import pyarrow as pa
 from hoploom.config.extras import needs
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.ingest.stream import NodeStream, Progress, StoreOptions, write_store
-from hoploom.ingest.tables.duckdb_engine import DuckEngine
-from hoploom.ingest.tables.engine import Engine, EngineOptions, UnreadableError, check_engine
-from hoploom.ingest.tables.files import TableFile
+from hoploom.ingest.stream import EdgeStream, NodeStream, Progress, StoreOptions, write_store
+from hoploom.ingest.tables.engine import DuckEngine, Engine, UnreadableError
+from hoploom.ingest.tables.files import TableFile, group_bytes
 from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.ids import MOST_PARTS, Numbering, number_nodes
-from hoploom.ingest.tables.sources import read_sources
-from hoploom.ingest.tables.table_source import ReadLimits, TableSource, check_readable, group_bytes
-from hoploom.ingest.tables.table_streams import EdgeCounts, EdgeTables, NodeRows, original_ids
+from hoploom.ingest.tables.sources import ReadLimits, TableSource, read_sources
+from hoploom.ingest.tables.table_streams import EdgeTables, NodeRows, Report, original_ids
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
+ENGINES = ("duckdb", "spark")
 LEAST_SHARE = 80 << 20  # of the engine, and of what is written
 THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: with less it gives up
 ASIDE = 144 << 20  # for what neither counts: batches on their way, plans, allocators
@@ -44,94 +44,94 @@ class BuildOptions:
     drop_dangling: bool = False  # edges of unknown nodes are left out and counted
     largest_group: int | None = None  # bytes: Parquet in larger row groups is rewritten; None: by memory and threads
 
-
-@dataclass(frozen=True)
-class Report:
-    """What a build did."""
-
-    nodes: Mapping[str, int]  # by type
-    edges: Mapping[str, int]  # rows read, by relation
-    dropped: Mapping[str, int]  # of them with an unknown end, by relation
-    seconds: Mapping[str, float]  # by stage
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine is {self.engine!r}; give one of {', '.join(ENGINES)}")
+        if self.threads is not None:
+            as_int("threads", self.threads, 1, "give at least 1")
+        if as_int("parts", self.parts, 1, f"give 1 to {MOST_PARTS}") > MOST_PARTS:
+            raise ConfigError(f"parts is {self.parts}; give 1 to {MOST_PARTS}")
 
 
-def build(recipe: GraphFile, out: str | Path, options: BuildOptions, *, progress: Progress | None = None) -> Report:
-    """Build a store from the tables that a recipe names; it is there complete, or not at all.
+def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress: Progress | None = None) -> Report:
+    """Build a store from the tables that a graph file names; it is there complete, or not at all.
 
     >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
     """
-    as_int("parts", options.parts, 1, f"give 1 to {MOST_PARTS}")
-    if options.parts > MOST_PARTS:
-        raise ConfigError(f"parts is {options.parts}; give 1 to {MOST_PARTS}")
-    check_engine(options.engine, options.threads)
-    share = engine_share(options)  # too little is said before tables are read
-    stages, counts = BuildStages(progress or (lambda stage: None)), EdgeCounts()
+    share = engine_share(options.memory)  # too little is an error before tables are read
+    report, begun = Report(), list[tuple[str, float]]()
+
+    def begin(stage: str) -> None:
+        begun.append((stage, time.monotonic()))
+        if progress is not None:
+            progress(stage)
+
     with StoreWriter(out) as writer:
-        stages.begin("reading the tables")
+        begin("reading the tables")
         folder = writer.scratch / "tables"
         folder.mkdir()
         largest = options.largest_group or share // (2 * (options.threads or 1))
-        sources = read_sources(recipe, folder, ReadLimits(largest_group=largest))
+        sources = read_sources(graph, folder, ReadLimits(largest_group=largest))
         give_back()
         threads = options.threads or fitting_threads(share, largest_group(sources), len(os.sched_getaffinity(0)))
-        chosen = EngineOptions(name=options.engine, memory=share, threads=threads, master=options.master)
-        with named_damage(sources), open_engine(chosen, writer.scratch) as engine:
-            stages.begin("numbering the nodes")
-            numberings = {
-                name: number_nodes(engine, table, sources.get(table.owner), options.parts, folder)
-                for name, table in recipe.nodes.items()
-            }
-            nodes = _nodes(engine, recipe, sources, numberings, folder)
-            edges = []
-            for (source, _, destination), table in recipe.edges.items():
-                ends = numberings[source], numberings[destination]
-                rows = EdgeTables(engine, recipe, table, sources[table.owner], ends)
-                edges.append(rows.stream(counts, drop_dangling=options.drop_dangling))
+        engine = open_engine(writer.scratch, share, threads, name=options.engine, master=options.master)
+        with _named_damage(sources), engine as opened:
+            begin("numbering the nodes")
+            nodes, edges = _streams(graph, sources, opened, options, folder, report)
             # The engine holds its share while rows are streamed: what is written has the rest.
-            rest = store_options(recipe, options.memory - share - ASIDE)
-            write_store(writer, nodes, edges, rest, progress=stages.begin)
-        stages.begin("closing the store")
-    seconds = stages.end()
-    sizes = {name: numberings[name].num_nodes for name in recipe.nodes}
-    return Report(sizes, counts.rows, counts.dropped, seconds)
+            rest = _store_options(graph, options.memory - share - ASIDE)
+            write_store(writer, nodes, edges, rest, progress=begin)
+        begin("closing the store")
+    for (stage, start), (_, end) in pairwise([*begun, ("", time.monotonic())]):
+        report.seconds[stage] = report.seconds.get(stage, 0.0) + end - start
+    return report
 
 
-def _nodes(
-    engine: Engine,
-    recipe: GraphFile,
+def _streams(
+    graph: GraphFile,
     sources: Mapping[str, TableSource],
-    numberings: Mapping[str, Numbering],
+    engine: Engine,
+    options: BuildOptions,
     scratch: Path,
-) -> list[NodeStream]:
-    """The node types as streams."""
-    streams = []
-    for name, table in recipe.nodes.items():
-        if table.owner in sources:
-            rows = NodeRows(engine, recipe, table, sources[table.owner], numberings[name])
-            streams.append(rows.stream(scratch))
+    report: Report,
+) -> tuple[list[NodeStream], list[EdgeStream]]:
+    """The node types and the relations, once all nodes are numbered."""
+    numberings, nodes, edges = dict[str, Numbering](), list[NodeStream](), list[EdgeStream]()
+    for name, node_table in graph.nodes.items():
+        source = sources.get(node_table.owner)
+        numberings[name] = number_nodes(engine, node_table, source, options.parts, scratch)
+        report.nodes[name] = numberings[name].num_nodes
+    for name, node_table in graph.nodes.items():
+        numbering = numberings[name]
+        if node_table.files:
+            nodes.append(NodeRows(engine, sources[node_table.owner], numbering).stream(scratch))
         else:
-            streams.append(NodeStream(name, numberings[name].bounds, original_ids(engine, numberings[name])))
-    return streams
+            nodes.append(NodeStream(name, numbering.bounds, original_ids(engine, numbering)))
+    for (begin, _, end), table in graph.edges.items():
+        rows = EdgeTables(engine, sources[table.owner], (numberings[begin], numberings[end]))
+        edges.append(rows.stream(report, drop_dangling=options.drop_dangling))
+    return nodes, edges
 
 
 @contextmanager
-def named_damage(sources: Mapping[str, TableSource]) -> Iterator[None]:
+def _named_damage(sources: Mapping[str, TableSource]) -> Iterator[None]:
     """Where an engine cannot read on, the file that is damaged is named, at the cost of reading all again."""
     try:
         yield
     except UnreadableError:
         for source in sources.values():
-            check_readable(source)
+            source.check_readable()
         raise
 
 
 @contextmanager
-def open_engine(options: EngineOptions, scratch: Path) -> Iterator[Engine]:
+def open_engine(
+    scratch: Path, memory: int, threads: int | None = None, *, name: str = "duckdb", master: str = ""
+) -> Iterator[Engine]:
     """The engine by its name; its files go into the scratch folder."""
-    check_engine(options.name, options.threads)
     folder = scratch / "engine"
     folder.mkdir(parents=True)
-    engine: Engine = DuckEngine(options, folder) if options.name == "duckdb" else _spark(options, folder)
+    engine: Engine = DuckEngine(folder, memory, threads) if name == "duckdb" else _spark(folder, memory, master)
     try:
         yield engine
     finally:
@@ -139,10 +139,10 @@ def open_engine(options: EngineOptions, scratch: Path) -> Iterator[Engine]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _spark(options: EngineOptions, folder: Path) -> Engine:
+def _spark(folder: Path, memory: int, master: str) -> Engine:
     with needs("spark"):
         from hoploom.ingest.tables.spark_engine import SparkEngine
-    return SparkEngine(options, folder)
+    return SparkEngine(folder, memory, master)
 
 
 def largest_group(sources: Mapping[str, TableSource]) -> int:
@@ -162,46 +162,23 @@ def give_back() -> None:
     give_back_freed_memory()
 
 
-def engine_share(options: BuildOptions) -> int:
+def engine_share(memory: int) -> int:
     """Half of what the libraries leave of the memory; ConfigError if that is too little to work with."""
     give_back()
     taken = resident_bytes()
-    share = (options.memory - taken - ASIDE) // 2
+    share = (memory - taken - ASIDE) // 2
     if share < LEAST_SHARE:
         least = -(-(taken + ASIDE + 2 * LEAST_SHARE) // MB)
-        message = f"memory is {options.memory // MB} MB, of which the libraries take {taken // MB} MB"
+        message = f"memory is {memory // MB} MB, of which the libraries take {taken // MB} MB"
         raise ConfigError(f"{message}; give at least {least} MB")
     return share
 
 
-def store_options(recipe: GraphFile, memory: int) -> StoreOptions:
+def _store_options(graph: GraphFile, memory: int) -> StoreOptions:
     """What the store is prepared for."""
-    timed = [table.time for table in recipe.nodes.values()] + [table.time for table in recipe.edges.values()]
     return StoreOptions(
-        weight="weight" if any(table.weight for table in recipe.edges.values()) else None,
-        time="time" if any(timed) else None,
-        homogeneous=recipe.homogeneous and not any(table.reverse for table in recipe.edges.values()),
+        weight="weight" if any(table.weight for table in graph.edges.values()) else None,
+        time="time" if any(table.time for table in graph.tables) else None,
+        homogeneous=graph.homogeneous and not any(table.reverse for table in graph.edges.values()),
         memory=memory,
     )
-
-
-class BuildStages:
-    """How long each stage takes."""
-
-    def __init__(self, say: Progress) -> None:
-        self._say, self._seconds = say, dict[str, float]()
-        self._current, self._began = "", time.monotonic()
-
-    def begin(self, stage: str) -> None:
-        """End the stage before, if there is one."""
-        self.end()
-        self._current = stage
-        self._say(stage)
-
-    def end(self) -> Mapping[str, float]:
-        """The seconds so far, by stage."""
-        now = time.monotonic()
-        if self._current:
-            self._seconds[self._current] = self._seconds.get(self._current, 0.0) + now - self._began
-        self._current, self._began = "", now
-        return self._seconds

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +19,31 @@ from pyarrow import csv
 
 from hoploom.config.toml import as_key, quoted
 from hoploom.errors import DataError
-from hoploom.ingest.tables.columns import Table, id_columns, rule_of
-from hoploom.ingest.tables.files import TableFile
-from hoploom.ingest.tables.graph_file import NodeTable
-from hoploom.ingest.tables.table_source import ReadLimits, stage
+from hoploom.ingest.tables.files import TableFile, stage
+from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable, Table, rule_of
 
-WHOLE = r"^(0|-?[1-9][0-9]{0,18})$"
-WHOLE_FRACTION = r"^-?[0-9]+\.0+$"
+INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
+CAST_INTEGER, FRACTION = r"^-?[0-9]+$", r"\.0+$"  # with a cast, 007 is 7 and 1.0 is 1
 CONVERSION = re.compile(
     r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\S+): invalid (value '|UTF8)(.*)", re.S
 )
 ENOUGH = 1000  # values that tell a type
+CSV_BLOCK = 4 << 20  # bytes
+UNKNOWN = NodeTable("")
 
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file, and the table that it belongs to (None: not known yet)."""
+    """A CSV file, and the table that it belongs to (one without files where it is not known)."""
 
     file: TableFile
-    table: Table | None = None
-    block: int = ReadLimits.csv_block  # bytes read at once
+    table: Table = UNKNOWN
+    block: int = CSV_BLOCK  # bytes read at once
 
     def names(self) -> list[str]:
         """The names in the first line."""
         with self.opened() as reader:
             return list(reader.schema.names)
-
-    def first_rows(self, columns: Sequence[str], types: Mapping[str, Any]) -> Any:
-        """The first block with rows, or None."""
-        with self.opened(columns, types) as reader:
-            return next((batch for batch in reader if batch.num_rows), None)
 
     def batches(self, types: Mapping[str, Any]) -> Iterator[Any]:
         """Some columns, as these types."""
@@ -97,13 +93,13 @@ class CsvFile:
             row = refused[0]
             found = f"{row.actual_columns} fields, the header has {row.expected_columns}: {row.text!r:.80}"
             return self.at(row.number - 1, f"it has {found}; write all, in quotes where one has commas")
-        told = CONVERSION.match(str(error))
-        if told is None or self.table is None:
+        match = CONVERSION.match(str(error))
+        if match is None or not self.table.files:
             return self._unreadable(error)
-        name, row_number = self.names()[int(told[1])], int(told[2]) - 1
-        if told[4] == "UTF8":
+        name, row_number = self.names()[int(match[1])], int(match[2]) - 1
+        if match[4] == "UTF8":
             return self.at(row_number, f"{name} is no UTF-8; write the file in UTF-8")
-        return self.other_type(row_number, name, told[5].rstrip().removesuffix("'"), told[3])
+        return self.other_type(row_number, name, match[5].rstrip().removesuffix("'"), match[3])
 
     def at(self, row: int, message: str) -> DataError:
         """An error about a row."""
@@ -111,18 +107,17 @@ class CsvFile:
 
     def other_type(self, row: int, name: str, value: str, kind: str) -> DataError:
         """A value has another type than its column."""
-        assert self.table is not None
-        rule, is_id = rule_of(self.table, name), name in id_columns(self.table).values()
-        if rule.cast is not None:
-            way_out = "correct it, or leave it empty"
-        else:
-            better = "float32" if kind == "int64" and not is_id and rule.categories is None else "string"
-            way_out = f'correct it, or give all one type: [{self.table.owner}.columns.{as_key(name)}] cast = "{better}"'
-        why = "as asked for" if rule.cast is not None else "as in the first rows"
+        rule = rule_of(self.table, name)
+        why, way_out = "as asked for", "correct it, or leave it empty"
+        if rule.cast is None:
+            is_text = kind != "int64" or name in self.table.id_columns.values() or rule.categories is not None
+            cast = f'cast = "{"string" if is_text else "float32"}"'
+            why = "as in the first rows"
+            way_out = f"correct it, or give all one type: [{self.table.owner}.columns.{as_key(name)}] {cast}"
         return self.at(row, f"{name} is {value!r:.60}, not {kind} {why}; {way_out}")
 
     def _unreadable(self, error: Exception) -> DataError:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
         if "straddl" in reason:
             reason = f"a row is longer than {self.block} bytes; is a quote left open?"
         hint = f"give a file whose first line names the columns, in UTF-8, with {quoted(self.separator)} between fields"
@@ -131,33 +126,21 @@ class CsvFile:
         return DataError(f"{self.file.shown} cannot be read as CSV: {reason}; {hint}")
 
 
-def stage_csv(
-    table: Table, files: Sequence[TableFile], used: Sequence[str], paths: Sequence[Path], limits: ReadLimits
-) -> None:
-    """Rewrite CSV files, one by one."""
-    found = [CsvFile(file, table, limits.csv_block) for file in files]
-    types = csv_types(table, found, used)
-    ids = id_columns(table).values()
-    stored = {name: pa.int64() if name in ids and pa.types.is_floating(types[name]) else types[name] for name in types}
-    for one, path in zip(found, paths, strict=True):
-        stage(_typed_rows(table, one, types), pa.schema(stored.items()), path, limits.row_group)
+def stage_csv(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[str], group: int) -> None:
+    """Rewrite the CSV files of a table, one by one."""
+    types = _types(files, used)
+    for file, path in zip(files, paths, strict=True):
+        stage(_typed_rows(file, types), pa.schema(types.items()), Path(path), group)
 
 
-def _typed_rows(table: Table, file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
-    """The rows of a file, as these types."""
-    ids = id_columns(table).values()
-    checked = {name for name in ids if types[name] == pa.int64() and not rule_of(table, name).cast}  # cast, 007 is 7
+def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
+    """The rows of a file, as these types. Ids are read as text: how an integer is written counts."""
+    ids = set(file.table.id_columns.values())
     first, last = 1, None
-    for batch in file.batches({name: pa.string() if name in checked else kind for name, kind in types.items()}):
-        columns = []
-        for name in types:
-            column = _without_empty(batch.column(name))
-            if name in checked:
-                column = _whole(column, file, name, first)
-            elif name in ids and pa.types.is_floating(column.type):
-                column = _whole_floats(column, file, name, first)
-            columns.append(column)
-        yield pa.RecordBatch.from_arrays(columns, list(types))
+    for batch in file.batches({name: pa.string() if name in ids else kind for name, kind in types.items()}):
+        columns = {name: _without_empty(batch.column(name)) for name in types}
+        columns |= {name: _integers(columns[name], file, name, first) for name in ids if types[name] == pa.int64()}
+        yield pa.RecordBatch.from_pydict(columns)
         first, last = first + batch.num_rows, batch.slice(batch.num_rows - 1) if batch.num_rows else last
     if last is not None:
         _check_closed(file, first - 1, last)
@@ -181,61 +164,58 @@ def _without_empty(column: Any) -> Any:
     """Text of no length is null."""
     if not pa.types.is_string(column.type):
         return column
-    empty = pc.equal(pc.binary_length(column), 0)
-    return pc.if_else(empty, None, column) if pc.any(empty).as_py() else column
+    return pc.if_else(pc.equal(pc.binary_length(column), 0), None, column)
 
 
-def _whole(column: Any, file: CsvFile, name: str, first: int) -> Any:
+def _integers(column: Any, file: CsvFile, name: str, first: int) -> Any:
     """Text as int64, or an error that names the first row that is none."""
-    odd = pc.match_substring_regex(column, r"(?s)^(-0|0.)")
-    if not pc.any(odd).as_py():
+    is_cast = rule_of(file.table, name).cast is not None
+    column = pc.replace_substring_regex(column, FRACTION, "") if is_cast else column
+    fits = pc.match_substring_regex(column, CAST_INTEGER if is_cast else INTEGER)
+    if pc.all(fits).as_py() is not False:
         try:
             return pc.cast(column, pa.int64())
-        except pa.ArrowInvalid:
+        except pa.ArrowInvalid:  # too many digits
             pass
-    for row, value in enumerate(column.to_pylist(), first):
-        if value is not None and (not re.fullmatch(WHOLE, value) or not -(2**63) <= int(value) < 2**63):
+    for row, (value, fit) in enumerate(zip(column.to_pylist(), fits.to_pylist(), strict=True), first):
+        if value is not None and not (fit and -(2**63) <= int(value) < 2**63):
             raise file.other_type(row, name, value, "int64")
     raise AssertionError(f"no value of {name} explains why it is no int64")
-
-
-def _whole_floats(column: Any, file: CsvFile, name: str, first: int) -> Any:
-    """Ids such as 1.0 as the int64 that was asked for, or an error that names the first row that is none."""
-    known = pc.if_else(pc.is_nan(column), None, column)
-    odd = pc.or_(pc.not_equal(pc.floor(known), known), pc.greater(pc.abs(known), 2.0**53))
-    at = pc.index(odd, True).as_py()
-    if at >= 0:
-        raise file.other_type(first + at, name, str(column[at].as_py()), "int64")
-    return pc.cast(known, pa.int64())
 
 
 # --- types ---------------------------------------------------------------------------------------
 
 
-def csv_types(table: Table, files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
+def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
     """The type of every column that is used."""
-    fixed = _fixed_types(table, used)
-    ids = {name for name in id_columns(table).values() if not rule_of(table, name).cast}
-    found: dict[str, Any] = dict.fromkeys(used, pa.null())
-    for file in files:
-        batch = file.first_rows(used, fixed | dict.fromkeys(ids, pa.string()))
-        for name in used if batch is not None else ():
-            if name in ids:
-                _check_fractions(file, name, batch[name])
-            found[name] = _wider(found[name], _id_type(batch[name]) if name in ids else batch[name].type)
+    table = files[0].table
+    ids = set(table.id_columns.values())
+    casts = {name: cast for name in used if (cast := rule_of(table, name).cast)}
+    decided = {name: pa.type_for_alias(cast) for name, cast in casts.items() if "int" not in cast or name in ids}
+    if isinstance(table, NodeTable) and isinstance(table.split, str):
+        decided.setdefault(table.split, pa.string())
     numbers = _numbers(table, used)
-    for name, kind in found.items():
-        if pa.types.is_null(kind):
-            kind = fixed.get(name) or _type_further_on(table, files, name)
-        if pa.types.is_timestamp(kind) and kind.unit == "s":  # fractions may follow
-            kind = pa.timestamp("us", kind.tz)
-        if pa.types.is_binary(kind):  # no UTF-8, and read as text the row is told
-            kind = pa.string()
-        cast = rule_of(table, name).cast or ""
-        if "int" in cast and not pa.types.is_floating(kind):  # 3.0 is cast later, where nulls are known as well
-            kind = pa.type_for_alias(cast)
-        found[name] = pa.float64() if name in numbers and pa.types.is_integer(kind) else kind
-    return found
+    read_as = decided | dict.fromkeys(ids, pa.string())
+    blocks = [(file, batch) for file in files if (batch := _first_rows(file, used, read_as)) is not None]
+    for name in used:
+        if name not in decided:
+            given = [_id_type(file, name, rows[name]) if name in ids else rows[name].type for file, rows in blocks]
+            kind = reduce(_wider, given, pa.null())
+            kind = _type_further_on(files, name) if pa.types.is_null(kind) else kind
+            if pa.types.is_timestamp(kind) and kind.unit == "s":  # fractions may follow
+                kind = pa.timestamp("us", kind.tz)
+            if pa.types.is_binary(kind):  # no UTF-8: read as text, the error names the row
+                kind = pa.string()
+            if name in casts and not pa.types.is_floating(kind):  # 3.0 is cast later, where nulls are known as well
+                kind = pa.type_for_alias(casts[name])
+            decided[name] = pa.float64() if name in numbers and pa.types.is_integer(kind) else kind
+    return {name: decided[name] for name in used}
+
+
+def _first_rows(file: CsvFile, columns: Sequence[str], types: Mapping[str, Any]) -> Any:
+    """The first block with rows, or None."""
+    with file.opened(columns, types) as reader:
+        return next((batch for batch in reader if batch.num_rows), None)
 
 
 def _wider(one: Any, two: Any) -> Any:
@@ -254,59 +234,40 @@ def _wider(one: Any, two: Any) -> Any:
     return pa.string()
 
 
-def _check_fractions(file: CsvFile, name: str, column: Any) -> None:
-    """Raise where all ids are written as 1.0: as text they are no id that is written 1."""
-    assert file.table is not None
+def _numbers(table: Table, used: Sequence[str]) -> set[str]:
+    """Columns whose integers may go on as fractions: the features, where those are no integers, and the weight."""
+    label, weight = (None, table.weight) if isinstance(table, EdgeTable) else (table.label, None)
+    kept = {*table.id_columns.values(), label, table.time, *table.fields.values()}
+    kept |= {name for name in used if rule_of(table, name).cast or rule_of(table, name).categories}
+    return {name for name in used if name not in kept and (name == weight or "float" in table.dtype)}
+
+
+def _id_type(file: CsvFile, name: str, column: Any) -> Any:
+    """int64 if every id of a first block reads as one; raises where all are written as 1.0, which is no id 1."""
     given = pc.drop_null(_without_empty(column))
-    if len(given) and pc.all(pc.match_substring_regex(given, WHOLE_FRACTION)).as_py():
+    if len(given) == 0:
+        return pa.null()
+    if pc.all(pc.match_substring_regex(given, "^-?[0-9]+" + FRACTION)).as_py():
         at = f"[{file.table.owner}.columns.{as_key(name)}]"
         way_out = f'{at} cast = "int64" makes them integers, "string" leaves them text'
         row = pc.index(column, given[0]).as_py() + 1
         raise file.at(row, f"the id {name} is {given[0].as_py()!r}, a fraction; {way_out}")
-
-
-def _fixed_types(table: Table, used: Sequence[str]) -> dict[str, Any]:
-    """Types that the recipe decides."""
-    fixed = {}
-    for name in used:
-        cast = rule_of(table, name).cast
-        if cast is not None and "int" not in cast:
-            fixed[name] = pa.type_for_alias(cast)
-        elif isinstance(table, NodeTable) and name == table.split:
-            fixed[name] = pa.string()
-    return fixed
-
-
-def _numbers(table: Table, used: Sequence[str]) -> set[str]:
-    """Columns whose integers may go on as fractions: the features, where those are no integers, and the weight."""
-    kept = {*id_columns(table).values(), getattr(table, "label", None), table.time, *table.fields.values()}
-    kept |= {name for name in used if rule_of(table, name).cast or rule_of(table, name).categories}
-    weight = getattr(table, "weight", None)
-    return {name for name in used if name not in kept and (name == weight or "float" in table.dtype)}
-
-
-def _id_type(column: Any) -> Any:
-    """int64 if every id of a first block reads as one."""
-    given = pc.drop_null(_without_empty(column))
-    if len(given) == 0:
-        return pa.null()
-    if not pc.all(pc.match_substring_regex(given, WHOLE)).as_py():
+    if not pc.all(pc.match_substring_regex(given, INTEGER)).as_py():
         return pa.string()
     try:
-        pc.cast(given, pa.int64())
+        return pc.cast(given, pa.int64()).type
     except pa.ArrowInvalid:  # nineteen digits, and too many
         return pa.string()
-    return pa.int64()
 
 
-def _type_further_on(table: Table, files: Sequence[CsvFile], name: str) -> Any:
+def _type_further_on(files: Sequence[CsvFile], name: str) -> Any:
     """The type of a column that begins with nulls: that of its first values."""
-    is_id = name in id_columns(table).values()
+    is_id = name in files[0].table.id_columns.values()
     for file in files:
         for batch in file.batches({name: pa.string()}):
             given = pc.drop_null(_without_empty(batch.column(0))).slice(0, ENOUGH)
             if is_id and len(given):
-                return _id_type(given)
+                return _id_type(file, name, given)
             text = io.BytesIO()
             csv.write_csv(pa.table({"value": given}), text)
             kind = csv.read_csv(io.BytesIO(text.getvalue())).schema.field(0).type

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config.toml import as_key, as_toml
-from hoploom.ingest.tables.files import TableFile
+from hoploom.ingest.tables.files import TableFile, open_array
 from hoploom.ingest.tables.guess import (
     EDGE_WORDS,
     HALF,
@@ -24,7 +24,6 @@ from hoploom.ingest.tables.guess import (
     type_name,
     words,
 )
-from hoploom.ingest.tables.sources import array_file
 from hoploom.ingest.tables.survey import Surveyed, count_rows, largest, share_found, survey
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
@@ -273,7 +272,7 @@ def _array_of(roles: Roles, arrays: Sequence[Path]) -> Path | None:
     for path in arrays:
         alike = words(path.stem)[: len(words(table.name))] == words(table.name) or type_name(table) in words(path.stem)
         if alike:
-            rows = array_file(TableFile(os.path.abspath(path), str(path), "npy")).shape[0]
+            rows = len(open_array(TableFile(os.path.abspath(path), str(path), "npy")))
             if rows == (table.num_rows or count_rows(table, roles.id or "")):
                 return path
     return None

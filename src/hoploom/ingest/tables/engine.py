@@ -1,32 +1,24 @@
-"""What runs Ibis expressions over tables: one interface, which duckdb_engine and spark_engine meet.
+"""What runs Ibis expressions over tables: one interface, and DuckDB in this process, which meets it.
 
-Whatever an engine must keep is a Parquet file in the scratch folder, so it holds no state of its own. Gives up an
-engine's own tables, which would be faster by little, for one behaviour of all.
+Whatever an engine must keep is a Parquet file in its folder. Gives up an engine's own tables, which would be faster by
+little, for one behaviour of all. DuckDB spills into that folder, too, where its memory does not do.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
+import duckdb
 import ibis
+import ibis.backends.duckdb  # loaded now: its memory counts as that of the libraries
 import ibis.expr.types as ir
 import pyarrow as pa
 
-from hoploom.config.values import as_int
-from hoploom.errors import ConfigError, DataError
+from hoploom.errors import ConfigError, DataError, HoploomError, StoreError
 
-ENGINES = ("duckdb", "spark")
 BATCH_BYTES, MOST_ROWS = 4 << 20, 122_880  # of a batch; DuckDB slows down where more rows than these hold strings
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Which engine, and what it may take."""
-
-    name: str = "duckdb"
-    memory: int  # bytes
-    threads: int | None = None  # None: all cores
-    master: str = "local[*]"  # Spark's
+AHEAD_BYTES = 16 << 20  # DuckDB works on while a batch is used, up to here
 
 
 class UnreadableError(DataError):
@@ -48,14 +40,6 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def check_engine(name: str, threads: int | None) -> None:
-    """Raise ConfigError for an engine that there is not, or for one without threads."""
-    if name not in ENGINES:
-        raise ConfigError(f"engine is {name!r}; give one of {list(ENGINES)}")
-    if threads is not None:
-        as_int("threads", threads, 1, "give at least 1")
-
-
 def rows_of(engine: Engine, table: ir.Table) -> list[dict[str, Any]]:
     """The rows of a small result."""
     return [row for batch in engine.stream(table) for row in batch.to_pylist()]
@@ -74,3 +58,62 @@ def sql_of(table: ir.Table, dialect: str) -> str:
 def first_line(error: Exception) -> str:
     """An engine's message without the statement that it repeats."""
     return str(error).strip().split("\n", 1)[0]
+
+
+# --- DuckDB --------------------------------------------------------------------------------------
+
+
+class DuckEngine:
+    """The engine for one machine; threads=None takes all cores."""
+
+    def __init__(self, folder: Path, memory: int, threads: int | None = None) -> None:
+        self._folder, self._views = folder, 0
+        settings: dict[str, Any] = {"memory_limit": f"{memory // 1024}KiB", "temp_directory": str(folder)}
+        settings |= {"allocator_flush_threshold": "8MB"}  # what is freed goes back to the system
+        settings |= {} if threads is None else {"threads": threads}
+        self._connection = ibis.duckdb.connect(**settings)
+
+    def read(self, paths: Sequence[str]) -> ir.Table:
+        self._views += 1
+        name = f"files_{self._views}"
+        listed = ", ".join(map(_quoted, paths))
+        # A view of the database, not of the connection: streams have connections of their own.
+        with _explained():
+            self._connection.con.execute(
+                f"CREATE VIEW {name} AS SELECT * FROM read_parquet([{listed}], hive_partitioning = false)"
+            )
+        return self._connection.table(name)
+
+    def stream(self, table: ir.Table, row_bytes: int = 16, *, as_read: bool = False) -> Iterator[pa.RecordBatch]:
+        with _explained(), self._connection.con.cursor() as connection:
+            connection.execute(f"SET preserve_insertion_order = {as_read}")
+            connection.execute(f"SET streaming_buffer_size = '{AHEAD_BYTES}B'")
+            yield from connection.sql(sql_of(table, "duckdb")).to_arrow_reader(batch_rows(row_bytes))
+
+    def keep(self, table: ir.Table, name: str) -> ir.Table:
+        path = str(self._folder / f"{name}.parquet")
+        with _explained():
+            self._connection.con.execute(f"COPY ({sql_of(table, 'duckdb')}) TO {_quoted(path)} (FORMAT parquet)")
+        return self.read([path])
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """DuckDB's errors as ours."""
+    try:
+        yield
+    except HoploomError:
+        raise
+    except duckdb.OutOfMemoryException as error:
+        raise ConfigError(f"the memory given is too small for DuckDB; raise --memory ({first_line(error)})") from error
+    except duckdb.IOException as error:
+        raise StoreError(f"DuckDB cannot read or write: {first_line(error)}") from error
+    except duckdb.Error as error:
+        raise UnreadableError(f"DuckDB cannot read the tables: {first_line(error)}") from error

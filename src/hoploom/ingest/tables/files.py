@@ -1,4 +1,4 @@
-"""Which files a key such as `files = "papers/*.parquet"` means: paths, globs, folders and URLs, in one fixed order.
+"""The files of a table: which ones a key such as `files = "papers/*.parquet"` means, and their rows, batch by batch.
 
 The order is that of the list; what a glob or a folder gives is sorted by name, without names that begin with . or _.
 """
@@ -6,30 +6,29 @@ The order is that of the list; what a glob or a folder gives is sorted by name, 
 import fnmatch
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pyarrow import fs
+import pyarrow.parquet as pq
+from pyarrow import fs, ipc
 
 from hoploom.config.toml import quoted
 from hoploom.config.values import nearest
+from hoploom.errors import DataError
 from hoploom.ingest.tables.graph_file import GraphFile
 
-KINDS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
-COMPRESSED = (".gz", ".bz2", ".zst")  # of text
+KINDS = {".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow")
+KINDS |= {f".{kind}{packed}": kind for kind in ("csv", "tsv") for packed in ("", ".gz", ".bz2", ".zst")}
+ARRAYS = {".npy": "npy"}
 MAGIC = "*?["
+BUFFER = 1 << 20  # bytes of a column that are read at once: a row group may be larger than memory
+BATCH = 1 << 16  # rows
+GROUP = 16 << 20  # bytes of a row group in scratch files: engines read row groups at once and in parallel
 
 
 @dataclass(frozen=True)
@@ -52,76 +51,58 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def kind_of(name: str, *, arrays: bool = False) -> str | None:
+def kind_of(name: str, kinds: Mapping[str, str] = KINDS) -> str | None:
     """The format by the name's end; None: none that is read."""
-    lowered = name.lower()
-    if arrays:
-        return "npy" if lowered.endswith(".npy") else None
-    for ending in COMPRESSED:
-        if lowered.endswith(ending):
-            kind = kind_of(lowered.removesuffix(ending))
-            return kind if kind in ("csv", "tsv") else None
-    return KINDS.get(os.path.splitext(lowered)[1])
+    return next((kind for ending, kind in kinds.items() if name.lower().endswith(ending)), None)
+
+
+# --- which files ---------------------------------------------------------------------------------
 
 
 def find_files(
-    recipe: GraphFile, key: str, patterns: tuple[str, ...], *, arrays: bool = False
+    graph: GraphFile, key: str, patterns: tuple[str, ...], kinds: Mapping[str, str] = KINDS
 ) -> tuple[TableFile, ...]:
     """The files that a key names, e.g. those of nodes.paper.files."""
     found: dict[str, TableFile] = {}
     for pattern in patterns:
-        for path, shown in _matches(recipe, key, pattern, arrays=arrays):
+        matching = _remote if is_url(pattern) else _local
+        for shown in matching(graph, key, pattern, kinds):
+            path, kind = shown if is_url(shown) else os.path.abspath(shown), kind_of(shown, kinds)
             if path in found:
-                raise recipe.problem(key, f"{key} names {shown} twice; list every file once")
-            kind = kind_of(path, arrays=arrays)
+                raise graph.problem(key, f"{shown} is named twice; list every file once")
             if kind is None:
-                known = ".npy" if arrays else ", ".join(sorted(KINDS))
-                raise recipe.problem(key, f"{key}: {shown} has no known format; give one of {known}")
+                raise graph.problem(key, f"{shown} has no known format; give one of {', '.join(sorted(kinds))}")
             found[path] = TableFile(path, shown, kind)
     return tuple(found.values())
 
 
-def _matches(recipe: GraphFile, key: str, pattern: str, *, arrays: bool) -> Iterator[tuple[str, str]]:
-    """Absolute paths, and as messages call them."""
-    if is_url(pattern):
-        yield from ((url, url) for url in _remote(recipe, key, pattern, arrays=arrays))
-        return
-    exact = recipe.folder / pattern
+def _local(graph: GraphFile, key: str, pattern: str, kinds: Mapping[str, str]) -> list[str]:
+    """The files that a path or a glob names, or that lie in a folder."""
+    exact = graph.folder / pattern
     if exact.is_file():
-        yield os.path.abspath(exact), str(exact)
-        return
-    entries = [pattern] if exact.is_dir() else sorted(glob.glob(pattern, root_dir=recipe.folder, recursive=True))
-    if not entries:
-        raise recipe.problem(key, f"{key}: {_nothing(exact, pattern)}")
-    files = [file for entry in entries for file in _files_in(recipe.folder / entry, arrays=arrays)]
+        return [str(exact)]
+    entries = [pattern] if exact.is_dir() else sorted(glob.glob(pattern, root_dir=graph.folder, recursive=True))
+    files = [str(file) for entry in entries for file in _files_in(graph.folder / entry, kinds)]
     if not files:
-        known = "a .npy file" if arrays else "a table: Parquet, CSV or Arrow"
-        raise recipe.problem(key, f"{key}: nothing in {exact} ends like {known}; name the files")
-    yield from ((os.path.abspath(file), str(file)) for file in files)
+        beside = sorted(os.listdir(exact.parent)) if not entries and exact.parent.is_dir() else []
+        alike = nearest(exact.name, beside)
+        hint = "paths are relative to the folder of graph.toml" if alike is None else f"did you mean {quoted(alike)}?"
+        what = f"holds nothing that ends in {', '.join(sorted(kinds))}" if entries else "does not exist"
+        raise graph.problem(key, f"{exact} {what}; {hint}")
+    return files
 
 
-def _nothing(exact: Path, pattern: str) -> str:
-    """Why there is no file, with the nearest name."""
-    if any(sign in pattern for sign in MAGIC):
-        return f"nothing matches {exact}; paths are relative to the recipe's folder"
-    beside = sorted(os.listdir(exact.parent)) if exact.parent.is_dir() else []
-    alike = nearest(exact.name, beside)
-    hint = f"did you mean {quoted(alike)}?" if alike else "paths are relative to the recipe's folder"
-    return f"{exact} does not exist; {hint}"
-
-
-def _files_in(entry: Path, *, arrays: bool) -> Iterator[Path]:
+def _files_in(entry: Path, kinds: Mapping[str, str]) -> Iterator[Path]:
     """An entry itself, or the tables below a folder."""
-    if not entry.is_dir():
-        if kind_of(entry.name, arrays=arrays) and entry.name[0] not in "._":
-            yield entry
-        return
-    for child in sorted(entry.iterdir()):
-        if child.name[0] not in "._":
-            yield from _files_in(child, arrays=arrays)
+    if entry.is_dir():
+        for child in sorted(entry.iterdir()):
+            if child.name[0] not in "._":
+                yield from _files_in(child, kinds)
+    elif entry.name[0] not in "._" and kind_of(entry.name, kinds):
+        yield entry
 
 
-def _remote(recipe: GraphFile, key: str, url: str, *, arrays: bool) -> list[str]:
+def _remote(graph: GraphFile, key: str, url: str, kinds: Mapping[str, str]) -> list[str]:
     """The objects that a URL names: one, those below it, or those that match it."""
     scheme, _, path = url.partition("://")
     begin = path
@@ -135,15 +116,146 @@ def _remote(recipe: GraphFile, key: str, url: str, *, arrays: bool) -> list[str]
         listed = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise recipe.problem(key, f"{key}: {url} cannot be listed ({reason}); give a URL such as s3://…") from error
+        raise graph.problem(key, f"{url} cannot be listed ({reason}); give a URL such as s3://…") from error
     wanted = root + path.removeprefix(base)
-    names = [entry.path for entry in listed if entry.is_file and _is_table(entry.base_name, arrays=arrays)]
-    matching = sorted(name for name in names if begin == path or fnmatch.fnmatchcase(name, wanted))
+    tables = [one for one in listed if one.is_file and one.base_name[0] not in "._" and kind_of(one.base_name, kinds)]
+    matching = sorted(one.path for one in tables if begin == path or fnmatch.fnmatchcase(one.path, wanted))
     if not matching:
-        raise recipe.problem(key, f"{key}: nothing matches {url}; name objects that are there")
+        raise graph.problem(key, f"nothing matches {url}; name objects that are there")
     prefix = f"{scheme}://{base}".removesuffix(root)
     return [prefix + name for name in matching]
 
 
-def _is_table(name: str, *, arrays: bool) -> bool:
-    return name[0] not in "._" and kind_of(name, arrays=arrays) is not None
+# --- reading -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def readable(refusal: str) -> Iterator[None]:
+    """What a library says of a damaged file, behind our own words."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
+        raise DataError(f"{refusal}: {reason:.160}; write it again") from error
+
+
+@contextmanager
+def opened(file: TableFile, refusal: str = " is no Parquet file, or cut short") -> Iterator[pq.ParquetFile]:
+    """A Parquet file; DataError where it cannot be read."""
+    with (
+        readable(f"{file.shown}{refusal}"),
+        file.open() as handle,
+        pq.ParquetFile(handle, buffer_size=BUFFER, pre_buffer=False) as parquet,
+    ):
+        yield parquet
+
+
+def parquet_footer(file: TableFile) -> tuple[pa.Schema, int]:
+    """A Parquet file's schema and number of rows."""
+    with opened(file) as parquet:
+        return parquet.schema_arrow, parquet.metadata.num_rows
+
+
+def group_bytes(file: TableFile, columns: Sequence[str]) -> int:
+    """What an engine reads at once of a Parquet file: some columns of its largest row group."""
+    begins = tuple(f"{column}." for column in columns)
+    most = 0
+    with opened(file) as parquet:
+        for index in range(parquet.metadata.num_row_groups):
+            group = parquet.metadata.row_group(index)
+            chunks = (group.column(number) for number in range(group.num_columns))
+            read = (chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(begins))
+            most = max(most, sum(chunk.total_compressed_size for chunk in read))
+    return most
+
+
+def parquet_batches(file: TableFile, columns: Sequence[str], most_rows: int = BATCH) -> Iterator[pa.RecordBatch]:
+    """Some columns of a Parquet file in its order, about sixteen buffers at a time however large its row groups are."""
+    what = f": column {columns[0]!r} cannot be read" if len(columns) == 1 else " cannot be read"
+    with opened(file, what) as parquet:
+        found = parquet.metadata
+        size = sum(found.row_group(index).total_byte_size for index in range(found.num_row_groups))
+        rows = max(1, min(most_rows, 16 * BUFFER * int(found.num_rows) // max(1, int(size))))
+        yield from parquet.iter_batches(rows, columns=list(columns), use_threads=False)
+
+
+def arrow_schema(file: TableFile) -> pa.Schema:
+    with readable(f"{file.shown} is no Arrow file, or cut short"), arrow_batches(file) as (schema, _):
+        return schema
+
+
+@contextmanager
+def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
+    """Schema and batches, of the file format or of the stream format. A local file is mapped, not read."""
+    with file.open() if is_url(file.path) else pa.memory_map(file.path) as handle:
+        try:
+            reader = ipc.open_file(handle)
+            batches: Iterator[Any] = (reader.get_batch(index) for index in range(reader.num_record_batches))
+        except pa.ArrowInvalid:
+            handle.seek(0)
+            reader = ipc.open_stream(handle)
+            batches = iter(reader)
+        yield reader.schema, batches
+
+
+def open_array(file: TableFile) -> "np.memmap[Any, Any]":
+    """A .npy file with a row of numbers per node."""
+    with readable(f"{file.shown} is no .npy file, or cut short"):
+        if is_url(file.path):
+            raise ValueError("arrays are mapped into memory, so they must lie on this machine")
+        array = np.load(file.path, mmap_mode="r", allow_pickle=False)
+    is_plain = isinstance(array, np.memmap) and array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
+    if not is_plain or array.ndim not in (1, 2):
+        found = f"{getattr(array, 'dtype', 'no array')} of shape {getattr(array, 'shape', ())}"
+        raise DataError(f"{file.shown} holds {found}; features are a row of numbers per node")
+    if not array.flags.c_contiguous:
+        raise DataError(f"{file.shown} is stored column by column; save it with numpy.ascontiguousarray(…)")
+    return array.reshape(len(array), array.shape[1] if array.ndim == 2 else 1)  # type: ignore[no-any-return]
+
+
+def array_rows(array: "np.memmap[Any, Any]", begin: int, count: int) -> np.ndarray[Any, Any]:
+    """Some rows of a .npy file, read from it: pages of a mapping that were read would count as memory."""
+    width = array.shape[1]
+    offset = array.offset + begin * width * array.dtype.itemsize
+    rows = np.fromfile(str(array.filename), array.dtype, count * width, offset=offset).reshape(count, width)
+    return rows.astype(rows.dtype.newbyteorder("="), copy=False)
+
+
+# --- scratch files -------------------------------------------------------------------------------
+
+
+def stage(batches: Iterable[Any], schema: Any, path: Path, group: int = GROUP) -> None:
+    """Write record batches as Parquet. Nothing is compressed: it is read once and dropped."""
+    stored = pa.schema([(field.name, _stored(field.type)) for field in schema])
+    with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, write_statistics=False) as writer:
+        for table in _grouped(batches, stored, group):
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+
+def _stored(kind: Any) -> Any:
+    """Timestamps in microseconds and float16 as float32, which every engine reads."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_stored(kind.value_type), kind.list_size)
+    return pa.list_(_stored(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def _grouped(batches: Iterable[Any], schema: Any, group: int) -> Iterator[Any]:
+    """Tables of about so many bytes. A longer batch is cut, a file mapped into memory is read piece by piece."""
+    waiting: list[Any] = []
+    size = 0
+    for batch in batches:
+        is_cut = any("timestamp[ns" in str(field.type) for field in batch.schema)  # nothing else changes its value
+        rows = max(1, batch.num_rows * group // max(1, batch.nbytes))
+        for begin in range(0, batch.num_rows, rows):
+            piece = pa.Table.from_batches([batch.slice(begin, rows)]).cast(schema, safe=not is_cut)
+            waiting.append(piece)
+            size += piece.nbytes
+            if size >= group:
+                yield pa.concat_tables(waiting).combine_chunks()
+                waiting, size = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()

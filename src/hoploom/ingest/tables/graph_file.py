@@ -1,66 +1,57 @@
 """graph.toml as frozen dataclasses: which tables hold the nodes and edges, and what becomes of their columns.
 
-Each key stands here once, with its rule and its help; the reader and the table in docs/tables.md are made from them.
+Each key stands here once, with its rule and its help; the table in docs/tables.md is made from them. What only the
+tables can tell (columns, types) is checked with them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.rules import REQUIRED, Headings, KeyRule, Only, key, key_table, keys_in, problem
-from hoploom.config.toml import as_key
+from hoploom.config.document import Document, full_name, parse_document, read_document
+from hoploom.config.rules import REQUIRED, Headings, KeyRule, Only, default_of, key, key_of, key_table, keys_in, problem
+from hoploom.config.toml import KeyPath, as_key, as_toml, quoted
+from hoploom.config.values import nearest
 from hoploom.errors import ConfigError
-from hoploom.schema import DTYPES, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
+from hoploom.schema import DTYPES, EDGE_ID, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ORIGINAL_ID, RelationName
 
 CASTS = ("string", "bool", "int8", "int16", "int32", "int64", "uint8", "float32", "float64")
 WITH_FILES = Only("files")
 
+
+def _read_split(value: Any) -> str | dict[str, float] | None:
+    if not isinstance(value, dict):
+        return rules.TEXT.read(value)  # type: ignore[no-any-return]
+    shares = {name: rules.number(0, 1).read(share) for name, share in value.items()}
+    return shares if shares and all(shares.values()) and math.fsum(shares.values()) <= 1 + 1e-9 else None
+
+
+def _read_fill(value: Any) -> float | int | str | None:
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value if isinstance(value, int | float | str) else None
+
+
 FILES = rules.texts("a path in quotes, or a list", single=True)
 COLUMNS = rules.texts("a column, or a list", single=True)
 NAMED_COLUMNS = rules.table_of(rules.TEXT, 'a table of columns by field, e.g. { rank = "pagerank" }')
-
-
-def _split() -> KeyRule:
-    """A column, or the share of the nodes by split."""
-
-    def read(value: Any) -> str | dict[str, float] | None:
-        if not isinstance(value, dict):
-            return rules.TEXT.read(value)  # type: ignore[no-any-return]
-        shares = {name: rules.number(0, 1).read(share) for name, share in value.items()}
-        return shares if shares and all(shares.values()) and math.fsum(shares.values()) <= 1 + 1e-9 else None
-
-    example = "{ train = 0.8, val = 0.1, test = 0.1 }"
-    return KeyRule(f"a column in quotes, or shares above 0 that add up to at most 1, e.g. {example}", read)
-
-
-def _reverse() -> KeyRule:
-    """Whether, or the name."""
-
-    def read(value: Any) -> bool | str | None:
-        return value if isinstance(value, bool) or rules.TEXT.read(value) is not None else None
-
-    return KeyRule('true, false or the name of the reverse relation, e.g. "written_by"', read)
-
-
-def _fill() -> KeyRule:
-    """What stands for nulls."""
-
-    def read(value: Any) -> float | int | str | None:
-        if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
-            return None
-        return value if isinstance(value, int | float | str) else None
-
-    return KeyRule("a number or text", read)
+SHARES = "{ train = 0.8, val = 0.1, test = 0.1 }"
+SPLIT = KeyRule(f"a column in quotes, or shares above 0 that add up to at most 1, e.g. {SHARES}", _read_split)
+REVERSE = KeyRule(
+    'true, false or the name of the reverse relation, e.g. "written_by"',
+    lambda value: value if isinstance(value, bool) else rules.TEXT.read(value),
+)
+FILL = KeyRule("a number or text", _read_fill)
 
 
 @dataclass(frozen=True)
 class ColumnRule:
     """What is done to a column, in this order: fill, cast, then categories or standardise."""
 
-    fill: float | int | str | None = key(None, "what stands for nulls", _fill(), example=0)
+    fill: float | int | str | None = key(None, "what stands for nulls", FILL, example=0)
     cast: str | None = key(None, "to this type", rules.choice(*CASTS), example="float32")
     categories: str | None = key(
         None, "numbers for words: a column per word, or its number", rules.choice("one-hot", "codes"), example="one-hot"
@@ -78,22 +69,31 @@ class NodeTable:
         None, "nodes, where there is no table", rules.whole(1, 2**62), example=1000, only=Only("files", absent=True)
     )
     id: str | None = key(None, "the column with the ids", rules.TEXT, example="paper_id", only=WITH_FILES)
-    features: tuple[str, ...] = key((), "columns, side by side in field x; f_* is any that begins so", COLUMNS)
-    features_npy: tuple[str, ...] = key((), "or .npy files, with a row for every row of the table", FILES)
-    dtype: str = key("float32", "of x", rules.choice(*DTYPES))
-    label: str | None = key(None, "the column of field y", rules.TEXT, example="venue")
-    num_classes: int | None = key(None, "labels are below", rules.whole(1), example=40, only=Only("label"))
-    time: str | None = key(None, "the column of field time", rules.TEXT, example="published")
-    split: str | Mapping[str, float] | None = key(
-        None, "a column that names each node's split, or the shares of splits drawn by id", _split()
+    features: tuple[str, ...] = key(
+        (), "columns, side by side in field x; f_* is any that begins so", COLUMNS, only=WITH_FILES
     )
-    fields: Mapping[str, str] = key({}, "further fields, and their columns", NAMED_COLUMNS)
+    features_npy: tuple[str, ...] = key(
+        (), ".npy files, with a row for every row of the table", FILES, only=Only("features", absent=True)
+    )
+    dtype: str = key("float32", "of x", rules.choice(*DTYPES))
+    label: str | None = key(None, "the column of field y", rules.TEXT, example="venue", only=WITH_FILES)
+    num_classes: int | None = key(None, "labels are below", rules.whole(1), example=40, only=Only("label"))
+    time: str | None = key(None, "the column of field time", rules.TEXT, example="published", only=WITH_FILES)
+    split: str | Mapping[str, float] | None = key(
+        None, "a column that names each node's split, or the shares of splits drawn by id", SPLIT, only=WITH_FILES
+    )
+    fields: Mapping[str, str] = key({}, "further fields, and their columns", NAMED_COLUMNS, only=WITH_FILES)
     columns: Mapping[str, ColumnRule] = field(default_factory=dict)
 
     @property
     def owner(self) -> str:
         """As messages and `where` call it: nodes.paper."""
         return f"nodes.{as_key(self.name)}"
+
+    @property
+    def id_columns(self) -> dict[str, str]:
+        """The columns with ids, by their key."""
+        return {} if self.id is None else {"id": self.id}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class EdgeTable:
     weight: str | None = key(None, "the column of field weight", rules.TEXT, example="w")
     time: str | None = key(None, "the column of field time", rules.TEXT, example="at")
     fields: Mapping[str, str] = key({}, "further fields, and their columns", NAMED_COLUMNS)
-    reverse: str | None = key(None, "also the reverse relation, by this name; true: rev_ and its name", _reverse())
+    reverse: str | None = key(None, "also the reverse relation, by this name; true: rev_ and its name", REVERSE)
     undirected: bool = key(False, "every edge counts for both directions", rules.FLAG)
     deduplicate: bool = key(False, "of edges with the same ends one is kept", rules.FLAG)
     self_loops: str = key("keep", "edges from a node to itself", rules.choice("keep", "drop"))
@@ -125,12 +125,18 @@ class EdgeTable:
         """As messages and `where` call it: edges."author writes paper"."""
         return f"edges.{as_key(' '.join(self.relation))}"
 
+    @property
+    def id_columns(self) -> dict[str, str]:
+        """The columns with ids, by their key."""
+        return {"source": self.source, "destination": self.destination}
 
-@dataclass(frozen=True)
-class GraphSection:
-    """What holds for the whole graph."""
 
-    seed: int = key(0, "the splits that are drawn derive from it", rules.whole(0, rules.MOST_SEED))
+Table = NodeTable | EdgeTable
+
+
+def rule_of(table: Table, column: str) -> ColumnRule:
+    """What is done to a column; nothing where no rule is given."""
+    return table.columns.get(column, ColumnRule())
 
 
 @dataclass(frozen=True)
@@ -144,9 +150,13 @@ class GraphFile:
 
     nodes: Mapping[str, NodeTable]  # by name, in the order of the file
     edges: Mapping[RelationName, EdgeTable]
-    seed: int = 0
+    seed: int = key(0, "the splits that are drawn derive from it", rules.whole(0, rules.MOST_SEED))
     folder: Path = Path()  # what relative paths are relative to
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # nodes.paper.id -> graph.toml:3
+
+    @property
+    def tables(self) -> list[Table]:
+        return [*self.nodes.values(), *self.edges.values()]
 
     @property
     def homogeneous(self) -> bool:
@@ -155,11 +165,11 @@ class GraphFile:
 
     def problem(self, name: str, message: str) -> ConfigError:
         """An error about a key (nodes.paper.label) or a table (nodes.paper), to be raised: it begins with its line."""
-        return problem(self.where, name, message)
+        return problem(self.where, name, f"{name}: {message}")
 
 
 HEADINGS: Headings = {
-    "graph": GraphSection,
+    "graph": GraphFile,
     "nodes.<type>": NodeTable,
     'edges."<source> <name> <destination>"': EdgeTable,
     "….columns.<column>": ColumnRule,
@@ -172,3 +182,157 @@ def reference() -> str:
     for heading, owner in HEADINGS.items():
         lines += ["", f"`[{heading}]`", "", *key_table(keys_in(owner).items())]
     return "\n".join(lines) + "\n"
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_graph(path: str | Path) -> GraphFile:
+    """The graph.toml at a path; its relative paths are relative to that file."""
+    absent = f"`hoploom init --tables DIR {path}` drafts one from the tables in DIR"
+    return _graph_file(read_document(path, HEADINGS, absent=absent))
+
+
+def parse_graph(text: str, *, name: str = "graph.toml", folder: Path = Path()) -> GraphFile:
+    """The graph.toml in a text. `name` is what messages call it, `folder` what its relative paths are relative to."""
+    return _graph_file(parse_document(text, HEADINGS, name=name, folder=folder))
+
+
+def _graph_file(document: Document) -> GraphFile:
+    document.top()
+    seed = document.section(("graph",), owner=GraphFile)["seed"]
+    nodes = {name: _node_table(document, name) for name in _names(document, "nodes", NodeTable)}
+    edges = [_edge_table(document, name, list(nodes)) for name in _names(document, "edges", EdgeTable)]
+    graph = GraphFile(nodes, {table.relation: table for table in edges}, seed, document.folder, document.where)
+    for table in graph.tables:
+        _check_nodes(graph, table) if isinstance(table, NodeTable) else _check_edges(graph, table)
+        _check_fields(graph, table)
+    _check_times(graph)
+    return graph
+
+
+def _names(document: Document, section: str, owner: type[Any]) -> Sequence[str]:
+    """Of the node types or relations."""
+    given = document.table((section,))
+    heading = next(f"[{heading}]" for heading in HEADINGS if heading.startswith(section))
+    for name, value in given.items():
+        if name in keys_in(owner) and not isinstance(value, dict):
+            at = full_name((section, name))
+            raise document.problem(at, f"{at} stands outside of a table; write it below {heading}")
+    if not given:
+        what = "node type" if section == "nodes" else "relation"
+        raise document.problem(section, f"there is no {what}; add a section {heading} with its files")
+    return list(given)
+
+
+def _node_table(document: Document, name: str) -> NodeTable:
+    path = ("nodes", name)
+    if not name.strip() or " " in name or not name.isprintable():
+        raise document.problem(full_name(path), f"node type {quoted(name)} is no name; give a word without spaces")
+    return NodeTable(name=name, columns=_column_rules(document, path), **_values(document, path, NodeTable))
+
+
+def _edge_table(document: Document, name: str, types: Sequence[str]) -> EdgeTable:
+    path = ("edges", name)
+    relation, values = _relation(name, types, document), _values(document, path, EdgeTable)
+    if isinstance(values["reverse"], bool):
+        values["reverse"] = f"rev_{relation[1]}" if values["reverse"] else None
+    return EdgeTable(relation=relation, columns=_column_rules(document, path), **values)
+
+
+def _values(document: Document, path: KeyPath, owner: type[Table]) -> dict[str, Any]:
+    return document.section(path, owner=owner, tables=["columns"])
+
+
+def _relation(key: str, types: Sequence[str], document: Document) -> RelationName:
+    words, name = key.split(), full_name(("edges", key))
+    if len(words) != 3 or " ".join(words) != key or not key.isprintable():
+        example = '[edges."author writes paper"]'
+        raise document.problem(name, f"{name} names no relation; give source type, name, destination, e.g. {example}")
+    for word in (words[0], words[2]):
+        if word not in types:
+            alike = nearest(word, types)
+            hint = f"did you mean {alike}?" if alike else f"add one, or name one of {', '.join(types)}"
+            raise document.problem(name, f"{name}: there is no [nodes.{as_key(word)}]; {hint}")
+    return (words[0], words[1], words[2])
+
+
+def _column_rules(document: Document, path: KeyPath) -> dict[str, ColumnRule]:
+    inside = (*path, "columns")
+    return {
+        column: ColumnRule(**document.section((*inside, column), owner=ColumnRule)) for column in document.table(inside)
+    }
+
+
+# --- what must hold between keys -----------------------------------------------------------------
+
+
+def _check_nodes(graph: GraphFile, table: NodeTable) -> None:
+    if not table.files and table.count is None:
+        message = f'add a line such as files = "{table.name}.parquet", or count = 1000 where ids are 0 to 999'
+        raise graph.problem(table.owner, f"files is missing; {message}")
+    for name, described in keys_in(NodeTable).items():
+        only, at = key_of(described).only, f"{table.owner}.{name}"
+        if at in graph.where and only is not None and not only.allows(getattr(table, only.selector) or None):
+            raise graph.problem(at, f"it {only.refusal(None)}")
+    if table.count is None and table.id is None:
+        raise graph.problem(table.owner, f'id is missing; add a line such as id = "{table.name}_id"')
+    for name in ("features_npy", "columns") if table.count is not None else ():
+        if getattr(table, name):
+            raise graph.problem(f"{table.owner}.{name}", f"it {WITH_FILES.refusal(None)}")
+
+
+def _check_edges(graph: GraphFile, table: EdgeTable) -> None:
+    source, _, destination = table.relation
+    for name in ("undirected", "self_loops") if source != destination else ():
+        if getattr(table, name) != default_of(keys_in(EdgeTable)[name]):
+            message = f"{as_toml(getattr(table, name))} is for relations of a type with itself; leave it out"
+            raise graph.problem(f"{table.owner}.{name}", message)
+    if table.reverse is None:
+        return
+    at, turned = f"{table.owner}.reverse", (destination, table.reverse, source)
+    if table.undirected:
+        raise graph.problem(at, "it has no effect with undirected, which counts both directions; drop one")
+    if " " in table.reverse:
+        raise graph.problem(at, f"{as_toml(table.reverse)} is more than a name; leave out types and spaces")
+    others = [other for other in graph.edges.values() if other is not table]
+    reversed_ones = [(other.relation[2], other.reverse, other.relation[0]) for other in others]
+    if turned in [*graph.edges, *reversed_ones]:
+        raise graph.problem(at, f"there is a relation {as_toml(' '.join(turned))} already; give another name")
+
+
+def _check_fields(graph: GraphFile, table: Table) -> None:
+    is_nodes = isinstance(table, NodeTable)
+    made = ("x", "y", "time", ORIGINAL_ID) if is_nodes else ("edge_attr", "weight", "time", EDGE_ID)  # by other keys
+    at = f"{table.owner}.dtype"
+    if at in graph.where and not (table.features or (isinstance(table, NodeTable) and table.features_npy)):
+        raise graph.problem(at, "it has no effect without features; leave it out")
+    for name in table.fields:
+        if name in made or not name.strip() or not name.isprintable():
+            at = f"{table.owner}.fields.{as_key(name)}"
+            raise graph.problem(at, f"a field {as_toml(name)} cannot be given; choose another name")
+    for column, rule in table.columns.items():
+        is_id = column in table.id_columns.values()
+        _check_rule(graph, f"{table.owner}.columns.{as_key(column)}", rule, is_id=is_id)
+
+
+def _check_rule(graph: GraphFile, at: str, rule: ColumnRule, *, is_id: bool) -> None:
+    if is_id:
+        for name in ("fill", "categories", "standardise"):
+            if getattr(rule, name) is not None and getattr(rule, name) is not False:  # a fill of 0 is one
+                raise graph.problem(f"{at}.{name}", "it cannot be done to ids; leave it out")
+        if rule.cast not in (None, "string", "int64"):
+            raise graph.problem(f"{at}.cast", f'{as_toml(rule.cast)} is given, but ids are "int64" or "string"')
+    if rule.standardise and (rule.categories or rule.cast in ("string", "bool")):
+        other = "categories" if rule.categories else f'cast = "{rule.cast}"'
+        raise graph.problem(f"{at}.standardise", f"it is for numbers, {other} is not; drop one")
+
+
+def _check_times(graph: GraphFile) -> None:
+    """A store has times of nodes or of edges."""
+    nodes = [table for table in graph.nodes.values() if table.time]
+    edges = [table for table in graph.edges.values() if table.time]
+    if nodes and edges:
+        way_out = 'keep one, the other as fields = { at = "…" }'
+        message = f"there is {nodes[0].owner}.time, too, and a graph has times of nodes or of edges; {way_out}"
+        raise graph.problem(f"{edges[0].owner}.time", message)

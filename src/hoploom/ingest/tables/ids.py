@@ -23,16 +23,16 @@ from torch import Tensor
 
 from hoploom.errors import DataError
 from hoploom.ingest.tables import diagnose
-from hoploom.ingest.tables.columns import TEXT, id_kind
 from hoploom.ingest.tables.engine import Engine, rows_of
-from hoploom.ingest.tables.graph_file import NodeTable
-from hoploom.ingest.tables.table_source import TableSource
+from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
+from hoploom.ingest.tables.sources import TableSource
 
 BUCKETS = 256  # of integers; texts have 16 ** 3
 MODULUS, FACTOR = 2**31 - 1, 48271  # Lehmer's generator: no product passes 2^47, so engines agree
 MOST_PARTS = 2**16  # four hex digits
 UNKNOWN, NULL = -1, -2  # in place of a store id
 CHUNK = 1 << 17  # ids
+WAY_OUT = "give every node an id"
 
 
 @dataclass(frozen=True)
@@ -74,75 +74,65 @@ class Numbering:
             yield int64_of(batch.column("node")), padded(ids, self.width) if self.width else int64_of(ids)
 
 
-def id_column(table: ir.Table, column: str, kind: str) -> Any:
-    """A column of ids, of the same type in every table."""
-    return table[column].cast("string" if kind == TEXT else "int64")
-
-
-@dataclass(frozen=True)
-class IdColumn:
-    """Where a node type's ids stand."""
-
-    source: TableSource
-    name: str
+def cast_ids(ids: Any, source: TableSource, column: str) -> Any:
+    """The ids of a column: of the same type in every table."""
+    return ids.cast("string" if source.has_text(column) else "int64")
 
 
 def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, parts: int, scratch: Path) -> Numbering:
     """The numbering of a node type; DataError for nulls and duplicates."""
-    if source is None or table.id is None:
+    if source is None:
         assert table.count is not None
         if parts == 1:
             return Numbering(table.owner, (0, table.count))
-        source, column = _counted(scratch / f"{file_name(table.owner)}.parquet", table.owner, table.count), "id"
-    else:
-        column = table.id
-    kind = id_kind(source, table, column)
-    rows = engine.read(source.paths)
-    number = _number_texts if kind == TEXT else _number_integers
-    numbering = number(engine, IdColumn(source, column), rows.select(id=id_column(rows, column, kind)), parts)
+        source = _counted(scratch / f"{file_name(table.owner)}.parquet", table.name, table.count)
+    rows, column = engine.read(source.paths), source.id_column
+    number = _number_texts if source.has_text(column) else _number_integers
+    ids = rows.select(id=cast_ids(rows[column], source, column))
+    numbering = number(engine, source, ids, parts)
     if parts > numbering.num_nodes:
         most = f"{table.owner} has {numbering.num_nodes} nodes; give at most {numbering.num_nodes}"
         raise DataError(f"parts is {parts}, but {most}")
     return numbering
 
 
-def _number_integers(engine: Engine, at: IdColumn, ids: ir.Table, parts: int) -> Numbering:
+def _number_integers(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
     (found,) = rows_of(
         engine, ids.aggregate(rows=ids.count(), given=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max())
     )
     rows, low, high = found["rows"], found["low"], found["high"]
     if found["given"] < rows:
-        raise diagnose.null_ids(at.source, at.name, rows - found["given"])
+        raise diagnose.nulls(source, source.id_column, rows - found["given"], WAY_OUT)
     if parts == 1 and high - low + 1 == rows:
         (distinct,) = rows_of(engine, ids.aggregate(ids=ids["id"].nunique()))
         if distinct["ids"] == rows:
-            return Numbering(at.source.owner, (0, rows), first=low)
+            return Numbering(source.owner, (0, rows), first=low)
 
     # Buckets may be rounded: they ascend with the ids, which is all that counts.
     width = ibis.literal((high - low) // BUCKETS + 1, "float64")
     bucket = ((ids["id"].cast("float64") - ibis.literal(float(low), "float64")) / width).floor().cast("int64")
     residue = (ids["id"] % MODULUS + MODULUS) % MODULUS
-    return _mapped(engine, at, ids.mutate(part=residue * FACTOR % MODULUS % parts, bucket=bucket), parts)
+    return _mapped(engine, source, ids.mutate(part=residue * FACTOR % MODULUS % parts, bucket=bucket), parts)
 
 
-def _number_texts(engine: Engine, at: IdColumn, ids: ir.Table, parts: int) -> Numbering:
+def _number_texts(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
     digits = ids["id"].hexdigest("md5")
     part: Any = ibis.literal(0)
     if parts > 1:  # digits of a number: `find` is what all engines have
         values = [ibis.literal("0123456789abcdef").find(digits[place : place + 1]) for place in range(3, 7)]
         part = sum(value * 16**power for power, value in enumerate(values)) % parts
-    return _mapped(engine, at, ids.mutate(part=part.cast("int64"), bucket=digits[0:3]), parts)
+    return _mapped(engine, source, ids.mutate(part=part.cast("int64"), bucket=digits[0:3]), parts)
 
 
-def _mapped(engine: Engine, at: IdColumn, ids: ir.Table, parts: int) -> Numbering:
+def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
     """The numbering by a map: ids [id, part, bucket] are counted by bucket, then numbered inside each."""
-    name = file_name(at.source.owner)
+    name = file_name(source.owner)
     counted = engine.keep(ids.group_by("part", "bucket").aggregate(rows=ids.count()), f"{name}.buckets")
     sizes = [0] * parts
     nulls = counted["rows"].sum(where=counted["bucket"].isnull()).fill_null(0)
     for row in rows_of(engine, counted.group_by("part").aggregate(rows=counted["rows"].sum(), nulls=nulls)):
         if row["nulls"]:
-            raise diagnose.null_ids(at.source, at.name, int(row["nulls"]))
+            raise diagnose.nulls(source, source.id_column, int(row["nulls"]), WAY_OUT)
         sizes[row["part"]] = int(row["rows"])
     before = ibis.window(order_by=[counted["part"], counted["bucket"]], preceding=(None, 1))
     begins = counted.select(
@@ -163,12 +153,12 @@ def _mapped(engine: Engine, at: IdColumn, ids: ir.Table, parts: int) -> Numberin
     )
     (repeated,) = rows_of(engine, pairs.aggregate(rows=pairs["again"].cast("int64").sum()))
     if repeated["rows"]:
-        raise diagnose.duplicate_ids(engine, at.source, at.name, pairs)
-    width = _width(engine, at, pairs) if pairs["id"].type().is_string() else 0
-    return Numbering(at.source.owner, (0, *accumulate(sizes)), pairs=pairs, width=width)
+        raise diagnose.duplicate_ids(engine, source, pairs)
+    width = _width(engine, source, pairs) if pairs["id"].type().is_string() else 0
+    return Numbering(source.owner, (0, *accumulate(sizes)), pairs=pairs, width=width)
 
 
-def _width(engine: Engine, at: IdColumn, pairs: ir.Table) -> int:
+def _width(engine: Engine, source: TableSource, pairs: ir.Table) -> int:
     """The bytes of the longest text."""
     width = 1
     for batch in engine.stream(pairs.select("id"), 64):
@@ -176,17 +166,18 @@ def _width(engine: Engine, at: IdColumn, pairs: ir.Table) -> int:
         width = max(width, pc.max(pc.binary_length(ids)).as_py() or 0)
         ends = pc.match_substring(ids, "\0")
         if pc.any(ends).as_py():
-            raise diagnose.zero_bytes(at.source, at.name, ids.filter(ends)[0].as_py())
+            raise diagnose.zero_bytes(source, ids.filter(ends)[0].as_py())
     return width
 
 
-def _counted(path: Path, owner: str, count: int) -> TableSource:
+def _counted(path: Path, name: str, count: int) -> TableSource:
     """A table of the ids 0 to count - 1."""
     schema, step = pa.schema([("id", pa.int64())]), 1 << 20
     with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, count, step):
             writer.write_table(pa.table({"id": np.arange(begin, min(begin + step, count))}))
-    return TableSource(owner, (str(path),), (str(path),), schema, count)
+    table = NodeTable(name, files=(str(path),), id="id")
+    return TableSource(GraphFile({name: table}, {}), table, table.files, table.files, schema, count)
 
 
 def file_name(owner: str) -> str:

@@ -1,77 +1,176 @@
-"""From the files that graph.toml names to Parquet that every engine reads alike, checked.
+"""From the files that graph.toml names to Parquet that every engine reads alike, checked; and where a value stands.
 
-Parquet stays where it is: only its footer is read here. Everything else is rewritten once.
+Parquet stays where it is: only its footer is read here. Everything else is rewritten once, batch by batch.
 """
 
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import ipc
+import pyarrow.compute as pc
 
-from hoploom.errors import DataError
-from hoploom.ingest.tables.columns import Table, check_columns, check_ids, features_of, plain_schema, used_columns
-from hoploom.ingest.tables.csv import CsvFile, stage_csv
-from hoploom.ingest.tables.files import TableFile, find_files, is_url
-from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
-from hoploom.ingest.tables.table_source import (
-    ArrayFile,
-    ReadLimits,
-    TableSource,
+from hoploom.config.toml import as_key, quoted
+from hoploom.config.values import nearest
+from hoploom.errors import ConfigError, DataError
+from hoploom.ingest.tables.csv import CSV_BLOCK, CsvFile, stage_csv
+from hoploom.ingest.tables.files import (
+    ARRAYS,
+    BATCH,
+    GROUP,
+    MAGIC,
+    TableFile,
+    arrow_batches,
+    arrow_schema,
+    find_files,
     group_bytes,
+    is_url,
+    open_array,
     parquet_batches,
     parquet_footer,
     readable,
     stage,
 )
+from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, Table, rule_of
 
 PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # what no engine takes for a pattern or a partition
+SHOWN = 12  # names in a message
 
 
-def read_sources(recipe: GraphFile, scratch: Path, limits: ReadLimits | None = None) -> Mapping[str, TableSource]:
+@dataclass(frozen=True)
+class ReadLimits:
+    """How much is read or written at once; none of it changes what is read."""
+
+    csv_block: int = CSV_BLOCK  # bytes of text
+    row_group: int = GROUP  # bytes
+    largest_group: int | None = None  # Parquet in larger row groups is rewritten; None: stays as it is
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a value stands."""
+
+    value: Any
+    file: str  # the user's own
+    row: int  # of its data, from 1
+
+    def __str__(self) -> str:
+        return f"{self.file}, row {self.row}"
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table as the engine reads it."""
+
+    graph: GraphFile
+    table: Table  # its section
+    paths: tuple[str, ...]  # Parquet files; in the order listed, those of a glob or folder by name
+    origins: tuple[str, ...]  # the user's own file of each, as messages call it
+    schema: pa.Schema  # of the columns that are used
+    num_rows: int
+    features: tuple[str, ...] = ()  # the columns of x or edge_attr, in order: globs are resolved
+    arrays: tuple["np.memmap[Any, Any]", ...] = ()  # features_npy: their rows, one after another, go with the table's
+
+    @property
+    def owner(self) -> str:
+        """nodes.paper, edges."author writes paper"."""
+        return self.table.owner
+
+    @property
+    def id_column(self) -> str:
+        """Of a table of nodes."""
+        (column,) = self.table.id_columns.values()
+        return column
+
+    def has_text(self, column: str) -> bool:
+        """Whether a column's ids are text once they are cast; else they are integers."""
+        return bool(pa.types.is_string(self.schema.field(column).type)) or rule_of(self.table, column).cast == "string"
+
+    def problem(self, key: str, message: str) -> ConfigError:
+        """An error about a key of the section, to be raised."""
+        return self.graph.problem(f"{self.owner}.{key}", message)
+
+    def scan(self, column: str, most_rows: int = BATCH) -> Iterator[tuple[str, int, pa.Array]]:
+        """A column in the order of the files, which no engine promises: the user's file, the rows before, values."""
+        for path, origin in zip(self.paths, self.origins, strict=True):
+            row = 0
+            for batch in parquet_batches(TableFile(path, origin, "parquet"), [column], most_rows):
+                yield origin, row, batch.column(0)
+                row += batch.num_rows
+
+    def check_readable(self) -> None:
+        """Read all columns, to see which file is damaged."""
+        for column in self.schema.names:
+            for _ in self.scan(column):
+                pass
+
+    def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> list[Spot]:
+        """Where each of a few values first stands (None: null), in the order of the values; skip=1: its second place.
+
+        Text is found among integers too. A value that is not there is left out. Only for the text of an error: it
+        reads the table from its start.
+        """
+        left = dict.fromkeys(values, skip)
+        found: dict[Any, Spot] = {}
+        kind = pa.string() if any(isinstance(value, str) for value in left) else self.schema.field(column).type
+        among = pa.array(left, kind)
+        for file, before, given in self.scan(column, most_rows):
+            rows = pc.cast(given, kind)
+            for index in pc.indices_nonzero(pc.is_in(rows, among)).to_pylist():
+                value = rows[index].as_py()
+                if left[value] == 0:
+                    found[value] = Spot(value, file, before + index + 1)
+                left[value] -= 1
+            if len(found) == len(left):
+                break
+        return [found[value] for value in left if value in found]
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_sources(graph: GraphFile, scratch: Path, limits: ReadLimits | None = None) -> Mapping[str, TableSource]:
     """Every table with files by its owner; what is not Parquet is rewritten into the scratch folder, which exists."""
-    tables: list[Table] = [*recipe.nodes.values(), *recipe.edges.values()]
     sources = {}
-    for index, table in enumerate(tables):
+    for index, table in enumerate(graph.tables):
         if table.files:
             folder = scratch / f"{index:03d}"
             folder.mkdir()
-            sources[table.owner] = _source(recipe, table, folder, limits or ReadLimits())
-    check_ids(recipe, sources)
+            sources[table.owner] = _source(graph, table, folder, limits or ReadLimits())
+    _check_ids(graph, sources)
     return sources
 
 
-def _source(recipe: GraphFile, table: Table, folder: Path, limits: ReadLimits) -> TableSource:
-    found = find_files(recipe, f"{table.owner}.files", table.files)
-    if len({file.kind for file in found}) > 1:
-        one, other = next((a, b) for a, b in pairwise(found) if a.kind != b.kind)
-        message = f"{table.owner}.files: {one.shown} is {one.kind}, {other.shown} is {other.kind}"
-        raise recipe.problem(f"{table.owner}.files", f"{message}; give a table in one format")
+def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits) -> TableSource:
+    found = find_files(graph, f"{table.owner}.files", table.files)
+    for one, other in pairwise(found):
+        if one.kind != other.kind:
+            message = f"{one.shown} is {one.kind}, {other.shown} is {other.kind}; give a table in one format"
+            raise graph.problem(f"{table.owner}.files", message)
     names = [_names(file, limits) for file in found]
-    features = features_of(recipe, table, names[0], found[0].shown)
+    features = _features(graph, table, names[0], found[0].shown)
     for file, there in zip(found, names, strict=True):
-        check_columns(recipe, table, features, there, file.shown)
-    paths: Sequence[str | Path] = [_linked(file, folder / f"{index:05d}.parquet") for index, file in enumerate(found)]
-    schema, counts = _staged(table, found, used_columns(table, features), paths, limits)
-    if sum(counts) == 0:
+        _check_columns(graph, table, features, there, file.shown)
+    used = tuple(dict.fromkeys([*_single_columns(table).values(), *features]))
+    _check_rules(graph, table, used)
+    paths = [_linked(file, folder / f"{index:05d}.parquet") for index, file in enumerate(found)]
+    schema, num_rows = _staged(table, found, used, paths, limits)
+    if num_rows == 0:
         raise DataError(f"{table.owner}: there are no rows in {_some(found)}; give files with rows")
-    if found[0].kind == "parquet" and limits.largest_group is not None:
-        paths = _regrouped(found, schema.names, paths, folder, limits.largest_group)
+    largest = limits.largest_group
+    if found[0].kind == "parquet" and largest is not None and max(group_bytes(file, used) for file in found) > largest:
+        paths = [str(folder / f"{index:05d}.cut.parquet") for index in range(len(found))]
+        for file, path in zip(found, paths, strict=True):
+            stage(parquet_batches(file, used), plain_schema(parquet_footer(file)[0], used), Path(path))
+    arrays = _arrays(graph, table, num_rows, _some(found))
     return TableSource(
-        table.owner,
-        tuple(map(str, paths)),
-        tuple(file.shown for file in found),
-        schema,
-        sum(counts),
-        tuple(counts),
-        features,
-        _arrays(recipe, table, sum(counts), _some(found)),
+        graph, table, tuple(paths), tuple(file.shown for file in found), schema, num_rows, features, arrays
     )
 
 
@@ -79,131 +178,186 @@ def _names(file: TableFile, limits: ReadLimits) -> list[str]:
     """The names of a file's columns."""
     if file.kind in ("csv", "tsv"):
         return CsvFile(file, block=limits.csv_block).names()
-    schema = parquet_footer(file)[0] if file.kind == "parquet" else _arrow_schema(file)
-    return list(schema.names)
+    return list((parquet_footer(file)[0] if file.kind == "parquet" else arrow_schema(file)).names)
 
 
-def _linked(file: TableFile, scratch: Path) -> str | Path:
+def _linked(file: TableFile, scratch: Path) -> str:
     """What the engine is given: a file in scratch, or Parquet itself, by a link if its name looks like a pattern."""
-    if file.kind != "parquet":
-        return scratch
-    if is_url(file.path) or PLAIN_PATH.fullmatch(file.path):
-        return file.path
-    os.symlink(file.path, scratch)
-    return scratch
+    if file.kind == "parquet":
+        if is_url(file.path) or PLAIN_PATH.fullmatch(file.path):
+            return file.path
+        os.symlink(file.path, scratch)
+    return str(scratch)
 
 
 def _staged(
-    table: Table, found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str | Path], limits: ReadLimits
-) -> tuple[pa.Schema, list[int]]:
+    table: Table, found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str], limits: ReadLimits
+) -> tuple[pa.Schema, int]:
     """The schema that all files have, and their rows."""
     if found[0].kind in ("csv", "tsv"):
-        stage_csv(table, found, used, [Path(path) for path in paths], limits)
+        stage_csv([CsvFile(file, table, limits.csv_block) for file in found], used, paths, limits.row_group)
     elif found[0].kind == "arrow":
-        _check_alike([(file, plain_schema(_arrow_schema(file), used)) for file in found])
         for file, path in zip(found, paths, strict=True):
-            with arrow_batches(file) as (schema, batches):
-                stage(_guarded(file, batches, used), plain_schema(schema, used), Path(path), limits.row_group)
-    read = [TableFile(str(path), file.shown, "parquet") for file, path in zip(found, paths, strict=True)]
-    footers = [parquet_footer(file) for file in read]
-    schemas = [plain_schema(schema, used) for schema, _ in footers]
-    _check_alike(list(zip(read, schemas, strict=True)))
-    return schemas[0], [rows for _, rows in footers]
-
-
-def _regrouped(
-    found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str | Path], folder: Path, largest: int
-) -> Sequence[str | Path]:
-    """The files of a table, rewritten in small row groups if one has too large ones."""
-    if max(group_bytes(file, used) for file in found) <= largest:
-        return paths
-    written = [folder / f"{index:05d}.cut.parquet" for index in range(len(found))]
-    for file, path in zip(found, written, strict=True):
-        stage(parquet_batches(file, used), plain_schema(parquet_footer(file)[0], used), path)
-    return written
-
-
-def _check_alike(files: Sequence[tuple[TableFile, pa.Schema]]) -> None:
-    """Raise DataError unless a column has one type in all files of the table."""
-    first, schema = files[0]
-    for file, other in files[1:]:
-        for name in schema.names:
-            one, two = schema.field(name).type, other.field(name).type
-            if one != two:
-                message = f"{file.shown}: {name} is {two}, but {one} in {first.shown}"
+            schema = plain_schema(arrow_schema(file), used)
+            stage(_arrow_rows(file, used), schema, Path(path), limits.row_group)
+    footers = [parquet_footer(TableFile(path, file.shown, "parquet")) for file, path in zip(found, paths, strict=True)]
+    first, *others = [plain_schema(schema, used) for schema, _ in footers]
+    for file, other in zip(found[1:], others, strict=True):
+        for one, two in zip(first, other, strict=True):
+            if one.type != two.type:
+                message = f"{file.shown}: {one.name} is {two.type}, but {one.type} in {found[0].shown}"
                 raise DataError(f"{message}; write all files of a table with the same types")
+    return first, sum(rows for _, rows in footers)
+
+
+def _arrow_rows(file: TableFile, used: Sequence[str]) -> Iterator[Any]:
+    """What goes wrong while reading is an error of the file; what goes wrong while writing is not."""
+    with readable(f"{file.shown} is no Arrow file, or cut short"), arrow_batches(file) as (_, batches):
+        for batch in batches:
+            yield batch.select(used)
 
 
 def _some(found: Sequence[TableFile]) -> str:
     return found[0].shown + (f" and {len(found) - 1} more" if len(found) > 1 else "")
 
 
-# --- Arrow files ---------------------------------------------------------------------------------
-
-
-def _refusal(file: TableFile, what: str) -> str:
-    return f"{file.shown} is no {what} file, or cut short"
-
-
-def _arrow_schema(file: TableFile) -> pa.Schema:
-    with readable(_refusal(file, "Arrow")), arrow_batches(file) as (schema, _):
-        return schema
-
-
-def _guarded(file: TableFile, batches: Iterator[Any], used: Sequence[str]) -> Iterator[Any]:
-    """What goes wrong while reading, told from what goes wrong while writing."""
-    with readable(_refusal(file, "Arrow")):
-        for batch in batches:
-            yield batch.select(used)
-
-
-@contextmanager
-def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
-    """Schema and batches, of the file format or of the stream format. A local file is mapped, not read."""
-    with file.open() if is_url(file.path) else pa.memory_map(file.path) as handle:
-        try:
-            whole = ipc.open_file(handle)
-        except pa.ArrowInvalid:
-            handle.seek(0)
-            whole = None
-        if whole is not None:
-            yield whole.schema, (whole.get_batch(index) for index in range(whole.num_record_batches))
-        else:
-            stream = ipc.open_stream(handle)
-            yield stream.schema, iter(stream)
-
-
-# --- .npy files ----------------------------------------------------------------------------------
-
-
-def _arrays(recipe: GraphFile, table: Table, num_rows: int, tables: str) -> tuple[ArrayFile, ...]:
+def _arrays(graph: GraphFile, table: Table, num_rows: int, tables: str) -> tuple["np.memmap[Any, Any]", ...]:
     """The .npy files with the features of the table's rows."""
     if not isinstance(table, NodeTable) or not table.features_npy:
         return ()
     at = f"{table.owner}.features_npy"
-    found = find_files(recipe, at, table.features_npy, arrays=True)
-    arrays = [array_file(file) for file in found]
-    for file, array in zip(found, arrays, strict=True):
-        if (array.dtype, array.shape[1]) != (arrays[0].dtype, arrays[0].shape[1]):
-            first = f"{arrays[0].shape[1]} columns of {arrays[0].dtype} in {found[0].shown}"
-            raise DataError(f"{file.shown} has {array.shape[1]} columns of {array.dtype}, but {first}; make them alike")
-    rows = sum(array.shape[0] for array in arrays)
+    found = find_files(graph, at, table.features_npy, ARRAYS)
+    arrays = [open_array(file) for file in found]
+    kinds = [f"{array.shape[1]} columns of {array.dtype.str}" for array in arrays]
+    for file, kind in zip(found, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(f"{file.shown} has {kind}, but {kinds[0]} in {found[0].shown}; make them alike")
+    rows = sum(map(len, arrays))
     if rows != num_rows:
         raise DataError(f"{at}: {_some(found)} has {rows} rows, {tables} {num_rows}; give a row of features per row")
     return tuple(arrays)
 
 
-def array_file(file: TableFile) -> ArrayFile:
-    """The header of a .npy file with a row of numbers per node."""
-    with readable(_refusal(file, ".npy")):
-        if is_url(file.path):
-            raise ValueError("arrays are mapped into memory, so they must lie on this machine")
-        array = np.load(file.path, mmap_mode="r", allow_pickle=False)
-    is_plain = isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
-    if not is_plain or array.ndim not in (1, 2):
-        found = f"{getattr(array, 'dtype', 'no array')} of shape {getattr(array, 'shape', ())}"
-        raise DataError(f"{file.shown} holds {found}; features are a row of numbers per node")
-    if array.ndim == 2 and not array.flags.c_contiguous:
-        raise DataError(f"{file.shown} is stored column by column; save it with numpy.ascontiguousarray(…)")
-    width = array.shape[1] if array.ndim == 2 else 1
-    return ArrayFile(file.path, array.dtype.str, (array.shape[0], width))
+# --- columns -------------------------------------------------------------------------------------
+
+
+def _single_columns(table: Table) -> dict[str, str]:
+    """The columns of one role each, by their key."""
+    given = {role: getattr(table, role, None) for role in ("label", "weight", "time", "split")}
+    found = table.id_columns | {role: column for role, column in given.items() if isinstance(column, str)}
+    return found | {f"fields.{as_key(field)}": column for field, column in table.fields.items()}
+
+
+def _features(graph: GraphFile, table: Table, names: Sequence[str], shown: str) -> tuple[str, ...]:
+    """The feature columns in their order. A glob leaves out what has another role."""
+    at = f"{table.owner}.features"
+    others = set(_single_columns(table).values())
+    found: list[str] = []
+    for pattern in table.features:
+        if pattern in names or not any(sign in pattern for sign in MAGIC):
+            if pattern in found:
+                raise graph.problem(at, f"{quoted(pattern)} is named twice; drop one")
+            found.append(pattern)
+            continue
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise graph.problem(at, f"no column of {shown} matches {quoted(pattern)}; its columns are {_listed(names)}")
+        found += [name for name in matching if name not in found and name not in others]
+    return tuple(found)
+
+
+def _check_columns(graph: GraphFile, table: Table, features: Sequence[str], names: Sequence[str], shown: str) -> None:
+    """Raise ConfigError unless a file has every column, once whatever the case."""
+    for role, column in [*_single_columns(table).items(), *(("features", column) for column in features)]:
+        at, alike = f"{table.owner}.{role}", [name for name in names if name.lower() == column.lower()]
+        if column not in names:
+            raise graph.problem(at, f"{shown} has no column {quoted(column)}; {_hint(column, names)}")
+        if len(alike) > 1:
+            raise graph.problem(at, f"{shown} has columns {_listed(alike)}, which engines take for one; rename one")
+
+
+def _check_rules(graph: GraphFile, table: Table, used: Sequence[str]) -> None:
+    """Raise ConfigError unless every rule is for a column that is used."""
+    for column in table.columns:
+        if column not in used:
+            at = f"{table.owner}.columns.{as_key(column)}"
+            raise graph.problem(at, f"no key uses a column {quoted(column)}; {_hint(column, used)}")
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    alike = nearest(name, known)
+    return f"did you mean {quoted(alike)}?" if alike else f"its columns are {_listed(known)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(map(quoted, names[:SHOWN]))}{more}"
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, however they are held in memory: dictionaries, views and large offsets are no types."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    if types.is_large_binary(kind) or types.is_binary_view(kind):
+        return pa.binary()
+    if types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type), kind.list_size)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    return kind
+
+
+def plain_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Some columns of a schema, in this order, with their plain types."""
+    return pa.schema([(name, plain_type(schema.field(name).type)) for name in names])
+
+
+# --- ids -----------------------------------------------------------------------------------------
+
+
+def _check_ids(graph: GraphFile, sources: Mapping[str, TableSource]) -> None:
+    """Raise ConfigError or DataError unless all ids are integers or text, as their nodes' are."""
+    for source in sources.values():
+        for role, column in source.table.id_columns.items():
+            _check_id_type(source, role, column)
+    for edges in graph.edges.values():
+        source = sources[edges.owner]
+        for (role, column), name in zip(edges.id_columns.items(), edges.relation[::2], strict=True):
+            _check_ends(source, role, column, graph.nodes[name], sources)
+
+
+def _described(source: TableSource, column: str) -> str:
+    return f"column {column} of {source.origins[0]} is {source.schema.field(column).type}"
+
+
+def _check_id_type(source: TableSource, role: str, column: str) -> None:
+    kind, what = source.schema.field(column).type, _described(source, column)
+    if not pa.types.is_string(kind) and not pa.types.is_integer(kind):
+        raise source.problem(role, f"{what}; ids are integers or text, so write it as one of them")
+    if pa.types.is_string(kind) and rule_of(source.table, column).cast == "int64":
+        message = f'{what}; only CSV is read as "int64", so write integers or leave the cast out'
+        raise source.problem(f"columns.{as_key(column)}.cast", message)
+    for file, before, ids in source.scan(column) if kind == pa.uint64() else ():
+        at_row = pc.index(pc.greater(ids, pa.scalar(2**63 - 1, kind)), True).as_py()
+        if at_row >= 0:
+            found = f"{file}, row {before + at_row + 1}: {column} is {ids[at_row]}"
+            raise DataError(f"{found}; integer ids are below 2**63, so write them as text")
+
+
+def _check_ends(
+    source: TableSource, role: str, column: str, nodes: NodeTable, sources: Mapping[str, TableSource]
+) -> None:
+    is_text, what = source.has_text(column), _described(source, column)
+    if nodes.id is None:
+        if is_text:
+            message = f"{what}, but {nodes.owner} has a count, so its ids are integers; give it files"
+            raise source.problem(role, message)
+        return
+    theirs = sources[nodes.owner]
+    if is_text != theirs.has_text(nodes.id):
+        owner, cast = (nodes.owner, nodes.id) if is_text else (source.owner, column)
+        way_out = f'cast one: [{owner}.columns.{as_key(cast)}] cast = "string"'
+        raise source.problem(role, f"{what}, but for {nodes.owner} {_described(theirs, nodes.id)}; {way_out}")

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from hoploom.errors import ConfigError, HoploomError
-from hoploom.ingest.tables.engine import EngineOptions, UnreadableError, batch_rows, first_line, sql_of
+from hoploom.ingest.tables.engine import UnreadableError, batch_rows, first_line, sql_of
 
 STATIC = {  # of a process
     "spark.ui.enabled": "false",
@@ -34,13 +34,13 @@ SETTINGS = {  # of a session
 class SparkEngine:
     """A Spark session, in the Spark that this process has already, or else in one of our own."""
 
-    def __init__(self, options: EngineOptions, folder: Path) -> None:
+    def __init__(self, folder: Path, memory: int, master: str) -> None:
         self._folder, self._made = folder, 0
-        with _explained(f"Spark at {options.master!r} does not start", ConfigError), warnings.catch_warnings():
+        with _explained(f"Spark at {master!r} does not start", ConfigError), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of pandas, which nothing here uses
             active = SparkSession.getActiveSession()
             self._mine = active is None
-            self._session = (_started(options, folder) if active is None else active).newSession()
+            self._session = (_started(folder, memory, master) if active is None else active).newSession()
             for name, value in SETTINGS.items():
                 self._session.conf.set(name, value)
             self._connection = ibis.pyspark.connect(self._session)
@@ -80,14 +80,14 @@ class SparkEngine:
         return self._made
 
 
-def _started(options: EngineOptions, folder: Path) -> SparkSession:
-    builder = SparkSession.builder.master(options.master).appName("hoploom build")
+def _started(folder: Path, memory: int, master: str) -> SparkSession:
+    builder = SparkSession.builder.master(master).appName("hoploom build")
     for name, value in STATIC.items():
         builder = builder.config(name, value)
-    if options.master.startswith("local"):  # all in one process: no name service, no folders elsewhere
+    if master.startswith("local"):  # all in one process: no name service, no folders elsewhere
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
         builder = builder.config("spark.local.dir", str(folder)).config("spark.sql.shuffle.partitions", "8")
-        builder = builder.config("spark.driver.memory", f"{max(512, options.memory >> 20)}m")
+        builder = builder.config("spark.driver.memory", f"{max(512, memory >> 20)}m")
     builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

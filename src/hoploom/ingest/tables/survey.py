@@ -11,11 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hoploom.errors import ConfigError
-from hoploom.ingest.tables.columns import plain_schema
 from hoploom.ingest.tables.csv import CsvFile
-from hoploom.ingest.tables.files import TableFile, kind_of
-from hoploom.ingest.tables.sources import arrow_batches
-from hoploom.ingest.tables.table_source import opened, parquet_batches, parquet_footer
+from hoploom.ingest.tables.files import (
+    ARRAYS,
+    TableFile,
+    arrow_batches,
+    kind_of,
+    opened,
+    parquet_batches,
+    parquet_footer,
+)
+from hoploom.ingest.tables.sources import plain_schema
 
 SAMPLE = 10_000  # rows
 WANTED = 200  # ids of edges that are looked up among nodes
@@ -49,7 +55,7 @@ def survey(folder: Path) -> tuple[list[Surveyed], list[Path], list[Path]]:
     tables = list(_tables(folder, folder, blank))
     if not tables:
         raise ConfigError(f"{folder} holds no table; give a folder with Parquet, CSV or Arrow files")
-    arrays = sorted(path for path in folder.iterdir() if kind_of(path.name, arrays=True))
+    arrays = sorted(path for path in folder.iterdir() if kind_of(path.name, ARRAYS))
     return tables, arrays, sorted(path.relative_to(folder) for path in blank)
 
 

@@ -22,14 +22,13 @@ from hoploom import keys
 from hoploom.errors import DataError
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
 from hoploom.ingest.tables import diagnose
-from hoploom.ingest.tables.columns import id_kind
-from hoploom.ingest.tables.diagnose import UnfitError
 from hoploom.ingest.tables.engine import Engine, rows_of
 from hoploom.ingest.tables.fields import Planner, TableFields
-from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
-from hoploom.ingest.tables.ids import NULL, Numbering, file_name, id_column, int64_of
-from hoploom.ingest.tables.table_source import TableSource, scan
-from hoploom.ingest.tables.transforms import check_range, signed, standardise
+from hoploom.ingest.tables.files import array_rows
+from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable
+from hoploom.ingest.tables.ids import NULL, Numbering, cast_ids, file_name, int64_of
+from hoploom.ingest.tables.sources import TableSource
+from hoploom.ingest.tables.transforms import UnfitError, check_range, signed, standardise
 from hoploom.schema import DTYPES, ORIGINAL_ID, Field
 
 ENDS = ("source", "destination")
@@ -44,10 +43,13 @@ class NodeRows:
     """A node type's table, numbered."""
 
     engine: Engine
-    recipe: GraphFile
-    table: NodeTable
     source: TableSource
     numbering: Numbering
+
+    @property
+    def table(self) -> NodeTable:
+        assert isinstance(self.source.table, NodeTable)
+        return self.source.table
 
     def stream(self, scratch: Path) -> NodeStream:
         """The node type as a stream; ConfigError or DataError where its columns do not fit."""
@@ -57,7 +59,7 @@ class NodeRows:
     # --- fields ---------------------------------------------------------------------------------
 
     def _fields(self) -> list[NodeFields]:
-        planned = Planner(self.engine, self.recipe, self.table, self.source).fields()
+        planned = Planner(self.engine, self.source).fields()
         if not planned.fields:
             return []
         arriving = {field.name: field.arriving for field in planned.fields}
@@ -75,9 +77,8 @@ class NodeRows:
 
     def _with_nodes(self, columns: Mapping[str, str]) -> ir.Table:
         """The table with store ids as `node`, and some columns by other names."""
-        assert self.table.id is not None
-        rows = self.engine.read(self.source.paths)
-        ids = id_column(rows, self.table.id, id_kind(self.source, self.table, self.table.id))
+        rows, column = self.engine.read(self.source.paths), self.source.id_column
+        ids = cast_ids(rows[column], self.source, column)
         chosen = rows.select(id=ids, **{alias: rows[name] for name, alias in columns.items()})
         return self.numbering.attach(chosen, "id", "node")
 
@@ -91,33 +92,32 @@ class NodeRows:
 
     def _array_rows(self, field: Field, scratch: Path) -> Iterator[Rows]:
         nodes, waiting = self._nodes_in_order(scratch), torch.empty(0, dtype=torch.int64)
-        for file in self.source.arrays:
-            array_rows = max(1, ARRAY_BYTES // (np.dtype(file.dtype).itemsize * max(1, file.shape[1])))
-            for begin in range(0, file.shape[0], array_rows):
-                count = min(array_rows, file.shape[0] - begin)
+        for array in self.source.arrays:
+            step = max(1, ARRAY_BYTES // max(1, array.dtype.itemsize * array.shape[1]))
+            for begin in range(0, len(array), step):
+                count = min(step, len(array) - begin)
                 while waiting.numel() < count:
                     waiting = torch.cat([waiting, next(nodes)])
-                values = signed(_read_array(file.path, begin, count))
+                values = signed(array_rows(array, begin, count))
                 try:
                     check_range(values, field.dtype)
                 except UnfitError as error:
-                    raise DataError(f"{file.path}, rows {begin + 1} to {begin + count}: {error}") from error
-                rows = torch.from_numpy(values).view(count, -1).to(DTYPES[field.dtype])
-                yield Rows(waiting[:count], {"x": rows})
+                    raise DataError(f"{array.filename}, rows {begin + 1} to {begin + count}: {error}") from error
+                yield Rows(waiting[:count], {"x": torch.from_numpy(values).to(DTYPES[field.dtype])})
                 waiting = waiting[count:]
 
     def _nodes_in_order(self, scratch: Path) -> Iterator[Tensor]:
         """The store ids of the table's rows, in the order of its files."""
-        assert self.table.id is not None
+        column = self.source.id_column
         if self.numbering.pairs is None:
-            for _, _, ids in scan(self.source, self.table.id):
+            for _, _, ids in self.source.scan(column):
                 yield int64_of(ids) - self.numbering.first
             return
         path = scratch / f"{file_name(self.source.owner)}.rows.parquet"
-        _write_numbered(self.source, self.table.id, path)
+        _write_numbered(self.source, path)
         rows = self.engine.read([str(path)])
-        ids = id_column(rows, "id", id_kind(self.source, self.table, self.table.id))
-        numbered = self.numbering.attach(rows.select(row=rows["row"], id=ids), "id", "node")
+        chosen = rows.select(row=rows["row"], id=cast_ids(rows["id"], self.source, column))
+        numbered = self.numbering.attach(chosen, "id", "node")
         for batch in self.engine.stream(numbered.order_by("row").select("node")):
             yield int64_of(batch.column("node"))
         path.unlink()
@@ -135,9 +135,8 @@ class NodeRows:
         named = named.filter(named["split"].notnull() & (named["split"] != ""))  # no name: in no split
         found = rows_of(self.engine, named.select("split").distinct().limit(MOST_SPLITS + 1))
         if len(found) > MOST_SPLITS:
-            at = f"{self.table.owner}.split"
             message = f"column {split!r} has more than {MOST_SPLITS} values; a split column names few, as train and val"
-            raise self.recipe.problem(at, f"{at}: {message}")
+            raise self.source.problem("split", message)
 
         def members(word: str) -> Iterator[Tensor]:
             for batch in self.engine.stream(named.filter(named["split"] == word).select("node")):
@@ -152,7 +151,7 @@ class NodeRows:
 
         def members(begin: float, end: float) -> Iterator[Tensor]:
             for nodes, ids in self.numbering.original(self.engine):
-                drawn = (_hashed(ids, self.recipe.seed) >> np.uint64(11)).astype(np.float64) / 2**53
+                drawn = (_hashed(ids, self.source.graph.seed) >> np.uint64(11)).astype(np.float64) / 2**53
                 yield nodes[torch.from_numpy((drawn >= begin) & (drawn < end))]
 
         return {name: partial(members, ends[i], ends[i + 1]) for i, name in enumerate(shares)}
@@ -171,24 +170,13 @@ def original_ids(engine: Engine, numbering: Numbering) -> list[NodeFields]:
     return [NodeFields({ORIGINAL_ID: field}, rows)]
 
 
-def _read_array(path: str, begin: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    """Some rows of a .npy file. It is not mapped: pages that were read would count as memory."""
-    with open(path, "rb") as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-        width = int(np.prod(shape[1:], dtype=np.int64))
-        file.seek(begin * width * dtype.itemsize, 1)
-        rows = np.fromfile(file, dtype, count * width).reshape(count, width)
-    return rows.astype(rows.dtype.newbyteorder("="), copy=False)
-
-
-def _write_numbered(source: TableSource, column: str, path: Path) -> None:
+def _write_numbered(source: TableSource, path: Path) -> None:
     """The ids of a table with the numbers of their rows, as Parquet."""
+    column = source.id_column
     schema = pa.schema([("row", pa.int64()), ("id", source.schema.field(column).type)])
     count = 0
     with pq.ParquetWriter(path, schema) as writer:
-        for _, _, ids in scan(source, column):
+        for _, _, ids in source.scan(column):
             numbers = pa.array(np.arange(count, count + len(ids)))
             writer.write_table(pa.table([numbers, ids.cast(schema.field("id").type)], schema=schema))
             count += len(ids)
@@ -218,12 +206,14 @@ def _mixed(state: Words, value: Words) -> Words:
 # --- edges ---------------------------------------------------------------------------------------
 
 
-@dataclass
-class EdgeCounts:
-    """What was counted on the way."""
+@dataclass(frozen=True)
+class Report:
+    """What a build did."""
 
-    rows: dict[str, int] = field(default_factory=dict)  # read, by table
-    dropped: dict[str, int] = field(default_factory=dict)  # of them, edges with an unknown end
+    nodes: dict[str, int] = field(default_factory=dict)  # by type
+    edges: dict[str, int] = field(default_factory=dict)  # rows read, by relation
+    dropped: dict[str, int] = field(default_factory=dict)  # of them with an unknown end, by relation
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
 
 @dataclass(frozen=True)
@@ -231,50 +221,45 @@ class EdgeTables:
     """A relation's table; `nodes` are the numberings of its source and destination types."""
 
     engine: Engine
-    recipe: GraphFile
-    table: EdgeTable
     source: TableSource
     nodes: tuple[Numbering, Numbering]
 
-    def stream(self, counts: EdgeCounts, *, drop_dangling: bool) -> EdgeStream:
-        """The relation as a stream; ConfigError or DataError where its columns do not fit."""
-        table, planned = self.table, Planner(self.engine, self.recipe, self.table, self.source).fields()
+    def stream(self, report: Report, *, drop_dangling: bool) -> EdgeStream:
+        """The relation as a stream; ConfigError or DataError where its columns do not fit. Its rows are counted."""
+        table, planned = self.source.table, Planner(self.engine, self.source).fields()
+        assert isinstance(table, EdgeTable)
         rule = EdgeRule(
             reverse=table.reverse,
             undirected=table.undirected,
             deduplicate=table.deduplicate,
             drop_loops=table.self_loops == "drop",
         )
-        counts.rows[self.source.owner] = counts.dropped[self.source.owner] = 0
-        rows = partial(self._rows, planned, counts, drop_dangling=drop_dangling)
+        report.edges[table.owner] = report.dropped[table.owner] = 0
+        rows = partial(self._rows, planned, report, drop_dangling=drop_dangling)
         return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, rows, rule)
 
-    def _rows(self, planned: TableFields, counts: EdgeCounts, *, drop_dangling: bool) -> Iterator[EdgeRows]:
+    def _rows(self, planned: TableFields, report: Report, *, drop_dangling: bool) -> Iterator[EdgeRows]:
         joined = self._joined(planned.aliases).select(*ENDS, *planned.aliases.values())
         for batch in self.engine.stream(joined, planned.row_bytes):
             sources, destinations = (int64_of(batch.column(end)) for end in ENDS)
             edges = EdgeRows(sources, destinations, planned.rows(batch))
-            counts.rows[self.source.owner] += batch.num_rows
+            report.edges[self.source.owner] += batch.num_rows
             if _least(edges) < 0:
                 edges = self._known(edges, drop_dangling=drop_dangling)
-                counts.dropped[self.source.owner] += batch.num_rows - edges.sources.numel()
+                report.dropped[self.source.owner] += batch.num_rows - edges.sources.numel()
             yield edges
 
     def _joined(self, columns: dict[str, str]) -> ir.Table:
         """The edges with store ids as `source` and `destination`, the user's ids, and some columns by other names."""
         rows = self.engine.read(self.source.paths)
         given = {
-            f"{end}_given": id_column(rows, column, id_kind(self.source, self.table, column))
-            for end, column in zip(ENDS, self._columns, strict=True)
+            f"{end}_given": cast_ids(rows[column], self.source, column)
+            for end, column in self.source.table.id_columns.items()
         }
         edges = rows.select(**given, **{alias: rows[name] for name, alias in columns.items()})
         for end, numbering in zip(ENDS, self.nodes, strict=True):
             edges = numbering.attach(edges, f"{end}_given", end)
         return edges
-
-    @property
-    def _columns(self) -> tuple[str, str]:
-        return self.table.source, self.table.destination
 
     def _known(self, edges: EdgeRows, *, drop_dangling: bool) -> EdgeRows:
         """The edges whose ends are known; DataError for the others, if that is how the user wants it."""
@@ -287,17 +272,17 @@ class EdgeTables:
     def _dangling(self) -> DataError:
         """What is wrong with the ends of the edges."""
         joined = self._joined({})
-        for end, column in zip(ENDS, self._columns, strict=True):
+        for end, column in self.source.table.id_columns.items():
             nulls = joined.filter(joined[f"{end}_given"].isnull())
-            error = diagnose.null_ends(self.engine, self.source, nulls, column)
-            if error is not None:
-                return error
-        for end, column, numbering in zip(ENDS, self._columns, self.nodes, strict=True):
+            (found,) = rows_of(self.engine, nulls.aggregate(rows=nulls.count()))
+            if found["rows"]:
+                return diagnose.nulls(self.source, column, found["rows"], "give every edge both ends")
+        for end, numbering in zip(ENDS, self.nodes, strict=True):
             unknown = joined.filter(joined[end] < 0).select(id=f"{end}_given")
-            error = diagnose.dangling(self.engine, self.source, unknown, (end, column, numbering.owner))
+            error = diagnose.dangling(self.engine, self.source, end, numbering.owner, unknown)
             if error is not None:
                 return error
-        raise AssertionError("the edges were all known when asked again")
+        raise AssertionError("the edges were all known the second time")
 
 
 def _least(edges: EdgeRows) -> int:

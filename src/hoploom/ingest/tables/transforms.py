@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from hoploom.ingest.stream.streams import Chunk, Finish
-from hoploom.ingest.tables.diagnose import UnfitError
 from hoploom.ingest.tables.graph_file import ColumnRule
 from hoploom.schema import DTYPES, Field
 
 Values = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 MOST_SQUARED = 1e145  # the squares of as many as a table has rows still add up
+NULL = "is null; give a value, or fill nulls with columns.<name>.fill"
+
+
+class UnfitError(ValueError):
+    """A value of a column that cannot be used: says why."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
     if column.null is not None and given.null_count:
         given = _filled(given, column.null)
     if given.null_count:
-        raise UnfitError("is null; give a value, or fill nulls with columns.<name>.fill")
+        raise UnfitError(NULL)
     values: Values = given.to_numpy(zero_copy_only=False)
     return signed(values).reshape(count, *column.shape)
 
@@ -159,21 +163,15 @@ def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
 def _elements(column: SourceColumn, given: pa.Array) -> pa.Array:
     """The elements of lists, all as long as `width`; a null list gives as many nulls."""
     assert column.width is not None
-    if pa.types.is_fixed_size_list(given.type):
-        if given.null_count:
-            given = given.cast(pa.large_list(given.type.value_type))
-        elif given.type.list_size == column.width:
-            return given.flatten()
     lengths = pc.list_value_length(given)
-    if pc.any(pc.not_equal(lengths, column.width)).as_py():
-        wrong = lengths.filter(pc.not_equal(lengths, column.width))[0].as_py()
-        raise UnfitError(f"has a list of {wrong} values, others have {column.width}; give lists of one length")
-    if not given.null_count:
-        return given.flatten()
-    rows = np.full((len(given), column.width), -1, np.int64)  # where each element stands
-    present = ~given.is_null().to_numpy(zero_copy_only=False)
-    rows[present] = np.arange(int(present.sum()) * column.width).reshape(-1, column.width)
-    return given.flatten().take(pa.array(rows.reshape(-1), mask=rows.reshape(-1) < 0))
+    wrong = given.filter(pc.and_(given.is_valid(), pc.not_equal(lengths, column.width)))
+    if len(wrong):
+        message = f"has a list of {len(wrong[0])} values, others have {column.width}; give lists of one length"
+        raise UnfitError(message)
+    if given.null_count:
+        nulls = pa.array([[None] * column.width], given.type)
+        given = pc.coalesce(given, nulls[0])
+    return given.flatten()
 
 
 def _typed(given: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -225,14 +223,14 @@ def _comparable(given: pa.Array) -> pa.Array:
 def _categories(column: SourceColumn, given: pa.Array) -> Values:
     assert column.words is not None
     if given.null_count and column.null is None:
-        raise UnfitError("is null; give a value, or fill nulls with columns.<name>.fill")
+        raise UnfitError(NULL)
     found = pc.index_in(given, value_set=column.words)
     unknown = pc.and_(found.is_null(), given.is_valid())
     if pc.any(unknown).as_py():
         raise UnfitError(f"holds {given.filter(unknown)[0]!s:.60}, which it did not before; is it being written?")
     codes: Values = found.fill_null(-1 if column.null is None else column.null).to_numpy().astype(np.int64)
     if column.rule.categories == "codes":
-        return codes.reshape(-1) if column.width is None else codes.reshape(-1, column.width)
+        return codes
     rows = np.zeros((len(codes), len(column.words)), np.uint8)
     rows[np.arange(len(codes)), codes] = 1
     return rows
@@ -260,12 +258,10 @@ def check_range(values: Values, dtype: str) -> None:
             raise UnfitError(f"holds {large}, too large for {dtype}; choose a wider dtype")
         return
     least, most = (0, 1) if dtype == "bool" else (torch.iinfo(DTYPES[dtype]).min, torch.iinfo(DTYPES[dtype]).max)
-    whole = np.isfinite(values) & (np.floor(values) == values)
-    if not whole.all():
-        raise UnfitError(f"holds {values[~whole][0]}, which is no {dtype}; choose another dtype")
-    low, high = values.min(), values.max()
-    if int(low) < least or int(high) > most:
-        raise UnfitError(f"holds {low if int(low) < least else high}, which does not fit {dtype}; choose a wider dtype")
+    refuse(values, ~np.isfinite(values) | (np.floor(values) != values), f"which is no {dtype}; choose another dtype")
+    for extreme in (values.min(), values.max()):
+        if not least <= int(extreme) <= most:
+            raise UnfitError(f"holds {extreme}, which does not fit {dtype}; choose a wider dtype")
 
 
 # --- what needs all rows before it does the first ------------------------------------------------
@@ -323,18 +319,12 @@ class Moments:
         self._most = np.fmax(self._most, np.fmax.reduce(values, axis=0, initial=-np.inf))
 
     @property
-    def alike(self) -> Values:
-        """Which columns hold one value only."""
-        same: Values = self._least >= self._most
-        return same
-
-    @property
     def centre(self) -> Values:
         """The mean; of a column of one value that value, to the last bit."""
-        return np.where(self.alike, self._least, self._mean)
+        return np.where(self._least >= self._most, self._least, self._mean)
 
     @property
     def deviation(self) -> Values:
         """1 for a column of one value, or of values whose squares are 0."""
         found = np.sqrt(self._squares / np.maximum(self._count, 1))
-        return np.where(self.alike | (found == 0), 1.0, found)
+        return np.where((self._least >= self._most) | (found == 0), 1.0, found)
