@@ -31,7 +31,6 @@ from hoploom.ops.kernels.forms import (
     SOURCE_OUT_OF_RANGE,
     DeviceFrontier,
     DeviceLists,
-    DeviceRule,
 )
 from hoploom.ops.kernels.launch import launch
 from hoploom.ops.kernels.sample import sample
@@ -322,7 +321,7 @@ def test_the_host_waits_for_nothing(device: torch.device, picked: ops.Rule) -> N
 def test_a_captured_hop_replays_with_another_key_and_frontier(device: torch.device, picked: ops.Rule) -> None:
     lists, frontier, picks = three_lists(device), frontier_of([0, 1, 2], device), picks_of(700, device, 3)
     key, faults = number(1, device), no_faults(device)
-    replayed = DeviceRule(key, *picked[1:])
+    replayed = picked._replace(key=key)
     sample(lists, frontier, replayed, picks, faults)  # compiles
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.ops.kernels.forms import DeviceFrontier, DeviceLists, DevicePicks, DeviceRule, DeviceSpan
+from hoploom.ops.kernels.forms import DeviceFrontier, DeviceLists, DevicePicks, DeviceSpan
 from hoploom.ops.kernels.launch import Grid, launch
 
 UNWRITTEN = -7  # what every place holds before a kernel runs
@@ -63,9 +63,9 @@ def frontier_of(
     )
 
 
-def rule_of(rule: ops.Rule, device: torch.device) -> DeviceRule:
+def rule_of(rule: ops.Rule, device: torch.device) -> ops.Rule:
     """The core's rule with its key on the device."""
-    return DeviceRule(number(rule.key, device), *rule[1:])
+    return rule._replace(key=number(rule.key, device))
 
 
 def picks_of(capacity: int, device: torch.device, num_places: int | None = None, begin: int = 0) -> DevicePicks:

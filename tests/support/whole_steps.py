@@ -9,7 +9,6 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom import NeighborLoader, Store
 from hoploom.gpu.whole_step.epoch import WholeStep
-from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing
 from hoploom.nn import GNN, Shape
 from hoploom.ranks.context import init
 from hoploom.ranks.stopping import StopRequests
@@ -79,10 +78,11 @@ def eager(learner: Learner, device: torch.device, epochs: int = 2, **options: An
 
 
 def taken(
-    learner: Learner, device: torch.device, epochs: int = 2, probing: Probing = PROBING, **options: Any
+    learner: Learner, device: torch.device, epochs: int = 2, exact: bool = False, **options: Any
 ) -> tuple[list[float], WholeStep]:
-    """The losses of some epochs of whole steps, one after the other."""
-    whole = WholeStep(learner, Training(epochs, **options), init(device=device), probing=probing)
+    """The losses of some epochs of whole steps, one after the other. `exact`: sizes are those of one batch."""
+    sizes = {"probed": 1, "rounded": 1} if exact else {}
+    whole = WholeStep(learner, Training(epochs, **options), init(device=device), **sizes)
     losses: list[float] = []
     learner.model.train()
     for _ in range(epochs):

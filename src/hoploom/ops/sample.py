@@ -29,7 +29,7 @@ class Picks(NamedTuple):
 class Rule(NamedTuple):
     """How one hop of one relation is drawn."""
 
-    key: int
+    key: int | Tensor  # on a device [] int64, its bits, which may change from replay to replay
     stream: int
     fanout: int
     replace: bool = False

@@ -13,7 +13,7 @@ from hoploom import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import place_plan as placeplan
 from hoploom.gpu.place.host_memory import HostMemory
-from hoploom.ops import Picks
+from hoploom.ops import Picks, Rule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_sync")]
 
@@ -41,7 +41,7 @@ def test_auto_goes_by_what_is_free() -> None:
 
 
 def test_kernels_sample_from_pinned_host_memory() -> None:
-    from hoploom.ops.kernels.forms import DeviceFrontier, DevicePicks, DeviceRule, DeviceSpan
+    from hoploom.ops.kernels.forms import DeviceFrontier, DevicePicks, DeviceSpan
     from hoploom.ops.kernels.sample import sample
 
     store = hoploom.from_pyg(random_graph(100, 900, 1))
@@ -59,7 +59,7 @@ def test_kernels_sample_from_pinned_host_memory() -> None:
             DeviceSpan(nought, nought.clone(), 900),
         )
         faults = torch.zeros(1, dtype=torch.int64, device=device)
-        sample(lists, DeviceFrontier(nodes, DeviceSpan(nought, end, 100)), DeviceRule(key, 0, -1), room, faults)
+        sample(lists, DeviceFrontier(nodes, DeviceSpan(nought, end, 100)), Rule(key, 0, -1), room, faults)
         picks = _all_of(store)
         assert room.span.end.item() == 900
         assert faults.item() == 0

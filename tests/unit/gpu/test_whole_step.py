@@ -27,7 +27,6 @@ import hoploom
 from hoploom.gpu.whole_step import epoch
 from hoploom.gpu.whole_step.cuda_graph import Recording
 from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
-from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing
 from hoploom.ranks.context import init
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Checkpoint, Learner, Training
@@ -49,13 +48,13 @@ def assert_same(
     make: Callable[..., Learner],
     device: torch.device,
     tolerance: float = 1e-5,
-    probing: Probing = PROBING,
+    exact: bool = False,
     **options: Any,
 ) -> StepCounts:
     """Both ways give the same losses and parameters; how the whole steps were taken."""
     own, whole = make(device, on_host=True), make(device)
     expected = eager(own, device, **{name: value for name, value in options.items() if name != "margin"})
-    losses, step = taken(whole, device, probing=probing, **options)
+    losses, step = taken(whole, device, exact=exact, **options)
     assert losses == pytest.approx(expected, rel=tolerance, abs=tolerance)
     assert_close(whole, own, 10 * tolerance)
     assert whole.loader.state_dict() == own.loader.state_dict()
@@ -103,7 +102,7 @@ def test_clipping_clips(device: torch.device) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_taken_at_its_own_size(device: torch.device) -> None:
-    counts = assert_same(homogeneous_learner, device, probing=Probing(1, rounded=1), margin=0.0)
+    counts = assert_same(homogeneous_learner, device, exact=True, margin=0.0)
     assert counts.overflowed > 0
     assert counts.replayed + counts.first + counts.overflowed == 2 * FULL
 
@@ -163,7 +162,7 @@ def test_the_outcome_says_how_steps_were_taken(device: torch.device) -> None:
 def test_a_run_whose_batches_often_overflow_says_so_once(
     tight: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(epoch, "WholeStep", partial(WholeStep, probing=Probing(1, rounded=1)))
+    monkeypatch.setattr(epoch, "WholeStep", partial(WholeStep, probed=1, rounded=1))
     training = Training(2, whole_steps=True, margin=0.0 if tight else 10.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -207,8 +206,8 @@ class Watched(WholeStep):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        recordings = [recording for pair in self._slots for recording in (pair.learn, pair.slot._fill)]
-        slots = [pair.slot for pair in self._slots]
+        slots = list(self._slots)
+        recordings = [recording for slot in slots for recording in (slot.learn, slot._fill)]
         buffers = [slot.on.nodes[0] for slot in slots]
         self.left.extend(map(weakref.ref, (self, self.spec, *self.spec.maps, *slots, *recordings, *buffers)))
 

@@ -72,14 +72,14 @@ def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: type[Unwai
     learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.1)
     whole = WholeStep(learner, Training(1, clip_norm=1.0), init(device="cpu"))
     place = learner.loader.rehearsal().place
-    slot = whole._slots[0].slot
+    slot = whole._slots[0]
     with unwaiting():
         slot._make()
     slot.fill(*place(0)[::2])
     assert slot.fits()
     with unwaiting():
         whole._learn(slot)
-    assert slot.told() > 0
+    assert slot.read_loss() > 0
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,7 @@ def test_the_check_for_what_waits_finds_it(waits: Any) -> None:
 
 def addresses(whole: WholeStep) -> list[int]:
     found = []
-    for pair in whole._slots:
-        slot = pair.slot
+    for slot in whole._slots:
         layers = [tensor for layer in slot.on.layers for edges in layer for tensor in (edges.edge_index, edges.indptr)]
         own = (slot._staged, slot._sent, slot._sizes, slot.targets, slot.loss, slot._loss, slot.on.totals)
         found += [tensor.data_ptr() for tensor in (*own, *slot.on.nodes, *slot.rows.values(), *layers)]
@@ -115,18 +114,18 @@ def test_a_replay_fills_the_same_memory(device: torch.device) -> None:
     whole = WholeStep(homogeneous_learner(device), Training(2), init(device=device))
     place, before = whole.learner.loader.rehearsal().place, addresses(whole)
     for step in (0, 1, 2, 0, 1):
-        pair = whole.fill_next(*place(step)[::2])
-        assert pair is not None
-        assert pair.slot.fits()
-        whole.learn(pair)
+        slot = whole.fill_next(*place(step)[::2])
+        assert slot is not None
+        assert slot.fits()
+        whole.learn(slot)
     assert addresses(whole) == before
 
 
 def test_rows_that_no_batch_reaches_are_finite(device: torch.device) -> None:
     whole = WholeStep(homogeneous_learner(device), Training(1), init(device=device))
-    for pair in whole._slots:
-        assert all(rows.isfinite().all() for rows in pair.slot.rows.values())
-        assert all((nodes == 0).all() for nodes in pair.slot.on.nodes)
+    for slot in whole._slots:
+        assert all(rows.isfinite().all() for rows in slot.rows.values())
+        assert all((nodes == 0).all() for nodes in slot.on.nodes)
 
 
 def test_a_recording_is_made_after_some_calls(device: torch.device) -> None:

@@ -11,7 +11,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hoploom import keys
 from hoploom.batch import Block, Sampled, Seeds
 from hoploom.gpu.batches.capacity import FAULT, Capacity, HopPlan, RelationHop
 from hoploom.ops.kernels.forms import (
@@ -21,11 +20,11 @@ from hoploom.ops.kernels.forms import (
     DeviceFrontier,
     DeviceLists,
     DevicePicks,
-    DeviceRule,
     DeviceSpan,
 )
 from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ops.kernels.sample import sample
+from hoploom.sample.hops import make_draw
 
 END = torch.iinfo(torch.int64).max  # what an indptr holds where no frontier has been
 
@@ -122,7 +121,7 @@ def _expand(
     """One relation in one hop: pick, then name the sources."""
     lists, maps = graph
     hop, ask = at
-    sampling, relation = plan.sampling, ask.relation
+    relation = ask.relation
     source, destination = plan.schema.sources[relation], plan.schema.destinations[relation]
     begin, end = (into.total(slot) for slot in plan.frontier(hop, destination))
     span = DeviceSpan(begin, end, into.capacity.rows[hop][destination])
@@ -131,11 +130,9 @@ def _expand(
     span = DeviceSpan(into.total(ask.begin), into.total(ask.end), into.capacity.picks[hop][relation])
     scratch = into.sources[relation][: edges.edges.numel()]
     picks = DevicePicks(scratch, edges.edges, edges.edge_index[1], span, edges.indptr)
-    fanout, weighted = sampling.fanouts[hop][relation], sampling.weighted and lists.weight is not None
-    last = sampling.temporal == "last"
-    rule = DeviceRule(key, keys.stream(hop, relation), fanout, sampling.replace, last, sampling.labor, weighted)
+    rule = make_draw(plan.sampling, 0, hop).rule(relation)._replace(key=key)
     sample(lists, frontier, rule, picks, into.faults)
-    if fanout != 0:
+    if rule.fanout != 0:
         before, after = into.total(ask.before), into.total(ask.after)
         maps[source].add(picks, frontier, edges.edge_index[0], before, after, into.faults)
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from torch import Tensor
 from hoploom.errors import ConfigError, TrainError
 from hoploom.gpu.batches.capacity import plan_hops
 from hoploom.gpu.batches.device_hops import make_maps
-from hoploom.gpu.whole_step.cuda_graph import Lane, Recording
+from hoploom.gpu.whole_step.cuda_graph import Lane
 from hoploom.gpu.whole_step.fixed_batch import FixedBatch, FixedBatchSpec, degrees_of, targets_of
-from hoploom.gpu.whole_step.fixed_sizes import PROBING, Probing, measure, probe
+from hoploom.gpu.whole_step.fixed_sizes import PROBED, ROUNDED, measure, probe
 from hoploom.gpu.whole_step.recordable import LEAVE, Rates, check_learner
 from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
@@ -51,21 +51,23 @@ class WholeStep:
         training: Training,
         context: Context,
         checkpoint: Checkpoint | None = None,
-        probing: Probing = PROBING,
+        *,
+        probed: int = PROBED,
+        rounded: int = ROUNDED,
     ) -> None:
         check_learner(learner, training, context.device)
         self.learner, self.counts = learner, StepCounts()
         self._training, self._is_cuda = training, context.device.type == "cuda"
         self.stepper = Stepper(learner, training, context, checkpoint)
         self._main = Lane(context.device, beside=False)
-        self.spec = _spec_of(learner, context, training.margin, probing)
+        self.spec = _spec_of(learner, context, training.margin, probed, rounded)
         self._rates = Rates(learner.optimizer)
         self._slots = deque(self._slot() for _ in range(SLOTS))
 
-    def _slot(self) -> "_Pair":
-        slot = FixedBatch(self.spec)
+    def _slot(self) -> FixedBatch:
+        slot = FixedBatch(self.spec, self._learn, self._main)
         self._main.set(slot.learned)  # it is filled on another lane, not before it is made
-        return _Pair(slot, Recording(lambda: self._learn(slot), self._main))
+        return slot
 
     def close(self) -> None:
         """Wait for the device, and give back the batches and recordings with their memory."""
@@ -93,28 +95,28 @@ class WholeStep:
         """What is left of the loader's epoch."""
         return WholeSteps(self, self.learner.loader.walk())
 
-    def fill_next(self, indices: Tensor, key: int) -> "_Pair | None":
+    def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
         """Start to make a batch in the slot that waits longest; None where it has another number of seeds."""
         if indices.numel() != self.spec.batch_size:
             return None
         if not self._slots:
             raise ConfigError("this WholeStep is closed; make another one")
-        pair = self._slots[0]
+        slot = self._slots[0]
         self._slots.rotate(-1)
-        pair.slot.fill(indices, key)
-        return pair
+        slot.fill(indices, key)
+        return slot
 
-    def learn(self, pair: "_Pair") -> None:
+    def learn(self, slot: FixedBatch) -> None:
         """Start to learn from a batch that fits."""
         if self._is_cuda:
             self._rates.check()
         self._rates.send()
         self.stepper.reseed()
-        self.counts.replayed += pair.learn.is_warm
-        self.counts.first += not pair.learn.is_warm
-        self._main.wait(pair.slot.filled)
-        pair.learn()
-        self._main.set(pair.slot.learned)
+        self.counts.replayed += slot.learn.is_warm
+        self.counts.first += not slot.learn.is_warm
+        self._main.wait(slot.filled)
+        slot.learn()
+        self._main.set(slot.learned)
 
     def _learn(self, slot: FixedBatch) -> None:
         """All that is recorded of a step. Gradients are left in place: the next recording or step begins without."""
@@ -130,21 +132,13 @@ class WholeStep:
             torch.nn.utils.clip_grad_norm_(parameters, self._training.clip_norm)
         with self._rates.on_the_device():
             learner.optimizer.step()
-        slot.tell(losses.detach().double().sum())
+        slot.send_loss(losses.detach().double().sum())
 
     def __repr__(self) -> str:
         return f"WholeStep({self.spec.sizes}, {self.spec.batch_size} seeds; {self.counts})"
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """A batch of fixed size and the recording that learns from it."""
-
-    slot: FixedBatch
-    learn: Recording
-
-
-def _spec_of(learner: Learner, context: Context, margin: float, probing: Probing) -> FixedBatchSpec:
+def _spec_of(learner: Learner, context: Context, margin: float, probed: int, rounded: int) -> FixedBatchSpec:
     """What all batches of a learner have in common; ConfigError where they cannot be made on its device."""
     device = context.device
     maker, model = _maker_of(learner, device), unwrap(learner.model)
@@ -154,13 +148,13 @@ def _spec_of(learner: Learner, context: Context, margin: float, probing: Probing
     assert store.placed is not None
     seed_type = schema.type_index[maker.seeds.node_type]
     plan = plan_hops(schema, maker.sampler.sampling, [seed_type], with_indptr=True)
-    batches = probe(maker, learner.loader.rehearsal(), batch_size, probing.batches)
+    batches = probe(maker, learner.loader.rehearsal(), batch_size, probed)
     if not batches:
         raise ConfigError(f"no step of an epoch has batch_size={batch_size} seeds; give fewer, or {LEAVE}")
     num_seeds = [batch_size if index == seed_type else 0 for index in range(len(schema.node_types))]
     return FixedBatchSpec(
         plan,
-        measure(plan, batches, num_seeds, margin, probing.rounded),
+        measure(plan, batches, num_seeds, margin, rounded),
         store.placed,
         make_maps(plan, device),
         model,
@@ -202,22 +196,14 @@ def _maker_of(learner: Learner, device: torch.device) -> NodeMaker:
 # --- an epoch ------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Open:
-    """A step that was taken, and whose loss may not be known yet."""
-
-    report: StepReport
-    slot: FixedBatch | None  # None: it is known
-
-
 class WholeSteps:
     """An epoch's steps. The batch after the one that is learned from is made beside it."""
 
     def __init__(self, whole: WholeStep, walk: Walk) -> None:
         self._whole, self._walk = whole, walk
         self._left = deque(walk.steps)
-        self._begun: tuple[int, _Pair | None] | None = None
-        self._open: deque[_Open] = deque()
+        self._begun: tuple[int, FixedBatch | None] | None = None
+        self._open: deque[tuple[StepReport, FixedBatch | None]] = deque()  # with the slot that has the loss, if any
 
     @property
     def is_empty(self) -> bool:
@@ -226,28 +212,28 @@ class WholeSteps:
     def take(self, requests: StopRequests) -> Taken:
         """Take the next step; the reports are of steps before it."""
         began = time.perf_counter()
-        step, pair = self._begun or self._begin()
+        step, slot = self._begun or self._begin()
         with self._in_time():
-            fits = pair is not None and pair.slot.fits()
+            fits = slot is not None and slot.fits()
         waited = time.perf_counter() - began
-        known = self._known(None if pair is None else pair.slot)
-        if pair is not None and fits:
-            report = self._learn(pair, waited)
+        known = self._known(slot)
+        if slot is not None and fits:
+            report = self._learn(slot, waited)
         else:
-            report = self._own_size(step, requests, overflowed=pair is not None)
+            report = self._own_size(step, requests, overflowed=slot is not None)
         self._begun = None
         self._walk.done(step)
         if self._left:
             self._begun = self._begin()
         report = replace(report, seconds=time.perf_counter() - began)
-        self._open.append(_Open(report, pair.slot if pair is not None and fits else None))
+        self._open.append((report, slot if fits else None))
         return Taken(known, requests.asked)
 
     def rest(self) -> list[StepReport]:
         """Wait for all losses."""
-        return [self._close(self._open.popleft()) for _ in range(len(self._open))]
+        return [self._close(*self._open.popleft()) for _ in range(len(self._open))]
 
-    def _begin(self) -> tuple[int, _Pair | None]:
+    def _begin(self) -> tuple[int, FixedBatch | None]:
         step = self._left.popleft()
         indices, _, key = self._walk.place(step)
         with self._in_time():
@@ -259,24 +245,25 @@ class WholeSteps:
     def _known(self, slot: FixedBatch | None) -> list[StepReport]:
         """The reports up to the one whose loss lies in this slot, before it is written over."""
         known: list[StepReport] = []
-        while slot is not None and any(step.slot is slot for step in self._open):
-            known.append(self._close(self._open.popleft()))
+        while slot is not None and any(other is slot for _, other in self._open):
+            known.append(self._close(*self._open.popleft()))
         return known
 
-    def _close(self, step: _Open) -> StepReport:
-        if step.slot is None:
-            return step.report
-        with self._whole.stepper.in_time(step.report.step):
-            loss_sum, rows = step.slot.told(), step.report.rows
+    def _close(self, report: StepReport, slot: FixedBatch | None) -> StepReport:
+        if slot is None:
+            return report
+        stepper = self._whole.stepper
+        with stepper.in_time(report.step):
+            loss_sum = slot.read_loss()
         if not math.isfinite(loss_sum):
-            self._whole.stepper.refuse(loss_sum, step.report.step)
-        self._whole.stepper.count(loss_sum, rows)
-        return replace(step.report, loss=loss_sum / rows)
+            stepper.refuse(loss_sum, report.step)
+        stepper.count(loss_sum, report.rows)
+        return replace(report, loss=loss_sum / report.rows)
 
-    def _learn(self, pair: _Pair, waited: float) -> StepReport:
+    def _learn(self, slot: FixedBatch, waited: float) -> StepReport:
         whole, standing = self._whole, self._whole.learner.standing
         learning_rate, rows = whole.learner.learning_rate, whole.spec.batch_size
-        whole.learn(pair)
+        whole.learn(slot)
         whole.stepper.schedule()
         standing.steps += 1
         return StepReport(standing.epoch, standing.steps, math.nan, rows, rows, learning_rate, 0.0, waited, False)

@@ -4,7 +4,9 @@ Filling and learning are two recordings: the next batch is filled while this one
 the device anything; the sizes arrive in pinned memory, and the host looks at them before it starts the step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -79,7 +81,7 @@ def degrees_of(maker: NodeMaker, device: torch.device) -> Tensor | None:
 class FixedBatch:
     """A batch of fixed size, and when it was filled and learned from."""
 
-    def __init__(self, spec: FixedBatchSpec) -> None:
+    def __init__(self, spec: FixedBatchSpec, learn: "Callable[[FixedBatch], None]", lane: Lane) -> None:
         self._spec = spec
         size = spec.batch_size
         self.on = make_buffers(spec.plan, spec.sizes.capacity, spec.device)
@@ -93,7 +95,7 @@ class FixedBatch:
         self.loss = torch.zeros((), dtype=torch.float64, device=spec.device)
         self._loss = _pinned(self.loss)
         self.filled, self.learned = Mark(spec.device), Mark(spec.device)
-        self._fill = Recording(self._make, spec.lane)
+        self._fill, self.learn = Recording(self._make, spec.lane), Recording(partial(learn, self), lane)
 
     def _empty_rows(self) -> dict[int, Tensor]:
         """Features by type: zeros to begin with, and rows of earlier batches later on, so they are always finite.
@@ -181,13 +183,13 @@ class FixedBatch:
             edges[relation.key] = PaddedEdges(own.edge_index[0], own.indptr, total, most)
         return edges
 
-    def tell(self, loss_sum: Tensor) -> None:
+    def send_loss(self, loss_sum: Tensor) -> None:
         """Send the sum of the losses to the host."""
         self.loss.copy_(loss_sum)
         self._loss.copy_(self.loss, non_blocking=True)
 
-    def told(self) -> float:
-        """What was sent, once the step is done."""
+    def read_loss(self) -> float:
+        """The sum of the losses, once the step is done."""
         self._spec.hold(self.learned, "learned")
         return float(self._loss)
 

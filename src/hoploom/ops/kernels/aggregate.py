@@ -13,11 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hoploom.ops.kernels.dots import dot_edges
 from hoploom.ops.kernels.launch import blocks_of, launch
-from hoploom.ops.kernels.maxima import max_pieces, max_short, max_windows
+from hoploom.ops.kernels.reduce import (
+    dot_edges,
+    max_pieces,
+    max_short,
+    max_windows,
+    sum_pieces,
+    sum_short,
+    sum_windows,
+)
 from hoploom.ops.kernels.softmax import softmax_lists
-from hoploom.ops.kernels.sums import sum_pieces, sum_short, sum_windows
 
 __all__ = ["NATIVE", "dot_rows", "max_rows", "max_rows_backward", "softmax_lists", "sum_rows"]
 

@@ -45,19 +45,6 @@ class DeviceFrontier:
 
 
 @dataclass(frozen=True)
-class DeviceRule:
-    """How one hop of one relation is drawn: hoploom.ops.Rule, with a key that may change from replay to replay."""
-
-    key: Tensor  # [] int64: the bits of the unsigned key
-    stream: int
-    fanout: int
-    replace: bool = False
-    last: bool = False
-    labor: bool = False
-    weighted: bool = False
-
-
-@dataclass(frozen=True)
 class DevicePicks:
     """Where a hop's picks go: places span.begin on. sample() writes span.end."""
 

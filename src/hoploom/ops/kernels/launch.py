@@ -1,17 +1,27 @@
-"""The one place that starts kernels."""
+"""How kernels are declared and started: the one place that starts them."""
 
+import inspect
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 Grid = tuple[int, ...]
 INT32_MAX = 2**31 - 1
 # Triton shows other threads a kernel that it has not loaded yet, and its interpreter keeps its place once for all.
 _ONE_AT_A_TIME = threading.Lock()
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """A kernel that is not compiled afresh when a size is 1 or a tensor lies elsewhere, as some do in every batch."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.annotation is not tl.constexpr]
+    return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
 
 
 def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:

@@ -1,23 +1,19 @@
-"""What the kernels that sample have in common: how their arguments are taken, a row's key, where a pick goes.
+"""What the kernels that sample have in common, and the first of them: where lists are and how many picks they give.
 
-A row is a place of the frontier; row r is node begin + r. `bounds` is the running sum of the rows' picks.
+A row is a place of the frontier; row r is node begin + r. `bounds` is the running sum of the rows' picks. Everything is
+checked where picks are counted, so that a damaged file cannot send a read astray: what is wrong has no picks.
 """
-
-import inspect
-from collections.abc import Callable
-from typing import Any
 
 import triton
 import triton.language as tl
 
+from hoploom.ops.kernels import forms
+from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import mix
 
-
-def kernel(function: Callable[..., None]) -> Any:
-    """A kernel that is not compiled afresh when a size is 1 or a tensor lies elsewhere, as some do in every batch."""
-    parameters = inspect.signature(function).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.annotation is not tl.constexpr]
-    return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
+NODE_OUT_OF_RANGE = tl.constexpr(forms.NODE_OUT_OF_RANGE)
+LIST_DAMAGED = tl.constexpr(forms.LIST_DAMAGED)
+SOURCE_OUT_OF_RANGE = tl.constexpr(forms.SOURCE_OUT_OF_RANGE)
 
 
 @triton.jit
@@ -43,3 +39,104 @@ def put(out, position, place, is_pick, indices, sources, edges, destinations, ca
     tl.store(sources + out, source, mask=fits)
     tl.store(edges + out, position, mask=fits)
     tl.store(destinations + out, place, mask=fits)
+
+
+@kernel
+def locate(
+    nodes, trees, times, first_tree, num_places, begin_at, end_at, rows,
+    indptr, num_nodes, indices, num_edges, edge_time, source_time, num_sources,
+    fanout, starts, populations, counts, faults,
+    REPLACE: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """counts[r + 1] is the number of row r's picks, and counts[0] is 0."""
+    row = rows_of(ROWS)
+    place = tl.load(begin_at) + row
+    is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))
+    node = tl.load(nodes + place, mask=is_row, other=0)
+    is_known = is_row & (node >= 0) & (node < num_nodes)
+    start = tl.load(indptr + node, mask=is_known, other=0)
+    end = tl.load(indptr + node + 1, mask=is_known, other=0)
+    is_sound = is_known & (start >= 0) & (end >= start) & (end <= num_edges)
+    population = tl.where(is_sound, end - start, 0)
+    code = tl.where(is_row & ~is_known, NODE_OUT_OF_RANGE, tl.where(is_known & ~is_sound, LIST_DAMAGED, 0))
+    if times is not None:
+        tree = tl.load(trees + place, mask=is_row, other=first_tree)
+        time = tl.load(times + tree - first_tree, mask=is_row, other=0)
+        population, is_stray = count_until(start, population, time, indices, edge_time, source_time, num_sources)
+        code = tl.where(is_stray, SOURCE_OUT_OF_RANGE, code)
+    count = count_picks(population, fanout, REPLACE)
+    if LAST:
+        start += population - count
+        population = count
+    inside = row < rows
+    tl.store(starts + row, start, mask=inside)
+    tl.store(populations + row, population, mask=inside)
+    tl.store(counts + row + 1, count, mask=inside)
+    tl.store(counts + row, count * 0, mask=row == 0)
+    worst = tl.max(code, 0)
+    if worst > 0:
+        tl.atomic_max(faults, worst.to(tl.int64))
+
+
+@triton.jit
+def count_picks(population, fanout, REPLACE: tl.constexpr):
+    """From so many edges, of which all can be picked."""
+    some = tl.where(population > 0, fanout, 0).to(tl.int64) if REPLACE else tl.minimum(population, fanout)
+    return tl.where(fanout < 0, population, some)
+
+
+@triton.jit
+def count_until(start, population, time, indices, edge_time, source_time, num_sources):
+    """How many edges of each list, which is in time order, are not later than `time`; and who met an unknown source."""
+    low, high = population * 0, population
+    is_stray = population < 0
+    if edge_time is None and source_time is None:
+        low = population
+    while tl.max(high - low, 0) > 0:
+        is_open = low < high
+        middle = low + ((high - low) >> 1)
+        if edge_time is not None:
+            then = tl.load(edge_time + start + middle, mask=is_open, other=0)
+        else:
+            source = tl.load(indices + start + middle, mask=is_open, other=0).to(tl.int64)
+            is_stray |= is_open & ((source < 0) | (source >= num_sources))
+            then = tl.load(source_time + source, mask=is_open & ~is_stray, other=0)
+        is_seen = is_open & (then <= time)
+        low = tl.where(is_seen, middle + 1, low)
+        high = tl.where(is_open & ~is_seen, middle, high)
+    return tl.where(is_stray, 0, low), is_stray
+
+
+@kernel
+def count_weighing(
+    starts, populations, weight, fanout, counts,
+    REPLACE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Set a row's count where only edges that weigh something can be picked. Reads no more than decides it."""
+    row = tl.program_id(0).to(tl.int64)
+    start, population = tl.load(starts + row), tl.load(populations + row)
+    enough = tl.where(fanout < 0, population, 1 if REPLACE else fanout)
+    found = population * 0
+    at = population * 0
+    while (at < population) & (found < enough):
+        offset = at + tl.arange(0, CHUNK)
+        weighs = tl.load(weight + start + offset, mask=offset < population, other=0.0) > 0
+        found += tl.sum(weighs.to(tl.int64), 0)
+        at += CHUNK
+    tl.store(counts + row + 1, count_picks(found, fanout, REPLACE))
+
+
+@kernel
+def settle(
+    bounds, rows, begin_at, end_at, num_places, picks_begin, picks_end, indptr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write where the picks end and, if wanted, where those of each of the frontier's places begin."""
+    row = rows_of(ROWS)
+    first = tl.load(picks_begin)
+    if tl.program_id(0) == 0:
+        tl.store(picks_end, first + tl.load(bounds + rows))
+    if indptr is not None:
+        place = tl.load(begin_at) + row
+        is_place = (row <= rows) & (place <= tl.minimum(tl.load(end_at), num_places))
+        tl.store(indptr + place, first + tl.load(bounds + row, mask=is_place, other=0), mask=is_place)

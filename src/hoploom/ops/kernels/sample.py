@@ -9,11 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
-from hoploom.ops.kernels.forms import DeviceFrontier, DeviceLists, DevicePicks, DeviceRule
+from hoploom.ops.kernels.forms import DeviceFrontier, DeviceLists, DevicePicks
 from hoploom.ops.kernels.launch import Grid, blocks_of, launch
-from hoploom.ops.kernels.pick_counts import count_weighing, locate, settle
+from hoploom.ops.kernels.picks import count_weighing, locate, settle
 from hoploom.ops.kernels.scored import invert_sums, keep_lowest
 from hoploom.ops.kernels.uniform import copy_lists, draw_few, draw_many
+from hoploom.ops.sample import Rule
 
 ROWS = 256  # of a frontier, where each asks for a few words
 TILE = 512  # rows x fanout
@@ -25,98 +26,57 @@ UNROLL = 4  # edges whose weights are asked for together
 Way = Literal["whole", "uniform", "weighted", "labor"]
 
 
-def sample(lists: DeviceLists, frontier: DeviceFrontier, rule: DeviceRule, picks: DevicePicks, faults: Tensor) -> None:
+def sample(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, picks: DevicePicks, faults: Tensor) -> None:
     """Write the picks of a frontier, in its order, and where they end; a faulty node or list has none.
 
     picks.span.begin and picks.span.end are two numbers, not one. A place of picks.indptr is written for each node of
     the frontier and for the one after the last.
     """
-    way, rows = _way_of(rule, frontier), max(1, frontier.span.most)
-    starts, populations, counts = torch.empty([3, rows + 1], dtype=torch.int64, device=lists.device)
-    _count(lists, frontier, rule, (starts, populations, counts), faults)
+    way, num_rows = _way_of(lists, frontier, rule), max(1, frontier.span.most)
+    rows = torch.empty([3, num_rows + 1], dtype=torch.int64, device=lists.device)
+    _count(lists, frontier, rule, way, rows, faults)
+    starts, populations, counts = rows
     bounds = torch.cumsum(counts, 0)
     _settle(frontier, picks, bounds)
     if rule.fanout == 0:
         return
-    kernel, grid, constants = _draws(way, rows, rule, picks.sources.numel())
-    launch(
-        kernel,
-        grid,
-        frontier.nodes,
-        None if way == "labor" else frontier.trees,
-        frontier.span.begin,
-        rows,
-        starts,
-        populations,
-        bounds,
-        rule.key,
-        rule.stream,
-        rule.fanout,
-        lists.indices,
-        lists.weight if way == "weighted" else None,
-        picks.span.begin,
-        picks.sources,
-        picks.edges,
-        picks.destinations,
-        picks.sources.numel(),
-        device=lists.device,
-        **constants,
-    )
+    kernel, grid, constants = _draws(way, num_rows, rule, picks.sources.numel())
+    nodes = frontier.nodes, None if way == "labor" else frontier.trees, frontier.span.begin, num_rows
+    rule_and_lists = rule.key, rule.stream, rule.fanout, lists.indices, lists.weight if way == "weighted" else None
+    written = picks.span.begin, picks.sources, picks.edges, picks.destinations, picks.sources.numel()
+    arguments = *nodes, starts, populations, bounds, *rule_and_lists, *written
+    launch(kernel, grid, *arguments, device=lists.device, **constants)
 
 
-def _takes_last(rule: DeviceRule, frontier: DeviceFrontier) -> bool:
+def _takes_last(frontier: DeviceFrontier, rule: Rule) -> bool:
     return rule.last and frontier.times is not None and rule.fanout >= 0
 
 
-def _way_of(rule: DeviceRule, frontier: DeviceFrontier) -> Way:
-    if _takes_last(rule, frontier):
+def _way_of(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule) -> Way:
+    if _takes_last(frontier, rule):
         return "whole"
-    if rule.weighted:
+    if rule.weighted and lists.weight is not None:
         return "weighted"
     if rule.fanout < 0:
         return "whole"
     return "labor" if rule.labor else "uniform"
 
 
-def _count(
-    lists: DeviceLists, frontier: DeviceFrontier, rule: DeviceRule, rows: tuple[Tensor, Tensor, Tensor], faults: Tensor
-) -> None:
+def _count(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, way: Way, rows: Tensor, faults: Tensor) -> None:
     """Fill starts, populations and counts."""
-    starts, populations, counts = rows
-    num_rows, way = counts.numel() - 1, _way_of(rule, frontier)
+    num_rows, span = rows.shape[1] - 1, frontier.span
+    times = frontier.trees, frontier.times, frontier.first_tree
     source_time = None if lists.edge_time is not None else lists.source_time
-    launch(
-        locate,
-        blocks_of(num_rows, ROWS),
-        frontier.nodes,
-        frontier.trees,
-        frontier.times,
-        frontier.first_tree,
-        frontier.nodes.numel(),
-        frontier.span.begin,
-        frontier.span.end,
-        num_rows,
-        lists.indptr,
-        lists.indptr.numel() - 1,
-        lists.indices,
-        lists.indices.numel(),
-        lists.edge_time,
-        source_time,
-        0 if source_time is None else source_time.numel(),
-        rule.fanout,
-        starts,
-        populations,
-        counts,
-        faults,
-        device=lists.device,
-        REPLACE=rule.replace and way == "uniform",
-        LAST=_takes_last(rule, frontier),
-        ROWS=ROWS,
-    )
+    num_sources = 0 if source_time is None else source_time.numel()
+    edges = lists.indptr, lists.indptr.numel() - 1, lists.indices, lists.indices.numel()
+    where = frontier.nodes, *times, frontier.nodes.numel(), span.begin, span.end, num_rows
+    arguments = *where, *edges, lists.edge_time, source_time, num_sources, rule.fanout, *rows, faults
+    constants = {"REPLACE": rule.replace and way == "uniform", "LAST": _takes_last(frontier, rule), "ROWS": ROWS}
+    launch(locate, blocks_of(num_rows, ROWS), *arguments, device=lists.device, **constants)
     if way == "weighted":
-        constants = {"REPLACE": rule.replace, "CHUNK": CHUNK}
+        starts, populations, counts = rows
         columns = starts, populations, lists.weight, rule.fanout, counts
-        launch(count_weighing, (num_rows,), *columns, device=lists.device, **constants)
+        launch(count_weighing, (num_rows,), *columns, device=lists.device, REPLACE=rule.replace, CHUNK=CHUNK)
 
 
 def _settle(frontier: DeviceFrontier, picks: DevicePicks, bounds: Tensor) -> None:
@@ -126,7 +86,7 @@ def _settle(frontier: DeviceFrontier, picks: DevicePicks, bounds: Tensor) -> Non
     launch(settle, grid, bounds, *places, *ends, device=bounds.device, ROWS=ROWS)
 
 
-def _draws(way: Way, rows: int, rule: DeviceRule, capacity: int) -> tuple[Any, Grid, dict[str, int]]:
+def _draws(way: Way, rows: int, rule: Rule, capacity: int) -> tuple[Any, Grid, dict[str, int]]:
     """The kernel that makes the picks, its programs and its constants."""
     if way == "whole":
         return copy_lists, blocks_of(capacity, TILE), {"PLACES": TILE}

@@ -7,8 +7,9 @@ that divides them is found eight bits at a time, by counting; most often three t
 import triton
 import triton.language as tl
 
+from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import wide
-from hoploom.ops.kernels.picks import kernel, key_of, put
+from hoploom.ops.kernels.picks import key_of, put
 
 
 @triton.jit

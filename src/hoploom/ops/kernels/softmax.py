@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hoploom.ops.kernels.launch import blocks_of, launch
-from hoploom.ops.kernels.walks import SIZES, most_of, short_lists
+from hoploom.ops.kernels.reduce import SIZES, most_of, short_lists
 
 FEW, MANY = 16, 128  # entries at a time
 TILE_BYTES = 2048  # of sums at a time

@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
+from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import bounded
-from hoploom.ops.kernels.picks import kernel, key_of, put, rows_of
+from hoploom.ops.kernels.picks import key_of, put, rows_of
 
 
 @kernel

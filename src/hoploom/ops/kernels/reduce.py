@@ -1,0 +1,335 @@
+"""Reductions of rows over lists: sums, maxima, and the dot products of the rows at both ends of every edge.
+
+Each program takes a few lists, in their order, in some columns. Loads of several entries are under way at once, and no
+thread waits for another. Lists longer than a window are reduced window by window, then the windows' results: always the
+same way, so results do not change from run to run.
+"""
+# mypy: disable-error-code="assignment, var-annotated"
+
+import triton
+import triton.language as tl
+
+# Arguments whose values are no reason to compile again: whether one is 1, or a multiple of 16.
+SIZES = ["num_lists", "num_edges", "longest", "steps", "share_units", "stride_units", "x_units", "y_units"]
+
+
+@triton.jit
+def columns_of(share, COLUMNS: tl.constexpr):
+    """A program's head, its columns and which of them there are [1, columns]; every head has `share` of them."""
+    blocks = tl.cdiv(share, COLUMNS)
+    block = tl.program_id(1)
+    offset = block % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    head = block // blocks
+    return head, (head * share + offset)[None, :], (offset < share)[None, :]
+
+
+@triton.jit
+def short_lists(indptr, num_lists, window, LISTS: tl.constexpr):
+    """A program's lists: which they are, which it walks by itself, and their ends. Of others both ends are 0.
+
+    All [lists, 1]: where they had one dimension, Triton 3.7 failed to lay some numbers of lists out beside columns.
+    """
+    lists = tl.program_id(0).to(tl.int64) * LISTS + tl.arange(0, LISTS)[:, None]
+    is_list = lists < num_lists
+    begin = tl.load(indptr + lists, mask=is_list, other=0)
+    end = tl.load(indptr + lists + 1, mask=is_list, other=0)
+    is_short = is_list & (end - begin <= window)
+    return lists, is_short, tl.where(is_short, begin, 0), tl.where(is_short, end, 0)
+
+
+@triton.jit
+def most_of(count):
+    """The greatest of [lists, 1]."""
+    return tl.max(tl.max(count, 1), 0)
+
+
+@triton.jit
+def at_entry(array, entry, end):
+    """What an array holds for entries before the end, as int64; without an array the entries themselves."""
+    found = entry
+    if array is not None:
+        found = tl.load(array + entry, mask=entry < end, other=0).to(tl.int64)
+    return found
+
+
+@triton.jit
+def list_of(indptr, entry, num_lists, steps):
+    """The list that an entry stands in: the last that begins at it or before. Found in `steps` halvings."""
+    low = entry * 0
+    high = low + num_lists
+    for _ in range(steps):
+        middle = (low + high) // 2
+        is_before = tl.load(indptr + middle) <= entry
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+    return low
+
+
+@triton.jit
+def long_list(indptr, num_lists, steps, window, begins_here):
+    """The long list that begins in the program's window of entries, or the one that comes from before it.
+
+    Its number, whether there is one, its ends, and the ends of what the window holds of it. A long list is longer than
+    a window: one that begins here has the window's last entry, one from before has the first.
+    """
+    first = tl.program_id(0).to(tl.int64) * window
+    last = tl.minimum(first + window, tl.load(indptr + num_lists))
+    row = list_of(indptr, tl.maximum(tl.where(begins_here, last - 1, first), 0), num_lists, steps)
+    begin = tl.load(indptr + row)
+    end = tl.load(indptr + row + 1)
+    is_there = (first < last) & (end - begin > window) & ((begin >= first) == begins_here)
+    return row, is_there, begin, end, tl.maximum(begin, first), tl.minimum(end, last)
+
+
+# --- sums ------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def add_entries(
+    total, begin, end, rows, places, x, stride, weights, heads, head, winners, starts, width, columns, inside,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """total [lists, columns] plus the entries begin to end; of `winners` only those that the entry has won."""
+    for step in range(0, most_of(end - begin), AHEAD):
+        first = begin + step
+        picked = ()
+        stands = ()
+        for ahead in tl.static_range(AHEAD):
+            picked += (at_entry(rows, first + ahead, end),)
+            stands += (at_entry(places, first + ahead, end),)
+        values = ()
+        factors = ()
+        origins = ()
+        for ahead in tl.static_range(AHEAD):
+            live = first + ahead < end
+            mask = live & inside
+            values += (tl.load(x + picked[ahead] * stride + columns, mask=mask, other=0),)
+            if weights is not None:
+                factors += (tl.load(weights + stands[ahead] * heads + head, mask=live, other=0),)
+            if winners is not None:
+                offset = picked[ahead] * width + columns
+                factors += (tl.load(winners + offset, mask=mask, other=-1),)
+                origins += (tl.load(starts + picked[ahead], mask=live, other=0),)
+        for ahead in tl.static_range(AHEAD):
+            value = values[ahead].to(total.dtype)
+            if weights is not None:
+                value = value * factors[ahead].to(total.dtype)
+            if winners is not None:
+                value = tl.where(factors[ahead] == stands[ahead] - origins[ahead], value, 0)
+            total += value
+    return total
+
+
+@triton.jit
+def scaled(total, count, MEAN: tl.constexpr):
+    """Sums over counts, or as they are."""
+    if MEAN:
+        divisor = tl.maximum(count, 1).to(total.dtype)
+        one = divisor * 0 + 1
+        total = total * (one / divisor if total.dtype == tl.float64 else tl.div_rn(one, divisor))
+    return total
+
+
+@triton.jit(do_not_specialize=SIZES)
+def sum_short(
+    indptr, rows, places, x, weights, winners, starts, out, num_lists, window, heads, share_units, stride_units,
+    MEAN: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """out[i] of all lists within a window's length."""
+    share, stride = share_units * UNIT, stride_units * UNIT
+    width = share * heads
+    lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
+    head, columns, inside = columns_of(share, COLUMNS)
+    total = tl.zeros([LISTS, COLUMNS], SUM)
+    total = add_entries(
+        total, begin, end, rows, places, x, stride, weights, heads, head, winners, starts, width, columns, inside, AHEAD
+    )
+    total = scaled(total, end - begin, MEAN)
+    tl.store(out + lists * width + columns, total, mask=is_short & inside)
+
+
+@triton.jit
+def parts_of(begin, end, PARTS: tl.constexpr):
+    """A range of entries as so many parts [parts, 1] of one length; the last ones may be shorter."""
+    length = tl.cdiv(end - begin, PARTS)
+    first = begin + tl.arange(0, PARTS)[:, None] * length
+    return tl.minimum(first, end), tl.minimum(first + length, end)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def sum_windows(
+    indptr, rows, places, x, weights, winners, starts, pieces, num_lists, steps, window, heads, share_units,
+    stride_units, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """pieces[0, w] and pieces[1, w]: what window w adds to a long list from before it, and to one that begins in it."""
+    share, stride = share_units * UNIT, stride_units * UNIT
+    width = share * heads
+    begins_here = tl.program_id(2)
+    _, is_there, _, _, begin, end = long_list(indptr, num_lists, steps, window, begins_here == 1)
+    if is_there:
+        head, columns, inside = columns_of(share, COLUMNS)
+        first, last = parts_of(begin, end, LISTS)
+        total = tl.zeros([LISTS, COLUMNS], SUM)
+        total = add_entries(
+            total, first, last, rows, places, x, stride, weights, heads, head, winners, starts, width, columns, inside,
+            AHEAD,
+        )  # fmt: skip
+        piece = begins_here.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(pieces + piece * width + columns, tl.sum(total, 0)[None, :], mask=inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def sum_pieces(
+    indptr, pieces, out, num_lists, steps, window, heads, share_units,
+    MEAN: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """out[i] of the long list that begins in the program's window."""
+    share = share_units * UNIT
+    width = share * heads
+    row, is_there, begin, end, _, _ = long_list(indptr, num_lists, steps, window, True)
+    if is_there:
+        head, columns, inside = columns_of(share, COLUMNS)
+        own = tl.program_id(0).to(tl.int64)
+        first, last = parts_of(own + 1, (end - 1) // window + 1, LISTS)
+        total = tl.zeros([LISTS, COLUMNS], SUM)
+        total = add_entries(
+            total, first, last, None, None, pieces, width, None, heads, head, None, None, width, columns, inside, AHEAD
+        )
+        begins = pieces + tl.num_programs(0).to(tl.int64) * width
+        sums = tl.load(begins + own * width + columns, mask=inside, other=0) + tl.sum(total, 0)[None, :]
+        tl.store(out + row * width + columns, scaled(sums, end - begin, MEAN), mask=inside)
+
+
+# --- maxima: the first of equals, and the first NaN before all -------------------------------------
+
+
+@triton.jit
+def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
+    """The best of [lists, columns] and of the entries begin to end, with the entry that it was; -1: none yet.
+
+    Entries count from `origin`, or `winners` has who stands for them.
+    """
+    for step in range(0, most_of(end - begin), AHEAD):
+        first = begin + step
+        picked = ()
+        for ahead in tl.static_range(AHEAD):
+            picked += (at_entry(rows, first + ahead, end),)
+        values = ()
+        numbers = ()
+        for ahead in tl.static_range(AHEAD):
+            mask = (first + ahead < end) & inside
+            offset = picked[ahead] * stride + columns
+            values += (tl.load(x + offset, mask=mask, other=0),)
+            if winners is None:
+                numbers += ((first + ahead - origin).to(tl.int32),)
+            else:
+                numbers += (tl.load(winners + offset, mask=mask, other=-1),)
+        for ahead in tl.static_range(AHEAD):
+            value = values[ahead].to(best.dtype)
+            is_better = (winner < 0) | (value > best) | ((value != value) & (best == best))
+            wins = is_better & (first + ahead < end)
+            best = tl.where(wins, value, best)
+            winner = tl.where(wins, numbers[ahead], winner)
+    return best, winner
+
+
+@triton.jit(do_not_specialize=SIZES)
+def max_short(
+    indptr, rows, x, out, winners, num_lists, window, share_units, stride_units,
+    UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """out[i] and winners[i] of all lists within a window's length."""
+    width, stride = share_units * UNIT, stride_units * UNIT
+    lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
+    _, columns, inside = columns_of(width, COLUMNS)
+    best = tl.zeros([LISTS, COLUMNS], SUM)
+    winner = tl.full([LISTS, COLUMNS], -1, tl.int32)
+    best, winner = take_entries(best, winner, begin, end, begin, rows, x, stride, None, columns, inside, AHEAD)
+    mask = is_short & inside
+    offset = lists * width + columns
+    tl.store(out + offset, best, mask=mask)
+    tl.store(winners + offset, winner, mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def max_windows(
+    indptr, rows, x, pieces, winners, num_lists, steps, window, share_units, stride_units,
+    UNIT: tl.constexpr, SUM: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """The same of the pieces of long lists, as `sum_windows` lays them out."""
+    width, stride = share_units * UNIT, stride_units * UNIT
+    begins_here = tl.program_id(2)
+    _, is_there, origin, _, begin, end = long_list(indptr, num_lists, steps, window, begins_here == 1)
+    if is_there:
+        _head, columns, inside = columns_of(width, COLUMNS)
+        best = tl.zeros([1, COLUMNS], SUM)
+        winner = tl.full([1, COLUMNS], -1, tl.int32)
+        first = begin + tl.arange(0, 1)[:, None]
+        best, winner = take_entries(best, winner, first, end, origin, rows, x, stride, None, columns, inside, AHEAD)
+        piece = begins_here.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+        offset = piece * width + columns
+        tl.store(pieces + offset, best, mask=inside)
+        tl.store(winners + offset, winner, mask=inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def max_pieces(
+    indptr, pieces, piece_winners, out, winners, num_lists, steps, window, share_units,
+    UNIT: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """out[i] and winners[i] of the long list that begins in the program's window."""
+    width = share_units * UNIT
+    row, is_there, _, end, _, _ = long_list(indptr, num_lists, steps, window, True)
+    if is_there:
+        _head, columns, inside = columns_of(width, COLUMNS)
+        own = tl.program_id(0).to(tl.int64)
+        begins = (own + tl.num_programs(0)) * width + columns
+        best = tl.load(pieces + begins, mask=inside, other=0)
+        winner = tl.load(piece_winners + begins, mask=inside, other=-1)
+        first = own + 1 + tl.arange(0, 1)[:, None]
+        best, winner = take_entries(
+            best,
+            winner,
+            first,
+            (end - 1) // window + 1,
+            own,
+            None,
+            pieces,
+            width,
+            piece_winners,
+            columns,
+            inside,
+            AHEAD,
+        )
+        offset = row * width + columns
+        tl.store(out + offset, best, mask=inside)
+        tl.store(winners + offset, winner, mask=inside)
+
+
+# --- dot products: edges are independent, so a long list is many programs' work --------------------
+
+
+@triton.jit(do_not_specialize=SIZES)
+def dot_edges(
+    indptr, sources, destinations, x, y, out, num_lists, num_edges, heads, share_units, x_units, y_units,
+    UNIT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """out[edge, head] over the head's columns; zero behind the last list."""
+    share, x_stride, y_stride = share_units * UNIT, x_units * UNIT, y_units * UNIT
+    edge = tl.program_id(0).to(tl.int64) * EDGES + tl.arange(0, EDGES)
+    head = tl.program_id(1)
+    live = edge < tl.load(indptr + num_lists)
+    source = tl.load(sources + edge, mask=live, other=0).to(tl.int64)
+    destination = tl.load(destinations + edge, mask=live, other=0)
+    total = tl.zeros([EDGES, COLUMNS], out.dtype.element_ty)
+    for first in range(0, share, COLUMNS):
+        offset = first + tl.arange(0, COLUMNS)
+        column = (head * share + offset)[None, :]
+        mask = live[:, None] & (offset < share)[None, :]
+        left = tl.load(x + (source * x_stride)[:, None] + column, mask=mask, other=0).to(total.dtype)
+        right = tl.load(y + (destination * y_stride)[:, None] + column, mask=mask, other=0).to(total.dtype)
+        total += left * right
+    tl.store(out + edge * heads + head, tl.sum(total, 1), mask=edge < num_edges)
