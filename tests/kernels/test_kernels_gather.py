@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.kernel_forms import fenced, ids, no_faults, number
 from torch import Tensor
 
-from hoploom.errors import ConfigError, DataError
+from hoploom.errors import DataError
 from hoploom.ops.kernels import gather as kernels
 from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
 from hoploom.ops.kernels.gather import Segments, columns_of, gather, quantise
@@ -191,13 +191,13 @@ def test_tiles_are_as_wide_as_rows_unless_that_wastes_more() -> None:
 
 def test_types_that_do_not_convert_are_refused(device: torch.device) -> None:
     rows, scales = torch.zeros(2, 3, dtype=torch.int8, device=device), [torch.ones(2, device=device)]
-    with pytest.raises(ConfigError, match=r"torch\.int8 cannot be gathered as torch\.float32"):
+    with pytest.raises(AssertionError, match=r"torch\.int8 cannot be gathered as torch\.float32"):
         Segments.of([(0, rows)], device, torch.float32)
-    with pytest.raises(ConfigError, match=r"with scales cannot be gathered as torch\.int8"):
+    with pytest.raises(AssertionError, match=r"cannot be gathered as torch\.int8"):
         Segments.of([(0, rows)], device, scales=scales)
-    with pytest.raises(ConfigError, match="only int8 rows take them"):
+    with pytest.raises(AssertionError, match="int8 with scales"):
         Segments.of([(0, rows.float())], device, scales=scales)
-    with pytest.raises(ConfigError, match=r"torch\.float64 cannot be gathered"):
+    with pytest.raises(AssertionError, match=r"torch\.float64 cannot be gathered"):
         Segments.of([(0, rows.double())], device, torch.float32)
 
 
@@ -235,5 +235,5 @@ def test_hot_rows_on_the_device_and_the_rest_in_pinned_memory_are_one_gather() -
 
 @pytest.mark.gpu
 def test_host_memory_that_is_not_pinned_is_refused() -> None:
-    with pytest.raises(ConfigError, match="pin them"):
+    with pytest.raises(AssertionError, match="pinned"):
         Segments.of([(0, torch.zeros(4, 4))], torch.device("cuda"))

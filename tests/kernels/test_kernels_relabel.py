@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import reference
 from support.kernel_forms import ids, no_faults, number, span_of
-from support.kernel_maps import FAR, Hop, Made, is_empty, kinds, make, wanted
+from support.kernel_maps import FAR, Hop, Made, begin_batch, is_empty, kinds, make, wanted
 from support.races import Way, backwards, shuffled, watched
 from torch import Tensor
 
@@ -139,7 +139,7 @@ def test_sources_that_are_no_nodes_are_a_fault_and_take_no_place(device: torch.d
 
 def test_a_seed_that_is_no_node_is_a_fault(device: torch.device) -> None:
     for node_map in kinds(10, device):
-        node_map.begin(4)
+        begin_batch(node_map, 4)
         faults = no_faults(device)
         node_map.add_seeds(ids([3, 10, -1], device), None, number(-1, device), faults)
         assert int(faults) == SOURCE_OUT_OF_RANGE
@@ -148,9 +148,9 @@ def test_a_seed_that_is_no_node_is_a_fault(device: torch.device) -> None:
 
 def test_picks_beyond_their_arrays_are_left_alone(device: torch.device) -> None:
     for node_map in kinds(10, device):
-        node_map.begin(8)
+        begin_batch(node_map, 8)
         before, after, local = number(-1, device), number(-1, device), ids([-1] * 3, device)
-        node_map.add_seeds(ids([9], device), None, before)
+        node_map.add_seeds(ids([9], device), None, before, no_faults(device))
         array = ids([1, 2, 1], device)
         picks = DevicePicks(array, array, array, span_of(1, 9, device))
         node_map.add(picks, DeviceFrontier(array, picks.span), local, before, after, no_faults(device))
@@ -175,8 +175,8 @@ def test_a_map_of_no_nodes_takes_no_nodes(device: torch.device) -> None:
 def test_a_batch_can_stand_in_arrays_given(device: torch.device) -> None:
     node_map = DeviceNodeMap(10, device)
     nodes, trees = ids([-1] * 4, device), ids([-1] * 4, device)
-    node_map.begin(4, with_trees=True, nodes=nodes, trees=trees)
-    node_map.add_seeds(ids([5, 5], device), ids([0, 1], device), number(0, device))
+    node_map.begin(nodes, trees)
+    node_map.add_seeds(ids([5, 5], device), ids([0, 1], device), number(0, device), no_faults(device))
     assert (nodes.tolist(), trees.tolist()) == ([5, 5, -1, -1], [0, 1, -1, -1])
 
 
@@ -203,8 +203,8 @@ def test_a_replayed_batch_reads_its_arrays_anew_and_knows_no_earlier_one(budget:
     picks = DevicePicks(sources, sources, sources, span_of(0, 400, device))
 
     def batch() -> None:
-        node_map.begin(404, nodes=nodes)
-        node_map.add_seeds(seeds, None, before)
+        node_map.begin(nodes)
+        node_map.add_seeds(seeds, None, before, faults)
         node_map.add(picks, DeviceFrontier(nodes, picks.span), local, before, after, faults)
 
     batch()  # compiles, and gives the map its room
@@ -222,4 +222,4 @@ def test_a_replayed_batch_reads_its_arrays_anew_and_knows_no_earlier_one(budget:
         made = make(node_map, [1, 2], [Hop([3, 1])], capacity=10)  # a batch between replays
         assert made == wanted([1, 2], [Hop([3, 1])], 1000)
     with pytest.raises(AssertionError, match="keeps its room"):
-        node_map.begin(405)
+        begin_batch(node_map, 405)

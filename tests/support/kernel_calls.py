@@ -12,6 +12,7 @@ from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ops.kernels.sample import sample
 from support import TESTS
 from support.kernel_forms import frontier_of, lists_of, no_faults, picks_of, rule_of
+from support.kernel_maps import begin_batch
 
 HERE = torch.device("cpu")
 KERNELS = TESTS.parent / "src" / "hoploom" / "ops" / "kernels"
@@ -58,10 +59,10 @@ def make_maps() -> None:
     for with_trees, budget in ((True, 1 << 20), (False, 1 << 20), (False, 0)):
         node_map = DeviceNodeMap(100, HERE, budget)
         for _ in range(2):  # the second batch forgets the first
-            node_map.begin(64, with_trees=with_trees)
+            begin_batch(node_map, 64, with_trees=with_trees)
             trees = torch.arange(2) if with_trees else None
             sizes = torch.zeros([3, 2], dtype=torch.int64)
-            node_map.add_seeds(torch.arange(2), trees, sizes[0, 0])
+            node_map.add_seeds(torch.arange(2), trees, sizes[0, 0], no_faults(HERE))
             frontier = frontier_of([0, 1], HERE, [0, 1] if with_trees else None)
             local = torch.zeros(64, dtype=torch.int64)
             node_map.add(picks_of(64, HERE), frontier, local, sizes[0, 0], sizes[1, 0], no_faults(HERE))

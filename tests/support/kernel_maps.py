@@ -47,9 +47,9 @@ def make(
     spare = [FAR] * 5  # beyond a hop's end lies what is no node
     array, local = ids([*sources, *spare], device), ids([-1] * (len(sources) + 5), device)
     sizes = [number(-1, device) for _ in range(len(hops) + 1)]
-    node_map.begin(capacity, with_trees=trees is not None)
-    node_map.add_seeds(ids(seeds, device), None if trees is None else ids(trees, device), sizes[0])
+    begin_batch(node_map, capacity, with_trees=trees is not None)
     begin, faults = 0, no_faults(device)
+    node_map.add_seeds(ids(seeds, device), None if trees is None else ids(trees, device), sizes[0], no_faults(device))
     for hop, before, after in zip(hops, sizes[:-1], sizes[1:], strict=True):
         end = begin + len(hop.sources)
         span = span_of(begin, end, device, end - begin + 3)
@@ -78,9 +78,15 @@ def wanted(seeds: Sequence[int], hops: Sequence[Hop], num_nodes: int) -> Made:
     return Made(len(nodes), nodes, None, local, 0)
 
 
+def begin_batch(node_map: DeviceNodeMap, capacity: int, *, with_trees: bool = False) -> None:
+    """A new batch in arrays of its own."""
+    nodes = torch.empty(capacity, dtype=torch.int64, device=node_map.device)
+    node_map.begin(nodes, torch.empty_like(nodes) if with_trees else None)
+
+
 def is_empty(node_map: DeviceNodeMap, **how: bool) -> bool:
     """Whether a new batch begins with no slot taken."""
-    node_map.begin(1, **how)
+    begin_batch(node_map, 1, **how)
     return bool((node_map._begun().slots == EMPTY_SLOT).all())
 
 

@@ -1,7 +1,7 @@
 """One hop of picks from one relation's adjacency lists, and what else is drawn: order, and raw random words."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Picks(NamedTuple):
 class Rule(NamedTuple):
     """How one hop of one relation is drawn."""
 
-    key: int | Tensor  # on a device [] int64, its bits, which may change from replay to replay
+    key: Any  # int; on a device its bits, [] int64, which may change from replay to replay
     stream: int
     fanout: int
     replace: bool = False

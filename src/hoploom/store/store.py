@@ -146,7 +146,7 @@ class Store:
         Splits and what else is small stay on the host, and all else that a store does works as before. Close the store
         after its last batch, on all ranks.
         """
-        from hoploom.gpu.batches.deployment import OnDevice
+        from hoploom.gpu.batches.loading import OnDevice
         from hoploom.gpu.place.copy import place
         from hoploom.gpu.place.request import read
 

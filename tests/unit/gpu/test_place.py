@@ -309,14 +309,6 @@ def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:
     assert list(shares.values()) == [0.5] * 5 + [shares["400"]] * 3
 
 
-def test_the_short_form_is_short() -> None:
-    store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 5000)))
-    with store.place(ON_DEVICE, "20%") as placed:
-        assert placed.placed is not None
-        # As in the next test, and 8 bytes for every edge's own id: 28,416 + 51,200 + 8,192 and 204,800 + 32,000.
-        assert repr(placed.placed) == f"PlacedStore({placed.placed.device}: 87.8 kB, host: 237 kB)"
-
-
 def test_the_report_says_what_lies_where() -> None:
     store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 5000)))
     with store.place(ON_DEVICE, "20%") as placed:

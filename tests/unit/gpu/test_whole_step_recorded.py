@@ -348,18 +348,18 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
     ("change", "said"),
     [
         ({"precision": "fp16"}, "asks the host at every step"),
-        ({"accumulate": 2}, "accumulate is 2"),
+        ({"accumulate": 2}, "accumulate=2"),
         ({"task": LinkPrediction()}, "tasks on nodes"),
         ({"model": torch.nn.Linear(2, 2)}, "models of hoploom.nn"),
         ({"loader": {"disjoint": True}}, "disjoint or temporal"),
         ({"loader": {"subgraph_type": "induced"}}, "subgraph_type='induced'"),
         ({"loader": {"transform": lambda batch: batch}}, "do not go with transform"),
         ({"loader": {"aggregate": "mean"}}, "do not go with aggregate"),
-        ({"loader": {"batch_size": 50}}, "no step of an epoch has batch_size=50"),
+        ({"loader": {"batch_size": 50}}, "need a step of batch_size=50"),
         ({"loader": {"world_size": 2}}, "one process, this is one of 2"),
         ({"loader": None}, "are for a NeighborLoader"),
-        ({"on_host": True}, r"does not lie on cpu; give it store.place\("),
-        ({"features": None}, "x of 'node' is not placed"),
+        ({"on_host": True}, r"need a graph that lies on cpu; give the loader store.place\("),
+        ({"features": None}, "x of .'node'. is not placed"),
     ],
 )
 def test_what_cannot_be_a_whole_step_is_refused_with_the_way_out(change: dict[str, Any], said: str) -> None:

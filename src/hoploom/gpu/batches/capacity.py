@@ -9,9 +9,8 @@ from hoploom.sample.options import Sampling
 from hoploom.schema import Schema
 
 ZERO, FAULT = 0, 1  # the first slots: always 0, and the worst of what went wrong
-LARGE = (
-    1 << 20
-)  # picks of a relation in a hop: there is capacity for so many from the first batch on, for more once they are seen
+# Picks of a relation in a hop: there is capacity for so many from the first batch on, for more once they are seen.
+LARGE = 1 << 20
 MARGIN = 4  # a capacity that grows is a fourth more than was seen
 
 
@@ -36,9 +35,8 @@ class HopPlan:
     sampling: Sampling
     with_indptr: bool
     hops: tuple[tuple[RelationHop, ...], ...]
-    nodes: tuple[
-        tuple[int, ...], ...
-    ]  # per type, the slot of its size: [0] nothing yet, [1] seeds, [hop + 2] after hop
+    # Per type, the slot of its size: [0] nothing yet, [1] seeds, [hop + 2] after hop.
+    nodes: tuple[tuple[int, ...], ...]
     picks: tuple[tuple[tuple[int, int], ...], ...]  # per relation and hop: where its picks begin and end
     num_slots: int
 

@@ -100,8 +100,7 @@ def sample_on_device(
             if edges.indptr is not None:
                 edges.indptr.fill_(END)
     for index, node_map in enumerate(maps):
-        nodes, trees = into.nodes[index], into.trees[index]
-        node_map.begin(nodes.numel(), with_trees=trees is not None, nodes=nodes, trees=trees)
+        node_map.begin(into.nodes[index], into.trees[index])
         own = seeds.nodes[index]
         if own is not None:
             node_map.add_seeds(own, seeds.trees[index], into.total(plan.nodes[index][1]), into.faults)

@@ -19,30 +19,34 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.batch import Sampled
+from hoploom.errors import ConfigError
 from hoploom.gpu.batches.batch_memory import BatchMemory, Pool
 from hoploom.gpu.batches.capacity import is_covered
-from hoploom.gpu.batches.stages import DeviceSampling, HostSampling, StagedSampling
+from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
 from hoploom.gpu.place.placed_store import PlacedStore
-from hoploom.load.assemble import Arriving, Assembler, Sent, note_edges
+from hoploom.load.assemble import Arriving, Assembler, Sent, is_there, note_edges
+from hoploom.load.loader import made_here
+from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Drawn, Maker
 from hoploom.load.pipeline import Delivery, Producer, Stages, Work
 from hoploom.ops import InEdges
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.schema import DTYPES, Owner, Relation
 from hoploom.store import Store, Wanted
+from hoploom.store.base import Deployment
 
 BEGUN = 2  # steps that are begun and not cut out
 FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
 
 
 class DeviceLoading(Producer):
-    """Makes the batches of a loader whose store is placed."""
+    """Makes the batches of a loader whose store is placed, in two stages: waits for a size between them alone."""
 
     def __init__(self, maker: Maker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
         sampler = maker.sampler
         if placed.lists is None or sampler.sample_frontier is not None or not is_covered(sampler.sampling):
-            self._sampling: StagedSampling = HostSampling(maker, self.pool)
+            self._sampling: HostSampling | DeviceSampling = HostSampling(maker, self.pool)
         else:
             self._sampling = DeviceSampling(maker, placed, self.pool)
         self.samples_on_device = isinstance(self._sampling, DeviceSampling)
@@ -87,7 +91,8 @@ class DeviceLoading(Producer):
         """The batch of these seeds, at once; on the consumer's thread."""
         self.pool.add_consumer()
         memory = BatchMemory(self.pool)
-        return self._assembled(self._sampling.finish(self._sampling.begin(indices, first, key), memory), memory)
+        begun: Any = self._sampling.begin(indices, first, key)
+        return self._assembled(self._sampling.finish(begun, memory), memory)
 
     def _assembled(self, drawn: Drawn, memory: BatchMemory) -> Arriving:
         note_edges(drawn.sampled, self._assembler.store.schema)
@@ -112,9 +117,7 @@ class DeviceAssembler(Assembler):
     def _rows(self, wanted: Sequence[Wanted]) -> list[Tensor]:
         outs = []
         for owner, name, ids in wanted:
-            schema = self.store.schema
-            described = schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
-            field = described.fields[name]
+            field = self.placed.field(owner, name)
             outs.append(self.memory.empty((ids.numel(), *field.shape), DTYPES[field.dtype]))
         return self.placed.gather(wanted, outs=outs, faults=self.faults)
 
@@ -148,3 +151,37 @@ def _degree_rows(store: Store, placed: PlacedStore) -> Segments:
     elif placed.device.type == "cuda":
         degrees = degrees.pin_memory()
     return Segments.of([(0, degrees)], placed.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice(Deployment):
+    """What a store had to do with other processes before it was placed, and where it is placed."""
+
+    placed: PlacedStore
+    before: Deployment
+
+    @property
+    def makes_batches(self) -> bool:
+        return self.before.makes_batches
+
+    def producer(
+        self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float
+    ) -> Producer | None:
+        """The device, unless batches go elsewhere or servers make them."""
+        if self.makes_batches or not is_there(device, self.placed.device):
+            return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
+        if isinstance(made_here(maker, look_ahead or 1), LookAhead):
+            raise ConfigError(
+                "look_ahead is set, but batches are made on the device; leave it out, or give device='cpu'"
+            )
+        return DeviceLoading(maker, self.placed, deadline)
+
+    def traffic(self) -> dict[str, int]:
+        return self.before.traffic()
+
+    def close(self, *, wait: bool) -> None:
+        """Give back what is shared with other processes, then leave them."""
+        try:
+            self.placed.close(wait=wait)
+        finally:
+            self.before.close(wait=wait)

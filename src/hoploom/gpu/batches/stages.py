@@ -3,8 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,18 +22,6 @@ from hoploom.gpu.batches.device_hops import (
 from hoploom.gpu.place.placed_store import PlacedStore
 from hoploom.load.maker import Drawn, Maker, Start
 from hoploom.ops.kernels.relabel import DeviceNodeMap
-
-
-class StagedSampling(Protocol):
-    """Samples a batch in two stages."""
-
-    num_redone: int
-
-    def begin(self, indices: Tensor, first: int, key: int) -> Any:
-        """Enqueue all that can be done without knowing a size; waits for nothing on the device."""
-
-    def finish(self, begun: Any, memory: BatchMemory) -> Drawn:
-        """The sampled batch, in a batch's memory on the device."""
 
 
 class HostSampling:
@@ -62,8 +49,7 @@ class Buffers(NamedTuple):
     maps: Sequence[DeviceNodeMap]
 
 
-@dataclass(frozen=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """A batch whose sizes are on their way."""
 
     start: Start
@@ -72,46 +58,56 @@ class Enqueued:
     buffers: Buffers
     reading: Reading
 
+    def sizes(self) -> list[int]:
+        """The totals by slot. Waits for the device."""
+        return [size for size, _ in self.reading.wait()]
+
 
 class DeviceSampling:
-    """Samples on the device, with room that is learned: a batch that needs more is made again, and room is kept."""
+    """Samples on the device, with a capacity that is learned: a batch that needs more is made again."""
 
     def __init__(self, maker: Maker, placed: PlacedStore, pool: Pool, large: int = LARGE) -> None:
         self.num_redone = 0
         self._maker, self._placed, self._pool = maker, placed, pool
         self._plan: HopPlan | None = None
-        self._room: Capacity | None = None
-        self.large = large  # picks for which there is room from the first batch on
+        self._capacity: Capacity | None = None
+        self.large = large  # picks that are held from the first batch on
         self._idle: deque[Buffers] = deque()
         self._lock = threading.Lock()
 
     def begin(self, indices: Tensor, first: int, key: int) -> Enqueued:
         """Seeds and key go over in one copy; the kernels of all hops follow."""
         start = self._maker.start(indices, first, key)
-        bits = torch.tensor(key - (1 << 64) if key >> 63 else key)
-        self._make_room(start.seeds)
-        staged = self._pool.staged((bits, start))
+        self._grow(start.seeds)
+        staged = self._pool.staged((torch.tensor(key - (1 << 64) if key >> 63 else key), start))
         with self._pool.working():
             block = staged.block.to(self._pool.device, non_blocking=True)
-            return self._run(start, (staged, block), self._borrow())
+            with self._lock:
+                buffers = self._idle.pop() if self._idle else None
+            return self._run(start, staged, block, buffers)
 
-    def _run(self, start: Start, given: tuple[Staged, Tensor], buffers: Buffers) -> Enqueued:
+    def _run(self, start: Start, staged: Staged, block: Tensor, idle: Buffers | None) -> Enqueued:
+        """Sample in buffers with the capacity of today: in these, or in larger ones with the same maps."""
+        plan, capacity, device = self._plan, self._capacity, self._pool.device
         lists = self._placed.lists  # an error once it is closed
-        assert self._plan is not None
+        assert plan is not None
+        assert capacity is not None
         assert lists is not None
-        staged, block = given
+        if idle is None or idle.into.capacity != capacity:
+            maps = make_maps(plan, device) if idle is None else idle.maps
+            idle = Buffers(make_buffers(plan, capacity, device), maps)
         key, there = staged.over(block)
-        sample_on_device(self._plan, lists, buffers.maps, there.seeds, key, buffers.into)
-        return Enqueued(start, staged, block, buffers, self._pool.reading(buffers.into.totals))
+        sample_on_device(plan, lists, idle.maps, there.seeds, key, idle.into)
+        return Enqueued(start, staged, block, idle, self._pool.reading(idle.into.totals))
 
     def finish(self, begun: Enqueued, memory: BatchMemory) -> Drawn:
         """Read the sizes, make the batch again if it did not fit, and cut it out."""
         plan, start = self._plan, begun.start
         assert plan is not None
-        while not begun.buffers.into.capacity.holds(
-            seen := used(plan, sizes := [size for size, _ in begun.reading.wait()])
-        ):
+        sizes = begun.sizes()
+        while not begun.buffers.into.capacity.holds(seen := used(plan, sizes)):
             begun = self._again(begun, seen)
+            sizes = begun.sizes()
         if (fault := fault_of(sizes)) is not None:
             raise fault
         with self._pool.working():
@@ -125,38 +121,21 @@ class DeviceSampling:
 
     def _again(self, begun: Enqueued, seen: Capacity) -> Enqueued:
         with self._lock:
-            assert self._room is not None
-            self._room = grown(self._room, seen)
+            assert self._capacity is not None
+            self._capacity = grown(self._capacity, seen)
             self.num_redone += 1
         with self._pool.working():
-            return self._run(begun.start, (begun.staged, begun.block), self._fitted(begun.buffers))
+            return self._run(begun.start, begun.staged, begun.block, begun.buffers)
 
-    def _make_room(self, seeds: Seeds) -> None:
-        """The number of seeds is known beforehand."""
+    def _grow(self, seeds: Seeds) -> None:
+        """Have capacity for so many seeds: their number is known beforehand."""
         num_seeds = [0 if nodes is None else nodes.numel() for nodes in seeds.nodes]
         with self._lock:
             if self._plan is None:
                 types = [index for index, nodes in enumerate(seeds.nodes) if nodes is not None]
                 self._plan = plan_hops(self._maker.assembler.store.schema, self._maker.sampler.sampling, types)
-            if self._room is None:
-                self._room = first_capacity(self._plan, num_seeds, self.large)
-            elif any(map(int.__gt__, num_seeds, self._room.rows[0])):
+            if self._capacity is None:
+                self._capacity = first_capacity(self._plan, num_seeds, self.large)
+            elif any(map(int.__gt__, num_seeds, self._capacity.rows[0])):
                 more = first_capacity(self._plan, [count + count // MARGIN for count in num_seeds], self.large)
-                self._room = self._room.joined(more, max)
-
-    def _borrow(self) -> Buffers:
-        assert self._plan is not None
-        assert self._room is not None
-        try:
-            return self._fitted(self._idle.pop())
-        except IndexError:
-            into = make_buffers(self._plan, self._room, self._pool.device)
-            return Buffers(into, make_maps(self._plan, self._pool.device))
-
-    def _fitted(self, buffers: Buffers) -> Buffers:
-        """The same buffers if they have the room of today, else larger ones."""
-        assert self._plan is not None
-        assert self._room is not None
-        if buffers.into.capacity == self._room:
-            return buffers
-        return buffers._replace(into=make_buffers(self._plan, self._room, self._pool.device))
+                self._capacity = self._capacity.joined(more, max)

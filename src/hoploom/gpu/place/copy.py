@@ -6,7 +6,7 @@ Kernels find rows by the addresses of short runs of them, so one gather reads wh
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,12 +29,7 @@ if TYPE_CHECKING:
     from hoploom.store.store import Store
 
 
-class RowRange(NamedTuple):
-    """Rows that lie one after the other, of ids that do."""
-
-    first: int
-    rows: Tensor  # [n, ...]
-    scales: Tensor | None  # [n] float32
+Run = tuple[int, list[Tensor]]  # the first id of rows that lie one after the other; the rows, and scales if any
 
 
 def place(store: "Store", request: PlaceRequest, among: Among | None) -> PlacedStore:
@@ -124,16 +119,16 @@ def _place_features(
     return fields, [_of_column(column, plan) for column in plan.columns]
 
 
-def _runs(column: FieldColumn, plan: PlacePlan, lease: Lease) -> list[RowRange]:
+def _runs(column: FieldColumn, plan: PlacePlan, lease: Lease) -> list[Run]:
     """The hot rows of every part in device memory, the others in host memory."""
     hot, rest = plan.hot(column), plan.rest(column)
-    runs = _cut(hot, _on_device(column.block(hot), plan.device))
+    runs = _runs_of(hot, _on_device(column.block(hot), plan.device))
     if rest:
-        runs += _cut(rest, _in_host_memory(column.block(rest), plan.column_file(column), plan.device, lease))
-    return sorted(runs, key=lambda run: run.first)
+        runs += _runs_of(rest, _in_host_memory(column.block(rest), plan.column_file(column), plan.device, lease))
+    return sorted(runs, key=lambda run: run[0])
 
 
-def _spread_runs(plan: PlacePlan, among: Among, lease: Lease) -> list[list[RowRange]]:
+def _spread_runs(plan: PlacePlan, among: Among, lease: Lease) -> list[list[Run]]:
     """The rows of every field, by rank: a rank's share of all fields is one run of bytes."""
     by_rank = list(zip(*(plan.spread(column) for column in plan.columns), strict=True))  # [rank][column]: a range
     blocks = [[c.block([span]) for c, span in zip(plan.columns, spans, strict=True)] for spans in by_rank]
@@ -141,10 +136,10 @@ def _spread_runs(plan: PlacePlan, among: Among, lease: Lease) -> list[list[RowRa
     sizes = [sum(block.num_bytes for block in of_rank) for of_rank in blocks]
     memory = PeerMemory(among, plan.peers, sizes, lambda raw: _fill_all(own, raw), plan.device)
     lease.closes.append(lambda wait, is_idle: memory.close(wait=wait, is_idle=is_idle))
-    runs: list[list[RowRange]] = [[] for _ in plan.columns]
+    runs: list[list[Run]] = [[] for _ in plan.columns]
     for spans, of_rank, raw in zip(by_rank, blocks, memory.bytes, strict=True):
         for index, (span, block, piece) in enumerate(zip(spans, of_rank, _pieces(of_rank, raw), strict=True)):
-            runs[index] += _cut([span], block.views(piece))
+            runs[index] += _runs_of([span], block.views(piece))
     return runs
 
 
@@ -158,26 +153,19 @@ def _pieces(blocks: Sequence[PackedTensors], raw: Tensor) -> tuple[Tensor, ...]:
     return torch.split(raw, [block.num_bytes for block in blocks])
 
 
-def _cut(spans: Spans, tensors: Sequence[Tensor]) -> list[RowRange]:
+def _runs_of(spans: Spans, tensors: Sequence[Tensor]) -> list[Run]:
     """Rows of some ranges that lie one after the other, as a run per range."""
-    at, runs = 0, []
-    for begin, end in spans:
-        rows, *scales = (tensor[at : at + end - begin] for tensor in tensors)
-        if end > begin:
-            runs.append(RowRange(begin, rows, scales[0] if scales else None))
-        at += end - begin
-    return runs
+    sizes = [end - begin for begin, end in spans]
+    pieces = zip(*(torch.split(tensor, sizes) for tensor in tensors), strict=True)
+    return [(begin, list(own)) for (begin, end), own in zip(spans, pieces, strict=True) if end > begin]
 
 
-def _segments(column: FieldColumn, runs: Sequence[RowRange], device: torch.device) -> "Segments":
+def _segments(column: FieldColumn, runs: list[Run], device: torch.device) -> "Segments":
     from hoploom.ops.kernels.gather import Segments
 
-    none = torch.empty((0, *column.field.shape), dtype=column.kept, device=device)
-    no_scales = none.new_empty(0, dtype=torch.float32) if column.is_scaled else None
-    runs = runs or [RowRange(0, none, no_scales)]
-    scales = [run.scales for run in runs if run.scales is not None]
-    pieces = [(run.first, run.rows) for run in runs]
-    return Segments.of(pieces, device, DTYPES[column.field.dtype], scales if column.is_scaled else None)
+    runs = runs or [(0, _on_device(column.block([]), device))]
+    scales = [own[1] for _, own in runs] if column.is_scaled else None
+    return Segments.of([(first, own[0]) for first, own in runs], device, DTYPES[column.field.dtype], scales)
 
 
 def _of_column(column: FieldColumn, plan: PlacePlan) -> Placement:

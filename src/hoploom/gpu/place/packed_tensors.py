@@ -175,30 +175,16 @@ class FieldColumn:
             try:
                 return quantise(rows)
             except DataError as error:
-                raise self._too_wide("values that are not finite", rows) from error
+                raise self._too_wide("values that are not finite") from error
         narrow = rows.to(self.kept)
-        if _overflows(rows, narrow):
-            raise self._too_wide(f"values beyond {torch.finfo(self.kept).max:g}", rows)
+        if (narrow.isinf() & ~rows.isinf()).any():
+            raise self._too_wide(f"values beyond {torch.finfo(self.kept).max:g}")
         return (narrow,)
 
-    def _too_wide(self, what: str, rows: Tensor) -> ConfigError:
-        message = f"{self.name!r} of {self.owner!r} has {what}, which {_name(self.kept)} cannot hold"
-        wider = " or ".join(repr(_name(dtype)) for dtype in (torch.bfloat16, torch.int8) if _holds(dtype, rows))
-        return ConfigError(f"{message}; " + (f"give dtype={wider}, or leave dtype out" if wider else "leave dtype out"))
-
-
-def _overflows(rows: Tensor, narrow: Tensor) -> bool:
-    return bool((narrow.isinf() & ~rows.isinf()).any())
-
-
-def _holds(dtype: torch.dtype, rows: Tensor) -> bool:
-    if dtype == torch.int8:
-        return bool(rows.isfinite().all())
-    return not _overflows(rows, rows.to(dtype))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    def _too_wide(self, what: str) -> ConfigError:
+        has = f"{self.name!r} of {self.owner!r} has {what}"
+        kept = str(self.kept).removeprefix("torch.")
+        return ConfigError(f"{has}, which {kept} cannot hold; leave dtype out, or give a wider one")
 
 
 def kept_dtype(field: Field, narrow: torch.dtype | None) -> torch.dtype:

@@ -51,14 +51,14 @@ class PeerMemory:
     def __init__(
         self, among: Among, ranks: Sequence[int], sizes: Sequence[int], fill: Fill, device: torch.device
     ) -> None:
-        self._among = among
+        self._among, self._closed = among, False
         own = list(ranks).index(among.rank)
         share = _DeviceShare if device.type == "cuda" else _HostShare
         self._own: _DeviceShare | _HostShare = share(sizes[own], fill, device)
         try:
-            told = gather_json(among, {str(rank): self._own.export() for rank in ranks if rank != among.rank})
+            handles = gather_json(among, {str(rank): self._own.export() for rank in ranks if rank != among.rank})
             self.bytes = [  # per rank: [size] uint8
-                self._own.bytes if rank == among.rank else self._own.open(told[rank][str(among.rank)], size)
+                self._own.bytes if rank == among.rank else self._own.open(handles[rank][str(among.rank)], size)
                 for rank, size in zip(ranks, sizes, strict=True)
             ]
         except BaseException:
@@ -70,20 +70,19 @@ class PeerMemory:
 
         `is_idle=False`: kernels of this rank may still read the shares, and all of them stay.
         """
-        own = self._own
-        if own.closed:
+        if self._closed:
             return
+        self._closed = True
         if not is_idle:
-            own.closed = True
             hostmemory.STILL_READ.append(self)
             return
         try:
             self.bytes = []
-            own.leave_others()
+            self._own.leave_others()
             if wait:
                 self._among.barrier()
         finally:
-            own.close()
+            self._own.close()
 
 
 class _HostShare:
@@ -93,7 +92,6 @@ class _HostShare:
         self._memory = HostMemory(name_of("peer", secrets.token_hex(16)), size, fill)
         self._others: list[HostMemory] = []
         self.bytes = self._memory.bytes
-        self.closed = False
 
     def export(self) -> Any:
         return self._memory.path.name
@@ -111,7 +109,7 @@ class _HostShare:
 
     def close(self) -> None:
         self.leave_others()
-        self.closed, self.bytes = True, self.bytes[:0]
+        self.bytes = self.bytes[:0]
         self._memory.close()
 
 
@@ -124,7 +122,6 @@ class _DeviceShare:
         fill(self.bytes)
         if not idle(device, DEADLINE):  # so that no reader has to wait for an event of this process
             raise PeerError(f"{device} has not filled its share of the rows within {DEADLINE:g} s; {BUSY}")
-        self.closed = False
 
     def export(self) -> Any:
         """A handle for one reader: torch counts readers by handles. Plain numbers, and bytes as text."""
@@ -153,4 +150,4 @@ class _DeviceShare:
         pass  # a handle is closed with the last tensor over it
 
     def close(self) -> None:
-        self.closed, self.bytes = True, self.bytes[:0].clone()
+        self.bytes = self.bytes[:0].clone()

@@ -59,16 +59,16 @@ class PlacePlan:
         """The ids whose rows go to this rank's device."""
         if self.peers:
             return [self.spread(column)[self.peers.index(self.rank)]]
-        counts = [int(self.share * count + ROUNDING) for count in column.counts]
-        return joined([(first, first + hot) for first, hot in zip(column.firsts, counts, strict=True)])
+        return joined([(begin, middle) for begin, middle, _ in self._shared(column)])
 
     def rest(self, column: FieldColumn) -> Spans:
         """The ids whose rows go to host memory."""
-        if self.peers:
-            return []
-        counts = [int(self.share * count + ROUNDING) for count in column.counts]
-        spans = zip(column.firsts, counts, column.counts, strict=True)
-        return joined([(first + hot, first + count) for first, hot, count in spans])
+        return [] if self.peers else joined([(middle, end) for _, middle, end in self._shared(column)])
+
+    def _shared(self, column: FieldColumn) -> list[tuple[int, int, int]]:
+        """Where the ids of every part begin, where those that stay in host memory do, and where they end."""
+        parts = zip(column.firsts, column.counts, strict=True)
+        return [(first, first + int(self.share * count + ROUNDING), first + count) for first, count in parts]
 
     def spread(self, column: FieldColumn) -> Spans:
         """The ids whose rows go to the device of each peer."""
@@ -161,9 +161,9 @@ def _free_memory_of_ranks(device: torch.device, among: Among | None, peers: Sequ
     """The least of all ranks of this host: they choose alike, so that they share what they keep in host memory."""
     if among is None:
         return FreeMemory(free_memory(device), 1)
-    told = gather_json(among, [free_memory(device), name_of_device(device)])
-    counts = Counter(told[rank][1] for rank in peers)
-    return min(FreeMemory(told[rank][0] // counts[told[rank][1]], counts[told[rank][1]]) for rank in peers)
+    found = gather_json(among, [free_memory(device), name_of_device(device)])
+    counts = Counter(found[rank][1] for rank in peers)
+    return min(FreeMemory(found[rank][0] // counts[found[rank][1]], counts[found[rank][1]]) for rank in peers)
 
 
 # --- what there is to place ----------------------------------------------------------------------
@@ -177,10 +177,8 @@ def _check_among(among: object) -> None:
 
 def _check_reach(store: "Store", request: PlaceRequest) -> None:
     """Raise ConfigError unless all that is to be placed lies in this process."""
-    if store.placed is not None and store.placed.lease.closed:
-        raise ConfigError("this placed store is closed; give topology and features to place of the opened store again")
     if store.placed is not None:
-        raise ConfigError("the store is placed already; give topology and features in one call, on the store opened")
+        raise ConfigError("the store is placed already, or was; give topology and features in one call")
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
     if request.topology is not None and not covers(store.schema, store.topology):
         raise ConfigError(f"the topology cannot be placed: some of it lies elsewhere; {here}")

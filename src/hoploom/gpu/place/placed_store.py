@@ -99,23 +99,15 @@ class PlacedStore:
         self.lease.check()
         return self.relations
 
-    def __repr__(self) -> str:
-        return "PlacedStore({}: {}, host: {})".format(self.device, *self._totals())
-
     def __str__(self) -> str:
         """A table of what lies where."""
         titles = ("what", "dtype", "where", "rows on device", "device bytes", "host bytes")
-        total = ("all", "", "", "", *self._totals())
+        sums = (sum(p.device_bytes for p in self.report), sum(p.host_bytes for p in self.report))
+        total = ("all", "", "", "", *map(as_bytes, sums))
         rows = [titles, *(placement.cells for placement in self.report), total]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-        chosen = [self.chosen] if self.chosen else []
-        return "\n".join([f"placed on {self.device}", *(line.rstrip() for line in lines), *chosen])
-
-    def _totals(self) -> tuple[str, str]:
-        device_bytes = sum(placement.device_bytes for placement in self.report)
-        host_bytes = sum(placement.host_bytes for placement in self.report)
-        return as_bytes(device_bytes), as_bytes(host_bytes)
+        return "\n".join([f"placed on {self.device}", *(line.rstrip() for line in lines), self.chosen]).rstrip("\n")
 
     def gather(
         self,
@@ -134,18 +126,13 @@ class PlacedStore:
         >>> (x,) = store.placed.gather([Wanted("node", "x", ids)])
         """
         self.lease.check()
-        own = torch.zeros(1, dtype=torch.int64, device=self.device) if faults is None else faults
-        rows = []
-        for index, want in enumerate(wanted):
-            size = None if sizes is None else sizes[index]
-            rows.append(self._rows(want, size, None if outs is None else outs[index], own))
-        if faults is None and int(own[0]):
-            self._refuse_ids(wanted, sizes)
-        return rows
+        none = [None] * len(wanted)
+        each = zip(wanted, sizes or none, outs or none, strict=True)
+        return [self._rows(want, size, out, faults) for want, size, out in each]
 
     def empty(self, owner: Owner, name: str, count: int) -> Tensor:
         """Memory on the device for rows of a field."""
-        of_field = self._field(owner, name)
+        of_field = self.field(owner, name)
         return torch.empty((count, *of_field.shape), dtype=DTYPES[of_field.dtype], device=self.device)
 
     def close(self, *, wait: bool = True) -> None:
@@ -164,7 +151,8 @@ class PlacedStore:
         with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is the one to tell
             self.close(wait=error is None)
 
-    def _field(self, owner: Owner, name: str) -> Field:
+    def field(self, owner: Owner, name: str) -> Field:
+        """A field's type and shape."""
         described: Any = self.schema.node_type(owner) if isinstance(owner, str) else self.schema.relation(owner)
         if name == EDGE_ID and name not in described.fields:
             return Field("int64")  # a relation in the user's own order: ids are positions
@@ -172,7 +160,7 @@ class PlacedStore:
             raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(described.fields)}")
         return described.fields[name]  # type: ignore[no-any-return]
 
-    def _rows(self, want: Wanted, size: Tensor | None, out: Tensor | None, faults: Tensor) -> Tensor:
+    def _rows(self, want: Wanted, size: Tensor | None, out: Tensor | None, faults: Tensor | None) -> Tensor:
         owner, name, ids = want
         self._check_ids(want)
         segments = self.fields.get((owner, name))
@@ -180,6 +168,9 @@ class PlacedStore:
         if segments is not None:
             from hoploom.ops.kernels.gather import gather
 
+            if faults is None:
+                _check_range(want, segments.end, size)
+                faults = torch.zeros(1, dtype=torch.int64, device=self.device)
             gather(segments, ids.contiguous(), out, faults=faults, size=size)
             return out
         count = ids.numel() if size is None else int(size)
@@ -197,15 +188,11 @@ class PlacedStore:
             given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)} on {ids.device}"
             raise ConfigError(f"the ids of {want.field!r} are {given}; give int64 of shape [n] on {self.device}")
 
-    def _refuse_ids(self, wanted: Sequence[Wanted], sizes: Sequence[Tensor | None] | None) -> None:
-        """Raise IndexError for the first id that is out of range."""
-        for index, (owner, name, ids) in enumerate(wanted):
-            size, segments = None if sizes is None else sizes[index], self.fields.get((owner, name))
-            if segments is None:
-                continue  # the host looked at them
-            counted = ids if size is None else ids[: int(size)]
-            wrong = counted[(counted < 0) | (counted >= segments.end)]
-            if wrong.numel():
-                of = f"{name!r} of {owner!r}"
-                raise IndexError(f"id {int(wrong[0])} is out of range [0, {segments.end}) of {of}; give ids in it")
-        raise AssertionError("what is a fault is out of range")
+
+def _check_range(want: Wanted, end: int, size: Tensor | None) -> None:
+    """Raise IndexError for the first id that is out of range. Waits for the device."""
+    counted = want.ids if size is None else want.ids[: int(size)]
+    wrong = counted[(counted < 0) | (counted >= end)]
+    if wrong.numel():
+        of = f"{want.field!r} of {want.owner!r}"
+        raise IndexError(f"id {int(wrong[0])} is out of range [0, {end}) of {of}; give ids in it")

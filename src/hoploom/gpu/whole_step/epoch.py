@@ -21,7 +21,7 @@ from hoploom.gpu.batches.device_hops import make_maps
 from hoploom.gpu.whole_step.cuda_graph import Lane
 from hoploom.gpu.whole_step.fixed_batch import FixedBatch, FixedBatchSpec, degrees_of, targets_of
 from hoploom.gpu.whole_step.fixed_sizes import PROBED, ROUNDED, measure, probe
-from hoploom.gpu.whole_step.recordable import LEAVE, Rates, check_learner
+from hoploom.gpu.whole_step.recordable import Rates, check_learner, refused
 from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
@@ -55,12 +55,12 @@ class WholeStep:
         probed: int = PROBED,
         rounded: int = ROUNDED,
     ) -> None:
-        check_learner(learner, training, context.device)
+        maker = check_learner(learner, training, context.device)
         self.learner, self.counts = learner, StepCounts()
         self._training, self._is_cuda = training, context.device.type == "cuda"
         self.stepper = Stepper(learner, training, context, checkpoint)
         self._main = Lane(context.device, beside=False)
-        self.spec = _spec_of(learner, context, training.margin, probed, rounded)
+        self.spec = _spec_of(learner, maker, context, training.margin, probed, rounded)
         self._rates = Rates(learner.optimizer)
         self._slots = deque(self._slot() for _ in range(SLOTS))
 
@@ -134,14 +134,12 @@ class WholeStep:
             learner.optimizer.step()
         slot.send_loss(losses.detach().double().sum())
 
-    def __repr__(self) -> str:
-        return f"WholeStep({self.spec.sizes}, {self.spec.batch_size} seeds; {self.counts})"
 
-
-def _spec_of(learner: Learner, context: Context, margin: float, probed: int, rounded: int) -> FixedBatchSpec:
-    """What all batches of a learner have in common; ConfigError where they cannot be made on its device."""
-    device = context.device
-    maker, model = _maker_of(learner, device), unwrap(learner.model)
+def _spec_of(
+    learner: Learner, maker: NodeMaker, context: Context, margin: float, probed: int, rounded: int
+) -> FixedBatchSpec:
+    """What all batches of a learner have in common."""
+    device, model = context.device, unwrap(learner.model)
     assert isinstance(model, GNN)
     assert isinstance(learner.task, NodeTask)
     schema, store, batch_size = maker.assembler.store.schema, maker.assembler.store, learner.loader.batch_size
@@ -150,7 +148,7 @@ def _spec_of(learner: Learner, context: Context, margin: float, probed: int, rou
     plan = plan_hops(schema, maker.sampler.sampling, [seed_type], with_indptr=True)
     batches = probe(maker, learner.loader.rehearsal(), batch_size, probed)
     if not batches:
-        raise ConfigError(f"no step of an epoch has batch_size={batch_size} seeds; give fewer, or {LEAVE}")
+        raise refused(f"need a step of batch_size={batch_size} seeds, and no step of an epoch has so many; give fewer")
     num_seeds = [batch_size if index == seed_type else 0 for index in range(len(schema.node_types))]
     return FixedBatchSpec(
         plan,
@@ -165,32 +163,6 @@ def _spec_of(learner: Learner, context: Context, margin: float, probed: int, rou
         Lane(device, beside=True),
         context.timeout,
     )
-
-
-def _maker_of(learner: Learner, device: torch.device) -> NodeMaker:
-    maker = getattr(learner.loader, "maker", None)
-    if not isinstance(maker, NodeMaker):
-        raise ConfigError(f"whole steps are for a NeighborLoader, this is a {type(learner.loader).__name__}; {LEAVE}")
-    placed, sampling = maker.assembler.store.placed, maker.sampler.sampling
-    if placed is None or placed.lists is None or placed.device != device:
-        raise ConfigError(
-            f"the loader's graph does not lie on {device}; give it store.place(topology='auto', features='auto'), "
-            f"or {LEAVE}"
-        )
-    for node_type in maker.assembler.store.schema.node_types:
-        if "x" in node_type.fields and (node_type.name, "x") not in placed.fields:
-            raise ConfigError(f"x of {node_type.name!r} is not placed; give place(features='auto'), or {LEAVE}")
-    refused = {
-        "disjoint or temporal sampling": sampling.disjoint,
-        f"subgraph_type={sampling.subgraph!r}": sampling.subgraph != "directional",
-        "sample_frontier": maker.sampler.sample_frontier is not None,
-        "transform": maker.transform is not None,
-        "aggregate": maker.assembler.reduce is not None,
-    }
-    for name, given in refused.items():
-        if given:
-            raise ConfigError(f"whole steps do not go with {name}; leave it out of the loader, or {LEAVE}")
-    return maker
 
 
 # --- an epoch ------------------------------------------------------------------------------------

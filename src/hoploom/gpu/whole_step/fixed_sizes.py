@@ -34,9 +34,6 @@ class FixedSizes:
         is_within = all(size <= most for own, limit in limits for size, most in zip(own, limit, strict=True))
         return is_within and self.capacity.holds(used(plan, sizes))
 
-    def __str__(self) -> str:
-        return f"at most {sum(self.capacity.nodes):,} nodes and {sum(self.capacity.edges):,} edges"
-
 
 def probe(maker: NodeMaker, walk: Walk, batch_size: int, most: int = PROBED) -> list[Sampled]:
     """Some batches of full size, spread over an epoch; without their features."""

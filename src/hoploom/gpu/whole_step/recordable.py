@@ -4,7 +4,7 @@ A recording keeps every number of the host that it has seen. Learning rates go t
 schedule's changes are seen; any other option of the optimizer that changes later is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,29 +14,53 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from hoploom.errors import ConfigError
+from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
 from hoploom.ranks.context import unwrap
 from hoploom.train.learner import Learner, Training
 from hoploom.train.step import check_closure
 from hoploom.train.tasks import NodeTask
 
-LEAVE = "leave whole steps off"
 
-
-def check_learner(learner: Learner, training: Training, device: torch.device) -> None:
-    """Raise ConfigError for what cannot be replayed."""
-    if isinstance(learner.model, DistributedDataParallel) or learner.loader.world_size > 1:
-        raise ConfigError(f"whole steps are for one process, this is one of {learner.loader.world_size}; {LEAVE}")
-    if not isinstance(unwrap(learner.model), GNN):
-        name = type(learner.model).__name__
-        raise ConfigError(f"whole steps are for the models of hoploom.nn, the model is a {name}; {LEAVE}")
-    if not isinstance(learner.task, NodeTask):
-        raise ConfigError(f"whole steps are for tasks on nodes, the task is {type(learner.task).__name__}; {LEAVE}")
-    if training.precision == "fp16":
-        raise ConfigError(f'precision "fp16" asks the host at every step; take "bf16" or "fp32", or {LEAVE}')
-    if training.accumulate > 1:
-        raise ConfigError(f"accumulate is {training.accumulate}; take a larger batch_size instead, or {LEAVE}")
+def check_learner(learner: Learner, training: Training, device: torch.device) -> NodeMaker:
+    """Raise ConfigError for what cannot be replayed; else who makes the loader's batches."""
+    loader, model, task = learner.loader, unwrap(learner.model), learner.task
+    is_distributed = isinstance(learner.model, DistributedDataParallel) or loader.world_size > 1
+    maker = getattr(loader, "maker", None)
+    _refuse(
+        [
+            (is_distributed, f"are for one process, this is one of {loader.world_size}"),
+            (not isinstance(model, GNN), f"are for the models of hoploom.nn, the model is a {type(model).__name__}"),
+            (not isinstance(task, NodeTask), f"are for tasks on nodes, the task is {type(task).__name__}"),
+            (training.precision == "fp16", 'are not for "fp16": it asks the host at every step; take "bf16" or "fp32"'),
+            (training.accumulate > 1, f"do not go with accumulate={training.accumulate}; take a larger batch_size"),
+            (not isinstance(maker, NodeMaker), f"are for a NeighborLoader, this is a {type(loader).__name__}"),
+        ]
+    )
+    assert isinstance(maker, NodeMaker)
+    _check_maker(maker, device)
     check_optimizer(learner.optimizer, device, scheduled=learner.scheduler is not None)
+    return maker
+
+
+def _check_maker(maker: NodeMaker, device: torch.device) -> None:
+    """Raise ConfigError for batches that cannot be made on the device."""
+    placed, sampling, schema = maker.assembler.store.placed, maker.sampler.sampling, maker.assembler.store.schema
+    is_there = placed is not None and placed.lists is not None and placed.device == device
+    fields = {} if placed is None else placed.fields
+    missing = [t.name for t in schema.node_types if "x" in t.fields and (t.name, "x") not in fields]
+    give = "store.place(topology='auto', features='auto')"
+    _refuse(
+        [
+            (not is_there, f"need a graph that lies on {device}; give the loader {give}"),
+            (bool(missing), f"need features on {device}, and x of {missing} is not placed; give the loader {give}"),
+            (sampling.disjoint, "do not go with disjoint or temporal sampling"),
+            (sampling.subgraph != "directional", f"do not go with subgraph_type={sampling.subgraph!r}"),
+            (maker.sampler.sample_frontier is not None, "do not go with sample_frontier"),
+            (maker.transform is not None, "do not go with transform"),
+            (maker.assembler.reduce is not None, "do not go with aggregate"),
+        ]
+    )
 
 
 def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:
@@ -47,11 +71,28 @@ def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bo
         return
     for group in optimizer.param_groups:
         if "capturable" in group and not group["capturable"]:
-            raise ConfigError(f"{name} counts its steps on the host; give it capturable=True, or {LEAVE}")
+            raise refused(f"do not go with {name} that counts its steps on the host; give it capturable=True")
         if "capturable" not in group and not isinstance(optimizer, SGD):
-            raise ConfigError(f"{name} cannot be recorded; take Adam or AdamW with capturable=True, SGD, or {LEAVE}")
+            raise refused(f"do not go with {name}; take Adam or AdamW with capturable=True, SGD")
         if scheduled and not _takes_tensor(group):
-            raise ConfigError(f"{name} would keep the learning rate it began with; give it fused=True, or {LEAVE}")
+            raise refused(f"do not go with {name} that keeps the learning rate it began with; give it fused=True")
+
+
+def _takes_tensor(group: dict[str, Any]) -> bool:
+    """Whether the learning rate may be a tensor that is read on the device."""
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+def refused(why: str) -> ConfigError:
+    """An error to raise, with the way out."""
+    return ConfigError(f"whole steps {why}, or leave whole steps off")
+
+
+def _refuse(reasons: Sequence[tuple[bool, str]]) -> None:
+    """Raise for the first one that is so."""
+    for is_so, why in reasons:
+        if is_so:
+            raise refused(why)
 
 
 def prepare(optimizer: Optimizer, *, recorded: bool) -> None:
@@ -71,11 +112,6 @@ def prepare(optimizer: Optimizer, *, recorded: bool) -> None:
                 state["step"] = state["step"].to(parameter.device if recorded else "cpu", torch.float32)
 
 
-def _takes_tensor(group: dict[str, Any]) -> bool:
-    """Whether the learning rate may be a tensor that is read on the device."""
-    return bool(group.get("capturable") or group.get("fused"))
-
-
 class Rates:
     """The learning rates of an optimizer's groups, on the device while a step is taken.
 
@@ -84,24 +120,24 @@ class Rates:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._name = type(optimizer).__name__
-        self._tensors = [self._tensor(group) for group in self._groups]
-        self._values = [float(group["lr"]) for group in self._groups]
-        self._others: list[dict[str, Any]] | None = None
+        self._tensors = [self._tensor(group) for group in optimizer.param_groups]
+        self._values = [float(group["lr"]) for group in optimizer.param_groups]
+        self._recorded: list[dict[str, Any]] = []
 
     @property
-    def _groups(self) -> list[dict[str, Any]]:
-        return self._optimizer.param_groups
+    def _groups(self) -> Iterator[tuple[dict[str, Any], Tensor | None]]:
+        return zip(self._optimizer.param_groups, self._tensors, strict=True)
 
     @staticmethod
     def _tensor(group: dict[str, Any]) -> Tensor | None:
+        """The rate where it may be a tensor that is read on the device."""
         if not _takes_tensor(group):
             return None
         return torch.full((), float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
 
     def send(self) -> None:
         """Bring the newest rates to the device; does not wait for it."""
-        for number, (group, tensor) in enumerate(zip(self._groups, self._tensors, strict=True)):
+        for number, (group, tensor) in enumerate(self._groups):
             value = float(group["lr"])
             if tensor is not None and value != self._values[number]:
                 tensor.fill_(value)
@@ -110,29 +146,26 @@ class Rates:
     @contextmanager
     def on_the_device(self) -> Iterator[None]:
         """Within: the groups' rates are the tensors."""
-        numbers = [group["lr"] for group in self._groups]
-        for group, tensor in zip(self._groups, self._tensors, strict=True):
+        numbers = [group["lr"] for group, _ in self._groups]
+        for group, tensor in self._groups:
             group["lr"] = group["lr"] if tensor is None else tensor
         try:
             yield
         finally:
-            for group, number in zip(self._groups, numbers, strict=True):
+            for (group, _), number in zip(self._groups, numbers, strict=True):
                 group["lr"] = number
 
     def check(self) -> None:
         """Raise ConfigError if an option has changed that is no rate on the device: the recording would not see it."""
-        others = [self._recorded_options(*pair) for pair in zip(self._groups, self._tensors, strict=True)]
-        if self._others is None:
-            self._others = others
-        for before, now in zip(self._others, others, strict=True):
-            for name, value in now.items():
+        now = []
+        for group, tensor in self._groups:
+            unseen = {"params", "initial_lr", "lr"} if tensor is not None else {"params", "initial_lr"}
+            now.append({name: value for name, value in group.items() if name not in unseen})
+        self._recorded = self._recorded or now
+        for before, group in zip(self._recorded, now, strict=True):
+            for name, value in group.items():
                 if value != before[name]:
-                    raise ConfigError(
-                        f"{name} of {self._name} went from {before[name]} to {value}, which a recorded step does not "
-                        f"see; keep it, for lr give the optimizer fused=True, or {LEAVE}"
+                    raise refused(
+                        f"do not see that {name} of {type(self._optimizer).__name__} went from {before[name]} to "
+                        f"{value}; keep it, for lr give the optimizer fused=True"
                     )
-
-    @staticmethod
-    def _recorded_options(group: dict[str, Any], tensor: Tensor | None) -> dict[str, Any]:
-        left_out = {"params", "initial_lr"} | (set() if tensor is None else {"lr"})
-        return {name: value for name, value in group.items() if name not in left_out}

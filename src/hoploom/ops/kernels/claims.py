@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
+from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import mix
-from hoploom.ops.kernels.picks import kernel
 
 EMPTY_SLOT = 2**31 - 1
 PROBES = 256  # at half load a run of so many full slots has a chance below 2^-60

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hoploom.errors import ConfigError, DataError
+from hoploom.errors import DataError
 from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
 from hoploom.ops.kernels.launch import blocks_of, launch
 
@@ -60,9 +60,7 @@ class Segments:
         assert all(end == first for end, (first, _) in zip(ends, pieces[1:], strict=False)), "ids have a gap"
         assert all(piece.shape[1:] == shape and piece.dtype == kept for piece in rows), "rows of one field are alike"
         keep = (*rows, *(scales or ()))
-        _check_conversion(kept, out or kept, scales is not None)
-        for held in keep:
-            _check_reach(held, device)
+        _check(kept, out or kept, scales is not None, keep, device)
         row_bytes = math.prod(shape) * kept.itemsize
         return cls(
             bounds=torch.tensor([first for first, _ in pieces], dtype=torch.int64, device=device),
@@ -130,20 +128,13 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     return small, scales
 
 
-def _check_conversion(kept: torch.dtype, out: torch.dtype, has_scales: bool) -> None:
-    if has_scales and kept != torch.int8:
-        raise ConfigError(f"rows of {kept} have scales; only int8 rows take them")
-    if has_scales and out not in FLOATS:
-        raise ConfigError(f"int8 rows with scales cannot be gathered as {out}; ask for float32, float16 or bfloat16")
-    if not has_scales and kept != out and not (kept in FLOATS and out in FLOATS):
-        raise ConfigError(f"rows of {kept} cannot be gathered as {out}; float32, float16 and bfloat16 convert")
-
-
-def _check_reach(held: Tensor, device: torch.device) -> None:
+def _check(kept: torch.dtype, out: torch.dtype, has_scales: bool, held: Sequence[Tensor], device: torch.device) -> None:
     """Kernels read through addresses, which nothing checks later."""
-    assert held.is_contiguous(), "rows lie one after another"
-    if device.type == "cuda" and held.numel() and not (held.is_cuda or held.is_pinned()):
-        raise ConfigError(f"rows of shape {tuple(held.shape)} are in host memory that {device} cannot read; pin them")
+    converts = kept == torch.int8 and out in FLOATS if has_scales else kept == out or {kept, out} <= {*FLOATS}
+    assert converts, f"rows of {kept} cannot be gathered as {out}; floats convert, and int8 with scales to floats"
+    assert all(tensor.is_contiguous() for tensor in held), "rows lie one after another"
+    if device.type == "cuda":
+        assert all(t.is_cuda or t.is_pinned() for t in held if t.numel()), "host memory that kernels read is pinned"
 
 
 def _addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

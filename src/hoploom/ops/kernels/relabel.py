@@ -66,33 +66,25 @@ class DeviceNodeMap:
         self._hashed: Slots | None = None
         self._slots = self._direct
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
-        self._unread = torch.zeros(1, dtype=torch.int64, device=device)
-        self.nodes = torch.empty(
-            0, dtype=torch.int64, device=device
-        )  # [capacity] of which only the device knows the size
-        self.trees: Tensor | None = None  # [capacity], where the batch has them
+        # [capacity] each, of which only the device knows the size; trees where the batch has them.
+        self.nodes = torch.empty(0, dtype=torch.int64, device=device)
+        self.trees: Tensor | None = None
 
-    def begin(
-        self, capacity: int, *, with_trees: bool = False, nodes: Tensor | None = None, trees: Tensor | None = None
-    ) -> None:
-        """Start a batch of at most `capacity` nodes, in fresh arrays or in those given; forgets the one before."""
+    def begin(self, nodes: Tensor, trees: Tensor | None = None) -> None:
+        """Start a batch in these arrays, of at most as many nodes; forgets the one before."""
+        capacity = nodes.numel()
         assert capacity < INT32_MAX, "a batch holds at most 2^31 nodes"
-        self.nodes = self._array(capacity, nodes)
-        self.trees = self._array(capacity, trees) if with_trees else None
-        if self._direct is not None and not with_trees:
+        assert trees is None or trees.numel() == capacity
+        self.nodes, self.trees = nodes, trees
+        if self._direct is not None and trees is None:
             self._slots = self._direct
             self._slots.begin(capacity, self.num_nodes)
             return
         num_slots = max(FIRST_TABLE, triton.next_power_of_2(2 * capacity))
-        self._hashed = self._hashed or Slots(num_slots, self.device)
-        self._slots = self._hashed
+        self._slots = self._hashed = self._hashed or Slots(num_slots, self.device)
         self._slots.begin(capacity, num_slots)
 
-    def _array(self, capacity: int, given: Tensor | None) -> Tensor:
-        assert given is None or given.numel() == capacity
-        return torch.empty(capacity, dtype=torch.int64, device=self.device) if given is None else given
-
-    def add_seeds(self, nodes: Tensor, trees: Tensor | None, size: Tensor, faults: Tensor | None = None) -> None:
+    def add_seeds(self, nodes: Tensor, trees: Tensor | None, size: Tensor, faults: Tensor) -> None:
         """The first nodes of a batch, repeated ones too, each found at its first place. Writes their number."""
         num_seeds = nodes.numel()
         size.fill_(num_seeds)
@@ -101,12 +93,10 @@ class DeviceNodeMap:
         found = self._scratch(num_seeds)
         slots = self._begun()
         slots.is_torn = True
-        span = self._zero, size, self._zero, self._unread if faults is None else faults
-        self._claim(found, nodes, span, (None, trees, None, None))
+        self._claim(found, nodes, (self._zero, size, self._zero, faults), (None, trees, None, None))
         arguments = found, nodes, trees, self.nodes, self.trees, slots.homes, slots.used
         sizes = num_seeds, self.nodes.numel(), slots.homes.numel()
-        grid = blocks_of(num_seeds, BLOCK)
-        launch(claims.place_seeds, grid, *arguments, *sizes, device=self.device, BLOCK=BLOCK)
+        launch(claims.place_seeds, blocks_of(num_seeds, BLOCK), *arguments, *sizes, device=self.device, BLOCK=BLOCK)
         slots.is_torn = False
 
     def add(
