@@ -16,7 +16,7 @@ from hoploom import ConfigError
 from hoploom.ingest.synthetic import generate
 from hoploom.nn import GNN, Shape
 from hoploom.train import init
-from hoploom.train.runs.read_run_file import parse_recipe
+from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run import Result, run, summary
 from hoploom.train.runs.run_file import RunFile
 
@@ -59,16 +59,16 @@ def servers(here: Path, server_process: OneProcess) -> list[str]:
 @pytest.fixture(scope="module")
 def alone(here: Path, one_thread: None) -> Result:
     """What one machine makes of it."""
-    return _run(_recipe(here, "alone"))
+    return _run(_run_file(here, "alone"))
 
 
-def _recipe(here: Path, name: str, *overrides: str, text: str = RUN) -> RunFile:
-    return parse_recipe(text, [*overrides, f"output.folder={here / name}"], folder=here)
+def _run_file(here: Path, name: str, *overrides: str, text: str = RUN) -> RunFile:
+    return parse_run_file(text, [*overrides, f"output.folder={here / name}"], folder=here)
 
 
-def _run(recipe: RunFile) -> Result:
+def _run(run_file: RunFile) -> Result:
     with init(device="cpu") as context:
-        return run(recipe, context, progress=False)
+        return run(run_file, context, progress=False)
 
 
 def _numbers(result: Result) -> tuple[Any, ...]:
@@ -77,22 +77,22 @@ def _numbers(result: Result) -> tuple[Any, ...]:
 
 def test_without_a_store_servers_make_the_batches(here: Path, alone: Result, servers: list[str]) -> None:
     text = RUN.replace('store = "graph.store"\n', "")
-    recipe = _recipe(here, "apart", f"cluster.servers={servers[2]}", "model.name=sage", text=text)
-    assert _numbers(_run(recipe)) == _numbers(alone)
-    again = _run(_resumed(here / "apart"))  # from the recipe that the run left behind
+    run_file = _run_file(here, "apart", f"cluster.servers={servers[2]}", "model.name=sage", text=text)
+    assert _numbers(_run(run_file)) == _numbers(alone)
+    again = _run(_resumed(here / "apart"))  # from the run.toml that the run left behind
     assert again.outcome.epochs == 2
 
 
 def _resumed(folder: Path) -> RunFile:
-    return parse_recipe((folder / "run.toml").read_text(), [f"output.folder={folder / 'again'}"])
+    return parse_run_file((folder / "run.toml").read_text(), [f"output.folder={folder / 'again'}"])
 
 
 def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(
     here: Path, alone: Result, servers: list[str]
 ) -> None:
     cluster = [f"cluster.servers={servers[1]}", "cluster.parts=[0]", "cluster.topology=parted"]
-    result = _run(_recipe(here, "worker", *cluster, "cluster.look_ahead=2"))
-    kept = _run(_recipe(here, "cached", *cluster, "cluster.cache=50%"))
+    result = _run(_run_file(here, "worker", *cluster, "cluster.look_ahead=2"))
+    kept = _run(_run_file(here, "cached", *cluster, "cluster.cache=50%"))
     assert _numbers(result) == _numbers(kept) == _numbers(alone)
     assert (result.cache, alone.cache) == (None, None)
     told = json.loads((here / "cached" / "result.json").read_text())["cache"]
@@ -106,10 +106,10 @@ def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(
 def test_a_model_that_needs_in_degrees_needs_all_edges_in_reach(here: Path, servers: list[str]) -> None:
     gcn = ["model.name=gcn", "train.epochs=1"]
     cluster = [*gcn, f"cluster.servers={servers[1]}", "cluster.parts=[0]"]
-    local = _run(_recipe(here, "gcn-local", *cluster, "cluster.topology=local"))
+    local = _run(_run_file(here, "gcn-local", *cluster, "cluster.topology=local"))
     with pytest.raises(ConfigError, match=r'^--set cluster.topology=parted: model.name = "gcn" needs in-degrees'):
-        _run(_recipe(here, "gcn-parted", *cluster, "cluster.topology=parted"))
-    assert _numbers(local) == _numbers(_run(_recipe(here, "gcn-alone", *gcn)))
+        _run(_run_file(here, "gcn-parted", *cluster, "cluster.topology=parted"))
+    assert _numbers(local) == _numbers(_run(_run_file(here, "gcn-alone", *gcn)))
 
 
 def test_inference_reaches_what_lies_elsewhere(here: Path, tmp_path: Path, servers: list[str]) -> None:
@@ -135,8 +135,8 @@ def test_links_count_both_of_their_ends(here: Path, servers: list[str]) -> None:
     np.save(here / "links" / "train.npy", ends.numpy())
     links = ["task.kind=link-prediction", f"task.links={here / 'links'}", "train.epochs=1", "cluster.cache=64kB"]
     cluster = [f"cluster.servers={servers[0]}", "cluster.parts=[1]"]
-    kept = _run(_recipe(here, "links-cached", *links, *cluster))
-    plain = _run(_recipe(here, "links-alone", *links))
+    kept = _run(_run_file(here, "links-cached", *links, *cluster))
+    plain = _run(_run_file(here, "links-alone", *links))
     assert _numbers(kept) == _numbers(plain)
     assert kept.cache is not None
     assert 0 < kept.cache.num_bytes <= 64_000
@@ -145,19 +145,19 @@ def test_links_count_both_of_their_ends(here: Path, servers: list[str]) -> None:
 def test_what_has_no_say_where_servers_make_the_batches_is_named(
     here: Path, servers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOPLOOM_SERVERS", servers[2])  # as hoploom launch does: the recipe names a store
+    monkeypatch.setenv("HOPLOOM_SERVERS", servers[2])  # as hoploom launch does: run.toml names a store
     for key, message in (
         ("cache=20%", "cluster.cache has no effect where servers make the batches; .* start them with --cache"),
         ("locality=true", "cluster.locality has no effect .*: no process holds a part; leave it out"),
     ):
         with pytest.raises(ConfigError, match=f"^--set cluster.{key}: {message}"):
-            _run(_recipe(here, "refused", f"cluster.{key}"))
+            _run(_run_file(here, "refused", f"cluster.{key}"))
     with pytest.raises(ConfigError, match=r"task.links is missing, and edges can be held out only where a process"):
-        _run(_recipe(here, "refused", "task.kind=link-prediction"))
+        _run(_run_file(here, "refused", "task.kind=link-prediction"))
 
 
 def test_on_one_machine_the_section_changes_nothing(here: Path, alone: Result) -> None:
-    result = _run(_recipe(here, "single", "cluster.locality=true", "cluster.topology=parted"))
+    result = _run(_run_file(here, "single", "cluster.locality=true", "cluster.topology=parted"))
     assert _numbers(result) == _numbers(alone)
     told = json.loads((here / "single" / "result.json").read_text())
     assert "cache" not in told

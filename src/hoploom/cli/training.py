@@ -10,7 +10,7 @@ from hoploom.errors import ConfigError
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
 from hoploom.ranks.spawn import spawn
-from hoploom.train.runs.read_run_file import check_world, read_recipe
+from hoploom.train.runs.reading import check_world, read_run_file
 from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
 from hoploom.train.runs.run_file import RunFile
 
@@ -28,7 +28,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(arguments: Arguments) -> int:
-    run_file = read_recipe(arguments.file, arguments.set)
+    run_file = read_run_file(arguments.file, arguments.set)
     started = environment.read()
     num_processes = _num_processes(arguments, run_file, started)
     check_world(run_file, num_processes)

@@ -33,7 +33,7 @@ def evaluate(
     """
     check_precision(precision)
     steps, module = _steps(loader, context), unwrap(model)
-    if isinstance(task, LinkPrediction):  # fit() looks at the nodes of training, a recipe at those of all splits
+    if isinstance(task, LinkPrediction):  # fit() looks at the nodes of training, a run at those of all splits
         task = check_labels(task, loader, context.device)
     metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
     context.sync_buffers(module)

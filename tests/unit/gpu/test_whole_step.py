@@ -31,7 +31,7 @@ from hoploom.ranks.context import init
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Checkpoint, Learner, Training
 from hoploom.train.loop import Outcome, fit
-from hoploom.train.runs.read_run_file import check_whole_steps, parse_recipe
+from hoploom.train.runs.reading import check_whole_steps, parse_run_file
 from hoploom.train.runs.run import run, summary
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -247,7 +247,7 @@ def test_a_closed_whole_step_takes_no_more(device: torch.device) -> None:
 
 # --- in a run ------------------------------------------------------------------------------------
 
-RECIPE = """
+RUN_FILE = """
 store = "graph.store"
 seed = 5
 [model]
@@ -273,8 +273,8 @@ def test_hoploom_train_takes_whole_steps(device: torch.device, tmp_path: Path) -
     results = {}
     for name in ("false", "true"):
         overrides = [f"train.whole_steps={name}", f"output.folder={tmp_path / name}", "task.val=", "task.test="]
-        recipe = parse_recipe(RECIPE, overrides, folder=tmp_path)
-        results[name] = run(recipe, init(device=device), progress=False)
+        run_file = parse_run_file(RUN_FILE, overrides, folder=tmp_path)
+        results[name] = run(run_file, init(device=device), progress=False)
     for ours, theirs in zip(results["true"].outcome.history, results["false"].outcome.history, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
     written = json.loads((tmp_path / "true" / "result.json").read_text())
@@ -292,14 +292,14 @@ def test_hoploom_train_takes_whole_steps(device: torch.device, tmp_path: Path) -
         ("loader.temporal=last", "do not go with loader.temporal"),
     ],
 )
-def test_a_recipe_that_whole_steps_do_not_fit_is_refused(override: str, said: str, tmp_path: Path) -> None:
-    recipe = parse_recipe(RECIPE, ["train.whole_steps=true", override], folder=tmp_path)
+def test_a_run_file_that_whole_steps_do_not_fit_is_refused(override: str, said: str, tmp_path: Path) -> None:
+    run_file = parse_run_file(RUN_FILE, ["train.whole_steps=true", override], folder=tmp_path)
     with pytest.raises(hoploom.ConfigError, match=rf"whole steps .*{said}.*leave train.whole_steps out"):
-        check_whole_steps(recipe, 1)
-    recipe = parse_recipe(RECIPE, ["train.whole_steps=true"], folder=tmp_path)
-    check_whole_steps(recipe, 1)
+        check_whole_steps(run_file, 1)
+    run_file = parse_run_file(RUN_FILE, ["train.whole_steps=true"], folder=tmp_path)
+    check_whole_steps(run_file, 1)
     with pytest.raises(hoploom.ConfigError, match="one process, this is one of 2"):
-        check_whole_steps(recipe, 2)
+        check_whole_steps(run_file, 2)
 
 
 def test_no_replay_reads_a_closed_store(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

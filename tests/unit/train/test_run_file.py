@@ -9,8 +9,8 @@ from support import ROOT
 
 from hoploom import ConfigError
 from hoploom.config.toml import as_toml
-from hoploom.train.runs.read_run_file import check_world, parse_recipe, read_recipe
-from hoploom.train.runs.run_file import HEADINGS, KEYS, RunFile, reference, to_toml, values_of
+from hoploom.train.runs.reading import check_world, parse_run_file, read_run_file, reference, to_toml, values_of
+from hoploom.train.runs.run_file import HEADINGS, KEYS, RunFile
 from hoploom.train.runs.template import template
 
 STORE = 'store = "s"\n'
@@ -102,7 +102,7 @@ MISTAKES = [  # text, line, what the message says
     # where the graph is
     (STORE + "[cluster]\nservers = 7000\n", 3, "cluster.servers is 7000; give a list of host:port, e.g. "),
     (STORE + "[cluster]\nservers = ['10.0.0.1']\n", 3, "cluster.servers is .*; give a list of host:port"),
-    (STORE + "[cluster]\nparts = [-1]\n", 3, r"cluster.parts is \[-1\]; give a list of numbers from 0 on"),
+    (STORE + "[cluster]\nparts = [-1]\n", 3, r"cluster.parts is \[-1\]; give a list of parts, each once"),
     (STORE + "[cluster]\ncache = '120%'\n", 3, 'cluster.cache is .*; give a share or a size in quotes, e.g. "20%"'),
     (STORE + "[cluster]\ncache = 0.2\n", 3, "cluster.cache is 0.2; give a share or a size"),
     (STORE + "[cluster]\ncache = '4 gigs'\n", 3, "cluster.cache is '4 gigs'"),
@@ -133,34 +133,34 @@ MISTAKES = [  # text, line, what the message says
 @pytest.mark.parametrize(("text", "line", "message"), MISTAKES, ids=range(len(MISTAKES)))
 def test_a_mistake_is_named_with_its_line_and_the_way_out(text: str, line: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        parse_recipe(text, name="my run.toml")
+        parse_run_file(text, name="my run.toml")
     assert str(raised.value).startswith(f"my run.toml:{line}: ")
     assert "\n" not in str(raised.value)
 
 
 def test_what_is_missing_is_named_with_the_file() -> None:
     with pytest.raises(ConfigError, match=r'^run.toml: store is missing; add a line such as store = "graph.store"$'):
-        parse_recipe("seed = 3")
+        parse_run_file("seed = 3")
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run.toml does not exist; `hoploom init .*run.toml` writes one"):
-        read_recipe(tmp_path / "run.toml")
+        read_run_file(tmp_path / "run.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        read_recipe(tmp_path)
+        read_run_file(tmp_path)
     (tmp_path / "run.toml").write_bytes(b'store = "s"\n# caf\xe9\n')
     with pytest.raises(ConfigError, match=r"run.toml:2: byte 0xe9 is not UTF-8"):
-        read_recipe(tmp_path / "run.toml")
+        read_run_file(tmp_path / "run.toml")
     (tmp_path / "run.toml").write_text("a = " + "[" * 100_000)
     with pytest.raises(ConfigError, match="nested too deep"):
-        read_recipe(tmp_path / "run.toml")
+        read_run_file(tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize("mark", ["﻿", ""], ids=["with", "without"])
 def test_files_of_other_systems_are_read(tmp_path: Path, mark: str) -> None:
     (tmp_path / "run.toml").write_bytes((mark + 'store = "s"\r\n[train]\r\nepoch = 3\r\n').encode())
     with pytest.raises(ConfigError, match=r"run.toml:3: unknown key epoch"):
-        read_recipe(tmp_path / "run.toml")
+        read_run_file(tmp_path / "run.toml")
 
 
 # --- --set ---------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_files_of_other_systems_are_read(tmp_path: Path, mark: str) -> None:
 
 def test_set_overrides_the_file() -> None:
     text = STORE + "[train]\nepochs = 3\n[model]\nfactory = 'a:b'\noptions = { width = 1, depth = 2 }\n"
-    run_file = parse_recipe(
+    run_file = parse_run_file(
         text,
         [
             "train.epochs=5",
@@ -208,25 +208,25 @@ SET_MISTAKES = [
 @pytest.mark.parametrize(("override", "message"), SET_MISTAKES, ids=[override for override, _ in SET_MISTAKES])
 def test_a_mistake_in_set_is_named(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        parse_recipe(STORE + "[model]\nlayers = 2\n", [override])
+        parse_run_file(STORE + "[model]\nlayers = 2\n", [override])
     assert str(raised.value).startswith(f"--set {override}: ")
 
 
 def test_set_may_take_the_say_from_a_key_of_the_file() -> None:
     text = STORE + "[model]\nname = 'gat'\nheads = 8\n"
-    run_file = parse_recipe(text, ["model.name=gcn"])
+    run_file = parse_run_file(text, ["model.name=gcn"])
     assert run_file.model.name == "gcn"
-    assert parse_recipe(to_toml(run_file)) == run_file
+    assert parse_run_file(to_toml(run_file)) == run_file
     with pytest.raises(ConfigError, match=r"^--set model.heads=2: model.heads is for model.name"):
-        parse_recipe(text, ["model.name=gcn", "model.heads=2"])
+        parse_run_file(text, ["model.name=gcn", "model.heads=2"])
 
 
 def test_servers_take_the_place_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_file = parse_recipe("[train]\nepochs = 3\n", ["cluster.servers=a:1,b:2"])
+    run_file = parse_run_file("[train]\nepochs = 3\n", ["cluster.servers=a:1,b:2"])
     assert (run_file.store, run_file.cluster.servers) == (None, ("a:1", "b:2"))
-    assert parse_recipe(to_toml(run_file)) == run_file
+    assert parse_run_file(to_toml(run_file)) == run_file
     monkeypatch.setenv("HOPLOOM_SERVERS", "a:1")  # hoploom launch
-    assert parse_recipe("seed = 3").store is None
+    assert parse_run_file("seed = 3").store is None
 
 
 # --- what is written -----------------------------------------------------------------------------
@@ -237,14 +237,14 @@ OWN = STORE + '[model]\nfactory = "a.b:c"\noptions = { "é \\" \\u007f" = [1, { 
 
 @pytest.mark.parametrize("text", [STORE, LINKS, OWN, template()], ids=["least", "links", "own", "template"])
 def test_the_resolved_run_file_reads_back_equal(text: str) -> None:
-    run_file = parse_recipe(text, ["loader.temporal=last"] if text == STORE else [], folder=Path("/a folder/\"b'"))
-    assert parse_recipe(to_toml(run_file), folder=Path("/elsewhere")) == run_file
+    run_file = parse_run_file(text, ["loader.temporal=last"] if text == STORE else [], folder=Path("/a folder/\"b'"))
+    assert parse_run_file(to_toml(run_file), folder=Path("/elsewhere")) == run_file
     assert run_file.store.is_absolute()
 
 
 def test_the_template_holds_every_key_and_the_defaults() -> None:
     text = template()
-    least, full = parse_recipe('store = "graph.store"'), parse_recipe(text)
+    least, full = parse_run_file('store = "graph.store"'), parse_run_file(text)
     assert full == least
     for name in KEYS:
         assert f"{name.rpartition('.')[2]} = " in text
@@ -262,14 +262,14 @@ def _from_toml(value: Any) -> Any:
 
 def test_the_template_takes_what_is_known() -> None:
     text = template({"store": "é.store", "model.name": "rgat", "loader.fanouts": (3, 2, 1)}, {"task.label": "one of 4"})
-    run_file = parse_recipe(text)
+    run_file = parse_run_file(text)
     assert (run_file.store.name, run_file.model.name, run_file.model.layers) == ("é.store", "rgat", 3)
     assert "# one of 4\n" in text
     assert "\nheads = 4 " in text
 
 
 def test_every_default_passes_its_own_rule() -> None:
-    run_file = parse_recipe(STORE)
+    run_file = parse_run_file(STORE)
     for name, value in values_of(run_file).items():
         if value is not None and not isinstance(value, Path):
             plain = list(value) if isinstance(value, tuple) else value
@@ -288,7 +288,7 @@ def test_the_page_has_the_table_of_every_key() -> None:
     ("size", "world_size", "ways_out"), [(1000, 3, "999 or 1002"), (2, 4, "4"), (10, 4, "8 or 12"), (7, 7, None)]
 )
 def test_a_step_is_shared_out_evenly_or_refused(size: int, world_size: int, ways_out: str | None) -> None:
-    run_file = parse_recipe(STORE + f"[loader]\nbatch_size = {size}\n")
+    run_file = parse_run_file(STORE + f"[loader]\nbatch_size = {size}\n")
     if ways_out is None:
         return check_world(run_file, world_size)
     message = rf"^run.toml:3: loader.batch_size is {size} for {world_size} processes; give {ways_out}$"

@@ -8,7 +8,7 @@ import torch
 
 import hoploom
 from hoploom import Store
-from hoploom.train.runs import parse_recipe
+from hoploom.train.runs import parse_run_file
 from hoploom.train.runs.factories import eval_loader, model_of, train_loader
 from hoploom.train.runs.problem import goal_of
 
@@ -24,7 +24,7 @@ def random_store(x: torch.Tensor) -> Store:
 
 
 def made(store: Store, *overrides: str) -> tuple[Any, Any, Any]:
-    run_file = parse_recipe('store = "s"\n[loader]\nfanouts = [2, 2]\nbatch_size = 16\n', overrides)
+    run_file = parse_run_file('store = "s"\n[loader]\nfanouts = [2, 2]\nbatch_size = 16\n', overrides)
     goal = goal_of(run_file, store)
     model = model_of(run_file, goal)
     return model, train_loader(run_file, goal, ALONE, model), eval_loader(run_file, goal, ALONE, model, "val")

@@ -15,7 +15,7 @@ from hoploom.ingest.synthetic import generate
 from hoploom.train.runs.factories import model_of, optimizer_of, scheduler_of, train_loader
 from hoploom.train.runs.link_splits import LinkShares, hold_out
 from hoploom.train.runs.problem import goal_of
-from hoploom.train.runs.read_run_file import parse_recipe
+from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run_file import RunFile
 
 
@@ -45,7 +45,7 @@ def small_store(**fields: Any) -> Store:
 
 
 def run_file_with(*overrides: str) -> RunFile:
-    return parse_recipe('store = "s"\n[loader]\nfanouts = [2]\n', overrides)
+    return parse_run_file('store = "s"\n[loader]\nfanouts = [2]\n', overrides)
 
 
 def with_gap(value: float, dtype: torch.dtype) -> torch.Tensor:
@@ -99,7 +99,7 @@ def test_the_classes_of_all_splits_are_counted() -> None:
 
 
 def test_more_ranks_than_seeds_are_refused(graph: Path) -> None:
-    run_file = parse_recipe('store = "graph.store"', ["loader.batch_size=4096"])
+    run_file = parse_run_file('store = "graph.store"', ["loader.batch_size=4096"])
     goal = goal_of(run_file, hoploom.open(graph))
     context: Any = SimpleNamespace(rank=0, world_size=2048, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"seeds cannot feed 2048 ranks; use fewer ranks"):
@@ -122,7 +122,7 @@ def test_a_factory_that_makes_no_model_is_named(
     name = f"my_model_{abs(hash(code))}"
     (tmp_path / f"{name}.py").write_text(code)
     text = f'store = "graph.store"\n[model]\nfactory = "{name}:make"\n'
-    run_file = parse_recipe(text, folder=tmp_path)
+    run_file = parse_run_file(text, folder=tmp_path)
     goal = goal_of(run_file, hoploom.open(graph))
     with pytest.raises(ConfigError, match=message.replace("my_model", name)) as raised:
         model_of(run_file, goal)
@@ -200,16 +200,16 @@ def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "links" / "train.npy", ends)
     np.save(tmp_path / "links" / "test.npy", ends[:, :50] + 1)
     text = 'store = "graph.store"\n[task]\nkind = "link-prediction"\nlinks = "links"\n'
-    goal = goal_of(parse_recipe(text, folder=tmp_path), hoploom.open(graph))
+    goal = goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
     assert goal.num_seeds == {"train": 300, "test": 50}
     assert torch.equal(goal.seeds["test"], torch.from_numpy(ends[:, :50] + 1))
     for bad, message in ((ends.T, r"holds int64 \[300, 2\]"), (ends * 1.0, "holds float64"), (ends[:, :0], "no link")):
         np.save(tmp_path / "links" / "val.npy", bad)
         with pytest.raises(ConfigError, match=rf"^run.toml:4: .*val.npy {message}|^run.toml:4: .*{message}"):
-            goal_of(parse_recipe(text, folder=tmp_path), hoploom.open(graph))
+            goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
     (tmp_path / "links" / "val.npy").write_bytes(b"no array")
     with pytest.raises(ConfigError, match=r"val.npy is no .npy file"):
-        goal_of(parse_recipe(text, folder=tmp_path), hoploom.open(graph))
+        goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
 
 
 # --- schedules -----------------------------------------------------------------------------------

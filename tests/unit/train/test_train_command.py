@@ -24,7 +24,7 @@ from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Checkpoint
 from hoploom.train.runs.factories import eval_loader, model_of
 from hoploom.train.runs.problem import goal_of
-from hoploom.train.runs.read_run_file import parse_recipe, read_recipe
+from hoploom.train.runs.reading import parse_run_file, read_run_file
 from hoploom.train.runs.run import run
 from hoploom.train.runs.template import template_for
 
@@ -163,7 +163,7 @@ def test_the_test_split_is_evaluated_with_the_best_checkpoint(here: Path) -> Non
     counted = "self.num_batches += 1"
     forgetful = f"{counted}\n            if self.num_batches > 9: [p.data.neg_() for p in self.layers[-1].parameters()]"
     (here / "trapped.py").write_text(MODEL.replace(counted, forgetful))
-    run_file = read_recipe(here / "run.toml", [f"output.folder={here / 'run'}", "train.epochs=2"])
+    run_file = read_run_file(here / "run.toml", [f"output.folder={here / 'run'}", "train.epochs=2"])
     with init() as context:
         found = run(run_file, context, progress=False)
         assert (found.outcome.steps, found.outcome.best_epoch) == (10, 0)
@@ -369,11 +369,11 @@ def test_init_writes_what_trains(
     capsys.readouterr()
     assert "new.toml exists; give another path" in refusal(capsys, main(["init", "new.toml"]))
     assert (here / "new.toml").read_text() == text
-    assert read_recipe("new.toml").store == here / "graph.store"
+    assert read_run_file("new.toml").store == here / "graph.store"
 
 
 def test_init_fills_in_what_the_store_knows(here: Path, tmp_path: Path) -> None:
-    run_file = parse_recipe(template_for(here / "papers.store", beside=here), folder=here)
+    run_file = parse_run_file(template_for(here / "papers.store", beside=here), folder=here)
     assert (run_file.model.name, run_file.task.node_type, run_file.task.label) == ("rsage", "paper", "y")
     edges = torch.zeros(2, 4, dtype=torch.int64)
     splits = {"training": torch.arange(6), "valid": torch.arange(6, 8)}
@@ -381,6 +381,6 @@ def test_init_fills_in_what_the_store_knows(here: Path, tmp_path: Path) -> None:
     for field, kind in expected.items():
         store = hoploom.from_tensors({"x": torch.randn(10, 3), field: torch.zeros(10, 5)}, edges, splits=splits)
         store.save(tmp_path / f"{field}.store")
-        task = parse_recipe(template_for(tmp_path / f"{field}.store", beside=tmp_path)).task
+        task = parse_run_file(template_for(tmp_path / f"{field}.store", beside=tmp_path)).task
         assert task.kind == kind
     assert (task.train, task.val, task.test) == ("training", "valid", "")

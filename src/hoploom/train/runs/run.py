@@ -6,46 +6,44 @@ There is no training in here: the pieces are public, and a script can put them t
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hoploom.config.toml import as_toml
-from hoploom.errors import StoreError
+from hoploom.deploy.open import CONNECT
+from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu.whole_step.recordable import prepare
+from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import Context
+from hoploom.store import Store
+from hoploom.store.base import Part
 from hoploom.store.format import write_whole
-from hoploom.store.row_cache import CacheReport
+from hoploom.store.row_cache import CacheReport, cached, report
 from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Checkpoint, Learner, Training
 from hoploom.train.loop import Outcome, Validate, fit
-from hoploom.train.runs.factories import eval_loader, model_of, optimizer_of, scheduler_of, train_loader
-from hoploom.train.runs.open_graph import as_plain, cache_report, open_graph, with_cache, with_placement
+from hoploom.train.runs.factories import eval_loader, model_of, optimizer_of, per_relation, scheduler_of, train_loader
 from hoploom.train.runs.problem import Goal, goal_of
-from hoploom.train.runs.read_run_file import check_whole_steps, check_world, read_recipe
-from hoploom.train.runs.run_file import FIELDS, RunFile, to_toml, values_of
+from hoploom.train.runs.reading import NO_CACHE, check_whole_steps, check_world, read_run_file, to_toml, values_of
+from hoploom.train.runs.run_file import FIELDS, LINKS, RunFile
 
 RUN_FILE, RESULT_FILE = "run.toml", "result.json"
 LAST, BEST = "last", "best"
+NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
+CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
+NO_LOCALITY = "cluster.locality has no effect where servers make the batches: no process holds a part; leave it out"
 # What may differ between a run and its continuation: how long and where, not what is learned.
-MAY_CHANGE = {
-    *(
-        "store",
-        "loader.threads",
-        "loader.eval_fanouts",
-        "loader.eval_batch_size",
-        "output.folder",
-        "output.tensorboard",
-    ),
-    "placement.topology",
-    "placement.features",
-    *(name for name in FIELDS if name.startswith("cluster.") and name != "cluster.locality"),
-    *("train.epochs", "train.max_steps", "train.patience", "train.processes", "train.device", "train.checkpoint_every"),
-    *("train.whole_steps", "train.margin"),
-}
+MAY_CHANGE = {"store", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
+MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placement.", "output.", "train."))}
+MAY_CHANGE -= {"cluster.locality", "placement.dtype"}
+MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
     """Train and evaluate as run.toml says. All ranks call.
 
     >>> with hoploom.init() as context:
-    ...     result = run(read_recipe("run.toml"), context)
+    ...     result = run(read_run_file("run.toml"), context)
     """
     began = time.perf_counter()
     check_world(run_file, context.world_size)
@@ -105,7 +103,8 @@ def _learn(
         (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
     with Journal(run_file.output.folder, context, tensorboard=run_file.output.tensorboard) as journal:
         validate = _validation(run_file, goal, learner, context)
-        training = _training(run_file, progress=progress)
+        given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
+        training = Training(**given | {"seed": run_file.seed, "progress": progress})
         outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
     test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
     return outcome, test, sum(parameter.numel() for parameter in learner.model.parameters())
@@ -120,23 +119,6 @@ def make_learner(run_file: RunFile, goal: Goal, context: Context) -> Learner:
     optimizer = optimizer_of(run_file, model)
     scheduler = scheduler_of(run_file, optimizer, len(loader), goal.task.monitor[1])
     return Learner(model, optimizer, goal.task, loader, scheduler)
-
-
-def _training(run_file: RunFile, *, progress: bool) -> Training:
-    section = run_file.train
-    return Training(
-        epochs=section.epochs,
-        accumulate=section.accumulate,
-        clip_norm=section.clip_norm,
-        precision=section.precision,  # type: ignore[arg-type]
-        seed=run_file.seed,
-        patience=section.patience,
-        checkpoint_every=section.checkpoint_every,
-        max_steps=section.max_steps,
-        progress=progress,
-        whole_steps=section.whole_steps,
-        margin=section.margin,
-    )
 
 
 def _validation(run_file: RunFile, goal: Goal, learner: Learner, context: Context) -> Validate | None:
@@ -162,6 +144,97 @@ def _test(
     return evaluate(learner.model, loader, goal.task, context, precision=run_file.train.precision)
 
 
+# --- the graph -----------------------------------------------------------------------------------
+
+
+def open_graph(run_file: RunFile, context: Context) -> Store:
+    """The store of a run; its context closes it."""
+    section = run_file.cluster
+    options = {name: getattr(section, name) for name in CONNECT_KEYS}
+    store = context.open(run_file.store, parts=section.parts, servers=section.servers, **options)
+    if store.deployment.makes_batches and section.cache is not None:
+        raise run_file.problem("cluster.cache", NO_CACHE)
+    if store.deployment.makes_batches and section.locality:
+        raise run_file.problem("cluster.locality", NO_LOCALITY)
+    return store
+
+
+def with_placement(run_file: RunFile, goal: Goal, context: Context) -> Goal:
+    """The goal, with its store placed where the run's device reads it. All ranks call."""
+    section = run_file.placement
+    if section.topology is None and section.features is None:
+        return goal
+    try:
+        store = goal.store.place(
+            section.topology, section.features, dtype=section.dtype, device=context.device, among=context
+        )
+    except ConfigError as error:
+        name = "placement.features" if section.topology is None else "placement.topology"
+        raise run_file.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
+    return replace(goal, store=store)
+
+
+def with_cache(run_file: RunFile, goal: Goal, context: Context) -> Goal:
+    """The goal, with a cache of the remote rows that this rank will need most."""
+    size, store = run_file.cluster.cache, goal.store
+    if size is None or all(isinstance(shard, Part) for shard in store.shards):
+        return goal
+    return replace(goal, store=cached(store, size, _counts(run_file, goal, context)))
+
+
+def _counts(run_file: RunFile, goal: Goal, context: Context) -> dict[str, Tensor]:
+    """In how many of some batches each node is, by type."""
+    section, schema = run_file.loader, goal.store.schema
+    plan = Presampling(
+        batch_size=section.batch_size // context.world_size,
+        batches=range(NUM_BATCHES),
+        seed=run_file.seed,
+        num_threads=section.threads,
+        options={
+            "replace": section.replace,
+            "labor": section.labor,
+            "weight_attr": schema.weight if section.weighted else None,
+        },
+    )
+    counts = no_visits(goal.store)
+    for node_type, ids in _seeds(run_file, goal):
+        near = _own(goal.store, node_type, ids) if run_file.cluster.locality else ids
+        seeds = near if schema.homogeneous else (node_type, near)
+        for name, found in count_visits(goal.store, per_relation(run_file, goal), seeds, plan).items():
+            counts[name] += found
+    return counts
+
+
+def _seeds(run_file: RunFile, goal: Goal) -> Iterator[tuple[str, Tensor]]:
+    """The nodes that batches are made around, by type; of links both ends."""
+    schema, given = goal.store.schema, goal.seeds["train"]
+    if run_file.task.kind != LINKS:
+        yield read_seeds(goal.store, given)
+        return
+    (source, _, destination), ends = (schema.relations[0].key, given) if schema.homogeneous else given
+    for node_type in dict.fromkeys((source, destination)):
+        rows = [row for name, row in zip((source, destination), ends, strict=True) if name == node_type]
+        yield node_type, torch.unique(torch.cat(rows))
+
+
+def _own(store: Store, node_type: str, ids: Tensor) -> Tensor:
+    """Those in the parts that this process maps; all, where none is."""
+    index, own = store.schema.type_index[node_type], torch.zeros(ids.numel(), dtype=torch.bool)
+    for part in store.parts:
+        first = part.first_nodes[index]
+        own |= (ids >= first) & (ids < first + part.num_nodes[index])
+    return ids[own] if bool(own.any()) else ids
+
+
+def cache_report(run_file: RunFile, goal: Goal, context: Context) -> CacheReport | None:
+    """How the caches of all ranks did. All ranks call."""
+    if run_file.cluster.cache is None:
+        return None
+    own = report(goal.store) or CacheReport(0, 0, 0, 0)
+    found = context.sum(torch.tensor([own.num_rows, own.num_bytes, own.hits, own.misses]))
+    return CacheReport(*found.tolist()) if bool(found.any()) else None
+
+
 # --- the output folder ---------------------------------------------------------------------------
 
 
@@ -174,7 +247,7 @@ def check_folder(run_file: RunFile, *, resume: bool) -> None:
         message = f"{folder} holds a run already; continue it with --resume, or name another output.folder"
         raise run_file.problem("output.folder", message)
     if (folder / RUN_FILE).exists():
-        _check_same(run_file, read_recipe(folder / RUN_FILE))
+        _check_same(run_file, read_run_file(folder / RUN_FILE))
 
 
 def _check_same(run_file: RunFile, before: RunFile) -> None:
@@ -186,7 +259,7 @@ def _check_same(run_file: RunFile, before: RunFile) -> None:
             raise run_file.problem(key, f"{message}; leave it so, or start anew in another output.folder")
 
 
-# --- what is told --------------------------------------------------------------------------------
+# --- the result ----------------------------------------------------------------------------------
 
 
 def as_json(result: Result) -> str:
@@ -206,7 +279,13 @@ def as_json(result: Result) -> str:
     if outcome.whole_steps is not None:
         content["whole_steps"] = asdict(outcome.whole_steps)
     if result.cache is not None:
-        content["cache"] = as_plain(result.cache)
+        content["cache"] = {
+            "rows": result.cache.num_rows,
+            "bytes": result.cache.num_bytes,
+            "hits": result.cache.hits,
+            "misses": result.cache.misses,
+            "hit_rate": round(result.cache.hit_rate, 6),
+        }
     return json.dumps(content, indent=1) + "\n"
 
 

@@ -8,7 +8,6 @@ table in docs/training.md are made from them. `only` limits a key to some choice
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,9 @@ from hoploom.config.rules import (
     accepted,
     key,
     key_of,
-    key_table,
     keys_in,
     problem,
 )
-from hoploom.config.toml import as_toml
 from hoploom.errors import ConfigError
 from hoploom.gpu.place.request import NARROW, read_features, read_topology
 from hoploom.nn import KINDS
@@ -56,17 +53,6 @@ FEATURES = accepted(
     kinds=str | float,
     words=("cuda", "host", "auto", "spread"),
 )
-
-
-def _parts() -> rules.KeyRule:
-    """Numbers of parts, in order."""
-    one = rules.whole(0)
-
-    def read(value: Any) -> tuple[int, ...] | None:
-        numbers = value if isinstance(value, list) else [value]
-        return tuple(sorted(set(numbers))) if numbers and all(one.read(n) is not None for n in numbers) else None
-
-    return rules.KeyRule("a list of numbers from 0 on, e.g. [0]", read)
 
 
 @dataclass(frozen=True)
@@ -232,7 +218,7 @@ class ClusterSection:
         example=("10.0.0.1:7000", "10.0.0.2:7000"),
     )
     parts: tuple[int, ...] | None = key(
-        None, "the parts that this host maps; left out: its share", _parts(), example=(0,), only=WITH_STORE
+        None, "the parts that this host maps; left out: its share", rules.ids("parts"), example=(0,), only=WITH_STORE
     )
     topology: str = key(
         "auto",
@@ -298,7 +284,7 @@ class OutputSection:
 class RunFile:
     """Everything that a run follows from.
 
-    >>> run_file = read_recipe("run.toml", ["train.epochs=3"])
+    >>> run_file = read_run_file("run.toml", ["train.epochs=3"])
     >>> run_file.train.epochs
     3
     """
@@ -344,35 +330,3 @@ FIELDS: Mapping[str, Field[Any]] = {  # every key by its full name, as messages 
     for name, described in keys_in(owner).items()
 }
 KEYS: Mapping[str, Key] = {name: key_of(described) for name, described in FIELDS.items()}
-
-
-def applies(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether a key has an effect under these values (by full name)."""
-    only = KEYS[name].only
-    return only is None or (applies(only.selector, values) and only.allows(values[only.selector]))
-
-
-# --- as text -------------------------------------------------------------------------------------
-
-
-def values_of(run_file: RunFile) -> dict[str, Any]:
-    """Every key's value by its full name."""
-    return {name: reduce(getattr, name.split("."), run_file) for name in FIELDS}
-
-
-def to_toml(run_file: RunFile) -> str:
-    """Every key that has an effect: `read_recipe` reads an equal one. It is the run.toml that a run leaves behind."""
-    values = values_of(run_file)
-    lines: list[str] = []
-    for section, owner in HEADINGS.items():
-        lines += [f"\n[{section}]"] if section else []
-        for name in keys_in(owner):
-            key = f"{section}.{name}".removeprefix(".")
-            if applies(key, values) and values[key] is not None:
-                lines.append(f"{name} = {as_toml(values[key])}")
-    return "\n".join(lines) + "\n"
-
-
-def reference() -> str:
-    """The table of every key, in Markdown, for the documentation."""
-    return "\n".join(key_table(FIELDS.items())) + "\n"

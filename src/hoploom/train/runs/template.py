@@ -10,7 +10,8 @@ from hoploom.config.toml import as_toml
 from hoploom.schema import NodeType, Schema
 from hoploom.store import Store, open_store
 from hoploom.train.runs.problem import largest_label
-from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, applies
+from hoploom.train.runs.reading import applies
+from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS
 
 HEADER = """\
 # What `hoploom train` does. Every key may be left out but `store`: a line shows its default, and a line behind
