@@ -1,8 +1,7 @@
 """Layers and models over `ops.aggregate`."""
 
-from hoploom.nn.convs import Conv, GATConv, GCNConv, GINConv, SAGEConv
+from hoploom.nn.layers import Conv, GATConv, GCNConv, GINConv, LayerView, SAGEConv, views_of
 from hoploom.nn.models import GAT, GCN, GIN, GNN, KINDS, GraphSAGE, RelationLayer, Shape
-from hoploom.nn.views import LayerView, views_of
 
 __all__ = [
     "GAT",

@@ -11,8 +11,19 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.convs import Conv, Ends, GATConv, GCNConv, GINConv, SAGEConv, eager
-from hoploom.nn.views import LayerView, by_relation, by_type, views_of
+from hoploom.nn.layers import (
+    Conv,
+    Ends,
+    GATConv,
+    GCNConv,
+    GINConv,
+    LayerView,
+    SAGEConv,
+    by_relation,
+    by_type,
+    eager,
+    views_of,
+)
 from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
 
@@ -32,57 +43,38 @@ class Shape:
     residual: bool = False  # every layer adds to its input; then a linear layer stands at both ends
 
 
-def _sage(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
-    return SAGEConv(ends, out)
-
-
-def _gin(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
+def _gin(ends: Ends, out: int, *_: Any) -> Conv:
     if ends[0] != ends[1]:
         raise ConfigError(f"GIN adds sources of {ends[0]} channels to destinations of {ends[1]}; use residual=True")
     return GINConv(nn.Sequential(nn.Linear(ends[0], out), nn.ReLU(), nn.Linear(out, out)))
 
 
-def _gcn(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
-    return GCNConv(ends[0], out)
-
-
-def _gat(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
-    return GATConv(ends[0], *_heads(out, shape, is_last))
-
-
-def _rgat(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
-    return GATConv(ends, *_heads(out, shape, is_last), add_self_loops=False)
-
-
-def _rgcn(ends: Ends, out: int, shape: Shape, *, is_last: bool) -> Conv:
-    return SAGEConv(ends, out, root_weight=False, bias=False)
-
-
-def _heads(out: int, shape: Shape, is_last: bool) -> tuple[int, int, bool]:
-    """Width of a head, number of heads, and whether they stand beside each other or are averaged."""
-    averaged = is_last and not shape.residual
-    if not averaged and out % shape.heads:
+def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
+    """Heads stand beside each other, those of the last layer are averaged."""
+    if is_last and not shape.residual:
+        return GATConv(ends, out, shape.heads, concat=False, **options)
+    if out % shape.heads:
         raise ConfigError(f"hidden={out} does not divide by heads={shape.heads}; give a multiple")
-    return (out, shape.heads, False) if averaged else (out // shape.heads, shape.heads, True)
+    return GATConv(ends, out // shape.heads, shape.heads, **options)
 
 
 @dataclass(frozen=True)
 class Kind:
     """A family of models."""
 
-    make: Callable[..., Conv]
+    make: Callable[[Ends, int, Shape, bool], Conv]  # from a relation's channels, the outputs', and whether it is last
     has_root: bool = False  # a linear layer of its own for the destination
     any_relations: bool = True  # works between different node types
 
 
 KINDS: dict[str, Kind] = {
-    "sage": Kind(_sage),
-    "gcn": Kind(_gcn, any_relations=False),
-    "gat": Kind(_gat, any_relations=False),
+    "sage": Kind(lambda ends, out, *_: SAGEConv(ends, out)),
+    "gcn": Kind(lambda ends, out, *_: GCNConv(ends[0], out), any_relations=False),
+    "gat": Kind(lambda ends, *rest: _gat(ends[0], *rest), any_relations=False),
     "gin": Kind(_gin),
-    "rsage": Kind(_sage),
-    "rgcn": Kind(_rgcn, has_root=True),
-    "rgat": Kind(_rgat, has_root=True),
+    "rsage": Kind(lambda ends, out, *_: SAGEConv(ends, out)),
+    "rgcn": Kind(lambda ends, out, *_: SAGEConv(ends, out, root_weight=False, bias=False), has_root=True),
+    "rgat": Kind(lambda *given: _gat(*given, add_self_loops=False), has_root=True),
 }
 
 
@@ -177,7 +169,7 @@ class GNN(nn.Module):
         is_last, kept = depth == self.num_layers - 1, self.types[depth + 1]
         out = self.shape.out if is_last and not self.shape.residual else self.shape.hidden
         keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in kept]
-        convs = {key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last=is_last) for key in keys}
+        convs = {key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last) for key in keys}
         reached = dict.fromkeys(key[2] for key in keys)  # in the schema's order: parameters follow from it
         roots = {name: nn.Linear(channels[name], out) for name in reached} if kind.has_root else {}
         self.layers.append(RelationLayer(convs, roots))

@@ -64,9 +64,9 @@ def _failures(ranks: Ranks, own: BaseException | None) -> dict[int, str]:
     if ranks.world_size == 1:
         return {}
     try:
-        told = gather_json(ranks, None if own is None else str(own) or type(own).__name__)
+        errors = gather_json(ranks, None if own is None else str(own) or type(own).__name__)
     except PeerError:
         if own is None:
             raise
         return {}
-    return {rank: text for rank, text in enumerate(told) if text is not None}
+    return {rank: text for rank, text in enumerate(errors) if text is not None}

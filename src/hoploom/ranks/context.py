@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from numbers import Integral
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +29,7 @@ from hoploom.ranks.environment import RankPlace
 from hoploom.ranks.rendezvous import RankNotes, meeting_point
 from hoploom.store import Store
 
+Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
 LABEL = 120  # bytes in which ranks tell each other the shape of a tensor
 
@@ -146,25 +146,13 @@ class Context:
         """Wait until all ranks are here."""
         self._reduce(0, dist.ReduceOp.SUM, "waiting at a barrier")
 
-    @overload
-    def sum(self, value: Tensor) -> Tensor: ...
-    @overload
-    def sum(self, value: int) -> int: ...
-    @overload
-    def sum(self, value: float) -> float: ...
-    def sum(self, value: Tensor | float) -> Tensor | float:
+    def sum(self, value: Value) -> Value:
         """The sum over ranks: exact in int64 for integers, in float64 for others."""
-        return self._reduce(value, dist.ReduceOp.SUM, "adding up over ranks")
+        return self._reduce(value, dist.ReduceOp.SUM, "adding up over ranks")  # type: ignore[no-any-return]
 
-    @overload
-    def max(self, value: Tensor) -> Tensor: ...
-    @overload
-    def max(self, value: int) -> int: ...
-    @overload
-    def max(self, value: float) -> float: ...
-    def max(self, value: Tensor | float) -> Tensor | float:
+    def max(self, value: Value) -> Value:
         """The largest over ranks, entry by entry, in int64 or float64."""
-        return self._reduce(value, dist.ReduceOp.MAX, "finding the maximum over ranks")
+        return self._reduce(value, dist.ReduceOp.MAX, "finding the maximum over ranks")  # type: ignore[no-any-return]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor, in the order of ranks; of one shape and dtype on all of them."""
@@ -237,14 +225,13 @@ class Context:
     def __enter__(self) -> "Context":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
+        error = raised[1]
         if error is None:
             self.close()
         else:
             self._leave(f"ended with {type(error).__name__}: {error}"[:300])
-            self._opened.__exit__(kind, error, trace)
+            self._opened.__exit__(*raised)
 
     def _join(self, place: RankPlace, backend: str) -> None:
         if dist.is_initialized():
@@ -266,7 +253,7 @@ class Context:
         if peers is not None:
             peers.leave(farewell)
 
-    def _reduce(self, value: Tensor | float, operation: dist.ReduceOp.RedOpType, doing: str) -> Tensor | float:
+    def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType, doing: str) -> Any:
         if isinstance(value, Tensor):
             exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
             self._together(value, doing, lambda: dist.all_reduce(exact, operation))
@@ -300,9 +287,7 @@ class Context:
 
 def _device(wanted: str | torch.device | None, place: RankPlace) -> torch.device:
     try:
-        device = (
-            torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else torch.device(wanted)
-        )
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else wanted)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device is {wanted!r}; give 'cpu', 'cuda' or 'cuda:1'") from error
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""Which rank is this process, and of how many? The one room that reads and sets environment variables.
+"""Which rank is this process, and of how many? The one module that reads and sets environment variables.
 
 torchrun's variables come first, then those of a Slurm step, else this is the only process. Nothing is guessed from
 half of a set of variables: an error is better than eight processes that each train alone. `hoploom launch` sets more:
@@ -50,7 +50,7 @@ def read(variables: Variables | None = None) -> RankPlace:
     if "RANK" not in variables and _in_slurm_step(variables):
         return _from_slurm(variables)
     present = [name for name in (*REQUIRED, "LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in variables]
-    if "RANK" not in variables and _in_slurm_job(variables):
+    if "RANK" not in variables and "SLURM_JOB_ID" in variables:
         present = []  # batch scripts export the rest of them for srun
     return _from_torchrun(variables, present[0]) if present else RankPlace()
 
@@ -124,9 +124,9 @@ def _from_torchrun(variables: Variables, present: str) -> RankPlace:
         )
     rank, world_size = _rank_of(variables, "RANK", "WORLD_SIZE")
     local_rank = _number(variables, "LOCAL_RANK", 0, default=0)
-    local_world_size = _number(variables, "LOCAL_WORLD_SIZE", 1, default=local_rank + 1)
-    if local_rank >= local_world_size:
-        _rank_of(variables, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    local_world_size = local_rank + 1
+    if "LOCAL_WORLD_SIZE" in variables:
+        local_rank, local_world_size = _rank_of({"LOCAL_RANK": "0", **variables}, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if local_world_size > world_size:
         raise ConfigError(
             f"LOCAL_WORLD_SIZE is {local_world_size}, but WORLD_SIZE is {world_size}; start the script with torchrun"
@@ -145,10 +145,6 @@ def _from_torchrun(variables: Variables, present: str) -> RankPlace:
     )
 
 
-def _in_slurm_job(variables: Variables) -> bool:
-    return "SLURM_JOB_ID" in variables
-
-
 def _in_slurm_step(variables: Variables) -> bool:
     """A batch script has a SLURM_PROCID too, but only srun starts one process per task; salloc's shell has none."""
     in_batch_script = variables.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in variables
@@ -156,20 +152,22 @@ def _in_slurm_step(variables: Variables) -> bool:
 
 
 def _from_slurm(variables: Variables) -> RankPlace:
-    tasks = _present(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    rank, world_size = _rank_of(variables, "SLURM_PROCID", tasks)
+    rank, world_size = _rank_of(variables, "SLURM_PROCID", _present(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
+    restarts = _number(variables, "SLURM_RESTART_COUNT", 0, default=0)
     if world_size == 1:
-        return RankPlace(source="slurm", restarts=_number(variables, "SLURM_RESTART_COUNT", 0, default=0))
+        return RankPlace(source="slurm", restarts=restarts)
+    node_list = variables[_present(variables, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")]
     local_rank = _number(variables, "SLURM_LOCALID", 0)
-    local_world_size = min(world_size, max(local_rank + 1, _tasks_of_this_host(variables, world_size)))
+    num_tasks = world_size if re.fullmatch(r"[^\[,]+", node_list) else _tasks_of_this_host(variables)
+    local_world_size = min(world_size, max(local_rank + 1, num_tasks))
     return RankPlace(
         rank,
         local_rank,
         world_size,
         local_world_size,
         "slurm",
-        restarts=_number(variables, "SLURM_RESTART_COUNT", 0, default=0),
-        address=variables.get("MASTER_ADDR") or first_host(_node_list(variables)),
+        restarts=restarts,
+        address=variables.get("MASTER_ADDR") or first_host(node_list),
         port=_port(variables) if "MASTER_PORT" in variables else _job_port(variables),
         num_threads=_num_threads(variables, local_world_size),
     )
@@ -189,14 +187,8 @@ def first_host(node_list: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
 
 
-def _node_list(variables: Variables) -> str:
-    return variables[_present(variables, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")]
-
-
-def _tasks_of_this_host(variables: Variables, world_size: int) -> int:
+def _tasks_of_this_host(variables: Variables) -> int:
     """From Slurm's short form: 4(x2),3 says 4, 4 and 3 for the hosts in order."""
-    if re.fullmatch(r"[^\[,]+", variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ","):
-        return world_size
     text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
     counts = [
         int(count)

@@ -20,7 +20,6 @@ from datetime import timedelta
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -131,9 +130,7 @@ class _Ranks:
     def __enter__(self) -> "_Ranks":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         try:
             for rank in self._living():
                 rank.process.terminate()
@@ -230,25 +227,25 @@ def _reported(rank: int, report: Connection) -> Iterator[None]:
         yield
     except (Exception, KeyboardInterrupt) as error:
         text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
-        told = {"module": type(error).__module__, "type": type(error).__qualname__, "message": str(error), "text": text}
+        kind = type(error)
+        failure = {"module": kind.__module__, "type": kind.__qualname__, "message": str(error), "text": text}
         with suppress(OSError):  # the parent is gone, and so will be this process
-            report.send_bytes(json.dumps(told).encode())
+            report.send_bytes(json.dumps(failure).encode())
         raise
 
 
-def _rebuild(rank: int, told: dict[str, str]) -> Exception:
+def _rebuild(rank: int, failure: dict[str, str]) -> Exception:
     """The error of a rank, of its own type where that is ours or a builtin that a message makes."""
-    named = told["message"] if told["message"].startswith(f"rank {rank} ") else f"rank {rank}: {told['message']}"
-    if told["type"] == "KeyboardInterrupt":
+    message, name = failure["message"], failure["type"]
+    if name == "KeyboardInterrupt":
         return TrainError(f"rank {rank} was interrupted by SIGINT")
     homes = {errors.__name__: errors, builtins.__name__: builtins}
-    made: Exception | None = None
-    kind = getattr(homes.get(told["module"]), told["type"], None)
+    made: Exception = TrainError(f"rank {rank} ended with {name}: {message}")
+    kind = getattr(homes.get(failure["module"]), name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         with suppress(TypeError):
-            made = kind(named)
-    made = made or TrainError(f"rank {rank} ended with {told['type']}: {told['message']}")
-    made.add_note(f"On rank {rank}:\n{told['text']}")
+            made = kind(message if message.startswith(f"rank {rank} ") else f"rank {rank}: {message}")
+    made.add_note(f"On rank {rank}:\n{failure['text']}")
     return made
 
 

@@ -80,6 +80,26 @@ def _full(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
+def _binary_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    full = _full(outputs)
+    return functional.binary_cross_entropy_with_logits(full, targets.to(full.dtype), reduction="none")
+
+
+def _class_metrics(kind: str, count: int) -> dict[str, Any]:
+    """Those of Multiclass or Multilabel."""
+    from torchmetrics import classification
+
+    def metric(name: str, **options: Any) -> Any:
+        return getattr(classification, kind + name)(count, validate_args=False, **options)
+
+    return {
+        "accuracy": metric("Accuracy", average="micro"),
+        "f1_macro": metric("F1Score", average="macro"),
+        "f1_micro": metric("F1Score", average="micro"),
+        "auroc": metric("AUROC"),
+    }
+
+
 # --- nodes ----------------------------------------------------------------------------------
 
 
@@ -90,32 +110,44 @@ class NodeTask(Judged):
     label: str = "y"
     node_type: str | None = None  # of the seeds; None: the only type that has seeds
 
+    @property
+    def columns(self) -> tuple[int, str]:
+        """How many outputs a seed has, and what they are."""
+        raise NotImplementedError
+
     def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
         """The labels of these nodes as targets; an error names the first that cannot be one."""
         raise NotImplementedError
 
-    def fitting(self, outputs: Tensor) -> Tensor:
-        """The outputs in the targets' shape."""
-        raise NotImplementedError
-
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        seeds = _seeds(batch, self.node_type)
-        found = model(batch)
+        _, node_type, num_seeds = _seeds(batch, self.node_type)
+        (count, what), found = self.columns, model(batch)
         if isinstance(found, Mapping):
-            if seeds.node_type not in found:
-                raise ConfigError(f"the model has outputs for {list(found)}, the seeds are of {seeds.node_type!r}")
-            found = found[seeds.node_type]
-        if found.shape[0] < seeds.count:
+            if node_type not in found:
+                raise ConfigError(f"the model has outputs for {list(found)}, the seeds are of {node_type!r}")
+            found = found[node_type]
+        if found.shape[0] < num_seeds:
             raise ConfigError(
-                f"the model returned {found.shape[0]} rows for {seeds.count} seeds; return one for each, seeds first"
+                f"the model returned {found.shape[0]} rows for {num_seeds} seeds; return one for each, seeds first"
             )
-        return self.fitting(found[: seeds.count])
+        rows: Tensor = found[:num_seeds].view(-1, 1) if found.dim() == count == 1 else found[:num_seeds]
+        if rows.shape[1:] != (count,):
+            shape = tuple(rows.shape[1:])
+            raise ConfigError(f"the model returns rows of shape {shape} for {count} {what}; give it {count} outputs")
+        return rows
 
     def targets(self, batch: Batch) -> Tensor:
-        seeds = _seeds(batch, self.node_type)
-        if self.label not in seeds.storage:
-            raise self._no_label(seeds.node_type, sorted(seeds.storage.keys()))
-        return self.read(seeds.storage[self.label][: seeds.count], seeds.storage["n_id"][: seeds.count])
+        storage, node_type, num_seeds = _seeds(batch, self.node_type)
+        if self.label not in storage:
+            raise self._no_label(node_type, sorted(storage.keys()))
+        return self.read(storage[self.label][:num_seeds], storage["n_id"][:num_seeds])
+
+    def _matrix(self, labels: Tensor, width: int, way_out: str) -> Tensor:
+        """The labels with this many columns."""
+        rows = labels.view(-1, 1) if labels.dim() == 1 else labels
+        if rows.shape[1:] != (width,):
+            raise ConfigError(f"{self.label!r} has rows of shape {tuple(rows.shape[1:])}{way_out}")
+        return rows
 
     def check(self, store: Store, nodes: Tensor, node_type: str | None = None) -> None:
         """Raise if one of these nodes has no label that can be learned: once, before training."""
@@ -144,29 +176,15 @@ class NodeTask(Judged):
             )
 
 
-@dataclass(frozen=True)
-class _Seeds:
-    storage: Any
-    node_type: str
-    count: int
-
-
-def _seeds(batch: Batch, node_type: str | None) -> _Seeds:
-    """Where a batch keeps its seeds: they stand first in their type."""
+def _seeds(batch: Batch, node_type: str | None) -> tuple[Any, str, int]:
+    """Where a batch keeps its seeds, their type and number: they stand first in their type."""
     if not isinstance(batch, HeteroData):
-        return _Seeds(batch, "node", int(batch.batch_size))
+        return batch, "node", int(batch.batch_size)
     having = [storage for storage in batch.node_stores if "batch_size" in storage]
     named = [storage for storage in having if node_type in (None, storage._key)]
     if len(named) != 1:
         raise ConfigError(f"node_type is {node_type!r}, but the batch has seeds of {[s._key for s in having]}; name it")
-    return _Seeds(named[0], named[0]._key, int(named[0]["batch_size"]))
-
-
-def _as_matrix(outputs: Tensor, columns: int, what: str) -> Tensor:
-    if outputs.dim() != 2 or outputs.shape[1] != columns:
-        shape = tuple(outputs.shape[1:])
-        raise ConfigError(f"the model returns rows of shape {shape} for {columns} {what}; give it {columns} outputs")
-    return outputs
+    return named[0], named[0]._key, int(named[0]["batch_size"])
 
 
 @dataclass(frozen=True)
@@ -177,18 +195,15 @@ class NodeClassification(NodeTask):
     best: str = "accuracy"
     confusion: bool = False
 
-    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
-        if labels.dim() == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
-        if labels.dim() != 1:
-            shape = tuple(labels.shape[1:])
-            raise ConfigError(f"{self.label!r} has rows of shape {shape}, not one class each; use MultiLabel")
-        bad = (labels != labels.long()) | (labels < 0) | (labels >= self.num_classes)
-        self._refuse(bad, labels, nodes, f"classes are 0 to {self.num_classes - 1}: give it one")
-        return labels.long()
+    @property
+    def columns(self) -> tuple[int, str]:
+        return self.num_classes, "classes"
 
-    def fitting(self, outputs: Tensor) -> Tensor:
-        return _as_matrix(outputs, self.num_classes, "classes")
+    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+        classes = self._matrix(labels, 1, ", not one class each; use MultiLabel")[:, 0]
+        bad = (classes != classes.long()) | (classes < 0) | (classes >= self.num_classes)
+        self._refuse(bad, classes, nodes, f"classes are 0 to {self.num_classes - 1}: give it one")
+        return classes.long()
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(_full(outputs), targets, reduction="none")
@@ -197,18 +212,13 @@ class NodeClassification(NodeTask):
         return outputs.double().softmax(dim=-1)
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        from torchmetrics import classification as kinds
-
-        count = self.num_classes
-        metrics: dict[str, Any] = {
-            "accuracy": kinds.MulticlassAccuracy(count, average="micro", validate_args=False),
-            "f1_macro": kinds.MulticlassF1Score(count, average="macro", validate_args=False),
-            "f1_micro": kinds.MulticlassF1Score(count, average="micro", validate_args=False),
-        }
-        if count == 2:
-            metrics["auroc"] = kinds.MulticlassAUROC(2, validate_args=False)
+        metrics = _class_metrics("Multiclass", self.num_classes)
+        if self.num_classes != 2:
+            del metrics["auroc"]
         if self.confusion:
-            metrics["confusion"] = kinds.MulticlassConfusionMatrix(count, validate_args=False)
+            from torchmetrics.classification import MulticlassConfusionMatrix
+
+            metrics["confusion"] = MulticlassConfusionMatrix(self.num_classes, validate_args=False)
         return _collection(device, **metrics)
 
 
@@ -219,35 +229,23 @@ class MultiLabel(NodeTask):
     num_labels: int
     best: str = "auroc"
 
-    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
-        labels = labels.view(-1, 1) if labels.dim() == 1 else labels
-        if labels.shape[1:] != (self.num_labels,):
-            shape = tuple(labels.shape[1:])
-            raise ConfigError(f"{self.label!r} has rows of shape {shape} for {self.num_labels} labels; set num_labels")
-        self._refuse((labels != 0) & (labels != 1), labels, nodes, "labels are 0 or 1: give it all of them")
-        return labels.long()
+    @property
+    def columns(self) -> tuple[int, str]:
+        return self.num_labels, "labels"
 
-    def fitting(self, outputs: Tensor) -> Tensor:
-        return _as_matrix(outputs, self.num_labels, "labels")
+    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+        rows = self._matrix(labels, self.num_labels, f" for {self.num_labels} labels; set num_labels")
+        self._refuse((rows != 0) & (rows != 1), rows, nodes, "labels are 0 or 1: give it all of them")
+        return rows.long()
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        full = _full(outputs)
-        return functional.binary_cross_entropy_with_logits(full, targets.to(full.dtype), reduction="none").mean(dim=1)
+        return _binary_losses(outputs, targets).mean(dim=1)
 
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double().sigmoid()
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        from torchmetrics import classification as kinds
-
-        count = self.num_labels
-        return _collection(
-            device,
-            auroc=kinds.MultilabelAUROC(count, validate_args=False),
-            accuracy=kinds.MultilabelAccuracy(count, average="micro", validate_args=False),
-            f1_macro=kinds.MultilabelF1Score(count, average="macro", validate_args=False),
-            f1_micro=kinds.MultilabelF1Score(count, average="micro", validate_args=False),
-        )
+        return _collection(device, **_class_metrics("Multilabel", self.num_labels))
 
 
 @dataclass(frozen=True)
@@ -262,17 +260,14 @@ class NodeRegression(NodeTask):
         if self.loss not in ("mse", "mae"):
             raise ConfigError(f"loss is {self.loss!r}; give 'mse' or 'mae'")
 
+    @property
+    def columns(self) -> tuple[int, str]:
+        return self.num_targets, "targets"
+
     def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
-        rows = labels.view(-1, 1) if labels.dim() == 1 else labels
-        if rows.shape[1:] != (self.num_targets,):
-            shape, count = tuple(rows.shape[1:]), self.num_targets
-            raise ConfigError(f"{self.label!r} has rows of shape {shape} for {count} targets; set num_targets")
+        rows = self._matrix(labels, self.num_targets, f" for {self.num_targets} targets; set num_targets")
         self._refuse(~rows.isfinite(), labels, nodes, "give it a finite number")
         return rows.double()
-
-    def fitting(self, outputs: Tensor) -> Tensor:
-        outputs = outputs.view(-1, 1) if outputs.dim() == 1 else outputs
-        return _as_matrix(outputs, self.num_targets, "targets")
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         errors = _full(outputs) - targets.to(_full(outputs).dtype)
@@ -337,8 +332,7 @@ class LinkPrediction(Judged):
             )
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        full = _full(outputs)
-        return functional.binary_cross_entropy_with_logits(full, targets.to(full.dtype), reduction="none")
+        return _binary_losses(outputs, targets)
 
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double().sigmoid()

@@ -40,7 +40,7 @@ DTYPES: dict[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-DEPTH_LIMIT = 64  # of the structure
+DEPTH_LIMIT = 64  # of what is written
 
 
 def write(path: Path, state: Any) -> None:
@@ -68,18 +68,11 @@ def read(path: Path) -> Any:
             raise StoreError("it holds tensors of a dtype that Hoploom does not write")
         if _checksum(metadata["tree"], tensors) != metadata["crc32"]:
             raise StoreError("its checksum does not match")
-        return decode(_parsed(metadata["tree"]), tensors)
+        return decode(json.loads(metadata["tree"]), tensors)
     except (StoreError, SafetensorError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise StoreError(f"{path} is damaged: {error}; take another checkpoint, or copy it again") from error
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error}") from error
-
-
-def _parsed(tree: str) -> Any:
-    try:
-        return json.loads(tree)
-    except (ValueError, RecursionError) as error:
-        raise StoreError("its state is no JSON") from error
 
 
 def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -160,18 +153,12 @@ def _at(path: tuple[str, ...]) -> str:
     return "/".join(path)
 
 
-def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     """What encode was given."""
-    return _decoded(tree, tensors, 0)
-
-
-def _decoded(node: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
-    if depth > 2 * DEPTH_LIMIT:
-        raise StoreError("its state is nested too deep")
     if node is None or isinstance(node, bool | int | float | str):
         return node
     if isinstance(node, list):
-        return [_decoded(entry, tensors, depth + 1) for entry in node]
+        return [decode(entry, tensors) for entry in node]
     if isinstance(node, dict) and len(node) == 1:
         ((kind, content),) = node.items()
         if kind == "tensor" and isinstance(content, str) and content in tensors:
@@ -179,18 +166,18 @@ def _decoded(node: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
         if kind == "float" and content in ("nan", "inf", "-inf"):
             return float(content)
         if kind == "tuple" and isinstance(content, list):
-            return tuple(_decoded(entry, tensors, depth + 1) for entry in content)
+            return tuple(decode(entry, tensors) for entry in content)
         if kind in ("dict", "counter") and isinstance(content, list):
-            entries = dict(_items(content, tensors, depth + 1))
+            entries = dict(_items(content, tensors))
             return Counter(entries) if kind == "counter" else entries
     raise StoreError(f"its state has an entry {node!r:.80} that nobody wrote")
 
 
-def _items(content: list[Any], tensors: Mapping[str, Tensor], depth: int) -> Iterator[tuple[Any, Any]]:
+def _items(content: list[Any], tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, Any]]:
     for item in content:
         if not isinstance(item, list) or len(item) != 2 or isinstance(item[0], list):
             raise StoreError(f"its state has an item {item!r:.80} that nobody wrote")
-        key = _decoded(item[0], tensors, depth)
+        key = decode(item[0], tensors)
         if not (key is None or isinstance(key, bool | int | float | str)):
             raise StoreError(f"its state has a key {key!r:.80} that nobody wrote")
-        yield key, _decoded(item[1], tensors, depth)
+        yield key, decode(item[1], tensors)

@@ -23,7 +23,7 @@ from hoploom import NeighborLoader
 from hoploom.batch import Block
 from hoploom.gpu.batches.batch_memory import tensors_in
 from hoploom.load.assemble import Batch
-from hoploom.nn.views import by_relation, by_type, views_of
+from hoploom.nn.layers import by_relation, by_type, views_of
 from hoploom.ops import InEdges, rows
 from hoploom.ops import edges as edges_module
 from hoploom.ops import edges as grouped

@@ -107,8 +107,8 @@ def test_more_ranks_than_seeds_are_refused(graph: Path) -> None:
 
 
 FACTORIES = [  # my_model.py, what the message says
-    ("import nowhere", "my_model cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
-    ("def built(store, n): ...", "has no function 'make'; write one"),
+    ("import nowhere", "my_model:make cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+    ("def built(store, n): ...", "has no attribute 'make'"),
     ("def make(store, n): return 3", r"returned a int; return a torch.nn.Module"),
     ("def make(store): ...", r"failed: TypeError: make\(\) takes 1 positional argument but 2 were given"),
 ]

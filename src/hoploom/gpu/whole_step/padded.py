@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hoploom.nn.views import LayerView
+from hoploom.nn.layers import LayerView
 from hoploom.ops import InEdges
 from hoploom.schema import RelationName
 

@@ -4,8 +4,8 @@ Schedules are closed forms of the step, so that a resumed run follows the same c
 from run.toml and know nothing of an early stop.
 """
 
-import importlib
 import math
+import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -56,40 +56,28 @@ def model_of(run_file: RunFile, goal: Goal) -> nn.Module:
 
 def _from_factory(run_file: RunFile, goal: Goal) -> nn.Module:
     """What the user's function makes of the store."""
-    address = str(run_file.model.factory)
-    make = _function_at(run_file, address)
+    address, folder, options = str(run_file.model.factory), run_file.model.modules, run_file.model.options
+    if folder is not None and str(folder) not in sys.path:  # its modules come first
+        sys.path.insert(0, str(folder))
     try:
-        model = make(goal.store, goal.num_outputs, **run_file.model.options)
+        make = pkgutil.resolve_name(address)
+    except Exception as error:
+        message = f"{address} cannot be imported: {_one_line(error)}; mend it, or name its folder in model.modules"
+        raise run_file.problem("model.factory", message) from error
+    try:
+        model = make(goal.store, goal.num_outputs, **options)
     except HoploomError:
         raise
     except Exception as error:
-        message = f"{address}(store, {goal.num_outputs}, **{run_file.model.options}) failed: {_shown(error)}"
-        raise run_file.problem("model.factory", f"{message}; mend it") from error
+        message = f"{address}(store, {goal.num_outputs}, **{options}) failed: {_one_line(error)}; mend it"
+        raise run_file.problem("model.factory", message) from error
     if not isinstance(model, nn.Module):
         message = f"{address} returned a {type(model).__name__}; return a torch.nn.Module"
         raise run_file.problem("model.factory", message)
     return model
 
 
-def _function_at(run_file: RunFile, address: str) -> Callable[..., Any]:
-    """The function at `module:function`. The module is looked for in `model.modules` first, then as Python does."""
-    module_name, _, function_name = address.partition(":")
-    folder = run_file.model.modules
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        message = f"{module_name} cannot be imported: {_shown(error)}; mend it, or name its folder in model.modules"
-        raise run_file.problem("model.factory", message) from error
-    found = getattr(module, function_name, None)
-    if not callable(found):
-        message = f"{module_name} ({module.__file__}) has no function {function_name!r}; write one"
-        raise run_file.problem("model.factory", message)
-    return found  # type: ignore[no-any-return]
-
-
-def _shown(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -98,18 +86,20 @@ def _shown(error: Exception) -> str:
 
 def train_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module) -> Loader:
     """This rank's share of the training seeds, shuffled."""
-    section = run_file.loader
-    placement: dict[str, Any] = {
-        "rank": context.rank,
-        "world_size": context.world_size,
-        "seed": run_file.seed,
-        "shuffle": True,
-        "batch_size": section.batch_size // context.world_size,
-        "least_tail": LEAST_TAIL,
-        "locality": run_file.cluster.locality,
-        "device": context.device,
-    }
-    return _loader(run_file, goal, model, "train", per_relation(run_file, goal), **placement)
+    return _loader(
+        run_file,
+        goal,
+        model,
+        "train",
+        per_relation(run_file, goal),
+        batch_size=run_file.loader.batch_size // context.world_size,
+        rank=context.rank,
+        world_size=context.world_size,
+        shuffle=True,
+        least_tail=LEAST_TAIL,
+        locality=run_file.cluster.locality,
+        device=context.device,
+    )
 
 
 def eval_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module, split: str) -> Loader:
@@ -117,14 +107,14 @@ def eval_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Modul
     section = run_file.loader
     fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(run_file, goal)
     batch_size = section.eval_batch_size or section.batch_size
-    placement: dict[str, Any] = {"batch_size": batch_size, "device": context.device, "seed": run_file.seed}
-    return _loader(run_file, goal, model, split, fanouts, **placement)
+    return _loader(run_file, goal, model, split, fanouts, batch_size=batch_size, device=context.device)
 
 
-def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **placement: Any) -> Loader:
+def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **given: Any) -> Loader:
     section, task = run_file.loader, run_file.task
     schema = goal.store.schema
-    options: dict[str, Any] = placement | {
+    options: dict[str, Any] = given | {
+        "seed": run_file.seed,
         "replace": section.replace,
         "labor": section.labor,
         "mode": section.mode,

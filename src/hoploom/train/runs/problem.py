@@ -69,16 +69,12 @@ def _unknown(run_file: RunFile, key: str, what: str, name: str, known: Sequence[
 
 def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> RelationName:
     """A relation by its three words, or by the middle one where that is enough."""
-    found = [r.key for r in schema.relations if " ".join(r.key) == name] or [
-        r.key for r in schema.relations if r.name == name
-    ]
+    words = {" ".join(r.key): r.key for r in schema.relations}
+    found = [words[name]] if name in words else [r.key for r in schema.relations if r.name == name]
     if len(found) == 1:
         return found[0]
-    known = [" ".join(r.key) for r in schema.relations]
-    alike = nearest(name, [*known, *(r.name for r in schema.relations)])
-    hint = f"; did you mean {alike!r}?" if alike and not found else ""
-    message = f"{key} names {name!r}, {'several relations' if found else 'no relation'}; there are {known}{hint}"
-    raise run_file.problem(key, message)
+    what = f"{key} names {name!r}, {'several relations' if found else 'no relation'}"
+    raise _unknown(run_file, key, what, name, list(words))
 
 
 # --- nodes ---------------------------------------------------------------------------------------
@@ -88,13 +84,13 @@ def _node_goal(run_file: RunFile, store: Store) -> Goal:
     node_type = _labelled_type(run_file, store.schema)
     names = {split: getattr(run_file.task, split) for split in SPLITS}
     nodes = {split: store.split(name, node_type.name) for split, name in names.items() if name}
-    task, num_outputs = _node_task(run_file, store, node_type, nodes)
+    task = _node_task(run_file, store, node_type, nodes)
     for ids in nodes.values():
         task.check(store, ids)
     homogeneous = store.schema.homogeneous
     seeds = {split: names[split] if homogeneous else (node_type.name, names[split]) for split in nodes}
     num_seeds = {split: ids.numel() for split, ids in nodes.items()}
-    return Goal(store, task, num_outputs, seeds, num_seeds, (node_type.name,))
+    return Goal(store, task, task.columns[0], seeds, num_seeds, (node_type.name,))
 
 
 def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
@@ -134,20 +130,18 @@ def _check_names(run_file: RunFile, schema: Schema, node_type: NodeType) -> None
 
 def _node_task(
     run_file: RunFile, store: Store, node_type: NodeType, nodes: Mapping[str, Tensor]
-) -> tuple[NodeClassification | MultiLabel | NodeRegression, int]:
-    field = node_type.fields[run_file.task.label]
-    common: dict[str, Any] = {"label": run_file.task.label, "node_type": node_type.name} | _best(run_file)
-    if run_file.task.kind == "node-classification":
-        count = run_file.task.num_classes or _count_classes(run_file, store, node_type, list(nodes.values()))
-        return NodeClassification(num_classes=count, **common), count
-    width = field.shape[0] if field.shape else 1
-    if run_file.task.kind == "multi-label":
-        return MultiLabel(num_labels=width, **common), width
-    return NodeRegression(num_targets=width, loss=run_file.task.loss, **common), width  # type: ignore[arg-type]
-
-
-def _best(run_file: RunFile) -> dict[str, str]:
-    return {} if run_file.train.monitor is None else {"best": run_file.train.monitor}
+) -> NodeClassification | MultiLabel | NodeRegression:
+    section, shape = run_file.task, node_type.fields[run_file.task.label].shape
+    width = shape[0] if shape else 1
+    common: dict[str, Any] = {"label": section.label, "node_type": node_type.name}
+    if run_file.train.monitor is not None:
+        common["best"] = run_file.train.monitor
+    if section.kind == "multi-label":
+        return MultiLabel(num_labels=width, **common)
+    if section.kind == "node-regression":
+        return NodeRegression(num_targets=width, loss=section.loss, **common)  # type: ignore[arg-type]
+    count = section.num_classes or _count_classes(run_file, store, node_type, list(nodes.values()))
+    return NodeClassification(num_classes=count, **common)
 
 
 def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor]) -> int:

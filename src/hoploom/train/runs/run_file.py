@@ -7,7 +7,7 @@ table in docs/training.md are made from them. `only` limits a key to some choice
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -312,17 +312,10 @@ class RunFile:
         return problem(self.where, name, message)
 
 
-HEADINGS: Headings = {
-    "": RunFile,
-    "task": TaskSection,
-    "model": ModelSection,
-    "loader": LoaderSection,
-    "optimizer": OptimizerSection,
-    "scheduler": SchedulerSection,
-    "train": TrainSection,
-    "cluster": ClusterSection,
-    "placement": PlacementSection,
-    "output": OutputSection,
+HEADINGS: Headings = {"": RunFile} | {
+    section.name: section.default_factory  # type: ignore[misc]
+    for section in fields(RunFile)
+    if is_dataclass(section.default_factory)
 }
 FIELDS: Mapping[str, Field[Any]] = {  # every key by its full name, as messages and --set call it: `loader.fanouts`
     f"{section}.{name}".removeprefix("."): described

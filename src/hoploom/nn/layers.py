@@ -1,26 +1,123 @@
-"""PyG's convolutions over `ops.aggregate`: the same arguments, parameters and results, no messages in memory.
+"""What a layer sees of a batch, and PyG's convolutions over `ops.aggregate`: same arguments, parameters and results.
 
-A convolution has two halves. `project` acts on every source by itself; `propagate` aggregates projected sources into
-destinations. Layer-wise inference runs them one after the other over the whole graph. There are no edge weights and no
-edge features. torch.compile compiles what lies between: grouping edges and aggregating over them run as they are.
+A view has what the layers after it still need, whatever the batch is: blocks, a sampled subgraph, a whole graph. A
+convolution has two halves: `project` acts on every source by itself, `propagate` aggregates projected sources into
+destinations. There are no messages in memory, edge weights or edge features. torch.compile leaves aggregation as it is.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
 
 from hoploom import ops
+from hoploom.batch import Block
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges
 from hoploom.ops.aggregate import add_ends as _add_ends
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 Ends = tuple[int, int]  # channels of sources and destinations
 Aggr = Literal["sum", "add", "mean", "max"]
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One layer's edges and ends. Sources are the first nodes of their type, destinations the first sources."""
+
+    edges: Mapping[RelationName, InEdges]
+    num_sources: Mapping[str, int]
+    num_destinations: Mapping[str, int]
+
+
+def by_type(batch: Data | HeteroData, name: str) -> dict[str, Any]:
+    """A node field by node type, of those types that have it."""
+    if isinstance(batch, Data):
+        return {HOMOGENEOUS_TYPE: batch[name]} if name in batch else {}
+    return {node_type: batch[node_type][name] for node_type in batch.node_types if name in batch[node_type]}
+
+
+def by_relation(batch: Data | HeteroData, name: str) -> dict[RelationName, Any]:
+    """An edge field by relation, of those relations that have it."""
+    if isinstance(batch, Data):
+        return {HOMOGENEOUS_RELATION: batch[name]} if name in batch else {}
+    return {key: batch[key][name] for key in batch.edge_types if name in batch[key]}
+
+
+def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
+    """One view per layer, from the input layer on.
+
+    >>> for view in views_of(batch, 3): ...
+    """
+    for name in ("views", "blocks"):  # views are of padded batches, which only their maker can make
+        if name in batch and len(getattr(batch, name)) != num_layers:
+            raise ConfigError(
+                f"the batch has {len(getattr(batch, name))} {name} for {num_layers} layers; give as many fanouts"
+            )
+    edge_index, counts = by_relation(batch, "edge_index"), by_type(batch, "num_sampled_nodes")
+    if "views" in batch:
+        views = batch.views
+    elif "blocks" in batch:
+        views = [_of_block(block) for block in batch.blocks]
+    elif counts:
+        running = {name: list(accumulate(map(int, hops))) for name, hops in counts.items()}
+        views = _of_subgraph(edge_index, running, num_layers)
+    else:
+        nodes = (
+            {HOMOGENEOUS_TYPE: batch} if isinstance(batch, Data) else {name: batch[name] for name in batch.node_types}
+        )
+        num_nodes = {name: int(storage.num_nodes or 0) for name, storage in nodes.items()}
+        return [LayerView(_grouped(edge_index, num_nodes, num_nodes), num_nodes, num_nodes)] * num_layers
+    degrees = batch.in_degree if isinstance(batch, Data) and "in_degree" in batch else None
+    return views if degrees is None else [_with_degrees(view, degrees) for view in views]
+
+
+def _with_degrees(view: LayerView, degrees: Tensor) -> LayerView:
+    """The same with the sources' in-degrees in the whole graph."""
+    edges = {key: replace(one, source_degrees=degrees[: one.num_sources]) for key, one in view.edges.items()}
+    return replace(view, edges=edges)
+
+
+def _grouped(
+    edge_index: Mapping[RelationName, Any], num_sources: Mapping[str, int], num_destinations: Mapping[str, int]
+) -> dict[RelationName, InEdges]:
+    return {key: InEdges.of(index, num_sources[key[0]], num_destinations[key[2]]) for key, index in edge_index.items()}
+
+
+def _of_block(block: Block) -> LayerView:
+    if isinstance(block.edge_index, Mapping):
+        sources, destinations = block.num_sources, block.num_destinations
+        return LayerView(_grouped(block.edge_index, sources, destinations), sources, destinations)  # type: ignore[arg-type]
+    edges = InEdges.of(block.edge_index, block.num_sources, block.num_destinations)  # type: ignore[arg-type]
+    counts = {HOMOGENEOUS_TYPE: edges.num_sources}, {HOMOGENEOUS_TYPE: edges.num_destinations}
+    return LayerView({HOMOGENEOUS_RELATION: edges}, *counts)
+
+
+def _of_subgraph(
+    edge_index: Mapping[RelationName, Tensor], running: Mapping[str, list[int]], num_layers: int
+) -> list[LayerView]:
+    """Grouped once; every layer has a head of it. Its destinations lie within as many hops as layers follow."""
+    within = [
+        {name: counts[min(hops, len(counts) - 1)] for name, counts in running.items()}
+        for hops in range(num_layers, -1, -1)
+    ]
+    totals = {name: counts[-1] for name, counts in running.items()}
+    grouped = _grouped(edge_index, totals, totals)
+    views = []
+    for sources, destinations in pairwise(within):
+        edges = {key: one.head(destinations[key[2]], sources[key[0]]) for key, one in grouped.items()}
+        views.append(LayerView(edges, sources, destinations))
+    return views
+
+
+# --- convolutions ---------------------------------------------------------------------------
 
 
 def eager(function: Function) -> Function:
