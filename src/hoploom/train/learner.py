@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError, HoploomError, StoreError
-from hoploom.load.loader import Loader
 from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context, unwrap
 from hoploom.train import tensorfile
-from hoploom.train.tasks import Mode, Task
+
+if TYPE_CHECKING:  # who only saves checkpoints need not import PyG, which takes seconds
+    from hoploom.load.loader import Loader
+    from hoploom.train.tasks import Mode, Task
 
 FORMAT = 1  # of checkpoints
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -96,7 +98,7 @@ class Standing:
         out_of_steps = training.max_steps is not None and self.steps >= training.max_steps
         return "done" if out_of_steps or self.epoch >= training.epochs else None
 
-    def judge(self, value: float, mode: Mode) -> bool:
+    def judge(self, value: float, mode: "Mode") -> bool:
         """Whether the monitored metric of the epoch is the best so far."""
         better = self.best is None or (value > self.best if mode == "max" else value < self.best)
         better = better and not math.isnan(value)
@@ -123,8 +125,8 @@ class Learner:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    task: Task
-    loader: Loader
+    task: "Task"
+    loader: "Loader"
     scheduler: LRScheduler | ReduceLROnPlateau | None = None
     standing: Standing = field(default_factory=Standing, init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # works for fp16 only

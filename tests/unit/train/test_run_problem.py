@@ -201,7 +201,7 @@ def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "links" / "test.npy", ends[:, :50] + 1)
     text = 'store = "graph.store"\n[task]\nkind = "link-prediction"\nlinks = "links"\n'
     goal = goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
-    assert goal.num_seeds == {"train": 300, "test": 50}
+    assert {split: ends.shape[1] for split, ends in goal.seeds.items()} == {"train": 300, "test": 50}
     assert torch.equal(goal.seeds["test"], torch.from_numpy(ends[:, :50] + 1))
     for bad, message in ((ends.T, r"holds int64 \[300, 2\]"), (ends * 1.0, "holds float64"), (ends[:, :0], "no link")):
         np.save(tmp_path / "links" / "val.npy", bad)

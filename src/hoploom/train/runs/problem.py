@@ -32,7 +32,6 @@ class Goal:
     task: Task
     num_outputs: int
     seeds: Mapping[str, Any]  # split -> what its loader takes; no "val" or "test" where there is none
-    num_seeds: Mapping[str, int]
     out_types: tuple[str, ...]  # whose rows the loss needs
 
 
@@ -89,8 +88,7 @@ def _node_goal(run_file: RunFile, store: Store) -> Goal:
         task.check(store, ids)
     homogeneous = store.schema.homogeneous
     seeds = {split: names[split] if homogeneous else (node_type.name, names[split]) for split in nodes}
-    num_seeds = {split: ids.numel() for split, ids in nodes.items()}
-    return Goal(store, task, task.columns[0], seeds, num_seeds, (node_type.name,))
+    return Goal(store, task, task.columns[0], seeds, (node_type.name,))
 
 
 def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
@@ -177,33 +175,22 @@ def _link_goal(run_file: RunFile, store: Store) -> Goal:
     mirror = None if reverse is None else relation_of(run_file, "task.reverse", store.schema, reverse)
     if mirror is not None and (mirror[0], mirror[2]) != (key[2], key[0]):
         message = f"task.reverse is {' '.join(mirror)!r}, it does not lead from {key[2]!r} back to {key[0]!r}"
-        raise run_file.problem(
-            "task.reverse", f"{message}; name the relation with the same links in the other direction"
-        )
+        raise run_file.problem("task.reverse", f"{message}; name the one with the same links the other way round")
     if run_file.task.links is not None:
         graph, links = store, _read_links(run_file, run_file.task.links)
     elif len(store.parts) < len(store.ranges):
         message = "task.links is missing, and edges can be held out only where a process holds them all"
         raise run_file.problem("task.links", f"{message}; give the links in files, from a store without the others")
     else:
-        held_out = hold_out(
-            store, key, mirror, LinkShares(run_file.seed, run_file.task.val_share, run_file.task.test_share)
-        )
+        shares = LinkShares(run_file.seed, run_file.task.val_share, run_file.task.test_share)
+        held_out = hold_out(store, key, mirror, shares)
         graph, links = held_out.store, {split: ends for split, ends in held_out.links.items() if ends.numel()}
     if "train" not in links:
-        raise run_file.problem(
-            "task.relation", f"no edge of {' '.join(key)!r} is left to train on; take another relation"
-        )
+        message = f"no edge of {' '.join(key)!r} is left to train on; take another relation"
+        raise run_file.problem("task.relation", message)
     seeds = {split: ends if store.schema.homogeneous else (key, ends) for split, ends in links.items()}
-    num_seeds = {split: ends.shape[1] for split, ends in links.items()}
-    return Goal(
-        graph,
-        LinkPrediction(run_file.train.monitor or LinkPrediction.best),
-        run_file.model.hidden,
-        seeds,
-        num_seeds,
-        (key[0], key[2]),
-    )
+    task = LinkPrediction(run_file.train.monitor or LinkPrediction.best)
+    return Goal(graph, task, run_file.model.hidden, seeds, (key[0], key[2]))
 
 
 def _learned_relation(run_file: RunFile, schema: Schema) -> RelationName:

@@ -312,10 +312,8 @@ class RunFile:
         return problem(self.where, name, message)
 
 
-HEADINGS: Headings = {"": RunFile} | {
-    section.name: section.default_factory  # type: ignore[misc]
-    for section in fields(RunFile)
-    if is_dataclass(section.default_factory)
+HEADINGS: Headings = {"": RunFile} | {  # type: ignore[assignment]
+    section.name: section.default_factory for section in fields(RunFile) if is_dataclass(section.default_factory)
 }
 FIELDS: Mapping[str, Field[Any]] = {  # every key by its full name, as messages and --set call it: `loader.fanouts`
     f"{section}.{name}".removeprefix("."): described
