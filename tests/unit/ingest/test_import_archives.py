@@ -173,13 +173,13 @@ def _sorted(edge_index: Tensor) -> Tensor:
 LONE = {"edge_index": ring_edges()}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no edges": ({"x": features()}, "has no edges; save them as edge_index [2, e], or as row and col"),
-    "no nodes": (LONE, "does not tell how many nodes there are; save an array num_nodes with it"),
+    "no nodes": (LONE, "does not say how many nodes there are; save an array num_nodes with it"),
     "an end out of range": (LONE | {"num_nodes": 9}, "edge_index, row 19: source 9 is not in [0, 9)"),
     "an array of its own": (
         LONE | SHORT | {"extra": np.arange(7)},
         "extra has shape (7,), a row neither per node (10)",
     ),
-    "too few labels": (LONE | SHORT | {"y": IDS[:9]}, "y (y) has 9 rows for 10 nodes (as many as x has)"),
+    "too few labels": (LONE | SHORT | {"y": IDS[:9]}, "y has 9 rows for 10 nodes (as many as x has)"),
     "ends of two lengths": ({"row": ROW, "col": COL[:9], **SHORT}, "col has 9 rows for 20 edges (row)"),
     "a label below -1": (LONE | SHORT | {"y": IDS - 2}, "y, row 1: label -2 is not in"),
     "objects": (LONE | {"x": np.array([[object()]] * 10)}, "x holds pickled objects, which are never loaded"),
@@ -189,7 +189,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         LONE | SHORT | {"val_idx": np.array([3, 12])},
         "val_idx, row 2: node 12 is not in [0, 10)",
     ),
-    "a short mask": (LONE | SHORT | {"val_mask": IDS[:9] > 3}, "val_mask has 9 rows for 10 nodes"),
+    "a short mask": (
+        LONE | SHORT | {"val_mask": IDS[:9] > 3},
+        "val_mask has shape (9,) and dtype bool; give masks of one entry per node (10)",
+    ),
     "ends that are fractions": (
         LONE | SHORT | {"edge_index": ring_edges() + 0.5},
         "edge_index has dtype float64; ends of",
@@ -244,7 +247,7 @@ def test_a_matrix_that_is_not_sound_is_refused(tmp_path: Path) -> None:
     assert "adj_indices has dtype float32; ends of" in changed("adj_indices", lambda a: a.astype("f4"), tmp_path)
     assert "attr_indices has dtype float64; columns" in changed("attr_indices", lambda a: a + 0.5, tmp_path)
     assert "is (30, 31) for 30 nodes; give a square one" in changed("adj_shape", lambda a: np.array([30, 31]), tmp_path)
-    assert "attr_indices, entry 1: column 20 is not in [0, 20)" in changed(
+    assert "attr_indices, row 1: column 20 is not in [0, 20)" in changed(
         "attr_indices", lambda a: np.r_[20, a[1:]], tmp_path
     )
 

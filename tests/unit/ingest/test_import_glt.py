@@ -209,7 +209,11 @@ def test_a_part_whose_features_are_missing_is_named(tmp_path: Path) -> None:
 CHANGED: dict[str, tuple[str, Any, str]] = {
     "an end out of range": ("part1/graph/cols.pt", lambda t: t + 8, "cols.pt, row 1: node 10 is not in [0, 10)"),
     "ends of two lengths": ("part1/graph/cols.pt", lambda t: t[:-1], "cols.pt has shape (5,), rows.pt has (6,)"),
-    "a node without features": ("node_pb.pt", lambda t: torch.cat([t, t[:1]]), "have no features of node 10"),
+    "a node without features": (
+        "node_pb.pt",
+        lambda t: torch.cat([t, t[:1]]),
+        "have 0 rows for node 10; give one each",
+    ),
     "features of no node": ("part1/node_feat/ids.pt", lambda t: t + 90, "ids.pt, row 1: node 97 is not in [0, 10)"),
     "fewer rows than ids": ("part1/node_feat/feats.pt", lambda t: t[1:], "feats.pt has torch.float32 (2, 3)"),
     "other features": ("part2/node_feat/feats.pt", lambda t: t.double(), "feats.pt has torch.float64 (3, 3)"),
@@ -218,7 +222,7 @@ CHANGED: dict[str, tuple[str, Any, str]] = {
     "a node twice": (
         "part1/node_feat/ids.pt",
         lambda t: t.clone().fill_(7),
-        "part1/node_feat/ids.pt, row 2: node 7 is there twice",
+        "have 0 rows for node 1; give one each",
     ),
     "ends that are fractions": ("part1/graph/rows.pt", lambda t: t + 0.5, "rows.pt has dtype torch.float32; ids are"),
     "ends in a square": ("part1/graph/cols.pt", lambda t: t.view(2, 3), "cols.pt has shape (2, 3); a list of ids"),
@@ -274,11 +278,11 @@ def test_labels_and_splits_must_fit(tmp_path: Path, labels: Path, train: Path) -
     torch.save(torch.arange(9), tmp_path / "short.pt")
     torch.save(torch.tensor([2, 2]), train / "partition1.pt")
     assert "short.pt has 9 rows for 10 nodes" in refused(folder, tmp_path, labels=tmp_path / "short.pt")
-    assert "row 4: node 2 is there twice" in refused(folder, tmp_path, splits={"train": train})
+    assert "train: node 2 is there twice" in refused(folder, tmp_path, splits={"train": train})
     assert "none.pt does not exist" in refused(folder, tmp_path, labels=tmp_path / "none.pt")
     torch.save(torch.tensor([0.5, 1.5]), train / "partition1.pt")
     assert "partition1.pt has dtype torch.float32; ids are" in refused(folder, tmp_path, splits={"train": train})
     torch.save(torch.tensor(3), tmp_path / "short.pt")
     assert "short.pt holds a single value; rows were" in refused(folder, tmp_path, labels=tmp_path / "short.pt")
-    with pytest.raises(ConfigError, match="labels names node type 'venue'; the node types are"):
+    with pytest.raises(ConfigError, match=r"labels are given for .'venue'.; give them by node type, of .'node'."):
         import_glt(folder, tmp_path / "out", labels={"venue": labels})

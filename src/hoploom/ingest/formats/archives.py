@@ -4,11 +4,13 @@ What an archive holds is told from the names of its arrays; nothing is unpickled
 name and has a row neither per node nor per edge is an error, so that nothing is left behind unseen.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom.errors import DataError
@@ -19,7 +21,7 @@ from hoploom.ingest.formats.npz import (
     matrix_ends,
     npz_pairs,
     npz_table,
-    npz_whole,
+    npz_values,
     read_arrays,
     take_adjacency,
     take_matrix,
@@ -28,21 +30,18 @@ from hoploom.ingest.formats.row_source import (
     CHUNK_BYTES,
     Count,
     EdgeSource,
-    GraphStreams,
+    Members,
     RowSource,
     edge_stream,
     flat,
     labels,
-    masked,
     members,
-    node_field,
+    node_stream,
     write_graph,
 )
-from hoploom.ingest.stream import EdgeRule, NodeStream, Progress, StoreOptions
+from hoploom.ingest.stream import EdgeRule, Progress, StoreOptions
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE
 from hoploom.store import Store
-
-Members = Callable[[], Iterator[Tensor]]
 
 FEATURES = ("x", "features", "node_features", "feat", "attr_matrix")
 SPARSE_FEATURES = ("attr", "x", "features")  # with _data (or _values), _indices, _indptr and _shape
@@ -69,38 +68,27 @@ def import_archive(
 
     >>> import_archive("graph.npz", "graph.store", rule=EdgeRule(undirected=True, deduplicate=True))
     """
-    arrays = read_arrays(Path(path), chunk_bytes)
-    graph = _read(path, arrays, EdgeRule(in_order=True) if rule is None else rule, ignore)
-    return write_graph(out, graph, memory, progress)
-
-
-def _read(path: str | Path, arrays: Mapping[str, NpzArray], rule: EdgeRule, ignore: Sequence[str]) -> GraphStreams:
-    """The streams of an archive."""
-    left = dict(arrays)
-    absent = sorted(set(ignore) - set(left))
-    if absent:
-        raise DataError(f"{path} has no array {absent[0]!r} to ignore; it has {sorted(left)}")
+    left = dict(read_arrays(Path(path), chunk_bytes))
     for name in ignore:
-        del left[name]
-    told = {name: _size(left.pop(name)) for name in SIZES if name in left and left[name].shape in ((), (1,))}
-    adjacency = take_adjacency(left)
-    fields = _take_nodes(left)
-    nodes = _count_nodes(path, fields, adjacency, told, left)
+        if left.pop(name, None) is None:
+            raise DataError(f"{path} has no array {name!r} to ignore; it has {sorted(left)}")
+    sizes = {name: _size(left.pop(name)) for name in SIZES if name in left and left[name].shape in ((), (1,))}
+    adjacency, fields = take_adjacency(left), _take_nodes(left)
+    nodes = _count_nodes(path, fields, adjacency, sizes, left)
     splits = _take_splits(left, nodes)
     ends = matrix_ends(adjacency, nodes) if adjacency is not None else _take_ends(path, left)
-    _check_told(path, told, (nodes, ends.count))
-    edge_fields = _take_edge_fields(left, ends.count)
+    for count in (nodes, ends.count):
+        if (size := sizes.get(f"num_{count.of}", count.rows)) != count.rows:
+            found = f"num_{count.of} is {size}, but there are {count.rows} {count.of} ({count.given_by})"
+            raise DataError(f"{path}: {found}; correct one, or leave num_{count.of} out with ignore")
+    edge_fields = {**ends.fields, **_take_edge_fields(left)}
     fields |= _take_rest(left, nodes, ends.count, edge_fields)
-    ends = EdgeSource(ends.tables, ends.count, {**ends.fields, **edge_fields})
-    for name, table in fields.items():
-        if table.num_rows != nodes.rows:
-            raise DataError(f"{table.name} ({name}) has {table.num_rows} rows for {nodes.rows} nodes ({nodes.told_by})")
-    node = NodeStream(
-        HOMOGENEOUS_TYPE, [0, nodes.rows], [node_field(name, table, nodes) for name, table in fields.items()], splits
-    )
+    node = node_stream(HOMOGENEOUS_TYPE, fields, nodes, splits)
+    ends = EdgeSource(ends.tables, ends.count, edge_fields)
+    rule = EdgeRule(in_order=True) if rule is None else rule
     edges = edge_stream(HOMOGENEOUS_RELATION, ends, (nodes.rows, nodes.rows), rule)
-    weight = "weight" if "weight" in ends.fields else None
-    return GraphStreams([node], [edges], homogeneous=True, weight=weight)
+    options = StoreOptions(weight="weight" if "weight" in edge_fields else None, homogeneous=True, memory=memory)
+    return write_graph(out, [node], [edges], options, progress)
 
 
 # --- nodes ----------------------------------------------------------------------------------
@@ -133,23 +121,14 @@ def _size(array: NpzArray) -> int:
     """A single number."""
     if array.dtype.kind not in "iu":
         raise DataError(f"{array.label} has dtype {array.dtype}; save it as an integer, or leave it out with ignore")
-    return int(npz_whole(array).reshape(()))
-
-
-def _check_told(path: str | Path, told: Mapping[str, int], counts: Sequence[Count]) -> None:
-    """Raise where a size that stands beside the arrays is not theirs."""
-    for count in counts:
-        size = told.get(f"num_{count.of}", count.rows)
-        if size != count.rows:
-            found = f"num_{count.of} is {size}, but there are {count.rows} {count.of} ({count.told_by})"
-            raise DataError(f"{path}: {found}; correct one, or leave num_{count.of} out with ignore")
+    return int(npz_values(array).item())
 
 
 def _count_nodes(
     path: str | Path,
     fields: Mapping[str, RowSource],
     adjacency: Matrix | None,
-    told: Mapping[str, int],
+    sizes: Mapping[str, int],
     left: Mapping[str, NpzArray],
 ) -> Count:
     for name, table in fields.items():
@@ -157,54 +136,39 @@ def _count_nodes(
             return Count("nodes", table.num_rows, f"as many as {name} has")
     if adjacency is not None:
         return Count("nodes", adjacency.shape[0], "the shape of the matrix")
-    if "num_nodes" in told:
-        return Count("nodes", told["num_nodes"], "num_nodes")
+    if "num_nodes" in sizes:
+        return Count("nodes", sizes["num_nodes"], "num_nodes")
     masks = [array for name, array in left.items() if name.endswith("_mask") and len(array.shape) == 1]
     if masks:
         return Count("nodes", masks[0].shape[0], f"as many as {masks[0].name} has")
-    raise DataError(f"{path} does not tell how many nodes there are; save an array num_nodes with it")
+    raise DataError(f"{path} does not say how many nodes there are; save an array num_nodes with it")
 
 
 def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
     """Masks and lists of ids; several masks under one name, a row each, become train0, train1, ..."""
     found: dict[str, Members] = {}
     for theirs, ours in SPLITS.items():
-        for name in (f"{theirs}_mask", f"{theirs}_masks", f"{theirs}_idx"):
-            if name not in left:
-                continue
-            array = left.pop(name)
-            if name.endswith("_idx"):
-                found[ours] = members(npz_table(array), nodes.rows)
-            elif len(array.shape) == 1 or array.shape == (nodes.rows, 1):
-                found[ours] = masked(npz_table(array), nodes)
-            else:
-                found |= {f"{ours}{number}": row for number, row in enumerate(_mask_rows(array, nodes))}
+        for array in (left.pop(f"{theirs}_{name}", None) for name in ("mask", "masks")):
+            if array is not None:
+                is_single = array.shape in ((nodes.rows,), (nodes.rows, 1))
+                for number, mask in enumerate(_masks(array, nodes)):
+                    found[ours if is_single else f"{ours}{number}"] = partial(_marked, mask)
+        if f"{theirs}_idx" in left:
+            found[ours] = members(npz_table(left.pop(f"{theirs}_idx")), nodes.rows)
     return found
 
 
-def _mask_rows(array: NpzArray, nodes: Count) -> list[Members]:
-    """Masks of shape [several, nodes], or [nodes, several]."""
-    if len(array.shape) != 2 or nodes.rows not in array.shape:
-        raise DataError(f"{array.label} has shape {array.shape}; give masks of one entry per node ({nodes.rows})")
-    by_row = array.shape[1] == nodes.rows
-    return [partial(_mask_row, array, number, by_row) for number in range(array.shape[0 if by_row else 1])]
+def _masks(array: NpzArray, nodes: Count) -> NDArray[np.bool_]:
+    """[number of masks, num_nodes], stored like that or the other way round."""
+    if nodes.rows not in array.shape or len(array.shape) > 2 or not array.is_numeric:
+        hint = f"give masks of one entry per node ({nodes.rows})"
+        raise DataError(f"{array.label} has shape {array.shape} and dtype {array.dtype}; {hint}")
+    masks = np.atleast_2d(npz_values(array) != 0)
+    return masks if masks.shape[1] == nodes.rows else masks.T
 
 
-def _mask_row(array: NpzArray, number: int, by_row: bool) -> Iterator[Tensor]:
-    first = 0
-    for index, chunk in _indexed(npz_table(array)):
-        if by_row and index <= number < index + len(chunk):
-            yield torch.nonzero(chunk[number - index]).view(-1)
-        elif not by_row:
-            yield torch.nonzero(chunk[:, number]).view(-1) + first
-            first += len(chunk)
-
-
-def _indexed(table: RowSource) -> Iterator[tuple[int, Tensor]]:
-    first = 0
-    for chunk in table.chunks():
-        yield first, chunk
-        first += len(chunk)
+def _marked(mask: NDArray[np.bool_]) -> Iterator[Tensor]:
+    yield torch.from_numpy(np.flatnonzero(mask))
 
 
 # --- edges ----------------------------------------------------------------------------------
@@ -227,7 +191,7 @@ def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
     raise DataError(f"{path} has no edges; save them as edge_index [2, e], or as row and col; it has {sorted(left)}")
 
 
-def _take_edge_fields(left: dict[str, NpzArray], edges: Count) -> dict[str, RowSource]:
+def _take_edge_fields(left: dict[str, NpzArray]) -> dict[str, RowSource]:
     found = {ours: npz_table(left.pop(name)) for name, ours in EDGE_FIELDS.items() if name in left}
     return {ours: flat(table) if ours == "weight" else table for ours, table in found.items()}
 

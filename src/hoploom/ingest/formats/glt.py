@@ -1,7 +1,7 @@
 """Partition folders of GraphLearn-for-PyTorch as stores of as many parts.
 
 A store numbers the nodes of a part in a row, so nodes get new ids, and their own are kept in the field original_id.
-That takes two integers per node in memory.
+That takes an integer per node in memory, and two for a while.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +15,7 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.formats.glt_folder import GltFolder, read_folder, read_ids, read_tensor
-from hoploom.ingest.formats.row_source import (
-    CHUNK_BYTES,
-    GraphStreams,
-    RowSource,
-    check_values,
-    mark_once,
-    members,
-    write_graph,
-)
+from hoploom.ingest.formats.row_source import CHUNK_BYTES, check_values, write_graph
 from hoploom.ingest.stream import EdgeRows, EdgeStream, NodeFields, NodeStream, Progress, Rows, StoreOptions
 from hoploom.schema import DTYPE_NAMES, EDGE_ID, HOMOGENEOUS_TYPE, ORIGINAL_ID, Field, RelationName
 from hoploom.store import Store
@@ -45,34 +37,21 @@ def import_glt(
 
     >>> import_glt("products-partitions", "products.store", labels="label.pt", splits={"train": "train-partitions"})
     """
-    return write_graph(out, read_glt(folder, labels=labels, splits=splits), memory, progress)
-
-
-def read_glt(folder: str | Path, *, labels: Any = None, splits: Mapping[str, Any] | None = None) -> GraphStreams:
-    """The streams of a partition folder."""
     layout = read_folder(Path(folder))
     labels, splits = ({} if given is None else given for given in (labels, splits))
     if layout.homogeneous:
-        labels = {HOMOGENEOUS_TYPE: labels} if not isinstance(labels, Mapping) else labels
+        labels = labels if isinstance(labels, Mapping) else {HOMOGENEOUS_TYPE: labels}
         splits = {HOMOGENEOUS_TYPE: splits}
-    _check_names(layout, labels, "labels")
-    _check_names(layout, splits, "splits")
-    renumberings = {name: _renumber(book, layout.num_parts) for name, book in layout.books.items()}
-    nodes = [_nodes(layout, name, new, labels.get(name), splits.get(name, {})) for name, new in renumberings.items()]
-    edges = [_edges(layout, key, renumberings[key[0]], renumberings[key[2]]) for key in layout.relations]
-    return GraphStreams(nodes, edges, layout.homogeneous, weight=_weight(edges))
-
-
-def _check_names(layout: GltFolder, given: Any, what: str) -> None:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{what} is {given!r}; give one per node type, of {list(layout.books)}")
-    for name in given:
-        if name not in layout.books:
-            raise ConfigError(f"{what} names node type {name!r}; the node types are {list(layout.books)}")
-
-
-def _weight(edges: Sequence[EdgeStream]) -> str | None:
-    return "weight" if any("weight" in stream.fields for stream in edges) else None
+    for what, given in (("labels", labels), ("splits", splits)):
+        unknown = sorted(given.keys() - layout.books.keys()) if isinstance(given, Mapping) else given
+        if unknown or not isinstance(given, Mapping):
+            raise ConfigError(f"{what} are given for {unknown}; give them by node type, of {list(layout.books)}")
+    orders = {name: _renumber(book, layout.num_parts) for name, book in layout.books.items()}
+    nodes = [_nodes(layout, name, new, labels.get(name), splits.get(name, {})) for name, new in orders.items()]
+    edges = [_edges(layout, key, orders[key[0]], orders[key[2]]) for key in layout.relations]
+    weight = "weight" if any("weight" in stream.fields for stream in edges) else None
+    options = StoreOptions(weight=weight, homogeneous=layout.homogeneous, memory=memory)
+    return write_graph(out, nodes, edges, options, progress)
 
 
 # --- nodes ----------------------------------------------------------------------------------
@@ -83,89 +62,80 @@ class Renumbering:
     """GLT's ids and the store's."""
 
     store_ids: Tensor  # [num_nodes] int64, by GLT's id
-    originals: Tensor  # [num_nodes] int64, by store id
-    bounds: Sequence[int]
+    bounds: Sequence[int]  # of the parts
 
     @property
-    def is_identity(self) -> bool:
-        return torch.equal(self.originals, torch.arange(self.originals.numel()))
+    def num_nodes(self) -> int:
+        return self.store_ids.numel()
+
+    def of(self, ids: Tensor, path: Path, first: int = 0) -> Tensor:
+        """The store's ids of these of GLT's, in a file from row `first` on."""
+        check_values(ids, self.num_nodes, str(path), first, "node")
+        return self.store_ids[ids.to(torch.int64)]
 
 
 def _renumber(book: Tensor, num_parts: int) -> Renumbering:
-    originals = torch.argsort(book, stable=True)
-    store_ids = torch.empty_like(originals)
-    store_ids[originals] = torch.arange(originals.numel())
+    store_ids = torch.empty(book.numel(), dtype=torch.int64)
+    store_ids[torch.argsort(book, stable=True)] = torch.arange(book.numel())
     sizes = torch.bincount(book.to(torch.int64), minlength=num_parts)
-    return Renumbering(store_ids, originals, [0, *torch.cumsum(sizes, 0).tolist()])
+    return Renumbering(store_ids, [0, *torch.cumsum(sizes, 0).tolist()])
 
 
 def _nodes(layout: GltFolder, name: str, new: Renumbering, labels: Any, splits: Mapping[str, Any]) -> NodeStream:
-    blocks = []
-    folders = layout.node_features(name)
-    if folders:
+    blocks, by_id, ids = [], {}, torch.arange(new.num_nodes)
+    if folders := layout.node_features(name):
         blocks.append(_feature_block(folders, new))
     if labels is not None:
-        blocks.append(_by_original(("y", Path(labels)), new))
-    if not new.is_identity:
-        blocks.append(NodeFields({ORIGINAL_ID: Field("int64")}, lambda: _originals(new)))
-    found = {split: partial(_members, Path(path), new) for split, path in splits.items()}
-    return NodeStream(name, new.bounds, blocks, found)
+        values = read_tensor(Path(labels))
+        if len(values) != new.num_nodes:
+            raise DataError(f"{labels} has {len(values)} rows for {new.num_nodes} nodes; give one row per node")
+        by_id["y"] = values.view(-1) if values.shape[1:] == (1,) else values
+    if not torch.equal(new.store_ids, ids):
+        by_id[ORIGINAL_ID] = ids
+    if by_id:
+        fields = {field: _field(values, Path(labels or name)) for field, values in by_id.items()}
+        blocks.append(NodeFields(fields, partial(_rows_by_id, by_id, fields, new)))
+    return NodeStream(
+        name, new.bounds, blocks, {split: partial(_members, Path(splits[split]), new) for split in splits}
+    )
 
 
-def _originals(new: Renumbering) -> Iterator[Rows]:
-    for begin, ids in _pieces(new.originals):
-        yield Rows(torch.arange(begin, begin + len(ids)), {ORIGINAL_ID: ids})
+def _rows_by_id(tables: Mapping[str, Tensor], fields: Mapping[str, Field], new: Renumbering) -> Iterator[Rows]:
+    for begin, ids in _pieces(new.store_ids, sum(field.row_bytes for field in fields.values())):
+        yield Rows(ids, {name: values[begin : begin + len(ids)] for name, values in tables.items()})
 
 
 def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
-    files = [(read_tensor(folder / "feats.pt"), folder / "ids.pt") for folder in folders]
+    files = [(read_tensor(folder / "feats.pt"), read_ids(folder / "ids.pt")) for folder in folders]
     field = _field(files[0][0], folders[0] / "feats.pt")
-    for (feats, ids_file), folder in zip(files, folders, strict=True):
-        if _field(feats, folder / "feats.pt") != field or len(feats) != len(read_ids(ids_file)):
+    counts = torch.zeros(new.num_nodes, dtype=torch.int64)
+    for (feats, ids), folder in zip(files, folders, strict=True):
+        if _field(feats, folder / "feats.pt") != field or len(feats) != len(ids):
             shape = tuple(feats.shape)
             raise DataError(f"{folder / 'feats.pt'} has {feats.dtype} {shape}; as many rows as ids.pt of {field} fit")
+        counts += torch.bincount(new.of(ids, folder / "ids.pt"), minlength=new.num_nodes)
+    wrong = torch.nonzero(counts[new.store_ids] != 1).view(-1)
+    if wrong.numel():
+        times = int(counts[new.store_ids[wrong[0]]])
+        raise DataError(f"{folders[0]} and its like have {times} rows for node {int(wrong[0])}; give one each")
 
     def rows() -> Iterator[Rows]:
-        seen = torch.zeros(new.store_ids.numel(), dtype=torch.bool)
-        for feats, ids_file in files:
-            for first, ids in _pieces(read_ids(ids_file), field.row_bytes):
-                check_values(ids, seen.numel(), str(ids_file), first, "node")
-                ids = ids.to(torch.int64)
-                mark_once(ids, seen, str(ids_file), first)
-                yield Rows(new.store_ids[ids], {"x": feats[first : first + len(ids)]})
-        if not seen.all():
-            raise DataError(f"{folders[0]} and its like have no features of node {int(torch.nonzero(~seen)[0])}")
+        for feats, ids in files:
+            for first, some in _pieces(ids, field.row_bytes):
+                yield Rows(new.store_ids[some.to(torch.int64)], {"x": feats[first : first + len(some)]})
 
     return NodeFields({"x": field}, rows)
-
-
-def _by_original(source: tuple[str, Path], new: Renumbering) -> NodeFields:
-    """A field from a file with a row for every node, by GLT's ids."""
-    name, path = source
-    values = read_tensor(path)
-    count = new.store_ids.numel()
-    if len(values) != count:
-        raise DataError(f"{path} has {len(values)} rows for {count} nodes; give one row per node")
-    values = values.view(-1) if values.dim() == 2 and values.shape[1] == 1 else values
-
-    def rows() -> Iterator[Rows]:
-        for begin, ids in _pieces(new.originals):
-            yield Rows(torch.arange(begin, begin + len(ids)), {name: values[ids]})
-
-    return NodeFields({name: _field(values, path)}, rows)
 
 
 def _members(path: Path, new: Renumbering) -> Iterator[Tensor]:
     files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path} holds no .pt file; give a file of node ids, or a folder of them")
-
-    def chunks() -> Iterator[Tensor]:
-        for file in files:
-            yield from (piece for _, piece in _pieces(read_ids(file)))
-
-    for ids in members(RowSource(str(path), Field("int64"), chunks), new.store_ids.numel())():
-        yield new.store_ids[ids]
+    found = torch.cat([new.of(read_ids(file), file) for file in files])
+    counts = torch.bincount(found, minlength=new.num_nodes)[new.store_ids]
+    if (counts > 1).any():
+        raise DataError(f"{path}: node {int(counts.argmax())} is there twice; list a node once")
+    yield found
 
 
 # --- edges ----------------------------------------------------------------------------------
@@ -182,7 +152,9 @@ def _edges(layout: GltFolder, key: RelationName, sources: Renumbering, destinati
         for columns, folder, (feats, ids) in zip(parts, folders, tables, strict=True):
             columns["edge_attr"] = _by_edge(feats, ids, columns, folder)
     described = _same_fields(parts, folders)
-    _check_total(layout, key, parts)
+    book, found = layout.edge_book(key), sum(len(columns["rows"]) for columns in parts)
+    if book.is_file() and (counted := len(read_tensor(book))) != found:
+        raise DataError(f"{book} counts {counted} edges, the parts hold {found}; partition again")
 
     def rows() -> Iterator[EdgeRows]:
         for folder, columns in zip(folders, parts, strict=True):
@@ -228,17 +200,9 @@ def _same_fields(parts: Sequence[Mapping[str, Tensor]], folders: Sequence[Path])
     ]
     for fields, folder in zip(described, folders, strict=True):
         if fields != described[0]:
-            raise DataError(
-                f"{folder} has the fields {fields}, {folders[0]} has {described[0]}; all parts need the same"
-            )
+            others = f"{folders[0]} has {described[0]}"
+            raise DataError(f"{folder} has the fields {fields}, {others}; all parts need the same")
     return described[0]
-
-
-def _check_total(layout: GltFolder, key: RelationName, parts: Sequence[Mapping[str, Tensor]]) -> None:
-    book = layout.edge_book(key)
-    found = sum(len(columns["rows"]) for columns in parts)
-    if book.is_file() and len(read_tensor(book)) != found:
-        raise DataError(f"{book} counts {len(read_tensor(book))} edges, the parts hold {found}; partition again")
 
 
 def _edge_rows(
@@ -247,19 +211,12 @@ def _edge_rows(
     row_bytes = sum(max(1, values[:1].numel()) * values.element_size() for values in columns.values())
     for first, rows in _pieces(columns["rows"], row_bytes):
         piece = {name: values[first : first + len(rows)] for name, values in columns.items()}
-        for name, new in (("rows", sources), ("cols", destinations)):
-            check_values(piece[name], new.store_ids.numel(), str(folder / f"{name}.pt"), first, "node")
-        yield EdgeRows(
-            sources.store_ids[piece.pop("rows").to(torch.int64)],
-            destinations.store_ids[piece.pop("cols").to(torch.int64)],
-            piece,
-        )
+        from_ids = sources.of(piece.pop("rows"), folder / "rows.pt", first)
+        to_ids = destinations.of(piece.pop("cols"), folder / "cols.pt", first)
+        yield EdgeRows(from_ids, to_ids, piece)
 
 
-# --- tensors --------------------------------------------------------------------------------
-
-
-def _pieces(values: Tensor, row_bytes: int = 8) -> Iterator[tuple[int, Tensor]]:
+def _pieces(values: Tensor, row_bytes: int) -> Iterator[tuple[int, Tensor]]:
     """Consecutive rows, with the number of the first."""
     step = max(1, CHUNK_BYTES // max(1, row_bytes))
     for begin in range(0, len(values), step):

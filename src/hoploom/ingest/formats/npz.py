@@ -1,7 +1,6 @@
 """Arrays of an .npz, streamed from the zip without unpacking it, and the sparse matrices among them, row by row.
 
-Headers are parsed by NumPy; an array that would have to be unpickled is refused. Reading a later row means reading all
-before it; a matrix takes an offset per row of memory.
+Headers are parsed by NumPy; an array that would have to be unpickled is refused. A matrix takes an offset per row.
 """
 
 import math
@@ -20,11 +19,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom.errors import DataError
-from hoploom.ingest.formats.row_source import CHUNK_BYTES, Count, EdgeSource, RowSource, in_step, integers
+from hoploom.ingest.formats.row_source import (
+    CHUNK_BYTES,
+    Count,
+    EdgeSource,
+    RowSource,
+    check_values,
+    in_step,
+    integers,
+)
 from hoploom.schema import DTYPES, Field
 
-WHOLE_BYTES = 256 << 20  # what may be read at once
-DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
+MOST_AT_ONCE = 256 << 20  # bytes of an array in Fortran's order, which is read at once
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError)
 VALUES = ("data", "values")  # of a sparse matrix
 WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # what tensors lack
 
@@ -78,8 +85,7 @@ def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
         raise DataError(f"{array.label} has shape {array.shape}; give [2, number of edges]")
     dtype, count = _plain_dtype(array.dtype), array.shape[1]
     if array.by_column:
-        turned = replace(array, shape=(count, 2), by_column=False)
-        return (RowSource(array.label, Field(dtype, (2,)), lambda: _chunks(turned, dtype), count),)
+        return (npz_table(replace(array, shape=(count, 2), by_column=False)),)
 
     def row(number: int) -> RowSource:
         line = replace(array, shape=(count,))
@@ -88,24 +94,13 @@ def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
     return row(0), row(1)
 
 
-def npz_whole(array: NpzArray) -> NDArray[Any]:
+def npz_values(array: NpzArray) -> NDArray[Any]:
     """All values of an array that is small, or that has an entry per node."""
-    _check_numeric(array)
-    line = replace(array, shape=(math.prod(array.shape),), by_column=False)
-    rows = [chunk.numpy() for chunk in _chunks(line, _plain_dtype(array.dtype))]
-    values = np.concatenate(rows) if rows else np.empty(0, _plain_dtype(array.dtype))
-    return values.reshape(array.shape, order="F" if array.by_column else "C")
-
-
-def npz_text(array: NpzArray) -> str:
-    """A short text, such as the name of a sparse format."""
-    size = array.dtype.itemsize
-    if array.dtype.kind not in "SU" or array.shape not in ((), (1,)) or size > 1 << 10:
-        raise DataError(f"{array.label} holds {array.dtype} {array.shape}; a short text was expected")
-    with _opened(array.path) as archive, archive.open(_member(archive, array)) as file:
-        _header(file, array.label)
-        raw = np.frombuffer(_exactly(file, size, array), array.dtype)[0]
-    return raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)
+    if array.dtype.hasobject:
+        raise _pickled(array)
+    with _opened(array.path), np.load(array.path, allow_pickle=False) as archive:
+        values: NDArray[Any] = archive[array.name]
+    return values
 
 
 # --- reading --------------------------------------------------------------------------------
@@ -116,13 +111,14 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give the path of an .npz") from error
     except DAMAGE as error:
         if not _begins_as_zip(path):
-            raise DataError(
-                f"{path} is no .npz; give a file that numpy.savez or scipy.sparse.save_npz wrote"
-            ) from error
+            hint = "give a file that numpy.savez or scipy.sparse.save_npz wrote"
+            raise DataError(f"{path} is no .npz; {hint}") from error
         raise DataError(f"{path} is cut short or damaged ({error or type(error).__name__}); get it again") from error
 
 
@@ -156,45 +152,34 @@ def _plain_dtype(dtype: np.dtype[Any]) -> str:
 
 def _check_numeric(array: NpzArray) -> None:
     if array.dtype.hasobject:
-        raise DataError(f"{array.label} holds pickled objects, which are never loaded; save it as plain numbers")
+        raise _pickled(array)
     if not array.is_numeric:
         raise DataError(f"{array.label} has dtype {array.dtype}; save it as one of {sorted(DTYPES)}")
 
 
+def _pickled(array: NpzArray) -> DataError:
+    return DataError(f"{array.label} holds pickled objects, which are never loaded; save it as plain numbers")
+
+
 def _chunks(array: NpzArray, dtype: str, skip: int = 0) -> Iterator[Tensor]:
     """The rows in pieces, from the value `skip` on."""
-    if array.by_column:
-        yield _turned(array)
-        return
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    if array.by_column:
+        if row_bytes * array.shape[0] > MOST_AT_ONCE:
+            raise DataError(f"{array.label} is stored column by column; save it with numpy.ascontiguousarray(...)")
+        yield torch.from_numpy(np.ascontiguousarray(npz_values(array), dtype))
+        return
     step = max(1, array.chunk_bytes // max(1, row_bytes))
     with _opened(array.path) as archive, archive.open(_member(archive, array)) as file:
         _header(file, array.label)
-        _pass_over(file, skip * array.dtype.itemsize, array)
+        file.seek(skip * array.dtype.itemsize, 1)
         for begin in range(0, array.shape[0], step):
             rows = min(step, array.shape[0] - begin)
-            raw = _exactly(file, rows * row_bytes, array)
+            raw = file.read(rows * row_bytes)
+            if len(raw) != rows * row_bytes:
+                raise DataError(f"{array.label} is cut short: its header promises {array.shape}; get it again")
             values = np.frombuffer(raw, array.dtype).reshape(rows, *array.shape[1:])
             yield torch.from_numpy(values.astype(dtype))  # a copy: writable, in the machine's byte order
-
-
-def _turned(array: NpzArray) -> Tensor:
-    size = math.prod(array.shape) * array.dtype.itemsize
-    if size > WHOLE_BYTES:
-        raise DataError(f"{array.label} is stored column by column; save it with numpy.ascontiguousarray(...)")
-    return torch.from_numpy(np.ascontiguousarray(npz_whole(array)))
-
-
-def _pass_over(file: IO[bytes], size: int, array: NpzArray) -> None:
-    while size:
-        size -= len(_exactly(file, min(size, array.chunk_bytes), array))
-
-
-def _exactly(file: IO[bytes], size: int, array: NpzArray) -> bytes:
-    raw = file.read(size)
-    if len(raw) != size:
-        raise DataError(f"{array.label} is cut short: its header promises {array.shape} of {array.dtype}; get it again")
-    return raw
 
 
 # --- sparse matrices ------------------------------------------------------------------------
@@ -216,7 +201,7 @@ def take_adjacency(left: dict[str, NpzArray]) -> Matrix | None:
     """The matrix that `scipy.sparse.save_npz` wrote, or one under the names adj_data, adj_indices, ..."""
     if "format" not in left:
         return take_matrix(left, "adj")
-    kind = npz_text(left.pop("format"))
+    kind = npz_values(left.pop("format")).astype(str).item()
     left.pop("_is_array", None)
     if kind not in ("csr", "csc", "coo"):
         raise DataError(f"{left['data'].path} holds a matrix of format {kind!r}; save matrix.tocsr() instead")
@@ -243,7 +228,7 @@ def take_matrix(left: dict[str, NpzArray], prefix: str) -> Matrix | None:
 def _shape(array: NpzArray) -> tuple[int, int]:
     if array.shape != (2,) or array.dtype.kind not in "iu":
         raise DataError(f"{array.label} has shape {array.shape}; two integers were expected")
-    rows, columns = (int(extent) for extent in npz_whole(array))
+    rows, columns = npz_values(array).tolist()
     return rows, columns
 
 
@@ -254,7 +239,7 @@ def matrix_ends(matrix: Matrix, nodes: Count) -> EdgeSource:
     """Entry [i, j] is an edge from i to j. Its value is the field weight, unless all are 1."""
     if matrix.shape != (nodes.rows, nodes.rows):
         raise DataError(f"the matrix of {matrix.label} is {matrix.shape} for {nodes.rows} nodes; give a square one")
-    count = Count("edges", matrix.values.shape[0] if matrix.values.shape else 0, matrix.values.name)
+    count = _count(matrix, "edges")
     if matrix.indptr is None:
         tables = [npz_table(index) for index in matrix.indices]
     else:
@@ -283,7 +268,7 @@ def _indptr(matrix: Matrix) -> NDArray[np.int64]:
     """[rows + 1], checked."""
     assert matrix.indptr is not None
     integers(npz_table(matrix.indptr), "offsets")
-    indptr = npz_whole(matrix.indptr).astype(np.int64)
+    indptr = npz_values(matrix.indptr).astype(np.int64)
     rows, entries = matrix.shape[1 if matrix.by_column else 0], matrix.values.shape
     if indptr.shape != (rows + 1,):
         raise DataError(f"{matrix.indptr.label} has shape {indptr.shape} for {rows} rows; {rows + 1} were expected")
@@ -304,44 +289,30 @@ def _as_float(table: RowSource) -> RowSource:
 
 def dense_rows(matrix: Matrix) -> RowSource:
     """The rows of a csr matrix as float32, zeros and all; entries of the same place add up."""
-    rows, columns = matrix.shape
+    num_rows, columns = matrix.shape
     step = max(1, matrix.values.chunk_bytes // max(1, 4 * columns))
     indices = integers(npz_table(matrix.indices[0]), "columns")
     values = _as_float(npz_table(matrix.values))
 
     def chunks() -> Iterator[Tensor]:
-        indptr = torch.from_numpy(_indptr(matrix))
-        entries = _Entries(in_step([indices, values]))
-        for begin in range(0, rows, step):
-            end = min(begin + step, rows)
-            dense = torch.zeros(end - begin, columns)
-            for number, (places, found) in entries.until(int(indptr[end])):
-                bad = (places < 0) | (places >= columns)
-                if bad.any():
-                    at = int(torch.nonzero(bad)[0])
-                    raise DataError(
-                        f"{indices.name}, entry {number + at + 1}: column {int(places[at])} is not in [0, {columns})"
-                    )
-                entry = torch.arange(number, number + len(places))
-                row = torch.searchsorted(indptr, entry, right=True) - 1 - begin
-                dense.index_put_((row, places.to(torch.int64)), found, accumulate=True)
-            yield dense
+        block, dense = 0, torch.zeros(min(step, num_rows), columns)
+        entries = _major(matrix)
+        for first, (rows, places, found) in in_step([entries, indices, values], _count(matrix, "entries")):
+            check_values(places, columns, indices.name, first, "column")
+            for reached in range(int(rows[0]) // step, int(rows[-1]) // step + 1):
+                while block < reached:
+                    yield dense
+                    block += 1
+                    dense = torch.zeros(min(step, num_rows - block * step), columns)
+                inside = rows // step == reached
+                at = (rows[inside] - block * step, places[inside].to(torch.int64))
+                dense.index_put_(at, found[inside], accumulate=True)
+        yield dense
+        for begin in range((block + 1) * step, num_rows, step):
+            yield torch.zeros(min(step, num_rows - begin), columns)
 
-    return RowSource(matrix.label, Field("float32", (columns,)), chunks, rows)
+    return RowSource(matrix.label, Field("float32", (columns,)), chunks, num_rows)
 
 
-class _Entries:
-    """Entries in order, handed out up to a bound at a time."""
-
-    def __init__(self, pieces: Iterator[list[Tensor]]) -> None:
-        self._pieces, self._held, self._first = pieces, [torch.empty(0), torch.empty(0)], 0
-
-    def until(self, end: int) -> Iterator[tuple[int, list[Tensor]]]:
-        """The entries that were not yet handed out, up to `end`, with the number of the first of each piece."""
-        while self._first < end:
-            if not len(self._held[0]):
-                self._held = next(self._pieces)
-            step = min(len(self._held[0]), end - self._first)
-            yield self._first, [rows[:step] for rows in self._held]
-            self._held = [rows[step:] for rows in self._held]
-            self._first += step
+def _count(matrix: Matrix, of: str) -> Count:
+    return Count(of, matrix.values.shape[0] if matrix.values.shape else 0, matrix.values.name)

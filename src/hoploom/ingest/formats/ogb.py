@@ -8,47 +8,47 @@ import csv
 import gzip
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom.config.extras import needs
+from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.formats.npz import NpzArray, npz_pairs, npz_table, npz_whole, read_arrays
+from hoploom.ingest.formats.npz import NpzArray, npz_pairs, npz_table, npz_values, read_arrays
 from hoploom.ingest.formats.row_source import (
     Count,
     EdgeSource,
-    GraphStreams,
+    Members,
     RowSource,
     edge_stream,
     flat,
     labels,
     members,
-    node_field,
+    node_stream,
     require,
     write_graph,
 )
-from hoploom.ingest.stream import EdgeRule, NodeStream, Progress, StoreOptions
+from hoploom.ingest.stream import EdgeRule, EdgeStream, NodeStream, Progress, StoreOptions
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, RelationName
 from hoploom.store import Store
 
+Streams = tuple[list[NodeStream], list[EdgeStream]]
 SPLITS = {"train": "train", "val": "valid", "test": "test"}  # our name -> OGB's
 AS_IT_COMES = EdgeRule(in_order=True)  # lists as from_pyg makes them of OGB's own edge_index
 MERGED = EdgeRule(undirected=True, deduplicate=True)
+EDGES, NUM_EDGES = "edge.csv.gz", "num-edge-list.csv.gz"  # of a relation
 
 
 @dataclass(frozen=True)
 class Dataset:
     """What OGB's reader knows of a dataset besides its files."""
 
-    read: Callable[["Dataset", Path, bool], GraphStreams]
+    read: Callable[["Dataset", Path, bool], Streams]
     num_classes: int
     split: str  # the folder of the split
     has_year: bool = False
@@ -71,17 +71,14 @@ def import_ogb(
 
     >>> import_ogb("ogbn-arxiv", "dataset/ogbn_arxiv", "arxiv.store")
     """
-    return write_graph(out, read_ogb(name, folder, undirected=undirected), memory, progress)
-
-
-def read_ogb(name: str, folder: str | Path, *, undirected: bool = False) -> GraphStreams:
-    """The streams of a dataset; what is checked without reading much is checked here."""
     if name not in DATASETS:
-        near = get_close_matches(name, DATASETS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest(name, list(DATASETS))
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(f"dataset {name!r} is not known{hint} There are {', '.join(DATASETS)}")
     dataset = DATASETS[name]
-    return dataset.read(dataset, _root(name, Path(folder)), undirected)
+    nodes, edges = dataset.read(dataset, _root(name, Path(folder)), undirected)
+    options = StoreOptions(homogeneous=nodes[0].name == HOMOGENEOUS_TYPE, memory=memory)
+    return write_graph(out, nodes, edges, options, progress)
 
 
 def _root(name: str, folder: Path) -> Path:
@@ -94,25 +91,29 @@ def _root(name: str, folder: Path) -> Path:
 # --- one type -------------------------------------------------------------------------------
 
 
-def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> GraphStreams:
+def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     raw = root / "raw"
     names = ["edge", "num-node-list", "num-edge-list", "node-feat", "node-label"]
     names += ["node_year"] if dataset.has_year else []
     files = {name: raw / f"{name}.csv.gz" for name in names}
     splits = _split_files(root / "split" / dataset.split)
     require([*files.values(), *splits.values()], str(root))
-    nodes = Count("nodes", single_count(files["num-node-list"]), files["num-node-list"].name)
-    edges = Count("edges", single_count(files["num-edge-list"]), files["num-edge-list"].name)
-    fields = {"x": csv_table(files["node-feat"], "float32")}
-    fields["y"] = labels(csv_table(files["node-label"], "float64"), dataset.num_classes)
-    if dataset.has_year:
-        fields["year"] = flat(csv_table(files["node_year"], "int64"))
+    nodes, edges = _count("nodes", files["num-node-list"]), _count("edges", files["num-edge-list"])
+    fields = _node_fields(dataset, files["node-feat"], files["node-label"], files.get("node_year"))
     ends = EdgeSource([_two_columns(csv_table(files["edge"], "int64"))], edges, both_ways=dataset.both_ways)
     return _one_type(fields, nodes, ends, splits, undirected)
 
 
-def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> GraphStreams:
-    files, splits = [root / "raw" / name for name in ("data.npz", "node-label.npz")], {}
+def _node_fields(dataset: Dataset, features: Path, classes: Path, years: Path | None) -> dict[str, RowSource]:
+    fields = {
+        "x": csv_table(features, "float32"),
+        "y": labels(csv_table(classes, "float64"), dataset.num_classes),
+    }
+    return fields if years is None else {**fields, "year": flat(csv_table(years, "int64"))}
+
+
+def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> Streams:
+    files = [root / "raw" / name for name in ("data.npz", "node-label.npz")]
     splits = _split_files(root / "split" / dataset.split)
     require([*files, *splits.values()], str(root))
     data, classes = map(read_arrays, files)
@@ -121,8 +122,7 @@ def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> GraphStreams
     missing += [] if "node_label" in classes else [f"{files[1]}:node_label"]
     if missing:
         raise DataError(f"{root} is incomplete; these arrays are missing: {', '.join(missing)}")
-    nodes = Count("nodes", _only(data["num_nodes_list"]), "num_nodes_list")
-    edges = Count("edges", _only(data["num_edges_list"]), "num_edges_list")
+    nodes, edges = (Count(of, _single(data[f"num_{of}_list"]), f"num_{of}_list") for of in ("nodes", "edges"))
     fields = {
         "x": npz_table(data["node_feat"]),
         "y": labels(npz_table(classes["node_label"]), dataset.num_classes),
@@ -131,37 +131,24 @@ def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> GraphStreams
     return _one_type(fields, nodes, EdgeSource(npz_pairs(data["edge_index"]), edges), splits, undirected)
 
 
-def _only(array: NpzArray) -> int:
+def _single(array: NpzArray) -> int:
     if array.shape != (1,):
         raise DataError(f"{array.label} has shape {array.shape}; one number was expected, the size of the one graph")
-    return int(npz_whole(array)[0])
+    return int(npz_values(array).item())
 
 
 def _one_type(
     fields: Mapping[str, RowSource], nodes: Count, ends: EdgeSource, splits: Mapping[str, Path], undirected: bool
-) -> GraphStreams:
-    rule = MERGED if undirected else AS_IT_COMES
+) -> Streams:
     if undirected:
         ends = EdgeSource(ends.tables, ends.count, ends.fields)  # both directions come from the rule
-    sizes = (nodes.rows, nodes.rows)
-    edges = [edge_stream(HOMOGENEOUS_RELATION, ends, sizes, rule)]
-    return GraphStreams([_node_stream(HOMOGENEOUS_TYPE, fields, nodes, splits)], edges, homogeneous=True)
+    rule = MERGED if undirected else AS_IT_COMES
+    edges = edge_stream(HOMOGENEOUS_RELATION, ends, (nodes.rows, nodes.rows), rule)
+    return [node_stream(HOMOGENEOUS_TYPE, fields, nodes, _members(splits, nodes))], [edges]
 
 
-def _node_stream(name: str, fields: Mapping[str, RowSource], nodes: Count, splits: Mapping[str, Path]) -> NodeStream:
-    for table in fields.values():
-        if table.num_rows is not None and table.num_rows != nodes.rows:
-            raise DataError(f"{table.name} has {table.num_rows} rows for {nodes.rows} nodes ({nodes.told_by})")
-    return NodeStream(
-        name,
-        [0, nodes.rows],
-        [node_field(field, table, nodes) for field, table in fields.items()],
-        {split: partial(_members, path, nodes.rows) for split, path in splits.items()},
-    )
-
-
-def _members(path: Path, num_nodes: int) -> Iterator[Tensor]:
-    return members(csv_table(path, "int64"), num_nodes)()
+def _members(splits: Mapping[str, Path], nodes: Count) -> dict[str, Members]:
+    return {split: members(csv_table(path, "int64"), nodes.rows) for split, path in splits.items()}
 
 
 def _split_files(folder: Path) -> dict[str, Path]:
@@ -177,42 +164,34 @@ def _two_columns(table: RowSource) -> RowSource:
 # --- several types --------------------------------------------------------------------------
 
 
-def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> GraphStreams:
+def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     """Papers have features, labels, years and splits; the other types have nodes only.
 
     The field edge_reltype is left out: it numbers the relations, and each stands by itself here.
     """
     raw, labelled = root / "raw", "paper"
-    listed = {name: raw / f"{name}.csv.gz" for name in ("num-node-dict", "triplet-type-list")}
-    files = {
-        "x": raw / "node-feat" / labelled / "node-feat.csv.gz",
-        "y": raw / "node-label" / labelled / "node-label.csv.gz",
-        "year": raw / "node-feat" / labelled / "node_year.csv.gz",
-    }
+    sizes_file, relations_file = raw / "num-node-dict.csv.gz", raw / "triplet-type-list.csv.gz"
+    files = [
+        raw / "node-feat" / labelled / "node-feat.csv.gz",
+        raw / "node-label" / labelled / "node-label.csv.gz",
+        raw / "node-feat" / labelled / "node_year.csv.gz",
+    ]
     splits = _split_files(root / "split" / dataset.split / labelled)
-    found = listed["triplet-type-list"].is_file()
-    relations = _relations(listed["triplet-type-list"]) if found else []
-    edges = {key: raw / "relations" / "___".join(key) / "edge.csv.gz" for key in relations}
-    counts = {key: path.with_name("num-edge-list.csv.gz") for key, path in edges.items()}
-    require([*listed.values(), *files.values(), *splits.values(), *edges.values(), *counts.values()], str(root))
-    sizes = _sizes(listed["num-node-dict"], [*(end for key in relations for end in (key[0], key[2])), labelled])
-    fields = {
-        "x": csv_table(files["x"], "float32"),
-        "y": labels(csv_table(files["y"], "float64"), dataset.num_classes),
-        "year": flat(csv_table(files["year"], "int64")),
-    }
-    told_by = listed["num-node-dict"].name
-    streams = []
+    relations = _relations(relations_file) if relations_file.is_file() else []
+    folders = {key: raw / "relations" / "___".join(key) for key in relations}
+    files_of_edges = [folder / name for folder in folders.values() for name in (EDGES, NUM_EDGES)]
+    require([sizes_file, relations_file, *files, *splits.values(), *files_of_edges], str(root))
+    sizes = _sizes(sizes_file, [*(end for key in relations for end in (key[0], key[2])), labelled])
+    nodes = []
     for name, size in sizes.items():
-        of_type = (fields, splits) if name == labelled else ({}, {})
-        streams.append(_node_stream(name, of_type[0], Count("nodes", size, told_by), of_type[1]))
-    edge_streams = []
-    for key, path in edges.items():
-        ends = EdgeSource(
-            [_two_columns(csv_table(path, "int64"))], Count("edges", single_count(counts[key]), "num-edge-list")
-        )
-        edge_streams.append(edge_stream(key, ends, (sizes[key[0]], sizes[key[2]]), _rule(key, undirected)))
-    return GraphStreams(streams, edge_streams, homogeneous=False)
+        count, has_rows = Count("nodes", size, sizes_file.name), name == labelled
+        fields = _node_fields(dataset, *files) if has_rows else {}
+        nodes.append(node_stream(name, fields, count, _members(splits, count) if has_rows else {}))
+    edges = []
+    for key, folder in folders.items():
+        ends = EdgeSource([_two_columns(csv_table(folder / EDGES, "int64"))], _count("edges", folder / NUM_EDGES))
+        edges.append(edge_stream(key, ends, (sizes[key[0]], sizes[key[2]]), _rule(key, undirected)))
+    return nodes, edges
 
 
 def _rule(key: RelationName, undirected: bool) -> EdgeRule:
@@ -251,94 +230,61 @@ DATASETS = {
 }
 
 
+# --- files ----------------------------------------------------------------------------------
+
 BLOCK_BYTES = 1 << 20  # of text; Arrow reads up to 32 blocks ahead
 PARSED = {"float32": "float64", "float64": "float64", "int64": "int64"}  # OGB's readers round twice: so do we
+DAMAGE = (OSError, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
 def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
     """The rows of a file, [n, columns] of this dtype. An empty field is NaN among floats, an error among integers."""
-    return RowSource(str(path), Field(dtype, (_num_columns(path),)), lambda: _chunks(path, dtype, block))
+    with _reading(path), gzip.open(path, "rb") as file:
+        line = file.readline()
+    columns = line.count(b",") + 1
+
+    def chunks() -> Iterator[Tensor]:
+        return _chunks(path, dtype, columns, block) if line else iter(())
+
+    return RowSource(str(path), Field(dtype, (columns,)), chunks)
 
 
 def small_csv(path: Path) -> list[list[str]]:
     """All rows of a small file, header and all."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            return [row for row in csv.reader(file) if row]
-    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
-        raise _damaged(path, error) from error
+    with _reading(path), gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        return [row for row in csv.reader(file) if row]
 
 
-def single_count(path: Path) -> int:
+def _count(of: str, path: Path) -> Count:
     """The number in a file that lists the size of every graph, where there is one graph."""
     rows = small_csv(path)
     if len(rows) != 1 or not rows[0][0].strip().isdigit():
         raise DataError(f"{path} holds {rows[:2]}; one number was expected, the size of the one graph")
-    return int(rows[0][0])
+    return Count(of, int(rows[0][0]), path.name)
 
 
-def _num_columns(path: Path) -> int:
-    try:
-        with gzip.open(path, "rb") as file:
-            line = file.readline()
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, error) from error
-    return line.count(b",") + 1
-
-
-def _chunks(path: Path, dtype: str, block: int) -> Iterator[Tensor]:
+def _chunks(path: Path, dtype: str, columns: int, block: int) -> Iterator[Tensor]:
     with needs("tables"):
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
-    names = [str(column) for column in range(_num_columns(path))]
-    first = 0
+    names = [str(column) for column in range(columns)]
+    parsed = arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, PARSED[dtype]), null_values=[] if dtype == "int64" else [""]
+    )
+    with _reading(path):
+        try:
+            with pa.input_stream(str(path), compression="gzip") as stream:
+                read = arrow_csv.ReadOptions(use_threads=False, block_size=block, column_names=names)
+                for batch in arrow_csv.open_csv(stream, read, convert_options=parsed):
+                    rows = [column.to_numpy(zero_copy_only=False).astype(dtype) for column in batch.columns]
+                    yield torch.from_numpy(np.stack(rows, axis=1))
+        except pa.ArrowInvalid as error:  # it names row and value
+            raise DataError(f"{path}: {error}; correct the file, or get it again") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        with pa.input_stream(str(path), compression="gzip") as stream:
-            reader = arrow_csv.open_csv(
-                stream,
-                arrow_csv.ReadOptions(use_threads=False, block_size=block, column_names=names),
-                convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, PARSED[dtype])),
-            )
-            for batch in reader:
-                columns = [_values(path, column, dtype, first) for column in batch.columns]
-                first += batch.num_rows
-                yield torch.from_numpy(np.stack(columns, axis=1))
-    except pa.ArrowInvalid as error:
-        if _is_empty(path):
-            return
-        raise DataError(_bad_row(path, dtype, len(names), first) or f"{path}: {error}") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, error) from error
-
-
-def _values(path: Path, column: Any, dtype: str, first: int) -> NDArray[Any]:
-    """The values of one column of a batch."""
-    if column.null_count and dtype == "int64":
-        row = first + column.is_null().to_pylist().index(True) + 1
-        raise DataError(f"{path}, row {row}: a value is missing; fill it")
-    values: NDArray[Any] = column.to_numpy(zero_copy_only=False).astype(dtype)
-    return values
-
-
-def _bad_row(path: Path, dtype: str, columns: int, first: int) -> str | None:
-    """Which row Arrow stumbled over: it tells the value at most. Slow, and only on the way out."""
-    parse = int if dtype == "int64" else float
-    with gzip.open(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-        for number, row in enumerate(filter(None, csv.reader(file)), 1):
-            if number > first and len(row) != columns:
-                return f"{path}, row {number}: {len(row)} values where row 1 has {columns}; give every row as many"
-            for value in filter(None, row) if number > first else ():
-                try:
-                    parse(value)
-                except ValueError:
-                    return f"{path}, row {number}: {value!r} is no {'integer' if parse is int else 'number'}"
-    return None
-
-
-def _is_empty(path: Path) -> bool:
-    with gzip.open(path, "rb") as file:
-        return file.read(1) == b""
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is cut short or damaged ({error or type(error).__name__}); get it again")
+        yield
+    except DAMAGE as error:
+        raise DataError(f"{path} is cut short or damaged ({error or type(error).__name__}); get it again") from error

@@ -28,6 +28,7 @@ from hoploom.store.write import StoreWriter
 
 CHUNK_BYTES = 8 << 20
 UNLABELLED = -1
+Members = Callable[[], Iterator[Tensor]]  # the ids of a split, [n] int64 each
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
@@ -38,7 +39,7 @@ class RowSource:
     name: str  # the file, and the array inside it
     field: Field
     chunks: Callable[[], Iterator[Tensor]]  # [n, ...] each
-    num_rows: int | None = None  # where the file tells before it is read
+    num_rows: int | None = None  # where that is known before the file is read
 
     def mapped(self, field: Field, change: Callable[[Tensor], Tensor]) -> "RowSource":
         """The same rows, each chunk changed."""
@@ -51,17 +52,7 @@ class Count:
 
     of: str  # nodes or edges
     rows: int
-    told_by: str
-
-
-@dataclass(frozen=True)
-class GraphStreams:
-    """All that is written to a store."""
-
-    nodes: Sequence[NodeStream]
-    edges: Sequence[EdgeStream]
-    homogeneous: bool
-    weight: str | None = None
+    given_by: str
 
 
 @dataclass(frozen=True)
@@ -84,49 +75,37 @@ def require(paths: Sequence[Path], what: str) -> None:
 # --- rows -----------------------------------------------------------------------------------
 
 
-def numbered(table: RowSource, count: Count) -> Iterator[tuple[int, Tensor]]:
-    """The chunks, each with the number of its first row; raise if there are more or fewer than counted."""
-    if table.num_rows is not None and table.num_rows != count.rows:
-        raise _miscounted(table, str(table.num_rows), count)
-    first = 0
-    for chunk in table.chunks():
-        if first + len(chunk) > count.rows:
-            raise _miscounted(table, f"more than {count.rows}", count)
-        yield first, chunk
-        first += len(chunk)
-    if first != count.rows:
-        raise _miscounted(table, str(first), count)
-
-
-def _miscounted(table: RowSource, rows: str, count: Count) -> DataError:
-    return DataError(f"{table.name} has {rows} rows for {count.rows} {count.of} ({count.told_by}); give one row each")
-
-
-def in_step(tables: Sequence[RowSource]) -> Iterator[list[Tensor]]:
-    """The same rows of several tables at a time."""
-    readers = [table.chunks() for table in tables]
+def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, list[Tensor]]]:
+    """The same rows of several tables at a time, and the number of the first; raise unless all have that many."""
+    for table in tables:
+        check_count(table, count)
+    readers = [filter(len, table.chunks()) for table in tables]
     held: list[Tensor | None] = [None] * len(tables)
+    first = 0
     while True:
-        held = [_next_rows(rows, reader) for rows, reader in zip(held, readers, strict=True)]
+        held = [next(reader, None) if rows is None else rows for rows, reader in zip(held, readers, strict=True)]
+        for table, rows in zip(tables, held, strict=True):
+            if rows is None and first < count.rows:
+                raise _miscounted(table, str(first), count)
+            if rows is not None and first == count.rows:
+                raise _miscounted(table, f"more than {count.rows}", count)
         full = [rows for rows in held if rows is not None]
         if not full:
             return
-        if len(full) < len(held):
-            ended = [table.name for table, rows in zip(tables, held, strict=True) if rows is None]
-            longer = [table.name for table, rows in zip(tables, held, strict=True) if rows is not None]
-            raise DataError(f"{ended[0]} has fewer rows than {longer[0]}; give both one row each")
-        step = min(map(len, full))
-        yield [rows[:step] for rows in full]
-        held = [rows[step:] for rows in full]  # full holds one of each table here
+        step = min(count.rows - first, *map(len, full))
+        yield first, [rows[:step] for rows in full]
+        held = [rows[step:] if len(rows) > step else None for rows in full]
+        first += step
 
 
-def _next_rows(rows: Tensor | None, reader: Iterator[Tensor]) -> Tensor | None:
-    """What is held already, else the next chunk with rows in it."""
-    while rows is None or not len(rows):
-        rows = next(reader, None)
-        if rows is None:
-            return None
-    return rows
+def check_count(table: RowSource, count: Count) -> None:
+    """Raise if the file says already that it has more or fewer rows than counted."""
+    if table.num_rows not in (None, count.rows):
+        raise _miscounted(table, str(table.num_rows), count)
+
+
+def _miscounted(table: RowSource, rows: str, count: Count) -> DataError:
+    return DataError(f"{table.name} has {rows} rows for {count.rows} {count.of} ({count.given_by}); give one row each")
 
 
 def integers(table: RowSource, what: str) -> RowSource:
@@ -149,11 +128,16 @@ def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> 
 # --- nodes ----------------------------------------------------------------------------------
 
 
-def node_field(name: str, table: RowSource, count: Count) -> NodeFields:
-    """One field of every node, row i for node i."""
+def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits: Mapping[str, Members]) -> NodeStream:
+    """A node type in one part, row i of every field for node i."""
+    for table in fields.values():
+        check_count(table, count)
+    return NodeStream(name, [0, count.rows], [_node_field(*field, count) for field in fields.items()], splits)
 
+
+def _node_field(name: str, table: RowSource, count: Count) -> NodeFields:
     def rows() -> Iterator[Rows]:
-        for first, chunk in numbered(table, count):
+        for first, (chunk,) in in_step([table], count):
             yield Rows(torch.arange(first, first + len(chunk)), {name: chunk})
 
     return NodeFields({name: table.field}, rows)
@@ -186,41 +170,16 @@ def labels(table: RowSource, num_classes: int | None) -> RowSource:
     return RowSource(table.name, Field("int64"), chunks, table.num_rows)
 
 
-def members(table: RowSource, num_nodes: int) -> Callable[[], Iterator[Tensor]]:
-    """The nodes of a split, from their ids. A map of a byte per node finds those that come twice."""
+def members(table: RowSource, num_nodes: int) -> Members:
+    """The nodes of a split, from their ids; which of them come twice is found by who writes them."""
     plain = flat(integers(table, "ids of nodes"))
 
     def chunks() -> Iterator[Tensor]:
-        first, seen = 0, torch.zeros(num_nodes, dtype=torch.bool)
+        first = 0
         for rows in plain.chunks():
             check_values(rows, num_nodes, table.name, first, "node")
-            ids = rows.to(torch.int64)
-            mark_once(ids, seen, table.name, first)
-            yield ids
+            yield rows.to(torch.int64)
             first += len(rows)
-
-    return chunks
-
-
-def mark_once(ids: Tensor, seen: Tensor, name: str, first: int) -> None:
-    """Note in `seen` that these nodes were met; raise if one was before."""
-    again = seen[ids]
-    if not again.any() and torch.unique(ids).numel() == ids.numel():
-        seen[ids] = True
-        return
-    met: set[int] = set()
-    for index, node in enumerate(ids.tolist()):
-        if node in met or again[index]:
-            raise DataError(f"{name}, row {first + index + 1}: node {node} is there twice; list a node once")
-        met.add(node)
-
-
-def masked(table: RowSource, count: Count) -> Callable[[], Iterator[Tensor]]:
-    """The nodes of a split, from a mask."""
-
-    def chunks() -> Iterator[Tensor]:
-        for first, mask in numbered(flat(table), count):
-            yield torch.nonzero(mask != 0).view(-1) + first
 
     return chunks
 
@@ -237,35 +196,30 @@ def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rul
 
 
 def _edge_rows(ends: EdgeSource, sizes: tuple[int, int]) -> Iterator[EdgeRows]:
-    first, tables = 0, [*ends.tables, *ends.fields.values()]
-    for table in tables:
-        if table.num_rows is not None and table.num_rows != ends.count.rows:
-            raise _miscounted(table, str(table.num_rows), ends.count)
-    for rows in in_step(tables):
-        if first + len(rows[0]) > ends.count.rows:
-            raise _miscounted(tables[0], f"more than {ends.count.rows}", ends.count)
+    for first, rows in in_step([*ends.tables, *ends.fields.values()], ends.count):
         pair = (rows[0][:, 0], rows[0][:, 1]) if len(ends.tables) == 1 else (rows[0], rows[1])
-        for what, table, ids, size in zip(
-            ("source", "destination"), (ends.tables[0], ends.tables[-1]), pair, sizes, strict=True
-        ):
-            check_values(ids, size, table.name, first, what)
-        first += len(rows[0])
+        check_values(pair[0], sizes[0], ends.tables[0].name, first, "source")
+        check_values(pair[1], sizes[1], ends.tables[-1].name, first, "destination")
         fields = dict(zip(ends.fields, rows[len(ends.tables) :], strict=True))
         sources, destinations = (ids.to(torch.int64).contiguous() for ids in pair)
-        yield _both_ways(sources, destinations, fields) if ends.both_ways else EdgeRows(sources, destinations, fields)
-    if first != ends.count.rows:
-        raise _miscounted(tables[0], str(first), ends.count)
+        edges = EdgeRows(sources, destinations, fields)
+        yield _both_ways(edges) if ends.both_ways else edges
 
 
-def _both_ways(sources: Tensor, destinations: Tensor, fields: Mapping[str, Tensor]) -> EdgeRows:
-    doubled = {name: rows.repeat_interleave(2, dim=0) for name, rows in fields.items()}
-    there, back = torch.stack([sources, destinations], 1), torch.stack([destinations, sources], 1)
+def _both_ways(edges: EdgeRows) -> EdgeRows:
+    doubled = {name: rows.repeat_interleave(2, dim=0) for name, rows in edges.fields.items()}
+    there, back = torch.stack(edges[:2], 1), torch.stack([edges.destinations, edges.sources], 1)
     return EdgeRows(there.view(-1), back.view(-1), doubled)
 
 
-def write_graph(out: str | Path, graph: GraphStreams, memory: int, progress: Progress | None) -> Store:
+def write_graph(
+    out: str | Path,
+    nodes: Sequence[NodeStream],
+    edges: Sequence[EdgeStream],
+    options: StoreOptions,
+    progress: Progress | None,
+) -> Store:
     """Write a store and open it."""
-    options = StoreOptions(weight=graph.weight, homogeneous=graph.homogeneous, memory=memory)
     with StoreWriter(out) as writer:
-        write_store(writer, graph.nodes, graph.edges, options, progress=progress)
+        write_store(writer, nodes, edges, options, progress=progress)
     return open_store(out)
