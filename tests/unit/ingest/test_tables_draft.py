@@ -215,17 +215,6 @@ def test_the_number_of_a_row_is_no_feature(tmp_path: Path, name: str) -> None:
     assert (edges.source, edges.destination, edges.features) == ("one", "two", ())
 
 
-def test_an_empty_file_beside_good_tables_is_noted(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for name in ("empty.csv", "in/none.tsv"):
-        (tmp_path / name).write_text("\n")
-    recipe = _drafted(tmp_path, {"in/nodes.csv": {"id": NUMBERS, "a": NUMBERS}, "edges.csv": RING})
-    assert recipe.nodes["node"].files == ("in/nodes.csv",)
-    text = draft(tmp_path, tmp_path)
-    assert "# empty.csv is left out: it is empty" in text
-    assert "# in/none.tsv is left out: it is empty" in text
-
-
 def test_an_array_beside_the_table_is_its_features(tmp_path: Path) -> None:
     np.save(tmp_path / "nodes_x.npy", np.zeros((6, 3), np.float16))
     np.save(tmp_path / "nodes_short.npy", np.zeros((5, 3)))

@@ -4,34 +4,32 @@ The text is there to be read and corrected. Tables that say what they are build 
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hoploom.config.toml import as_key, as_toml
-from hoploom.ingest.tables.files import TableFile, open_array
 from hoploom.ingest.tables.guess import (
     EDGE_WORDS,
+    ENDS,
     HALF,
-    Roles,
+    Section,
     of_what,
     pair_of,
-    roles_of,
+    section_of,
     singular,
     stem,
     type_name,
     words,
 )
-from hoploom.ingest.tables.survey import Surveyed, count_rows, largest, share_found, survey
+from hoploom.ingest.tables.survey import Surveyed, largest, share_found, survey
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 HEADER = """\
 # What `hoploom build` makes a store of, drafted from the tables in {folder}
 # Lines that say "guessed" are worth a look; a line behind `# ` is not in force.
+
 """
-SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 FEW = 8  # columns that are listed one by one
 
 
@@ -39,9 +37,9 @@ FEW = 8  # columns that are listed one by one
 class _Draft:
     """Types and relations, as they are found."""
 
-    nodes: dict[str, Roles] = field(default_factory=dict)
+    nodes: dict[str, Section] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)  # types without a table
-    relations: dict[RelationName, Roles] = field(default_factory=dict)
+    relations: dict[RelationName, Section] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what was left out, and why
 
 
@@ -50,31 +48,30 @@ def draft(folder: Path, beside: Path) -> str:
 
     >>> Path("graph.toml").write_text(draft(Path("tables"), Path()))
     """
-    tables, arrays, blank = survey(folder)
-    found = _Draft(notes=[f"{path} is left out: it is empty" for path in blank])
-    able = []
+    tables, arrays = survey(folder)
+    found, sections = _Draft(), list[Section]()
     for table in tables:
-        roles = roles_of(table)
-        if roles is None:
+        section = section_of(table, arrays)
+        if section is None:
             columns = ", ".join(list(table.types)[:FEW])
             found.notes.append(f"{table.files} is left out: no ids are seen among {columns}")
         else:
-            able.append(roles)
-    able = [pair_of(roles, able) for roles in able]
-    for roles in able:
-        if roles.ends is None:
-            found.nodes[_free(type_name(roles.table), found.nodes)] = roles
-    for roles in able:
-        if roles.ends is not None:
-            _place_edges(found, roles)
+            sections.append(section)
+    sections = [pair_of(section, sections) for section in sections]
+    for section in sections:
+        if section.id is not None:
+            found.nodes[_free(type_name(section.table), found.nodes)] = section
+    for section in sections:
+        if section.id is None:
+            _place_edges(found, section)
     _name_homogeneous(found)
-    return _text(found, folder, beside, arrays)
+    _keep_one_time(found)
+    return _text(found, os.path.relpath(folder, beside))
 
 
-def _free(name: str, taken: Sequence[str] | dict[str, Any]) -> str:
+def _free(name: str, taken: Collection[str]) -> str:
     """The name, with a number if it is taken."""
-    number = 2
-    free = name
+    number, free = 2, name
     while free in taken:
         free, number = f"{name}_{number}", number + 1
     return free
@@ -83,26 +80,26 @@ def _free(name: str, taken: Sequence[str] | dict[str, Any]) -> str:
 # --- which types an edge joins -------------------------------------------------------------------
 
 
-def _place_edges(found: _Draft, roles: Roles) -> None:
+def _place_edges(found: _Draft, edges: Section) -> None:
     """Give a relation its types and its name."""
-    assert roles.ends is not None
-    types, guessed = [], []
-    named = [_named_type(found, roles.table, column, side) for column, side in zip(roles.ends, (0, -1), strict=True)]
-    for column, type_, other in zip(roles.ends, named, reversed(named), strict=True):
+    types = []
+    named = [_named_type(found, edges.table, edges.keys[end], side) for end, side in zip(ENDS, (0, -1), strict=True)]
+    for end, type_, other in zip(ENDS, named, reversed(named), strict=True):
+        column = edges.keys[end]
         if type_ is None:
-            type_, is_sure = _type_by_values(found, roles, column, other)
-            guessed += [column] if type_ is not None and not is_sure else []
-        type_ = type_ or _counted(found, roles.table, column)
+            type_, is_sure = _type_by_values(found, edges, column, other)
+            edges.why |= {} if type_ is None or is_sure else {end: "guessed: these are ids of {}, by their values"}
+        type_ = type_ or _counted(found, edges.table, column)
         if type_ is None:
             reason = f"no table has the ids of {column}; add one as [nodes.{as_key(of_what(column) or 'node')}]"
-            found.notes.append(f"{roles.table.files} is left out: {reason}")
+            found.notes.append(f"{edges.table.files} is left out: {reason}")
             return
         types.append(type_)
     said = {word for type_ in types for word in words(type_)}
-    kept = [word for word in words(roles.table.name) if singular(word) not in said and word not in EDGE_WORDS]
+    kept = [word for word in words(edges.table.name) if singular(word) not in said and word not in EDGE_WORDS]
     name = "_".join(word for word in kept if not word.isdigit()) or "to"
     name = _free(name, [key[1] for key in found.relations if (key[0], key[2]) == (types[0], types[1])])
-    found.relations[(types[0], name, types[1])] = replace(roles, guessed=tuple(guessed))
+    found.relations[(types[0], name, types[1])] = edges
 
 
 def _named_type(found: _Draft, table: Surveyed, column: str, side: int) -> str | None:
@@ -117,17 +114,17 @@ def _named_type(found: _Draft, table: Surveyed, column: str, side: int) -> str |
     return singular(of_file[side]) if len(of_file) > 1 and singular(of_file[side]) in able else None
 
 
-def _type_by_values(found: _Draft, roles: Roles, column: str, other: str | None) -> tuple[str | None, bool]:
+def _type_by_values(found: _Draft, edges: Section, column: str, other: str | None) -> tuple[str | None, bool]:
     """The type that has the ids of a column, that of the other end if it has, and whether it can be no other.
 
     Where the two ends are named after different things, numbers found among the ids of either prove nothing: two
     types number their nodes alike.
     """
-    said = {of_what(end) for end in roles.ends or ()}
-    able = _able(found, roles.table, column)
-    if len(said) > 1 and "" not in said and not roles.table.is_text(column):
+    said = {of_what(edges.keys[end]) for end in ENDS}
+    if len(said) > 1 and "" not in said and not edges.table.is_text(column):
         return None, False
-    shares = {name: share_found(roles.table.sample[column], of.table, of.id or "") for name, of in able.items()}
+    able = _able(found, edges.table, column)
+    shares = {name: share_found(edges.table.sample[column], of.table, of.id or "") for name, of in able.items()}
     best = max(shares, key=lambda name: (name == other and shares[name] > HALF, shares[name]), default=None)
     if best is None:
         return None, False
@@ -135,7 +132,7 @@ def _type_by_values(found: _Draft, roles: Roles, column: str, other: str | None)
     return best if shares[best] > HALF or is_only else None, is_only and shares[best] == 1
 
 
-def _able(found: _Draft, table: Surveyed, column: str) -> dict[str, Roles]:
+def _able(found: _Draft, table: Surveyed, column: str) -> dict[str, Section]:
     """The types with ids such as a column's: text at both ends, or at none."""
     is_text = table.is_text(column)
     return {name: of for name, of in found.nodes.items() if of.id and of.table.is_text(of.id) == is_text}
@@ -143,11 +140,8 @@ def _able(found: _Draft, table: Surveyed, column: str) -> dict[str, Roles]:
 
 def _counted(found: _Draft, table: Surveyed, column: str) -> str | None:
     """A type without a table, where ids are numbers from 0."""
-    most = largest(table, column)
-    if most is None:
-        return None
-    name = of_what(column) or "node"
-    if name in found.nodes:
+    most, name = largest(table, column), of_what(column) or "node"
+    if most is None or name in found.nodes:
         return None
     found.counts[name] = max(found.counts.get(name, 0), most + 1)
     return name
@@ -155,124 +149,53 @@ def _counted(found: _Draft, table: Surveyed, column: str) -> str | None:
 
 def _name_homogeneous(found: _Draft) -> None:
     """One type and one relation: the names by which a store is homogeneous."""
-    types = [*found.nodes, *found.counts]
-    if len(types) != 1 or len(found.relations) != 1:
-        return
-    if found.nodes:
-        found.nodes = {HOMOGENEOUS_TYPE: next(iter(found.nodes.values()))}
-    if found.counts:
-        found.counts = {HOMOGENEOUS_TYPE: next(iter(found.counts.values()))}
-    found.relations = {HOMOGENEOUS_RELATION: next(iter(found.relations.values()))}
-    found.notes.append('with the one type "node" and the one relation "node to node" the graph is homogeneous')
+    if len(found.nodes) + len(found.counts) == len(found.relations) == 1:
+        found.nodes = dict(zip([HOMOGENEOUS_TYPE], found.nodes.values(), strict=False))
+        found.counts = dict(zip([HOMOGENEOUS_TYPE], found.counts.values(), strict=False))
+        found.relations = dict(zip([HOMOGENEOUS_RELATION], found.relations.values(), strict=False))
+        found.notes.append('with the one type "node" and the one relation "node to node" the graph is homogeneous')
+
+
+def _keep_one_time(found: _Draft) -> None:
+    """A graph has times of nodes or of edges."""
+    for name, section in found.nodes.items() if any("time" in edges.keys for edges in found.relations.values()) else ():
+        time = section.keys.pop("time", None)
+        if time is not None:
+            found.notes.append(f"nodes.{name}.time = {time} is left out: a graph has times of nodes or of edges")
 
 
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _text(found: _Draft, folder: Path, beside: Path, arrays: Sequence[Path]) -> str:
-    prefix = os.path.relpath(folder, beside)
-    lines = [HEADER.format(folder="this folder." if prefix == "." else f"{prefix}.")]
-    has_edge_times = any(roles.time for roles in found.relations.values())
-    for name, roles in found.nodes.items():
-        owner = f"nodes.{as_key(name)}"
-        path = _array_of(roles, arrays)
-        array = None if path is None else os.path.normpath(os.path.join(prefix, path.name))
-        rules = replace(roles, nulls=()) if array is not None else roles
-        lines += [f"[{owner}]{_rows(roles.table)}", _files(roles.table, prefix)]
-        lines += [*_node_lines(roles, array, has_edge_times), *_rule_lines(rules), ""]
+def _text(found: _Draft, prefix: str) -> str:
+    text = HEADER.format(folder="this folder." if prefix == "." else f"{prefix}.")
+    for name, section in found.nodes.items():
+        text += _section_text(f"nodes.{as_key(name)}", section, prefix)
     for name, count in found.counts.items():
-        lines += [f"[nodes.{as_key(name)}]", f"count = {count}  # guessed: one more than the largest id", ""]
-    for key, roles in found.relations.items():
-        lines += [f"[edges.{as_key(' '.join(key))}]{_rows(roles.table)}", _files(roles.table, prefix)]
-        lines += [*_edge_lines(roles, key), *_rule_lines(roles), ""]
+        text += f"[nodes.{as_key(name)}]\ncount = {count}  # guessed: one more than the largest id\n\n"
+    for key, section in found.relations.items():
+        for end, type_ in zip(ENDS, key[::2], strict=True):
+            section.why |= {end: section.why[end].format(type_)} if end in section.why else {}
+        if key[0] != key[2]:
+            section.keys["reverse"], section.why["reverse"] = True, "guessed: messages flow both ways"
+        text += _section_text(f"edges.{as_key(' '.join(key))}", section, prefix)
     if not found.relations:
         found.notes.append('no edges were found; add a section such as [edges."author writes paper"]')
-    lines += [f"# {note}" for note in found.notes]
-    return "\n".join(lines).rstrip() + "\n"
+    return text + "".join(map(_comment, found.notes))
 
 
-def _rows(table: Surveyed) -> str:
-    return "" if table.num_rows is None else f"  # {table.num_rows} rows"
+def _section_text(owner: str, section: Section, prefix: str) -> str:
+    text = f"[{owner}]\n"
+    for key, value in ({"files": section.table.files} | section.keys).items():
+        given = os.path.normpath(os.path.join(prefix, value)) if key in ("files", "features_npy") else value
+        text += f"{key} = {as_toml(given)}" + (f"  {_comment(section.why[key])}" if key in section.why else "\n")
+    if section.unused:
+        shown = [f"{name} ({section.table.types[name]})" for name in section.unused[:FEW]]
+        more = f" and {len(section.unused) - FEW} more" if len(section.unused) > FEW else ""
+        text += _comment(f"not used: {', '.join(shown)}{more}")
+    return text + "\n"
 
 
-def _files(table: Surveyed, prefix: str) -> str:
-    return f"files = {as_toml(os.path.normpath(os.path.join(prefix, table.files)))}"
-
-
-def _node_lines(roles: Roles, array: str | None, has_edge_times: bool) -> list[str]:
-    lines = [f"id = {as_toml(roles.id)}"]
-    if array is not None:
-        lines.append(f"features_npy = {as_toml(array)}  # guessed: as many rows, and a name alike")
-    elif roles.features:
-        lines.append(_features(roles))
-    if roles.label is not None:
-        lines.append(f"label = {as_toml(roles.label)}")
-    if roles.split is not None:
-        lines.append(f"split = {as_toml(roles.split)}")
-    elif roles.label is not None:
-        lines.append(f"split = {as_toml(SHARES)}  # guessed: no column names the splits")
-    if roles.time is not None and has_edge_times:
-        lines.append(f"# time = {as_toml(roles.time)}  # a graph has times of nodes or of edges")
-    elif roles.time is not None:
-        lines.append(f"time = {as_toml(roles.time)}")
-    return lines + _unused(roles, array)
-
-
-def _edge_lines(roles: Roles, key: RelationName) -> list[str]:
-    assert roles.ends is not None
-    lines = []
-    for end, column, type_ in zip(("source", "destination"), roles.ends, (key[0], key[2]), strict=True):
-        why = f"  # guessed: these are ids of {type_}, by their values" if column in roles.guessed else ""
-        lines.append(f"{end} = {as_toml(column)}{why}".replace("\n", " "))
-    lines += [_features(roles)] if roles.features else []
-    lines += [f"weight = {as_toml(roles.weight)}"] if roles.weight is not None else []
-    lines += [f"time = {as_toml(roles.time)}"] if roles.time is not None else []
-    if key[0] == key[2]:
-        lines.append("# undirected = true  # every edge counts for both directions")
-    else:
-        lines.append("reverse = true  # guessed: messages flow both ways")
-    return lines + _unused(roles, None)
-
-
-def _features(roles: Roles) -> str:
-    """The columns, by a glob where that gives the same."""
-    patterns: list[str] = []
-    others = [name for name in roles.table.types if name not in roles.features]
-    for name in roles.features:
-        pattern = name.rstrip("0123456789") + "*"
-        same = [other for other in roles.features if fnmatchcase(other, pattern)]
-        is_glob = (
-            pattern not in ("*", f"{name}*") and len(same) > 2 and not any(fnmatchcase(o, pattern) for o in others)
-        )
-        chosen = pattern if is_glob else name
-        if chosen not in patterns:
-            patterns.append(chosen)
-    return f"features = {as_toml(patterns)}"
-
-
-def _unused(roles: Roles, array: str | None) -> list[str]:
-    unused = [*(roles.features if array is not None else ()), *roles.unused]
-    if not unused:
-        return []
-    shown = [f"{name} ({roles.table.types[name]})" for name in unused[:FEW]]
-    more = f" and {len(unused) - FEW} more" if len(unused) > FEW else ""
-    return [f"# not used: {', '.join(shown)}{more}".replace("\n", " ")]
-
-
-def _rule_lines(roles: Roles) -> list[str]:
-    """What is done to columns: words become numbers, nulls are filled."""
-    rules = [(name, 'categories = "codes"', "guessed: words stand for classes") for name in roles.codes]
-    rules += [(name, "fill = 0", "guessed: some rows are null") for name in roles.nulls]
-    return [f"columns.{as_key(name)}.{rule}  # {why}" for name, rule, why in rules]
-
-
-def _array_of(roles: Roles, arrays: Sequence[Path]) -> Path | None:
-    """The .npy file with a row for every row of the table, called like it."""
-    table = roles.table
-    for path in arrays:
-        alike = words(path.stem)[: len(words(table.name))] == words(table.name) or type_name(table) in words(path.stem)
-        if alike:
-            rows = len(open_array(TableFile(os.path.abspath(path), str(path), "npy")))
-            if rows == (table.num_rows or count_rows(table, roles.id or "")):
-                return path
-    return None
+def _comment(text: str) -> str:
+    """On one line, whatever the names in it."""
+    return "# " + text.replace("\n", " ") + "\n"

@@ -1,39 +1,34 @@
 """What a table may be, by the names, the types and the first values of its columns. Guesses only: people read them."""
 
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hoploom.config.toml import as_key
+from hoploom.ingest.tables.files import TableFile, open_array
 from hoploom.ingest.tables.survey import Surveyed, share_found
 
-SOURCES = ("src", "source", "from", "head", "start", "u", "citing", "follower", "sender", "subject")
-DESTINATIONS = (
-    "dst",
-    "dest",
-    "destination",
-    "target",
-    "to",
-    "tail",
-    "end",
-    "v",
-    "cited",
-    "followee",
-    "receiver",
-    "object",
-)
-PEERS = ("friend", "peer", "neighbor", "neighbour", "parent", "child", "other", "partner", "ref", "reference")
-ID_WORDS = ("id", "ids", "idx", "nid", "uid", "key", "index")
+ENDS = ("source", "destination")
+SOURCES = ["src", "source", "from", "head", "start", "u", "citing", "follower", "sender", "subject"]
+DESTINATIONS = ["dst", "dest", "destination", "target", "to", "tail", "end", "v"]
+DESTINATIONS += ["cited", "followee", "receiver", "object"]
+PEERS = ["friend", "peer", "neighbor", "neighbour", "parent", "child", "other", "partner", "ref", "reference"]
+ID_WORDS = ["id", "ids", "idx", "nid", "uid", "key", "index"]
 SINGULARS = {"movies": "movie", "cookies": "cookie", "series": "series", "species": "species"}  # no y, no s
-LABELS = ("label", "labels", "y", "target", "class", "category")
-SPLITS = ("split", "fold", "set", "subset", "partition")
-TIMES = ("time", "timestamp", "date", "datetime", "ts", "at", "created", "created_at", "published")
-WEIGHTS = ("weight", "w")
-NODE_WORDS = ("node", "nodes", "vertex", "vertices")
-EDGE_WORDS = ("edge", "edges", "link", "links", "rel", "relation", "relations")
+LABELS = ["label", "labels", "y", "target", "class", "category"]
+SPLITS = ["split", "fold", "set", "subset", "partition"]
+TIMES = ["time", "timestamp", "date", "datetime", "ts", "at", "created", "created_at", "published"]
+WEIGHTS = ["weight", "w"]
+NODE_WORDS = ["node", "nodes", "vertex", "vertices"]
+EDGE_WORDS = ["edge", "edges", "link", "links", "rel", "relation", "relations"]
+SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 ID_NAME = re.compile(r"(.*[_ -])?(id|ids|idx|nid|uid|key|index)|node|vertex", re.IGNORECASE)
 CAMEL_ID = re.compile(r".*[a-z](Id|ID)")
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas' index, which says nothing of a row
@@ -41,22 +36,19 @@ MOST_SPLITS = 10
 HALF = 0.5  # of the ids of an end: more of them are no coincidence
 
 
-@dataclass(frozen=True)
-class Roles:
-    """What the columns of a table are for."""
+@dataclass
+class Section:
+    """A table as a section of graph.toml whose name is not known yet."""
 
     table: Surveyed
-    id: str | None = None  # of a node table
-    ends: tuple[str, str] | None = None  # of an edge table
-    label: str | None = None
-    split: str | None = None
-    time: str | None = None
-    weight: str | None = None
-    features: tuple[str, ...] = ()
-    codes: tuple[str, ...] = ()  # words that numbers shall stand for
-    nulls: tuple[str, ...] = ()  # features that are null in some rows
-    unused: tuple[str, ...] = ()
-    guessed: tuple[str, ...] = ()  # ends whose type was told by their values
+    keys: dict[str, Any]  # in their order, those of columns dotted
+    why: dict[str, str]  # comments by key, where it is guessed
+    unused: list[str]  # columns
+
+    @property
+    def id(self) -> str | None:
+        """Of a node table; edges have none."""
+        return self.keys.get("id")
 
 
 def words(name: str) -> list[str]:
@@ -91,15 +83,14 @@ def type_name(table: Surveyed) -> str:
     return "_".join(kept) or "node"
 
 
-def roles_of(table: Surveyed) -> Roles | None:
+def section_of(table: Surveyed, arrays: Sequence[Path]) -> Section | None:
     """Nodes or edges, and the columns of each role; None: neither."""
     ends = _named_ends(table)
     id = None if ends else _own_id(table)
-    if ends is None and id is None:
-        ends = _other_ends(table)
-    if ends is None and id is None:
-        return None
-    return _with_columns(Roles(table, id, ends))
+    if id is not None:
+        return _section(table, {"id": id}, _array_of(table, id, arrays))
+    ends = ends or _other_ends(table)
+    return None if ends is None else _section(table, dict(zip(ENDS, ends, strict=True)))
 
 
 # --- ids -----------------------------------------------------------------------------------------
@@ -149,18 +140,18 @@ def _other_ends(table: Surveyed) -> tuple[str, str] | None:
     return (able[0], able[1]) if is_pair and not any(name.isdigit() for name in able) else None
 
 
-def pair_of(roles: Roles, tables: Sequence[Roles]) -> Roles:
+def pair_of(section: Section, sections: Sequence[Section]) -> Section:
     """A table of two columns with ids, one of them another table's, holds edges rather than nodes."""
-    table = roles.table
-    others = [name for name in table.types if name != roles.id and not ROW_NUMBER.fullmatch(name)]
-    if len(others) != 1 or roles.id is None:
-        return roles
-    for of in tables:
-        is_other = of is not roles and of.id == others[0] and of.table.types[of.id] == table.types[roles.id]
-        if is_other and share_found(table.sample[roles.id], of.table, others[0]) > HALF:
-            first, second = (name for name in table.types if name in (roles.id, others[0]))
-            return _with_columns(Roles(table, ends=(first, second)))
-    return roles
+    table, id = section.table, section.id
+    pair = [name for name in table.types if name == id or not ROW_NUMBER.fullmatch(name)]
+    if id is None or len(pair) != 2:
+        return section
+    (other,) = (name for name in pair if name != id)
+    for of in sections:
+        is_other = of is not section and of.id == other and of.table.types[other] == table.types[id]
+        if is_other and share_found(table.sample[id], of.table, other) > HALF:
+            return _section(table, dict(zip(ENDS, pair, strict=True)))
+    return section
 
 
 def _is_unique(table: Surveyed, name: str) -> bool:
@@ -171,43 +162,66 @@ def _is_unique(table: Surveyed, name: str) -> bool:
 # --- the other columns ---------------------------------------------------------------------------
 
 
-def _with_columns(roles: Roles) -> Roles:
+def _section(table: Surveyed, keys: dict[str, Any], array: str | None = None) -> Section:
     """Label, split, time, weight, features; what has no role is unused."""
-    table = roles.table
-    left = [name for name in table.types if name != roles.id and name not in (roles.ends or ())]
-    found: dict[str, str | None] = {"time": _first(left, TIMES) or _first_time(table, left)}
-    if found["time"] is not None and not _is_time(table.types[found["time"]]):
-        found["time"] = None
-    if roles.id is not None:
-        found["label"] = next((name for name in _named(left, LABELS) if _is_label(table, name)), None)
-        found["split"] = next((name for name in _named(left, SPLITS) if _is_split(table, name)), None)
+    types, why = table.types, dict[str, str]()
+    left = [name for name in types if name not in keys.values()]
+    roles: dict[str, str | None] = {}
+    if "id" in keys:
+        roles["label"] = _named(left, LABELS, lambda name: table.is_text(name) or _is_feature(table, name))
+        roles["split"] = _named(left, SPLITS, lambda name: _is_split(table, name))
     else:
-        found["weight"] = next((name for name in _named(left, WEIGHTS) if _is_number(table.types[name])), None)
-    left = [name for name in left if name not in found.values()]
+        roles["weight"] = _named(left, WEIGHTS, lambda name: _is_number(types[name]))
+    moments = (name for name in left if pa.types.is_timestamp(types[name]) or pa.types.is_date(types[name]))
+    roles["time"] = _named(left, TIMES, lambda name: _is_time(types[name])) or next(moments, None)
+    left = [name for name in left if name not in roles.values()]
     named = [name for name in left if not is_id_name(name) and not ROW_NUMBER.fullmatch(name)]
-    features = tuple(name for name in named if _is_feature(table, name))
-    label = found.get("label")
-    return replace(
-        roles,
-        features=features,
-        codes=(label,) if label is not None and table.is_text(label) else (),
-        nulls=tuple(name for name in features if table.sample[name].null_count),
-        unused=tuple(name for name in left if name not in features),
-        **found,  # type: ignore[arg-type]
-    )
+    features = [name for name in named if array is None and _is_feature(table, name)]
+    if array is not None:
+        keys["features_npy"], why["features_npy"] = array, "guessed: as many rows, and a name alike"
+    elif features:
+        keys["features"] = _globs(features, [name for name in types if name not in features])
+    for role, column in roles.items():
+        if column is not None:
+            keys[role] = column
+        elif role == "split" and roles["label"] is not None:
+            keys[role], why[role] = SHARES, "guessed: no column names the splits"
+    codes = [name for name in (roles.get("label"),) if name is not None and table.is_text(name)]
+    rules: list[tuple[str, str, Any, str]]
+    rules = [(name, "categories", "codes", "guessed: words stand for classes") for name in codes]
+    nulls = [name for name in features if table.sample[name].null_count]
+    rules += [(name, "fill", 0, "guessed: some rows are null") for name in nulls]
+    for name, rule, value, reason in rules:
+        key = f"columns.{as_key(name)}.{rule}"
+        keys[key], why[key] = value, reason
+    return Section(table, keys, why, [name for name in left if name not in features])
 
 
-def _named(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    return [name for word in wanted for name in names if name.lower() == word]
+def _globs(features: Sequence[str], others: Sequence[str]) -> list[str]:
+    """The features, by a glob where that gives the same."""
+    found = []
+    for name in features:
+        pattern = name.rstrip("0123456789") + "*"
+        same = [one for one in features if fnmatchcase(one, pattern)]
+        is_numbered = pattern not in ("*", f"{name}*") and len(same) > 2
+        found.append(pattern if is_numbered and not any(fnmatchcase(one, pattern) for one in others) else name)
+    return list(dict.fromkeys(found))
 
 
-def _first(names: Sequence[str], wanted: Sequence[str]) -> str | None:
-    return next(iter(_named(names, wanted)), None)
+def _array_of(table: Surveyed, id: str, arrays: Sequence[Path]) -> str | None:
+    """The .npy file with a row for every row of the table, called like it."""
+    for path in arrays:
+        of_file, of_table = words(path.stem), words(table.name)
+        if of_file[: len(of_table)] == of_table or type_name(table) in of_file:
+            rows = len(open_array(TableFile(os.path.abspath(path), str(path), "npy")))
+            if rows == sum(map(len, table.pieces(id))):
+                return path.name
+    return None
 
 
-def _first_time(table: Surveyed, names: Sequence[str]) -> str | None:
-    types = table.types
-    return next((n for n in names if pa.types.is_timestamp(types[n]) or pa.types.is_date(types[n])), None)
+def _named(names: Sequence[str], wanted: Sequence[str], able: Callable[[str], bool]) -> str | None:
+    """The first that is called like one of some words and can be what they say."""
+    return next((name for word in wanted for name in names if name.lower() == word and able(name)), None)
 
 
 def _is_time(kind: Any) -> bool:
@@ -216,10 +230,6 @@ def _is_time(kind: Any) -> bool:
 
 def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _is_label(table: Surveyed, name: str) -> bool:
-    return table.is_text(name) or _is_feature(table, name)
 
 
 def _is_split(table: Surveyed, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,7 @@ import pyarrow.compute as pc
 
 from hoploom.errors import ConfigError
 from hoploom.ingest.tables.csv import CsvFile
-from hoploom.ingest.tables.files import (
-    ARRAYS,
-    TableFile,
-    arrow_batches,
-    kind_of,
-    opened,
-    parquet_batches,
-    parquet_footer,
-)
+from hoploom.ingest.tables.files import ARRAYS, BATCH, TableFile, arrow_batches, kind_of, opened
 from hoploom.ingest.tables.sources import plain_schema
 
 SAMPLE = 10_000  # rows
@@ -36,7 +28,6 @@ class Surveyed:
     files: str  # for the key of that name: a path, a glob or a folder
     places: tuple[TableFile, ...]
     sample: Any  # a pyarrow.Table
-    num_rows: int | None  # None: not known without reading
 
     @property
     def types(self) -> dict[str, Any]:
@@ -46,41 +37,41 @@ class Surveyed:
     def is_text(self, column: str) -> bool:
         return bool(pa.types.is_string(self.types[column]))
 
+    def pieces(self, column: str) -> Iterator[Any]:
+        """All values of a column, piece by piece."""
+        kind = self.types[column]
+        for place in self.places:
+            yield from (batch.column(column).cast(kind) for batch in _batches(place, {column: kind}))
 
-def survey(folder: Path) -> tuple[list[Surveyed], list[Path], list[Path]]:
-    """The tables and the .npy files in a folder, by name, and the files without even a header, below it."""
+
+def survey(folder: Path) -> tuple[list[Surveyed], list[Path]]:
+    """The tables and the .npy files in a folder, by name."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; give the folder with the tables")
-    blank = {path for path in folder.rglob("*") if _is_table(path, folder) and _is_blank(_place(path))}
-    tables = list(_tables(folder, folder, blank))
+    tables = list(_tables(folder, folder))
     if not tables:
         raise ConfigError(f"{folder} holds no table; give a folder with Parquet, CSV or Arrow files")
-    arrays = sorted(path for path in folder.iterdir() if kind_of(path.name, ARRAYS))
-    return tables, arrays, sorted(path.relative_to(folder) for path in blank)
+    return tables, sorted(path for path in folder.iterdir() if kind_of(path.name, ARRAYS))
 
 
-def _is_blank(place: TableFile) -> bool:
-    if place.kind not in ("csv", "tsv"):
-        return False
-    try:
-        with place.open() as file:
-            return not file.read(64).strip()
-    except OSError:  # told where its columns are read
-        return False
-
-
-def _tables(folder: Path, root: Path, blank: Set[Path]) -> Iterator[Surveyed]:
-    entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] not in "._" and entry not in blank]
-    for files in _shards([entry for entry in entries if entry.is_file() and kind_of(entry.name)]):
-        yield from _one_or_each(files, root)
-    for child in entries:
-        below = child.rglob("*") if child.is_dir() else ()
-        inside = sorted(path for path in below if _is_table(path, child) and path not in blank)
-        is_whole = not any(path.is_relative_to(child) for path in blank)
-        if inside and is_whole and len({path.parent for path in inside}) == 1 and _alike(inside):
-            yield _surveyed(child.name, inside, f"{child.relative_to(root)}/")
+def _tables(folder: Path, root: Path) -> Iterator[Surveyed]:
+    """Files whose names differ by numbers only are one table, and so are all files of a folder, if they are alike."""
+    shards: dict[str, list[Path]] = {}
+    for file in sorted(folder.iterdir()):
+        if _is_table(file, folder):
+            shards.setdefault(_pattern(file), []).append(file)
+    for pattern, files in shards.items():
+        if len(files) > 1 and sorted(folder.glob(pattern)) == files and _alike(files):
+            name = re.sub(r"[^A-Za-z0-9]*part$", "", NUMBER.sub("", _stem(files[0])).strip("-_. ")) or folder.name
+            yield _surveyed(name, files, folder.relative_to(root) / pattern)
+        else:
+            yield from (_surveyed(_stem(file), [file], file.relative_to(root)) for file in files)
+    for child in sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] not in "._"):
+        inside = sorted(path for path in child.rglob("*") if _is_table(path, child))
+        if len({path.parent for path in inside}) == 1 and _alike(inside):
+            yield _surveyed(child.name, inside, child.relative_to(root))
         elif inside:
-            yield from _tables(child, root, blank)
+            yield from _tables(child, root)
 
 
 def _is_table(path: Path, root: Path) -> bool:
@@ -88,60 +79,53 @@ def _is_table(path: Path, root: Path) -> bool:
     return path.is_file() and not hidden and kind_of(path.name) is not None
 
 
-def _shards(files: Sequence[Path]) -> list[list[Path]]:
-    """Files whose names differ by numbers only, together."""
-    groups: dict[str, list[Path]] = {}
-    for file in files:
-        stem, dot, ending = file.name.partition(".")
-        groups.setdefault(NUMBER.sub("*", stem) + dot + ending, []).append(file)
-    return list(groups.values())
+def _stem(file: Path) -> str:
+    return file.name.partition(".")[0]
 
 
-def _one_or_each(files: Sequence[Path], root: Path) -> Iterator[Surveyed]:
-    stem, dot, ending = files[0].name.partition(".")
-    pattern = files[0].with_name(NUMBER.sub("*", stem) + dot + ending)
-    if len(files) > 1 and sorted(pattern.parent.glob(pattern.name)) == list(files) and _alike(files):
-        name = re.sub(r"[^A-Za-z0-9]*part$", "", NUMBER.sub("", stem).strip("-_. ")) or pattern.parent.name
-        yield _surveyed(name, files, str(pattern.relative_to(root)))
-        return
-    for file in files:
-        yield _surveyed(file.name.partition(".")[0], [file], str(file.relative_to(root)))
+def _pattern(file: Path) -> str:
+    return NUMBER.sub("*", _stem(file)) + file.name.removeprefix(_stem(file))
 
 
 def _alike(files: Sequence[Path]) -> bool:
     """Whether files have the same columns."""
-    return len({tuple(sorted(_sample(_place(file)).schema.names)) for file in files}) == 1
+    return len({tuple(sorted(_sample([_place(file)]).schema.names)) for file in files}) == 1
 
 
 def _place(file: Path) -> TableFile:
     return TableFile(os.path.abspath(file), str(file), kind_of(file.name) or "")
 
 
-def _surveyed(name: str, files: Sequence[Path], pattern: str) -> Surveyed:
-    places = tuple(_place(file) for file in files)
-    samples = (_sample(place) for place in places)
-    sample = next((rows for rows in samples if rows.num_rows), _sample(places[0]))
-    counts = [parquet_footer(place)[1] for place in places] if places[0].kind == "parquet" else None
-    return Surveyed(name, pattern, places, sample, None if counts is None else sum(counts))
+def _surveyed(name: str, files: Sequence[Path], pattern: Path) -> Surveyed:
+    places = tuple(map(_place, files))
+    return Surveyed(name, str(pattern), places, _sample(places))
 
 
-def _sample(place: TableFile) -> Any:
-    """The first rows of a file, with plain types; a name that comes twice is taken once."""
-    batch = _first_batch(place)
+def _sample(places: Sequence[TableFile]) -> Any:
+    """The first rows of a table, with plain types; a name that comes twice is taken once."""
+    batches = (batch for place in places for batch in _batches(place))
+    empty = next(batches)
+    batch = next((batch for batch in batches if batch.num_rows), empty)
     names = list(batch.schema.names)
     once = pa.table({name: batch.column(names.index(name)) for name in names})
     return once.slice(0, SAMPLE).cast(plain_schema(once.schema, once.schema.names))
 
 
-def _first_batch(file: TableFile) -> Any:
+def _batches(file: TableFile, types: dict[str, Any] | None = None) -> Iterator[Any]:
+    """The rows of a file, of all columns or of those with a type, piece by piece; the first piece is empty."""
+    columns = list(types or ())
     if file.kind in ("csv", "tsv"):
-        with CsvFile(file).opened() as reader:
-            return next((batch for batch in reader if batch.num_rows), None) or reader.schema.empty_table()
-    if file.kind == "parquet":
+        with CsvFile(file).opened(columns, types) as reader:
+            yield pa.RecordBatch.from_pylist([], reader.schema)
+            yield from reader
+    elif file.kind == "parquet":
         with opened(file) as parquet:
-            return next(parquet.iter_batches(SAMPLE), None) or parquet.schema_arrow.empty_table()
-    with arrow_batches(file) as (schema, batches):
-        return next(batches, None) or schema.empty_table()
+            yield pa.RecordBatch.from_pylist([], parquet.schema_arrow.empty_table().schema)
+            yield from parquet.iter_batches(BATCH if columns else SAMPLE, columns=columns or None)
+    else:
+        with arrow_batches(file) as (schema, batches):
+            yield pa.RecordBatch.from_pylist([], schema)
+            yield from batches
 
 
 # --- looking further -----------------------------------------------------------------------------
@@ -151,7 +135,7 @@ def share_found(values: Any, table: Surveyed, column: str) -> float:
     """The share of some values that stand in the column of another table."""
     wanted = pc.unique(values.combine_chunks().drop_null()).slice(0, WANTED)
     missing = pa.array(wanted)
-    for batch in _column(table, column):
+    for batch in table.pieces(column):
         missing = missing.filter(pc.invert(pc.is_in(missing, batch.cast(missing.type))))
         if len(missing) == 0:
             break
@@ -162,28 +146,6 @@ def largest(table: Surveyed, column: str) -> int | None:
     """The largest of integer ids; None where they are none, or below 0."""
     if not pa.types.is_integer(table.types[column]):
         return None
-    most = -1
-    for batch in _column(table, column):
-        ends = pc.min_max(batch).as_py()
-        if ends["min"] is not None and ends["min"] < 0:
-            return None
-        most = max(most, -1 if ends["max"] is None else ends["max"])
-    return most if most >= 0 else None
-
-
-def count_rows(table: Surveyed, column: str) -> int:
-    """How many rows a table has, by one of its columns."""
-    return sum(len(batch) for batch in _column(table, column))
-
-
-def _column(table: Surveyed, column: str) -> Iterator[Any]:
-    """All values of a column, piece by piece."""
-    kind = table.types[column]
-    for file in table.places:
-        if file.kind in ("csv", "tsv"):
-            yield from (batch.column(0) for batch in CsvFile(file).batches({column: kind}))
-        elif file.kind == "parquet":
-            yield from (batch.column(0).cast(kind) for batch in parquet_batches(file, [column]))
-        else:
-            with arrow_batches(file) as (_, batches):
-                yield from (batch.column(column).cast(kind) for batch in batches)
+    ends = [pc.min_max(piece).as_py() for piece in table.pieces(column)]
+    lows = [one["min"] for one in ends if one["min"] is not None]
+    return max(one["max"] for one in ends if one["max"] is not None) if lows and min(lows) >= 0 else None
