@@ -1,13 +1,10 @@
-"""What a server counts, and two pages over HTTP that tell it: /metrics for Prometheus and /health for probes.
+"""What a server counts, and two pages over HTTP that show it: /metrics for Prometheus and /health for probes.
 
-The pages are made to be asked every few seconds by one or two monitors, and to take no harm from others: few
-connections at once, small requests, and an end to each connection after some seconds whatever it does. Nothing is
-logged. /metrics asks for what the server asks for (token, client certificate); /health says one word, to everybody,
-because the probes of load balancers and Kubernetes carry neither. On loopback both are free, as the server is.
+/metrics asks for the server's token and client certificates; /health does not, because probes carry neither. On
+loopback both are free, as the server is. prometheus_client's own endpoint has no token and no bound on connections.
 """
 
 import functools
-import http.client
 import http.server
 import socket
 import socketserver
@@ -17,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -32,8 +29,9 @@ from hoploom.serve.token_auth import HEADER, carries, expected_header
 KINDS = ("info", "sample", "gather", "split", "batch")
 OTHER = "other"  # what a client may call a request is unbounded, what is counted is not
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PLAIN = "text/plain; charset=utf-8"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # as generate_latest writes it
+CONNECTIONS = 16  # of /metrics and /health at once
+CONNECTED = 10.0  # seconds for one, from its first byte to its last
 CLOSING = 5.0  # seconds for the thread to end
 
 Outcome = Literal["ok", "refused", "failed"]
@@ -116,7 +114,7 @@ class Metrics:
 
 
 class _Registry(CollectorRegistry):
-    """Without the times at which counters were made, which are no counts."""
+    """Without the times at which counters were made."""
 
     def collect(self) -> Iterable[Metric]:
         for metric in super().collect():
@@ -125,7 +123,7 @@ class _Registry(CollectorRegistry):
 
 
 class _CacheRows(Collector):
-    """What a cache has counted itself."""
+    """Hits and misses, as the cache has counted them."""
 
     def __init__(self, count: Callable[[], tuple[int, int]]) -> None:
         self._count = count
@@ -141,15 +139,6 @@ class _CacheRows(Collector):
 # --- over HTTP -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HttpLimits:
-    """What one connection may take, and how many there may be."""
-
-    connections: int = 16
-    seconds: float = 10.0  # for a connection, from the first byte to the last
-    request: int = 16 * 1024  # bytes of request line and headers
-
-
 class MetricsEndpoint(Closing):
     """Answers from the moment it is made until close(); `address` is what it listens on, with its port resolved."""
 
@@ -160,17 +149,19 @@ class MetricsEndpoint(Closing):
         security: ServerSecurity | None = None,
         *,
         insecure: bool = False,
-        limits: HttpLimits | None = None,
+        connections: int = CONNECTIONS,
+        seconds: float = CONNECTED,
     ) -> None:
-        (host, port), given = address, security or ServerSecurity()
-        self.warning = check_listen(host, given, insecure=insecure, flag="--metrics")
-        asked = ServerSecurity() if is_loopback(host) else given
+        (host, port), security = address, security or ServerSecurity()
+        self.warning = check_listen(host, security, insecure=insecure, flag="--metrics")
+        required = ServerSecurity() if is_loopback(host) else security
         try:
-            self._server = _Server((host.strip("[]"), port), metrics, asked, limits or HttpLimits())
+            self._server = _Server((host.strip("[]"), port), metrics, required, connections, seconds)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"--metrics {host}:{port} cannot be listened on: {reason}; give another port") from error
-        self._thread = threading.Thread(target=self._server.run, name="hoploom-metrics", daemon=True)
+        serve = functools.partial(self._server.serve_forever, poll_interval=0.1)
+        self._thread = threading.Thread(target=serve, name="hoploom-metrics", daemon=True)
         self._thread.start()
 
     @property
@@ -185,7 +176,8 @@ class MetricsEndpoint(Closing):
 
     def close(self) -> None:
         """End every connection and the thread."""
-        self._server.stop()
+        self._server.shutdown()
+        self._server.end_connections(float("inf"))
         self._thread.join(CLOSING)
         self._server.server_close()
 
@@ -209,26 +201,17 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 16
 
     def __init__(
-        self, address: tuple[str, int], metrics: Metrics, security: ServerSecurity, limits: HttpLimits
+        self, address: tuple[str, int], metrics: Metrics, security: ServerSecurity, connections: int, seconds: float
     ) -> None:
-        self._tls, self._limits = _tls(security), limits
+        self._tls, self._connections, self._seconds = _tls(security), connections, seconds
         self.deadlines: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, functools.partial(_Handler, metrics, security, limits))
+        super().__init__(address, functools.partial(_Handler, metrics, security, seconds))
 
     def server_bind(self) -> None:
         """Without the look-up of this host's name that HTTPServer does: a broken resolver would hang it."""
         socketserver.TCPServer.server_bind(self)
-
-    def run(self) -> None:
-        """Serve until stop()."""
-        self.serve_forever(poll_interval=0.1)
-
-    def stop(self) -> None:
-        """Take no more, and end what is there."""
-        self.shutdown()
-        self._end(float("inf"))
 
     def get_request(self) -> tuple[Any, Any]:
         """The handshake waits for the handler's thread: here a silent client would hold up all others."""
@@ -243,16 +226,17 @@ class _Server(http.server.ThreadingHTTPServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Refuses, by hanging up, what is one connection too many."""
         with self._lock:
-            if len(self.deadlines) >= self._limits.connections:
+            if len(self.deadlines) >= self._connections:
                 return False
-            self.deadlines[request] = time.monotonic() + self._limits.seconds
+            self.deadlines[request] = time.monotonic() + self._seconds
         return True
 
     def service_actions(self) -> None:
         """Called between requests and ten times a second."""
-        self._end(time.monotonic())
+        self.end_connections(time.monotonic())
 
-    def _end(self, now: float) -> None:
+    def end_connections(self, now: float) -> None:
+        """End those that are open for too long."""
         with self._lock:
             for connection, deadline in self.deadlines.items():
                 if deadline <= now:
@@ -269,55 +253,30 @@ class _Server(http.server.ThreadingHTTPServer):
         """A client's broken connection is no event for the server's output."""
 
 
-class _Bounded:
-    """Reads lines of a request until they are too many bytes; http.client would allow some megabytes."""
-
-    def __init__(self, file: Any, left: int) -> None:
-        self._file = file
-        self._left = left
-
-    def readline(self, limit: int) -> bytes:
-        line: bytes = self._file.readline(min(limit, self._left + 1))
-        self._left -= len(line)
-        if self._left < 0:
-            raise http.client.LineTooLong("request")
-        return line
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Reply(NamedTuple):
-    status: int
-    text: str
-    type: str = PLAIN
-
-
 class _Handler(http.server.BaseHTTPRequestHandler):
     """One request, one answer, and the connection is closed."""
 
     server_version = "hoploom"
     sys_version = ""
 
-    def __init__(self, metrics: Metrics, security: ServerSecurity, limits: HttpLimits, *arguments: Any) -> None:
-        self._metrics, self._security, self._limits = metrics, security, limits
+    def __init__(self, metrics: Metrics, security: ServerSecurity, seconds: float, *arguments: Any) -> None:
+        self._metrics, self._security, self._seconds = metrics, security, seconds
         super().__init__(*arguments)
 
     def setup(self) -> None:
-        """The handshake, and a reader that stops at so many bytes."""
-        self.request.settimeout(self._limits.seconds)
+        """The handshake, in this thread."""
+        self.request.settimeout(self._seconds)
         super().setup()
         if isinstance(self.connection, ssl.SSLSocket):
             self.connection.do_handshake()
-        self.rfile: Any = _Bounded(self.rfile, self._limits.request)
 
     def do_GET(self) -> None:  # http.server's name
-        reply = self._reply(self.path.partition("?")[0])
-        content = reply.text.encode()
-        self.send_response(reply.status)
-        self.send_header("Content-Type", reply.type)
+        status, text = self._reply(self.path.partition("?")[0])
+        content = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", METRICS_TYPE)
         self.send_header("Content-Length", str(len(content)))
-        if reply.status == 401:
+        if status == 401:
             self.send_header("WWW-Authenticate", "Bearer")
         self.end_headers()
         if self.command != "HEAD":
@@ -326,16 +285,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _reply(self, path: str) -> _Reply:
+    def _reply(self, path: str) -> tuple[int, str]:
+        """The status and what the page says."""
         if path == "/health":
-            return _Reply(503, "draining\n") if self._metrics.draining else _Reply(200, "ok\n")
+            return (503, "draining\n") if self._metrics.draining else (200, "ok\n")
         if self._security.client_ca is not None and not self._is_certified():
-            return _Reply(403, "show a client certificate\n")
+            return 403, "show a client certificate\n"
         if self._security.token is not None and not self._has_token(self._security.token):
-            return _Reply(401, "send the header Authorization: Bearer TOKEN\n")
+            return 401, "send the header Authorization: Bearer TOKEN\n"
         if path == "/metrics":
-            return _Reply(200, self._metrics.text(), METRICS_TYPE)
-        return _Reply(404, "there are /metrics and /health\n")
+            return 200, self._metrics.text()
+        return 404, "there are /metrics and /health\n"
 
     def _has_token(self, token: str) -> bool:
         values = self.headers.get_all(HEADER) or []

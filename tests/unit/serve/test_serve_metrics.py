@@ -13,7 +13,7 @@ from support import ROOT
 from support.certificates import TOKEN, certificates, mutual_server, server_pair
 
 from hoploom import ConfigError
-from hoploom.serve.metrics import BUCKETS, KINDS, OTHER, HttpLimits, Metrics, MetricsEndpoint
+from hoploom.serve.metrics import BUCKETS, KINDS, OTHER, Metrics, MetricsEndpoint
 from hoploom.serve.security import ServerSecurity, load_pair
 
 DEADLINE = 10.0
@@ -323,9 +323,7 @@ def dripped(connection: socket.socket) -> float:
 def test_a_slow_client_is_ended_though_it_never_stops_sending(metrics: Metrics, tls: bool) -> None:
     security = ServerSecurity(TOKEN, *server_pair(certificates())) if tls else ServerSecurity(TOKEN)
     with (
-        MetricsEndpoint(
-            metrics, ("0.0.0.0" if tls else "127.0.0.1", 0), security, limits=HttpLimits(seconds=1.0)
-        ) as served,
+        MetricsEndpoint(metrics, ("0.0.0.0" if tls else "127.0.0.1", 0), security, seconds=1.0) as served,
         socket.create_connection(("127.0.0.1", port_of(served))) as slow,
     ):
         if tls:
@@ -335,7 +333,7 @@ def test_a_slow_client_is_ended_though_it_never_stops_sending(metrics: Metrics, 
 
 
 def test_one_connection_too_many_is_refused_and_room_comes_back(metrics: Metrics) -> None:
-    with MetricsEndpoint(metrics, ("127.0.0.1", 0), limits=HttpLimits(connections=2)) as served:
+    with MetricsEndpoint(metrics, ("127.0.0.1", 0), connections=2) as served:
         _crowd(served)
 
 
@@ -352,7 +350,7 @@ def _crowd(served: MetricsEndpoint) -> None:
 
 def test_closing_ends_open_connections_threads_and_the_port(metrics: Metrics) -> None:
     before = set(threading.enumerate())
-    with MetricsEndpoint(metrics, ("127.0.0.1", 0), limits=HttpLimits(seconds=600)) as served:
+    with MetricsEndpoint(metrics, ("127.0.0.1", 0), seconds=600) as served:
         port = port_of(served)
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         until(lambda: served.num_connections == 3)
