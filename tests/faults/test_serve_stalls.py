@@ -1,13 +1,12 @@
 """Answers that take long, clients that stop reading, many requests at once, another version: none of them hangs."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.flight as flight
 import pytest
 import torch
-from support.batch_servers import listening, served_by
+from support.batch_servers import listening, request_of
 from support.batches import assert_same_batches
 from support.fleets import wait_until, within
 from support.graphs import random_graph, ring, save_in_parts
@@ -72,29 +71,12 @@ def test_a_client_that_stops_reading_does_not_keep_others_waiting(path: Path) ->
         ExitStack() as stack,
     ):
         batches = list(hoploom.NeighborLoader(store, [1], everything, batch_size=NODES))
-        request = _whole_batch(store)
+        request = request_of(store, NODES, NODES)
         for _ in range(3):
             _unread(server.address, request, stack)
         wait_until(lambda: server.metrics.value("hoploom_held_bytes") > MEMORY / 2)  # so that another has no room
         again = list(hoploom.NeighborLoader(store, [1], everything, batch_size=NODES))
         assert_same_batches(batches, again)
-
-
-def _whole_batch(store: hoploom.Store) -> Message:
-    """What a loader over everything asks for."""
-    asked: list[Message] = []
-
-    class Recorder:
-        num_servers = 1
-
-        def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
-            asked.append(request)
-            raise PeerError("only recorded")
-
-    recording = replace(store, deployment=served_by(Recorder(), store.identity))
-    with pytest.raises(PeerError, match="only recorded"):
-        list(hoploom.NeighborLoader(recording, [1], torch.arange(NODES), batch_size=NODES))
-    return asked[0]
 
 
 def _unread(address: str, request: Message, stack: ExitStack) -> None:

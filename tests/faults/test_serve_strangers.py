@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ import pyarrow.flight as flight
 import pytest
 import torch
 from support import TESTS
-from support.batch_servers import served_by
+from support.batch_servers import request_of
 from support.batches import assert_same, assert_same_batches
 from support.fleets import gauge, loader, wait_until, warm_up, within
 from support.graphs import random_graph
 from support.servers import Server, addresses_of, serving
 
 import hoploom
-from hoploom import PeerError, Store
+from hoploom import Store
 from hoploom.serve import wire
 from hoploom.serve.batch_codec import unpacked
 from hoploom.serve.wire import Message
@@ -100,18 +99,8 @@ GATHER = Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [to
 def _whole_batch(server: Server, size: int) -> Message:
     """What a loader asks for a batch of the first nodes."""
 
-    class Recorder:
-        num_servers = 1
-        request = Message({})
-
-        def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
-            self.request = request
-            raise PeerError("recorded")
-
-    recorder = Recorder()
-    with hoploom.connect([server.address]) as store, suppress(PeerError):
-        next(iter(_large(replace(store, deployment=served_by(recorder, store.identity)), size)))
-    return recorder.request
+    with hoploom.connect([server.address]) as store:
+        return request_of(store, NODES, size)
 
 
 def _large(store: Store, size: int) -> hoploom.NeighborLoader:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pytest
+import torch
 
+from hoploom import NeighborLoader, PeerError
 from hoploom.serve import wire
-from hoploom.serve.batch_client import RemoteBatches
 from hoploom.serve.batch_service import BatchService
 from hoploom.serve.connect import Connected
 from hoploom.serve.graph_server import BatchOptions, GraphServer
@@ -61,6 +63,7 @@ class Servers:
     """Servers in this process, asked in turn."""
 
     makers: list[BatchService]
+    identity: str
     requests: list[dict[str, Any]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     _turns: Any = field(default_factory=count)
@@ -92,13 +95,35 @@ def makers_of(store: Store, **options: Any) -> BatchService:
 
 def without_graph(store: Store, *makers: BatchService) -> tuple[Store, Servers]:
     """A trainer's store, whose parts all lie elsewhere, and the servers that make its batches."""
-    servers = Servers(list(makers) or [makers_of(store)])
-    return replace(spread(store, 2, ()), deployment=served_by(servers, store.identity)), servers
+    servers = Servers(list(makers) or [makers_of(store)], store.identity)
+    return replace(spread(store, 2, ()), deployment=served_by(servers)), servers
 
 
-def served_by(servers: Any, identity: str) -> Connected:
+def served_by(servers: Any) -> Connected:
     """A deployment whose batches these servers make."""
-    return Connected(peers=servers, servers=RemoteBatches(servers, identity), look_ahead=1)
+    return Connected(peers=servers, by_servers=True, look_ahead=1)
+
+
+class Recorder:
+    """Servers that answer nothing, and keep what they were asked last."""
+
+    num_servers = 1
+
+    def __init__(self, identity: str) -> None:
+        self.identity, self.request = identity, Message({})
+
+    def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
+        self.request = request
+        raise PeerError("recorded")
+
+
+def request_of(store: Store, size: int, batch_size: int) -> Message:
+    """What a loader asks servers for a batch of the first of so many nodes."""
+    recorder = Recorder(store.identity)
+    recording = replace(store, deployment=served_by(recorder))
+    with pytest.raises(PeerError, match="recorded"):
+        next(iter(NeighborLoader(recording, [1], torch.arange(size), batch_size=batch_size, num_workers=0)))
+    return recorder.request
 
 
 class Listening(NamedTuple):

@@ -5,101 +5,78 @@ Weights of negatives, a number for each node, go with a batch once a server says
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.sampler import NegativeSampling
 
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, PeerError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, Maker, NodeMaker
 from hoploom.load.pipeline import Producer
+from hoploom.sample import LinkTask
 from hoploom.schema import Owner
 from hoploom.serve import wire
 from hoploom.serve.batch_codec import unpacked
 from hoploom.serve.batch_request import BatchRequest, Description, Negatives, weight_hash
+from hoploom.serve.peers import Peers
 from hoploom.serve.wire import Message
-
-
-class Asks(Protocol):
-    """What is needed of the servers: any of them answers."""
-
-    @property
-    def num_servers(self) -> int: ...
-
-    def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message: ...
-
-
-class RemoteBatches:
-    """Batches of any of the servers of a store."""
-
-    def __init__(self, peers: Asks, identity: str, max_request: int = wire.MAX_REQUEST) -> None:
-        self._peers, self._identity, self._max_request = peers, identity, max_request
-        self._sending = threading.Lock()  # so that not every thread of a loader sends the same weights
-
-    @property
-    def num_servers(self) -> int:
-        return self._peers.num_servers
-
-    def make(self, request: BatchRequest, *, pinned: bool) -> Batch:
-        """The batch that was asked for, wherever it is made."""
-        answer = self._ask(request, [], pinned=pinned)
-        if answer.header.get("error") == "need":
-            with self._sending:
-                answer = self._ask(request, [], pinned=pinned)  # another thread may have sent them by now
-                if answer.header.get("error") == "need":
-                    _check_size(request, self._max_request)
-                    answer = self._ask(request, list(request.weights), pinned=pinned)
-        if "error" in answer.header:
-            raise PeerError(f"no batch came: {answer.header['error']!r:.80}; use the same Hoploom on both sides")
-        return unpacked(answer, pinned=pinned)
-
-    def _ask(self, request: BatchRequest, attached: list[str], *, pinned: bool) -> Message:
-        header = {"ask": "batch", "identity": self._identity, **request.header(attached)}
-        return self._peers.ask(Message(header, request.tensors(attached)), pinned=pinned)
-
-
-def _check_size(request: BatchRequest, limit: int) -> None:
-    """Refuse weights that no request can carry."""
-    size = sum(tensor.nbytes for tensor in request.tensors(list(request.weights)))
-    if size > limit:
-        raise ConfigError(
-            f"with the weights of negatives a request has {as_bytes(size)}, at most {as_bytes(limit)} go to "
-            "a server; give them in a smaller dtype such as float16, or use connect(..., made='here')"
-        )
 
 
 @dataclass(frozen=True)
 class ServedBatches(Producer):
-    """A loader's batches, made by servers; with what stays here put in place."""
+    """A loader's batches, made by any of the servers; with what stays here put in place."""
 
-    servers: RemoteBatches
+    peers: Peers
     description: Description
     columns: Mapping[str, Tensor]  # one entry per seed of the loader
+    weights: Mapping[str, Tensor]  # of negatives, by hash
     input_id: Tensor | None
     transform: Callable[[Batch], Any] | None
-    weights: Mapping[str, Tensor]
     pinned: bool
+    max_request: int = wire.MAX_REQUEST
+    _sending: threading.Lock = field(default_factory=threading.Lock)  # so that not every thread sends the same weights
 
     @property
     def least_threads(self) -> int:
         """Two requests for each server: one is made, one is on its way."""
-        return 2 * self.servers.num_servers
+        return 2 * self.peers.num_servers
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         """The batch of these seeds; `first` is the place of the first one in its step."""
         seeds = {name: column[indices] for name, column in self.columns.items()}
-        request = BatchRequest(self.description, seeds, first, key, self.weights)
-        batch = self.servers.make(request, pinned=self.pinned)
+        answer = self._answer(BatchRequest(self.description, seeds, first, key, self.weights))
+        if "error" in answer.header:
+            raise PeerError(f"no batch came: {answer.header['error']!r:.80}; use the same Hoploom on both sides")
+        batch = unpacked(answer, pinned=self.pinned)
         storage = batch._store if isinstance(batch, Data) else batch[self.description.owner]
         storage._mapping["input_id"] = indices if self.input_id is None else self.input_id[indices]
         return batch if self.transform is None else self.transform(batch)
 
+    def _answer(self, request: BatchRequest) -> Message:
+        """A server's answer, with the weights sent to it if it needs them."""
+        answer = self._ask(request, [])
+        if answer.header.get("error") != "need":
+            return answer
+        with self._sending:
+            answer = self._ask(request, [])  # another thread may have sent them by now
+            return self._ask(request, list(self.weights)) if answer.header.get("error") == "need" else answer
 
-def served(maker: Maker, servers: RemoteBatches) -> ServedBatches:
+    def _ask(self, request: BatchRequest, attached: list[str]) -> Message:
+        tensors = request.tensors(attached)
+        size = sum(tensor.nbytes for tensor in tensors)
+        if attached and size > self.max_request:
+            raise ConfigError(
+                f"with the weights of negatives a request has {as_bytes(size)}, at most {as_bytes(self.max_request)} "
+                "go to a server; give them in a smaller dtype such as float16, or use connect(..., made='here')"
+            )
+        header = {"ask": "batch", "identity": self.peers.identity, **request.header(attached)}
+        return self.peers.ask(Message(header, tensors), pinned=self.pinned)
+
+
+def served(maker: Maker, peers: Peers) -> ServedBatches:
     """The same batches as the maker's, of servers."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
@@ -107,31 +84,30 @@ def served(maker: Maker, servers: RemoteBatches) -> ServedBatches:
             "which makes batches in this process"
         )
     weights: dict[str, Tensor] = {}
-    negatives = None
     owner: Owner
+    columns: dict[str, Tensor | None]
     if isinstance(maker, NodeMaker):
-        owner, input_id = maker.seeds.node_type, maker.seeds.input_id
+        owner, input_id, negatives = maker.seeds.node_type, maker.seeds.input_id, None
         columns = {"nodes": maker.seeds.nodes, "times": maker.seeds.times}
     else:
         assert isinstance(maker, LinkMaker)
         links = maker.links
-        owner, input_id = links.key, links.input_id
+        owner, input_id, negatives = links.key, links.input_id, _negatives(links.task, weights)
         sources, destinations = links.ends
         columns = {"sources": sources, "destinations": destinations, "labels": links.labels, "times": links.times}
-        negatives = _named(links.task.negatives, links.task.strict, weights)
     added = maker.assembler
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives)
     given = {name: column for name, column in columns.items() if column is not None}
-    return ServedBatches(servers, description, given, input_id, maker.transform, weights, added.pinned)
+    return ServedBatches(peers, description, given, weights, input_id, maker.transform, added.pinned)
 
 
-def _named(negatives: NegativeSampling | None, strict: bool, weights: dict[str, Tensor]) -> Negatives | None:
-    """Negatives with their weights by name; the weights go into `weights`."""
-    if negatives is None:
+def _negatives(task: LinkTask, weights: dict[str, Tensor]) -> Negatives | None:
+    """A task's negatives, with the hashes of their weights; the weights go into `weights`."""
+    if task.negatives is None:
         return None
-    names: list[str | None] = []
-    for weight in (negatives.src_weight, negatives.dst_weight):
-        names.append(None if weight is None else weight_hash(weight))
+    hashes: list[str | None] = []
+    for weight in (task.negatives.src_weight, task.negatives.dst_weight):
+        hashes.append(None if weight is None else weight_hash(weight))
         if weight is not None:
-            weights[names[-1] or ""] = weight
-    return Negatives(negatives.mode.value, negatives.amount, strict, *names)
+            weights[str(hashes[-1])] = weight
+    return Negatives(task.negatives.mode.value, task.negatives.amount, task.strict, *hashes)

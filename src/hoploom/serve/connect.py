@@ -27,7 +27,7 @@ from hoploom.store.row_cache import Nearer
 from hoploom.store.sharded import Sharded, routes_of
 
 with needs("cluster"):
-    from hoploom.serve.batch_client import RemoteBatches, served
+    from hoploom.serve.batch_client import served
     from hoploom.serve.peers import TIMEOUT, Peers
     from hoploom.serve.remote import RemotePart
 
@@ -40,16 +40,16 @@ class Connected(Deployment):
     """A store some of which servers hold."""
 
     peers: Peers
-    servers: RemoteBatches | None  # that make the batches; None: they are made here
+    by_servers: bool  # they make the batches; else they are made here
     look_ahead: int
 
     @property
     def makes_batches(self) -> bool:
-        return self.servers is not None
+        return self.by_servers
 
     def producer(self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Producer:
         """The servers, or this process with look-ahead."""
-        return made_here(maker, look_ahead or self.look_ahead) if self.servers is None else served(maker, self.servers)
+        return served(maker, self.peers) if self.by_servers else made_here(maker, look_ahead or self.look_ahead)
 
     def traffic(self) -> dict[str, int]:
         return self.peers.traffic()
@@ -102,8 +102,8 @@ def connect(
     try:
         store = _without_graph(peers) if mapped is None else _beside(peers, mapped)
         ahead = LOOK_AHEAD if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
-        making = RemoteBatches(peers, peers.identity) if mapped is None and made != "here" else None
-        return replace(store, deployment=Connected(peers=peers, servers=making, look_ahead=ahead))
+        by_servers = mapped is None and made != "here"
+        return replace(store, deployment=Connected(peers=peers, by_servers=by_servers, look_ahead=ahead))
     except BaseException:
         peers.close()
         raise

@@ -93,7 +93,7 @@ def test_rows_in_a_cache_are_not_fetched() -> None:
 
 def test_the_store_says_how_far_to_look_and_the_loader_may_say_otherwise() -> None:
     store = _ring()
-    store = replace(store, deployment=Connected(peers=Any, servers=None, look_ahead=4))  # type: ignore[arg-type]
+    store = replace(store, deployment=Connected(peers=Any, by_servers=False, look_ahead=4))  # type: ignore[arg-type]
     assert _ahead(_loader(store, look_ahead=None)).num_steps == 4
     assert _ahead(_loader(store, look_ahead=2)).num_steps == 2
     assert not isinstance(_loader(store, look_ahead=1)._producer, LookAhead)

@@ -21,8 +21,6 @@ from hoploom import ConfigError, PeerError, Store, StoreError
 from hoploom.load.arguments import all_edges
 from hoploom.load.maker import NodeTimes
 from hoploom.schema import EDGE_ID
-from hoploom.serve.batch_client import RemoteBatches
-from hoploom.serve.connect import Connected
 from hoploom.serve.peers import Peers
 from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity
@@ -118,18 +116,17 @@ def test_all_rows_are_all_rows(count: int) -> None:
 
 
 def test_weights_that_no_request_can_carry_are_refused_with_a_way_out() -> None:
-    trainer, servers = without_graph(hoploom.from_pyg(random_graph(500, 2000, seed=1)))
-    batches = RemoteBatches(servers, trainer.identity, LIMIT)
-    trainer = replace(trainer, deployment=Connected(peers=servers, servers=batches, look_ahead=1))  # type: ignore[arg-type]
+    trainer, _ = without_graph(hoploom.from_pyg(random_graph(500, 2000, seed=1)))
 
-    def loader(dtype: torch.dtype) -> Any:
+    def make(dtype: torch.dtype) -> None:
         negatives = NegativeSampling("binary", 1, torch.ones(500, dtype=dtype))
         links = torch.stack([torch.arange(4), torch.arange(4)])
-        return hoploom.LinkNeighborLoader(trainer, [2], links, neg_sampling=negatives, num_workers=0)
+        loader: Any = hoploom.LinkNeighborLoader(trainer, [2], links, neg_sampling=negatives, num_workers=0)
+        replace(loader._producer.make.__self__, max_request=LIMIT).make(torch.arange(1), 0, 1)
 
     with pytest.raises(ConfigError, match=r"4\.02 kB, at most 1\.60 kB .* smaller dtype .* made='here'"):
-        next(iter(loader(torch.float64)))
-    next(iter(loader(torch.float16)))
+        make(torch.float64)
+    make(torch.float16)
 
 
 # --- negatives without times ---------------------------------------------------------------------
