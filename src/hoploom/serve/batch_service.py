@@ -20,11 +20,11 @@ from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.serve.batch_codec import packed
 from hoploom.serve.batch_request import BatchRequest, Description, read_batch_request
-from hoploom.serve.memory_budget import BusyError, MemoryBudget, MeteredStore, busy
+from hoploom.serve.memory_budget import BusyError, MemoryBudget, MeteredStore
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 
-WAIT = 5.0  # seconds that a batch waits for a thread, or for room
+WAIT = 5.0  # seconds that a batch waits for a thread, or for memory
 WEIGHTS = 4  # the part of the memory that weights of negatives may take
 
 
@@ -39,7 +39,7 @@ class BatchService:
         self._idle, self._node_times = deque[Workspace](), NodeTimes(store)
 
     def answer(self, request: Message) -> Message:
-        """A batch; or that weights are needed, or that there is no room. ConfigError for what cannot be made."""
+        """A batch, or that weights are needed; ConfigError for what cannot be made, BusyError for not now."""
         tensors = [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
         asked = read_batch_request(request.header, tensors, self._store.schema)
         negatives = asked.description.negatives
@@ -47,11 +47,9 @@ class BatchService:
         if isinstance(sums, list):
             return Message({"error": "need", "hashes": sums, "message": "weights of negatives are needed"})
         if not self._threads.acquire(timeout=self._wait):
-            return busy(f"all threads are making batches; none was free within {self._wait:g} seconds")
+            raise BusyError(f"all threads are making batches; none was free within {self._wait:g} seconds")
         try:
             return self._make(asked, sums)
-        except BusyError as error:
-            return busy(str(error))
         finally:
             self._threads.release()
 

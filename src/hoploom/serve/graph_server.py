@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hoploom.closing import Closing
 from hoploom.errors import HoploomError
+from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.service import Service
@@ -67,15 +68,12 @@ class GraphServer(Closing):
 
         def get_ready() -> None:
             with suppress(HoploomError):
-                self._ready(None)
+                self._ready()
 
         threading.Thread(target=get_ready, name="hoploom-warm-up", daemon=True).start()
 
     def _batch(self, request: Message) -> Message:
-        batches = self._ready(WAIT)
-        if batches is None:
-            return Message({"error": "busy", "message": "the server is still getting ready; ask again, or another"})
-        answer = batches.answer(request)
+        answer = self._ready(WAIT).answer(request)
         if "error" not in answer.header:
             self.metrics.batches.inc()
         return answer
@@ -88,10 +86,10 @@ class GraphServer(Closing):
         counted = None if self._whole is None else report(self._whole)
         return (0, 0) if counted is None else (counted.hits, counted.misses)
 
-    def _ready(self, seconds: float | None) -> "BatchService | None":
+    def _ready(self, seconds: float = -1) -> "BatchService":
         """The maker of batches of the whole store: the first call meets the peers, and others wait so long for it."""
-        if not self._lock.acquire(timeout=-1 if seconds is None else seconds):
-            return None
+        if not self._lock.acquire(timeout=seconds):
+            raise BusyError("the server is still getting ready")
         try:
             if self._batches is None:
                 from hoploom.serve.batch_service import BatchService

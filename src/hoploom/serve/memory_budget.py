@@ -1,33 +1,30 @@
 """Memory of what a server makes, batches and picks: taken before it is used, given back when the answer is sent.
 
-Both seams of a store with a count of what one batch takes of them. A batch waits a bounded time for room, then its
-client is told to come back; one that could never fit is refused with what it would take.
+A batch waits a bounded time for memory, then its client is told to come back; one that could never fit is refused.
 """
 
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Field, Owner, Schema
-from hoploom.serve.wire import Message
 from hoploom.store import Draw, Store, Wanted
 
 PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_index
 PIECE = 256  # nodes whose picks are made together where their number is not known before
 
 
-class BusyError(Exception):
-    """There was no room in time."""
+class BusyError(HoploomError):
+    """A server could answer later; another one may now."""
 
-
-def busy(message: str) -> Message:
-    """The answer of a server that could give one later."""
-    return Message({"error": "busy", "message": message + "; ask again, or another server"})
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; ask again, or another server")
 
 
 class MemoryBudget:
@@ -39,12 +36,12 @@ class MemoryBudget:
         self._changed = threading.Condition()
 
     def take(self, amount: int) -> None:
-        """Wait for room; BusyError if none comes."""
+        """Wait for memory; BusyError if none comes."""
         deadline = time.monotonic() + self.wait
         with self._changed:
             while self.taken + amount > self.size:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise BusyError(f"no room for {amount} bytes of {self.of}: {self.taken} of {self.size} are taken")
+                    raise BusyError(f"{amount} bytes of {self.of} do not fit: {self.taken} of {self.size} are taken")
             self.taken += amount
 
     def give(self, amount: int) -> None:
@@ -54,7 +51,8 @@ class MemoryBudget:
 
 
 class Reservation:
-    """What one batch, or the picks of one hop, has taken, from its beginning until it is sent."""
+    """What one batch, or the picks of one hop, has taken until it is sent. An error that leaves the block gives it
+    back."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget, self.taken = budget, 0
@@ -73,7 +71,7 @@ class Reservation:
             )
 
     def take(self, amount: int) -> None:
-        """Take more, once there is room."""
+        """Take more, once that is free."""
         self.check(amount)
         self._budget.take(amount)
         self.taken += amount
@@ -90,9 +88,16 @@ class Reservation:
         taken, self.taken = self.taken, 0
         self._budget.give(taken)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.close()
+
 
 class MeteredStore:
-    """A GraphStore and FeatureStore that take room for what they return, in the reservation of this thread's batch."""
+    """Both seams of a store; what they return is taken from the reservation of this thread's batch."""
 
     def __init__(self, store: Store, budget: MemoryBudget) -> None:
         self.schema: Schema = store.schema
@@ -104,15 +109,10 @@ class MeteredStore:
 
     @contextmanager
     def batch(self) -> Iterator[Reservation]:
-        """The reservation of the batch that this thread makes; what goes wrong gives it back."""
-        reservation = self._of_thread.reservation = Reservation(self._budget)
-        try:
+        """The reservation of the batch that this thread makes."""
+        with Reservation(self._budget) as reservation:
+            self._of_thread.reservation = reservation
             yield reservation
-        except BaseException:
-            reservation.close()
-            raise
-        finally:
-            del self._of_thread.reservation
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         """One hop; in pieces where it is not known beforehand that the picks fit."""
@@ -122,9 +122,8 @@ class MeteredStore:
             reservation.take(_num_picks(picks) * PICK_BYTES)
             return picks
         if draw.replace:  # every node with an in-edge has that many, so it would come to about this
-            reservation.check(
-                self._most(frontiers, draw._replace(fanouts=[max(0, f) for f in draw.fanouts])) * PICK_BYTES
-            )
+            bounded = draw._replace(fanouts=[max(0, fanout) for fanout in draw.fanouts])
+            reservation.check(self._most(frontiers, bounded) * PICK_BYTES)
         longest = max(frontier.nodes.numel() for frontier in frontiers if frontier is not None)
         answers = []
         for begin in range(0, longest, PIECE):
@@ -146,7 +145,7 @@ class MeteredStore:
         return total
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[torch.Tensor]:
-        """Rows, once there is room for them."""
+        """Rows, once there is memory for them."""
         size = sum(want.ids.numel() * self._row_bytes[want.owner, want.field] for want in wanted)
         self._of_thread.reservation.take(size)
         return self._features.gather(wanted, pinned=pinned)
@@ -164,5 +163,5 @@ def _piece(frontier: Frontier | None, begin: int) -> Frontier | None:
 
 
 def _joined(pieces: Sequence[Picks | None]) -> Picks | None:
-    asked = [picks for picks in pieces if picks is not None]
-    return Picks(*map(torch.cat, zip(*asked, strict=True))) if asked else None
+    made = [picks for picks in pieces if picks is not None]
+    return Picks(*map(torch.cat, zip(*made, strict=True))) if made else None

@@ -16,6 +16,7 @@ from hoploom.closing import Closing
 from hoploom.errors import HoploomError, PeerError
 from hoploom.serve.client import LostError, Peer, PendingAnswer, Watch, read_message
 from hoploom.serve.discovery import MAKES, Discovery, ServerInfo
+from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.wire import Incoming, Message
 from hoploom.store.format import Manifest
@@ -24,7 +25,7 @@ Read = TypeVar("Read")
 TIMEOUT = 60.0  # seconds that a request may take, all attempts together
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds that a peer rests which could not answer
 DRAINING = "draining"  # the answer of a server that stops
-RETRIED = ("busy", PeerError.__name__)  # answers that say: another one, or later
+RETRIED = (BusyError.__name__, PeerError.__name__)  # answers that say: another one, or later
 
 
 class NotNowError(LostError):

@@ -20,82 +20,85 @@ MAX_WANTED = 1024
 MAX_NAME = 1000  # characters
 
 
+def require(fits: bool, what: str, value: object, needed: str) -> None:
+    """Raise ConfigError for a value of a request that does not fit."""
+    if not fits:
+        raise ConfigError(f"{what} of a request is {value!r:.200}; it needs {needed}")
+
+
 def read_text(holder: Mapping[str, Any], key: str) -> str:
     """A name."""
     value = holder.get(key)
-    if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise ConfigError(f"{key} of a request is {value!r:.80}, not a name")
-    return value
+    require(isinstance(value, str) and len(value) <= MAX_NAME, key, value, "a name")
+    return str(value)
 
 
-def read_integer(holder: Mapping[str, Any], key: str, least: int, limit: int) -> int:
+def read_integer(what: str, value: Any, least: int, limit: int) -> int:
     """A whole number."""
-    value = holder.get(key)
-    if type(value) is not int or not least <= value < limit:
-        raise ConfigError(f"{key} of a request is {value!r:.80}, not a whole number from {least} to below {limit}")
-    return value
+    fits = type(value) is int and least <= value < limit
+    require(fits, what, value, f"a whole number from {least} to below {limit}")
+    return int(value)
 
 
 def read_flag(holder: Mapping[str, Any], key: str) -> bool:
     """true or false."""
     value = holder.get(key)
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key} of a request is {value!r:.80}, neither true nor false; give one of them")
-    return value
+    require(isinstance(value, bool), key, value, "true or false")
+    return bool(value)
+
+
+def read_fanouts(given: Any, num_relations: int) -> list[int]:
+    """Those of a hop."""
+    fits = isinstance(given, list) and len(given) == num_relations
+    require(fits, "fanouts", given, f"one per relation, {num_relations}")
+    return [read_integer("fanout", fanout, -1, MAX_FANOUT) for fanout in given]
 
 
 def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
     """How a hop is drawn."""
-    fanouts = header.get("fanouts")
-    if not isinstance(fanouts, list) or len(fanouts) != num_relations:
-        raise ConfigError(f"fanouts of a request are {fanouts!r:.80}; one per relation is needed, {num_relations}")
-    read = [read_integer({"fanout": fanout}, "fanout", -1, MAX_FANOUT) for fanout in fanouts]
-    flags = [read_flag(header, name) for name in ("replace", "last", "labor", "weighted")]
-    return Draw(read_integer(header, "key", 0, 1 << 64), read_integer(header, "hop", 0, 1 << 16), read, *flags)
+    fanouts = read_fanouts(header.get("fanouts"), num_relations)
+    key, hop = read_integer("key", header.get("key"), 0, 1 << 64), read_integer("hop", header.get("hop"), 0, 1 << 16)
+    return Draw(key, hop, fanouts, *(read_flag(header, name) for name in ("replace", "last", "labor", "weighted")))
 
 
-def read_ids(tensor: Tensor, what: str, first: int, count: int) -> Tensor:
+def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
     """Ids that a part owns."""
-    if tensor.dtype is not torch.int64 or tensor.dim() != 1:
-        raise ConfigError(
-            f"ids of {what} have dtype {tensor.dtype} and shape {list(tensor.shape)}; int64 [n] is needed"
-        )
-    if tensor.numel():
-        array = tensor.numpy()
+    shown = (ids.dtype, tuple(ids.shape))
+    require(ids.dtype is torch.int64 and ids.dim() == 1, f"ids of {what}", shown, "int64 [n]")
+    if ids.numel():
+        array = ids.numpy()
         lowest, highest = int(array.min()), int(array.max())
         if lowest < first or highest >= first + count:
             wrong = lowest if lowest < first else highest
             raise ConfigError(
                 f"id {wrong} of {what} is not in [{first}, {first + count}), what the part holds; is it another store?"
             )
-    return tensor
+    return ids
 
 
 def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
     """The frontier of each node type. The header lists which types have one, and what comes with its nodes."""
     schema, listed = part.schema, request.header.get("frontiers")
-    if not isinstance(listed, list) or len(listed) > len(schema.node_types):
-        raise ConfigError(f"frontiers of a request are {listed!r:.80}; list [type, trees, times]")
     found: list[Frontier | None] = [None] * len(schema.node_types)
     columns = iter(_tensors(request))
     try:
-        for one in listed:
-            index, has_trees, has_times = one
-            number = read_integer({"type": index}, "type", 0, len(schema.node_types))
-            name = schema.node_types[number].name
-            nodes = read_ids(next(columns), repr(name), part.first_nodes[number], part.num_nodes[number])
+        for index, has_trees, has_times in listed or ():
+            number = read_integer("type", index, 0, len(schema.node_types))
+            what = repr(schema.node_types[number].name)
+            nodes = read_owned(what, next(columns), part.first_nodes[number], part.num_nodes[number])
             trees, times = [_column_of(next(columns), nodes) if given else None for given in (has_trees, has_times)]
             found[number] = Frontier(nodes, trees, times)
     except (TypeError, ValueError, StopIteration) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"frontiers of a request are {listed!r:.80}, which its tensors do not fit") from error
+        raise ConfigError(f"frontiers of a request are {listed!r:.80}; list [type, trees, times] as tensors") from error
     return found
 
 
 def _column_of(column: Tensor, nodes: Tensor) -> Tensor:
-    if column.dtype is not torch.int64 or column.shape != nodes.shape:
-        raise ConfigError(f"a column of {column.dtype} {list(column.shape)} for {nodes.numel()} nodes; int64, one each")
+    shown = (column.dtype, tuple(column.shape))
+    fits = column.dtype is torch.int64 and column.shape == nodes.shape
+    require(fits, "a column", shown, f"int64, one for each of {nodes.numel()} nodes")
     return column
 
 
@@ -105,16 +108,16 @@ def _tensors(request: Message) -> list[Tensor]:
 
 def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw, limit: int) -> int:
     """No more picks than this will be made, over all relations; ConfigError if there are more than `limit`."""
-    asked = [
+    drawn = [
         (lists, frontier.nodes, fanout)
         for lists, destination, fanout in zip(part.lists, part.schema.destinations, how.fanouts, strict=True)
         if (frontier := given[destination]) is not None and fanout != 0
     ]
-    if all(fanout > 0 for _, _, fanout in asked):
-        most = sum(fanout * nodes.numel() for _, nodes, fanout in asked)
+    if all(fanout > 0 for _, _, fanout in drawn):
+        most = sum(fanout * nodes.numel() for _, nodes, fanout in drawn)
         if most <= ROUGH:
             return most
-    count = sum(_num_picks(lists, nodes, fanout, replace=how.replace) for lists, nodes, fanout in asked)
+    count = sum(_num_picks(lists, nodes, fanout, replace=how.replace) for lists, nodes, fanout in drawn)
     if count > limit:
         raise ConfigError(f"a request would pick {count} edges; at most {limit}: lower the fanout or the batch")
     return count
@@ -130,21 +133,17 @@ def _num_picks(lists: EdgeLists, nodes: Tensor, fanout: int, *, replace: bool) -
 
 
 def read_wanted(request: Message, part: Part) -> list[Wanted]:
-    """Rows that are asked for. The header lists [owner, field, which tensor has the ids]."""
+    """Rows that are wanted. The header lists [owner, field, which tensor has the ids]."""
     listed, columns = request.header.get("wanted"), _tensors(request)
-    if not isinstance(listed, list) or len(listed) > MAX_WANTED:
-        raise ConfigError(f"wanted of a request is {listed!r:.80}; list [owner, field, ids], at most {MAX_WANTED}")
+    needed = f"[owner, field, ids], at most {MAX_WANTED}"
+    require(isinstance(listed, list) and len(listed) <= MAX_WANTED, "wanted", listed, needed)
     found = []
-    for one in listed:
-        if not isinstance(one, list) or len(one) != 3:
-            raise ConfigError(f"wanted of a request holds {one!r:.80}; give [owner, field, ids]")
-        owner = read_owner(part.schema, one[0])
-        name = read_text({"field": one[1]}, "field")
-        if (owner, name) not in part.tables:
-            raise ConfigError(f"a request is for {name!r:.80} of {owner!r}, which the part has not")
-        first, count = _range(part, owner)
-        column = columns[read_integer({"ids": one[2]}, "ids", 0, len(columns))]
-        found.append(Wanted(owner, name, read_ids(column, f"{owner!r}", first, count)))
+    for one in listed or ():
+        require(isinstance(one, list) and len(one) == 3, "wanted", one, needed)
+        owner, name = read_owner(part.schema, one[0]), read_text({"field": one[1]}, "field")
+        require((owner, name) in part.tables, "field", name, f"one that the part holds of {owner!r}")
+        column = columns[read_integer("ids", one[2], 0, len(columns))]
+        found.append(Wanted(owner, name, read_owned(repr(owner), column, *_range(part, owner))))
     return found
 
 
@@ -152,14 +151,13 @@ def read_owner(schema: Schema, given: Any) -> Owner:
     """A node type's name, or a relation's three."""
     if isinstance(given, str):
         return schema.node_type(given).name
-    if isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given):
-        return schema.relation((given[0], given[1], given[2])).key
-    raise ConfigError(
-        f"owner of a request is {given!r:.80}, neither a node type nor a relation; give a name, or a relation's three"
-    )
+    names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)
+    require(names, "owner", given, "a node type, or the three names of a relation")
+    return schema.relation((given[0], given[1], given[2])).key
 
 
 def _range(part: Part, owner: Owner) -> tuple[int, int]:
+    """The first id that a part owns, and how many."""
     if isinstance(owner, str):
         index = part.schema.type_index[owner]
         return part.first_nodes[index], part.num_nodes[index]

@@ -1,11 +1,10 @@
 """What a graph server answers, without the wire: a request in, an answer out, nothing kept in between.
 
-Everything in a request is checked against the schema before anything is allocated. Rows are gathered piece by piece
-while they are sent, so an answer takes a megabyte however long it is; picks are made whole, and many of them take room
-first, until they are sent.
+Rows are gathered piece by piece while they are sent, so an answer takes a megabyte however long it is; picks are made
+at once, and many of them take memory first, until they are sent.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,8 @@ from torch import Tensor
 import hoploom
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ops import Picks
 from hoploom.serve import requests
-from hoploom.serve.memory_budget import BusyError, MemoryBudget, Reservation, busy
+from hoploom.serve.memory_budget import MemoryBudget, Reservation
 from hoploom.serve.wire import PROTOCOL, Described, Message, Streamed, rows_at_once
 from hoploom.store import Part, Store
 from hoploom.store.base import Wanted
@@ -118,19 +116,13 @@ class Service:
         draw = requests.read_draw(request.header, len(schema.relations))
         frontiers = requests.read_frontiers(request, part)
         most = requests.most_picks(part, frontiers, draw, self._limits.most) * PICK_BYTES
-        reservation = Reservation(self.budget)
-        try:
+        with Reservation(self.budget) as reservation:
             reservation.take(most if most > self._limits.free else 0)
             picks = part.sample(frontiers, draw)
-            columns = _columns(picks)
+            columns = [column for one in picks if one is not None for column in one]
             reservation.settle(min(reservation.taken, sum(column.nbytes for column in columns)))
-        except BusyError as error:
-            reservation.close()
-            return busy(str(error))
-        except BaseException:
-            reservation.close()
-            raise
-        return Message({"relations": [i for i, p in enumerate(picks) if p is not None]}, columns, reservation.close)
+        relations = [index for index, one in enumerate(picks) if one is not None]
+        return Message({"relations": relations}, columns, reservation.close)
 
     def _gather(self, request: Message) -> Message:
         """Rows of many fields of a part."""
@@ -144,10 +136,6 @@ def _rows(part: Part, want: Wanted) -> Tensor | Streamed:
     if described.num_bytes == 0:
         return ops.empty(described.shape, described.dtype)
     return Streamed(described, _pieces(part, want, rows_at_once(described)))
-
-
-def _columns(picks: Sequence[Picks | None]) -> list[Tensor]:
-    return [column for one in picks if one is not None for column in one]
 
 
 def _pieces(part: Part, want: Wanted, step: int) -> Iterator[Tensor]:
