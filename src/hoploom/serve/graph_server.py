@@ -61,9 +61,8 @@ class GraphServer(Closing):
         self.service = Service(self.store, held, options.memory // PICKS, more)
 
     def warm_up(self) -> None:
-        """Get ready for batches without being asked, in the background; a failure shows when one is asked for."""
-
-        if "batch" not in self.service.kinds:
+        """Meet the peers and fill the cache in the background; a failure shows when a batch is asked for."""
+        if not self._options.peers:
             return
 
         def get_ready() -> None:
