@@ -1,9 +1,8 @@
 """What inference writes: rows between layers, the Parquet files of the result, and the folder that ranks share.
 
-Rows of a whole graph are written slice by slice by all ranks, then mapped and read like memory. They are written by
-pwrite, not through a map: a full disk is then an error and no bus error. They are opened anew to be read: that shows
-what other hosts have written, on any disk that keeps to close-to-open consistency, as NFS does. A rank that fails
-leaves a note in the folder, which the others look for between two slices, so that nobody works on for nothing.
+Rows are written by pwrite, not through a map: a full disk is then an error and no bus error. They are opened anew to be
+read: that shows what other hosts have written, on any disk with close-to-open consistency, as NFS has. A rank that
+fails leaves a note in the folder, which the others look for between two slices.
 """
 
 import errno
@@ -14,12 +13,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from hoploom.closing import Closing
 from hoploom.config.extras import needs
 from hoploom.errors import HoploomError, StoreError
 from hoploom.ops import MappedFile
@@ -29,22 +28,19 @@ from hoploom.ranks.context import Context
 Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text
 
 
-class RowFile:
+class RowFile(Closing):
     """A tensor [count, width] in a file that every rank opens alike."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._path, self._shape, self._dtype = path, shape, dtype
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = self._shape[0] * self._row_bytes
         try:
             os.ftruncate(self._descriptor, self._size)
         except OSError:
             self.close()
             raise
-
-    @property
-    def _size(self) -> int:
-        return self._shape[0] * self._row_bytes
 
     def write(self, first: int, rows: Tensor) -> None:
         """Put rows where row `first` begins."""
@@ -83,16 +79,8 @@ class RowFile:
         if descriptor is not None:
             os.close(descriptor)
 
-    def __enter__(self) -> "RowFile":
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class ParquetFile:
+class ParquetFile(Closing):
     """A row group per slice, appended; columns are those of `like`. Uncompressed: embeddings hardly compress."""
 
     def __init__(self, path: Path, like: Columns) -> None:
@@ -100,16 +88,11 @@ class ParquetFile:
             import pyarrow.parquet
         path.parent.mkdir(parents=True, exist_ok=True)
         self._arrow: Any = pyarrow
-        self._schema = _table(self._arrow, like).schema
+        schema = _table(self._arrow, like).schema
         self._file = path.open("wb")
-        self._writer: Any = None
-        try:
-            self._writer = self._arrow.parquet.ParquetWriter(
-                self._file, self._schema, compression="none", use_dictionary=False, write_statistics=["id"]
-            )
-        except BaseException:
-            self.close()
-            raise
+        self._writer: Any = self._arrow.parquet.ParquetWriter(
+            self._file, schema, compression="none", use_dictionary=False, write_statistics=["id"]
+        )
 
     def append(self, columns: Columns) -> None:
         """A row group."""
@@ -131,14 +114,6 @@ class ParquetFile:
                 writer.close()
         with suppress(OSError):
             self._file.close()
-
-    def __enter__(self) -> "ParquetFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _table(arrow: Any, columns: Columns) -> Any:
@@ -165,17 +140,16 @@ class SharedFolder:
         token = int(context.broadcast(torch.tensor([secrets.randbits(62)])))
         self.path = target.absolute().with_name(f".{target.name}.partial-{token:016x}")
 
-    def __enter__(self) -> "SharedFolder":
+    def __enter__(self) -> Self:
         try:
             with self.together("making a folder"):
                 if self._context.is_main:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                    self.path.mkdir()
+                    self.path.mkdir(parents=True)
             with self.together("opening the folder"):
                 if not self.path.exists():
                     raise StoreError(f"{self.path} is not to be seen here; give a path on a disk that all hosts share")
-        except BaseException:
-            self._remove()
+        except BaseException as error:
+            self.__exit__(None, error, None)
             raise
         return self
 
@@ -216,11 +190,6 @@ class SharedFolder:
     def _note(self, rank: int) -> Path:
         return self.path / f"failed-{rank}"
 
-    def _remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None or self._context.is_main:
-            self._remove()
+            shutil.rmtree(self.path, ignore_errors=True)

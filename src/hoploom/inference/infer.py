@@ -1,7 +1,6 @@
 """Layer-wise inference: every layer once over the whole graph, all ranks together, out of core.
 
-Rows between two layers lie in mapped files, so memory is bounded by a budget whatever the graph's size. The price is
-disk: the rows of two layers, and projected ones beside them. Computes on the CPU, wherever the model lies.
+Rows between two layers lie in mapped files, so a budget bounds memory; the price is disk. Computes on the CPU.
 """
 
 import copy
@@ -84,7 +83,9 @@ def infer(
     inference, context = inference or Inference(), context or _alone()
     target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch) / Path(out).name
     _refuse_existing(target)
-    module = _on_cpu(unwrap(model))
+    module = unwrap(model)
+    if any(held.device.type != "cpu" for held in (*module.parameters(), *module.buffers())):
+        module = copy.deepcopy(module).cpu()  # DDP does not bear being moved
     layered = as_layered(module)
     embeds_only = set(inference.columns) == {"embedding"}
     with ExitStack() as stack:
@@ -109,13 +110,6 @@ def _alone() -> Context:
     if place.world_size > 1:
         raise ConfigError(f"this is rank {place.rank} of {place.world_size}; give infer the context of hoploom.init()")
     return Context(RankPlace(), torch.device("cpu"), "gloo", DEADLINE)
-
-
-def _on_cpu(model: nn.Module) -> nn.Module:
-    """The model itself if it is there already, else a copy: DDP does not bear being moved."""
-    if all(held.device.type == "cpu" for held in (*model.parameters(), *model.buffers())):
-        return model
-    return copy.deepcopy(model).cpu()
 
 
 def _refuse_existing(target: Path) -> None:

@@ -1,24 +1,25 @@
 """The passes of layer-wise inference, slice by slice of a graph's nodes.
 
-Where a layer projects rows, or normalises them first, that is done once per source and not once per edge: it costs a
-pass and a file more.
+Where a layer projects rows, or normalises them first, it does so once per source: that costs a pass and a file more.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hoploom.closing import Closing
 from hoploom.errors import StoreError
 from hoploom.inference.files import Columns, ParquetFile, RowFile, SharedFolder
 from hoploom.inference.layered import Layered, ModelPlan, Rows
 from hoploom.inference.slices import Slice, Slices, degrees_without_loops
 from hoploom.load.assemble import FEATURES
-from hoploom.schema import RelationName
+from hoploom.schema import Owner, RelationName
 from hoploom.store import Store, Wanted
 from hoploom.store.format import node_file
 
@@ -36,8 +37,8 @@ class Share:
     progress: Callable[[int, int], None]
 
 
-class LayerWise:
-    """A rank's share of one model over one store. A context manager: it holds files open."""
+class LayerWise(Closing):
+    """A rank's share of one model over one store; holds files open until close()."""
 
     def __init__(self, model: Layered, plan: ModelPlan, share: Share) -> None:
         self._model, self._plan, self._share = model, plan, share
@@ -74,29 +75,43 @@ class LayerWise:
                         file.append({name: found[name] for name in ("id", *columns)})
                     file.finish()
 
+    def _pass(
+        self,
+        name: str,
+        doing: str,
+        widths: Mapping[Any, int | None],  # by node type, or by relation: of its sources; None: an integer each
+        types: Iterable[str],
+        compute: Callable[[Slice], Mapping[Any, Tensor]],
+    ) -> dict[Any, RowFile]:
+        """Files of a row per node, computed by all ranks slice by slice."""
+        with self._share.folder.together(doing):
+            files = {owner: self._file(name, owner, width) for owner, width in widths.items()}
+            for some in self._slices(types):
+                for owner, rows in compute(some).items():
+                    files[owner].write(some.first, rows)
+            for file in files.values():
+                file.finish(synced=self._share.folder.is_shared)
+        return files
+
     def _count_degrees(self) -> None:
         """In-degrees of all nodes, where a layer asks for those of its sources."""
         keys = sorted(self._plan.with_degrees)
-        with self._share.folder.together("counting edges"):
-            files = {key: self._file("degrees", key, (), torch.int64) for key in keys}
-            for some in self._slices(sorted({key[2] for key in keys})):
-                own = [key for key in keys if key[2] == some.node_type]
-                for key, edges in self._share.cuts.edges(some, own, {}).items():
-                    files[key].write(some.first, degrees_without_loops(edges))
-            self._finish(files.values())
+
+        def count(some: Slice) -> dict[RelationName, Tensor]:
+            own = [key for key in keys if key[2] == some.node_type]
+            edges = self._share.cuts.edges(some, own, {})
+            return {key: degrees_without_loops(found) for key, found in edges.items()}
+
+        types = sorted({key[2] for key in keys})
+        files = self._pass("degrees", "counting edges", dict.fromkeys(keys), types, count)
         self._degrees = {key: file.read() for key, file in files.items()}
 
     def _prepare(self) -> Rows:
         """What layer one starts from: features where they are mapped already, if it takes them as they are."""
         stored = {name: rows for name in self._plan.inputs if (rows := self._stored(name)) is not None}
-        made = [name for name in self._plan.inputs if name not in stored]
-        with self._share.folder.together("reading features"):
-            for name in made:
-                self._files[name] = self._file("input", name, (self._plan.inputs[name],))
-            for some in self._slices(made):
-                self._files[some.node_type].write(some.first, self._prepared(some))
-            self._finish(self._files[name] for name in made)
-        return stored | {name: self._files[name].read() for name in made}
+        made = {name: width for name, width in self._plan.inputs.items() if name not in stored}
+        self._files = self._pass("input", "reading features", made, made, self._prepared)
+        return stored | {name: file.read() for name, file in self._files.items()}
 
     def _stored(self, node_type: str) -> Tensor | None:
         if node_type not in self._plan.as_stored:
@@ -105,21 +120,19 @@ class LayerWise:
         num_nodes = self._schema.node_type(node_type).num_nodes
         return next((table.rows for table in tables if table is not None and table.rows.shape[0] == num_nodes), None)
 
-    def _prepared(self, some: Slice) -> Tensor:
+    def _prepared(self, some: Slice) -> dict[str, Tensor]:
         name, ids = some.node_type, some.ids
         given = {}
         if FEATURES in self._schema.node_type(name).fields:
             given[name] = self._share.store.features.gather([Wanted(name, FEATURES, ids)])[0]
-        return self._model.prepare(given, {name: ids})[name]
+        return {name: self._model.prepare(given, {name: ids})[name]}
 
     def _advance(self, depth: int, x: Rows) -> Rows:
         """The rows after a layer."""
         layer = self._plan.layers[depth]
-        with self._sources(depth, x) as z, self._share.folder.together(f"computing layer {depth + 1}"):
-            files = {name: self._file(f"rows-{depth}", name, (width,)) for name, width in layer.computed.items()}
-            for some in self._slices(files):
-                files[some.node_type].write(some.first, self._computed(depth, some, x, z))
-            self._finish(files.values())
+        with self._sources(depth, x) as z:
+            compute = partial(self._computed, depth, x, z)
+            files = self._pass(f"rows-{depth}", f"computing layer {depth + 1}", layer.computed, layer.computed, compute)
         kept = {name: rows for name, rows in x.items() if name in layer.kept}
         for name in [name for name in self._files if name not in kept]:
             self._files.pop(name).remove()
@@ -130,24 +143,21 @@ class LayerWise:
     def _sources(self, depth: int, x: Rows) -> Iterator[dict[RelationName, Tensor]]:
         """What is aggregated of every relation's sources."""
         layer, stage = self._plan.layers[depth], self._model.stage(depth)
-        with self._share.folder.together(f"projecting for layer {depth + 1}"):
-            entered = {name: self._file(f"entered-{depth}", name, (width,)) for name, width in layer.entered.items()}
-            projected = {key: self._file(f"projected-{depth}", key, (width,)) for key, width in layer.projected.items()}
-            for some in self._slices(layer.rewritten):
-                rows = self._model.enter(depth, {some.node_type: x[some.node_type][some.span]})[some.node_type]
-                if some.node_type in entered:
-                    entered[some.node_type].write(some.first, rows)
-                for key in projected:
-                    if key[0] == some.node_type:
-                        projected[key].write(some.first, stage.project(key, rows))
-            self._finish((*entered.values(), *projected.values()))
-        as_entered = dict(x) | {name: file.read() for name, file in entered.items()}
-        as_projected = {key: file.read() for key, file in projected.items()}
-        yield {key: as_projected[key] if key in projected else as_entered[key[0]] for key in layer.relations}
-        for file in (*entered.values(), *projected.values()):
+
+        def rewritten(some: Slice) -> dict[Any, Tensor]:
+            name = some.node_type
+            rows = self._model.enter(depth, {name: x[name][some.span]})[name]
+            made: dict[Any, Tensor] = {name: rows} if name in layer.entered else {}
+            return made | {key: stage.project(key, rows) for key in layer.projected if key[0] == name}
+
+        doing, widths = f"projecting for layer {depth + 1}", dict[Any, int](layer.entered) | dict(layer.projected)
+        files = self._pass(f"sources-{depth}", doing, widths, layer.rewritten, rewritten)
+        rows = dict[Any, Tensor](x) | {owner: file.read() for owner, file in files.items()}
+        yield {key: rows[key if key in files else key[0]] for key in layer.relations}
+        for file in files.values():
             file.remove()
 
-    def _computed(self, depth: int, some: Slice, x: Rows, z: Mapping[RelationName, Tensor]) -> Tensor:
+    def _computed(self, depth: int, x: Rows, z: Mapping[RelationName, Tensor], some: Slice) -> dict[str, Tensor]:
         """A layer's rows of a slice."""
         name = some.node_type
         own = {name: x[name][some.span]}
@@ -160,13 +170,13 @@ class LayerWise:
             raise StoreError(
                 f"in-edges of {name!r} {some.first} to {some.end - 1}: {error}; run hoploom check"
             ) from error
-        return self._model.close(depth, rows, own)[name]
+        return {name: self._model.close(depth, rows, own)[name]}
 
     def _finished(self, depth: int, some: Slice, x: Rows, z: Mapping[RelationName, Tensor]) -> dict[str, Tensor]:
         """The columns that a model can give of a slice."""
         name = some.node_type
         before = x[name][some.span]
-        rows = self._computed(depth, some, x, z) if name in self._plan.layers[depth].computed else before
+        rows = self._computed(depth, x, z, some)[name] if name in self._plan.layers[depth].computed else before
         output = self._model.finish({name: rows})[name]
         embedding = rows if self._plan.has_head else before
         return {"embedding": embedding, "output": output, "prediction": output.argmax(dim=1)}
@@ -188,29 +198,17 @@ class LayerWise:
                 self._share.progress(self._done, self._total)
         self._share.store.require_whole()  # the slices were cut by what was read, too: there may be none
 
-    def _file(
-        self, kind: str, owner: str | RelationName, row: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> RowFile:
-        """A file of a row per node (of a relation's sources), named alike on all ranks."""
+    def _file(self, name: str, owner: Owner, width: int | None) -> RowFile:
+        """Named alike on all ranks."""
         if isinstance(owner, str):
-            index, node_type = self._schema.type_index[owner], owner
+            node_type, number = owner, self._schema.type_index[owner]
         else:
-            index, node_type = self._schema.relation_index[owner], owner[0]
-        shape = (self._schema.node_type(node_type).num_nodes, *row)
-        path = self._share.scratch / f"{kind}-{index}.rows"
-        return self._open.enter_context(RowFile(path, shape, dtype or self._plan.dtype))
+            node_type, number = owner[0], len(self._schema.node_types) + self._schema.relation_index[owner]
+        count, path = self._schema.node_type(node_type).num_nodes, self._share.scratch / f"{name}-{number}.rows"
+        shape, dtype = ((count,), torch.int64) if width is None else ((count, width), self._plan.dtype)
+        return self._open.enter_context(RowFile(path, shape, dtype))
 
-    def _finish(self, files: Iterable[RowFile]) -> None:
-        """At the end of a pass, before the ranks meet."""
-        for file in files:
-            file.finish(synced=self._share.folder.is_shared)
-
-    def __enter__(self) -> "LayerWise":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._open.close()
 
 

@@ -1,7 +1,7 @@
 """A store's nodes in slices that fit a memory budget, shared among ranks, with the in-edges of each.
 
-Parts in reach are read where they are mapped. Elsewhere a store is asked for all in-edges, and what a slice costs is
-guessed from the average degree.
+Where not all nodes of a type are mapped, in-edges are sampled from the store, and the cost of a slice is guessed from
+the average degree.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,7 +27,7 @@ class Slice:
     node_type: str
     first: int
     end: int
-    part: Part | None  # None: asked for through the store
+    part: Part | None  # that has its lists; None: they are sampled from the store
 
     @property
     def span(self) -> slice:
@@ -56,14 +56,14 @@ class Slices:
     def __init__(self, store: Store, relations: Sequence[RelationName], costs: Costs) -> None:
         self._store, self._costs = store, costs
         self._relations = [store.schema.relation_index[key] for key in relations]
-        self._in_reach = [_is_in_reach(store, index) for index in range(len(store.schema.node_types))]
+        self._is_mapped = [_is_mapped(store, index) for index in range(len(store.schema.node_types))]
 
     def of(self, node_type: str, rank: int, world_size: int) -> Iterator[Slice]:
         """A rank's slices of a type, in order: as many bytes of rows and edges as any other rank's."""
         index = self._store.schema.type_index[node_type]
         first, end = (self._bound(index, number, world_size) for number in (rank, rank + 1))
         for piece in self._pieces(index):
-            yield from self._cut(index, piece, first, end)
+            yield from self._slices(index, piece, first, end)
 
     def _bound(self, index: int, rank: int, world_size: int) -> int:
         """Where a rank's nodes of a type begin."""
@@ -72,22 +72,22 @@ class Slices:
         return count if rank == world_size else bisect_left(range(count), target, key=partial(self._cost, index))
 
     def _pieces(self, index: int) -> list[Slice]:
-        """Where a type is cut into parts in reach; one piece of no part where these do not hold all of it."""
+        """Where a type is cut into mapped parts; one piece of no part where these do not hold all of it."""
         node_type = self._store.schema.node_types[index]
-        if not self._in_reach[index]:
+        if not self._is_mapped[index]:
             return [Slice(node_type.name, 0, node_type.num_nodes, None)]
         return [
             Slice(node_type.name, part.first_nodes[index], part.first_nodes[index] + part.num_nodes[index], part)
             for part in self._store.parts
         ]
 
-    def _cut(self, index: int, piece: Slice, first: int, end: int) -> Iterator[Slice]:
+    def _slices(self, index: int, piece: Slice, first: int, end: int) -> Iterator[Slice]:
         first, end = max(first, piece.first), min(end, piece.end)
         while first < end:
             most = self._cost(index, first) + self._costs.budget
             fits = bisect_right(range(end + 1), most, lo=first + 1, key=partial(self._cost, index)) - 1
-            yield Slice(piece.node_type, first, max(fits, first + 1), piece.part)
-            first = max(fits, first + 1)
+            yield Slice(piece.node_type, first, last := max(fits, first + 1), piece.part)
+            first = last
 
     def _cost(self, index: int, node: int) -> int:
         """Bytes that all nodes of a type before this one take."""
@@ -101,7 +101,7 @@ class Slices:
         """How many edges lead to the nodes before this one."""
         schema, parts = self._store.schema, self._store.parts
         destination = schema.destinations[relation]
-        if not self._in_reach[destination]:
+        if not self._is_mapped[destination]:
             return schema.relations[relation].num_edges * node // max(1, schema.node_types[destination].num_nodes)
         owner = bisect_right(parts, node - 1, key=lambda part: part.first_nodes[destination]) - 1
         lists = parts[max(0, owner)].lists[relation]
@@ -112,11 +112,10 @@ class Slices:
     ) -> dict[RelationName, InEdges]:
         """All in-edges of a slice's nodes, by relation; sources are named by their ids in the store."""
         schema = self._store.schema
-        lists = _asked(self._store, some, keys) if some.part is None else _mapped(some.part, some, keys)
+        lists = _sampled(self._store, some, keys) if some.part is None else _mapped(some.part, some, keys)
         edges = {}
         for key, (indptr, sources) in lists.items():
-            num_sources = schema.node_type(key[0]).num_nodes
-            first = some.first if key[0] == key[2] else 0
+            num_sources, first = schema.node_type(key[0]).num_nodes, some.first if key[0] == key[2] else 0
             edges[key] = InEdges(indptr, sources, num_sources, None, first, degrees.get(key))
         return edges
 
@@ -127,7 +126,7 @@ def degrees_without_loops(edges: InEdges) -> Tensor:
     return edges.degrees - loops
 
 
-def _is_in_reach(store: Store, index: int) -> bool:
+def _is_mapped(store: Store, index: int) -> bool:
     ends = accumulate((part.num_nodes[index] for part in store.parts), initial=0)
     in_order = all(part.first_nodes[index] == end for part, end in zip(store.parts, ends, strict=False))
     return in_order and bool(store.parts) and covers(store.schema, store.parts, store.schema.node_types[index].name)
@@ -144,7 +143,7 @@ def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[Relat
     return found
 
 
-def _asked(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
+def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
     schema = store.schema
     frontiers = [Frontier(some.ids) if name == some.node_type else None for name in schema.type_index]
     fanouts = [-1 if relation.key in keys else 0 for relation in schema.relations]

@@ -133,7 +133,7 @@ def test_no_row_is_projected_twice(kind: str, ring_store: Store, tmp_path: Path,
     assert sum(projected) == (probed if kind == "sage" else probed + 3 * 12)
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("sage", {"rows"}), ("gcn", {"degrees", "rows", "projected"})])
+@pytest.mark.parametrize(("kind", "kept"), [("sage", {"rows"}), ("gcn", {"degrees", "rows", "sources"})])
 def test_rows_lie_on_disk_no_longer_than_they_are_needed(kind: str, kept: set[str], tmp_path: Path) -> None:
     store = hoploom.from_pyg(ring(12))
     model = GNN(kind, store.schema, Shape(hidden=8, num_layers=6, out=4))
