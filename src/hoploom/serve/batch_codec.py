@@ -1,7 +1,6 @@
-"""Whole batches on the wire: PyG's own Data and HeteroData as a message and back.
+"""Whole batches on the wire: PyG's own Data and HeteroData as a message and back. Nothing is unpickled.
 
-Integers that fit travel as int32 and arrive as they were: that costs a pass on either side, and the bytes it saves
-cost more, on loopback too. Only what our batches hold is known here; nothing is executed, nothing unpickled.
+Integers that fit travel as int32: that costs a pass on either side, and the bytes it saves cost more, on loopback too.
 """
 
 from collections.abc import Mapping, Sequence

@@ -22,7 +22,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from hoploom.errors import ConfigError
 
-FILES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
 MAX_DAYS = 3650
 CLOCKS_DIFFER = timedelta(minutes=5)
 LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
@@ -92,8 +91,11 @@ def make_certificates(hosts: Sequence[str], *, days: float = 30) -> Mapping[str,
     authority = _certified(Subject("hoploom test CA", ca=True), None, (begins, ends))
     server = _certified(Subject("hoploom server", tuple(hosts), serves=True), authority, (begins, ends))
     client = _certified(Subject("hoploom client"), authority, (begins, ends))
-    texts = (_text(authority), _text(server), _key_text(server), _text(client), _key_text(client))
-    return dict(zip(FILES, texts, strict=True))
+    found = {"ca.pem": authority.certificate.public_bytes(Encoding.PEM)}
+    for name, one in (("server", server), ("client", client)):
+        found[f"{name}.pem"] = one.certificate.public_bytes(Encoding.PEM)
+        found[f"{name}.key"] = one.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return found
 
 
 def _certified(subject: Subject, issuer: Certified | None, times: tuple[datetime, datetime]) -> Certified:
@@ -139,16 +141,6 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _text(certified: Certified) -> bytes:
-    text: bytes = certified.certificate.public_bytes(Encoding.PEM)
-    return text
-
-
-def _key_text(certified: Certified) -> bytes:
-    text: bytes = certified.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return text
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

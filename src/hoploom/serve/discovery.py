@@ -1,7 +1,6 @@
 """Peers introduce themselves: which store, which parts. One thread for each, until it has answered.
 
-Who starts while a replica is away does not wait for it: it joins when it is back. One that is lost is looked for in
-the same way, so no request has to wait for it, and what comes back under its address must be of the same store.
+One that is lost is looked for in the same way, and what comes back under its address must be of the same store.
 """
 
 import json
@@ -39,7 +38,7 @@ MAKES = "batch"  # the answer of those that make whole batches
 LATECOMERS = 1.0  # seconds to wait for the rest once all parts are there
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to reach a peer that is away
 ENDING = 2.0  # seconds that the threads get at the end: an attempt to connect takes at most one
-TICK = 0.05  # seconds between two looks for what nobody announces
+TICK = 0.05  # seconds between two looks for a peer that has rested
 
 
 class Discovery:
@@ -70,31 +69,30 @@ class Discovery:
 
     def wait(self, missing: Callable[[Mapping[Peer, ServerInfo]], str | None], seconds: float) -> ServerInfo:
         """Until nothing is missing; a moment longer for the rest. Raises what a peer was refused for."""
-        peers = self._peers
 
-        def all_met() -> bool:
-            return len(self._known) == len(peers)
+        def is_over() -> bool:
+            return self._error is not None or len(self._known) == len(self._peers)
 
         with self._changed:
-            self._changed.wait_for(lambda: self._error or all_met() or missing(self._known) is None, seconds)
-            self._changed.wait_for(lambda: self._error or all_met(), LATECOMERS)
+            self._changed.wait_for(lambda: is_over() or missing(self._known) is None, seconds)
+            self._changed.wait_for(is_over, LATECOMERS)
             if self._error:
                 raise self._error
             reason = missing(self._known)
             if reason is not None:
-                silent = "; ".join(peer.last_loss for peer in peers if peer not in self._known and peer.last_loss)
-                raise PeerError(f"{reason}{f' ({silent})' if silent else ''}")
+                losses = "; ".join(peer.last_loss for peer in self._peers if peer not in self._known and peer.last_loss)
+                raise PeerError(f"{reason} ({losses})" if losses else reason)
             return next(iter(self._known.values()))
 
     def wait_for(self, find: Callable[[Mapping[Peer, ServerInfo]], Found | None], deadline: float) -> Found | None:
         """What `find` finds among those present, as soon as it does; None when the time is over, or all is."""
         with self._changed:
-            while (found := None if self.closed else find(self.present())) is None and not self.closed:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
+            while not self.closed:
+                found, left = find(self.present()), deadline - time.monotonic()
+                if found is not None or left <= 0:
+                    return found
                 self._changed.wait(min(left, TICK))
-            return found
+            return None
 
     def lose(self, peer: Peer) -> None:
         """It is away: nobody asks it until it has introduced itself again."""
@@ -136,7 +134,7 @@ class Discovery:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Look for nobody any more, and let go who waits."""
+        """Look for nobody any more, and release who waits."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()

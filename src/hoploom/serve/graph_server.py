@@ -1,7 +1,7 @@
-"""One server process: the parts it holds, and, with its peers, whole batches of the whole store.
+"""One server process: the parts it holds, and, with its peers, batches of the whole store.
 
-Peers are looked for after the server has begun to listen, so servers may start in any order; what makes batches is
-imported then too: it takes seconds that a server of parts alone does not need.
+Servers may start in any order: peers are looked for after a server has begun to listen. What makes batches is imported
+when it is needed, because PyG takes seconds.
 """
 
 import threading
@@ -106,8 +106,14 @@ class GraphServer(Closing):
         options = self._options
         if len(self.parts) == len(self.store.ranges):
             return self.store
-        given = {"timeout": options.timeout, "security": options.security}
-        store = connect(options.peers, self._path, parts=self.parts, look_ahead=1, **given)  # type: ignore[arg-type]
+        store = connect(
+            options.peers,
+            self._path,
+            parts=self.parts,
+            look_ahead=1,
+            timeout=options.timeout,
+            security=options.security,
+        )
         if not options.cache:
             return store
         try:

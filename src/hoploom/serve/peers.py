@@ -1,14 +1,14 @@
 """Peers together: who holds which part, whom to ask, and what happens when one does not answer.
 
-A request carries all it needs, so any peer that holds the part can answer it, now or later. It is asked of the peer
-with the least under way. One that is lost is looked for beside, and asked again when it is back; others are asked in
-the meantime, until the deadline.
+A request carries all it needs, so any peer that holds the part can answer it: the one with the least under way, then
+others, until the deadline. One that is lost is looked for in the background.
 """
 
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from hoploom import errors
@@ -80,29 +80,25 @@ class Peers(Closing):
 
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
         """The answer of any peer that holds the part; of any peer at all for None."""
-        return self.read(request, part, lambda incoming: read_message(incoming, pinned=pinned))
-
-    def read(self, request: Message, part: int | None, reading: Callable[[Incoming], Read]) -> Read:
-        """The same, read by `reading`."""
-        return self.begin(request, part, reading)()
+        return self.begin(request, part, partial(read_message, pinned=pinned))()
 
     def begin(self, request: Message, part: int | None, reading: Callable[[Incoming], Read]) -> Callable[[], Read]:
         """Send a request now, and read the answer when the call that comes back is made."""
         deadline = time.monotonic() + self._timeout
         if self._met.closed:
             raise self._lost(part)
-        asked: PendingAnswer | None = None
+        pending: PendingAnswer | None = None
         peer = self._choose(part, self._met.present())
         if peer is not None:
             try:
-                asked = peer.begin(request)
+                pending = peer.begin(request)
             except LostError as error:
                 self._note_lost(peer, error)
 
         def finish() -> Read:
-            if peer is not None and asked is not None:
+            if peer is not None and pending is not None:
                 try:
-                    return self._answer(peer, asked, reading)
+                    return self._answer(peer, pending, reading)
                 except LostError as error:
                     self._note_lost(peer, error)
             return self._insist(request, part, reading, deadline)
@@ -127,13 +123,13 @@ class Peers(Closing):
             return None  # and never will
         return self._met.wait_for(lambda present: self._choose(part, present), deadline)
 
-    def _answer(self, peer: Peer, asked: PendingAnswer, reading: Callable[[Incoming], Read]) -> Read:
+    def _answer(self, peer: Peer, pending: PendingAnswer, reading: Callable[[Incoming], Read]) -> Read:
         def checked(incoming: Incoming) -> Read:
             if "error" in incoming.header and incoming.header["error"] != "need":
                 raise_refusal(incoming.header, peer.address)
             return reading(incoming)
 
-        found = asked.read(checked)
+        found = pending.read(checked)
         self._pause[peer] = FIRST_PAUSE
         return found
 
@@ -171,12 +167,12 @@ class Peers(Closing):
         if self._met.closed:
             return PeerError(f"the store was closed while {what} was asked for; close it when its loaders are done")
         known = self._met.known()
-        asked = [peer for peer in self._peers if peer not in known or holds(known[peer], part)]
-        if not asked:
+        able = [peer for peer in self._peers if peer not in known or holds(known[peer], part)]
+        if not able:
             return PeerError(f"no server here holds {what}; name one that does, or give those named more --part")
-        reasons = "; ".join(peer.last_loss for peer in asked if peer.last_loss)
+        reasons = "; ".join(peer.last_loss for peer in able if peer.last_loss)
         return PeerError(
-            f"no answer for {what} within {self._timeout:g} seconds from {', '.join(p.address for p in asked)} "
+            f"no answer for {what} within {self._timeout:g} seconds from {', '.join(p.address for p in able)} "
             f"({reasons}); start the server again, or give a replica of it, then go on from the last checkpoint"
         )
 

@@ -1,7 +1,4 @@
-"""A part that another process holds: both seams over the wire. Costs a round trip a hop, and one for all rows.
-
-Rows by very many ids are asked for in several requests, for a server takes only so much in one.
-"""
+"""A part that another process holds: both seams over the wire. Costs a round trip a hop, and one for all rows."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -45,48 +42,34 @@ class RemotePart:
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         """Ask for one hop, all relations in one round trip."""
-        num_relations = len(self.schema.relations)
-        asked = [
-            index
-            for index in range(num_relations)
-            if frontiers[self.schema.destinations[index]] is not None and draw.fanouts[index] != 0
-        ]
-        if not asked:
-            return lambda: [None] * num_relations
-        types = {self.schema.destinations[index] for index in asked}
+        destinations = self.schema.destinations
+        drawn = [i for i, end in enumerate(destinations) if frontiers[end] is not None and draw.fanouts[i] != 0]
+        if not drawn:
+            return lambda: [None] * len(destinations)
+        types = {destinations[index] for index in drawn}
         listed, tensors = [], []
         for number, frontier in enumerate(frontiers):
             if frontier is None or number not in types:
                 continue
             listed.append([number, frontier.trees is not None, frontier.times is not None])
             tensors += [column for column in frontier if column is not None]
-        header = {
-            **self._header("sample"),
-            "frontiers": listed,
-            "key": draw.key,
-            "hop": draw.hop,
-            "fanouts": list(draw.fanouts),
-            "replace": draw.replace,
-            "last": draw.last,
-            "labor": draw.labor,
-            "weighted": draw.weighted,
-        }
+        header = {**self._header("sample"), "frontiers": listed, **draw._asdict(), "fanouts": list(draw.fanouts)}
         finish = self._peers.begin(Message(header, tensors), self.number, read_message)
-        return lambda: self._picks(finish(), asked, frontiers)
+        return lambda: self._picks(finish(), drawn, frontiers)
 
-    def _picks(self, answer: Message, asked: Sequence[int], frontiers: Sequence[Frontier | None]) -> list[Picks | None]:
+    def _picks(self, answer: Message, drawn: Sequence[int], frontiers: Sequence[Frontier | None]) -> list[Picks | None]:
         """The answer's columns by relation, checked: whoever answers may be mistaken."""
         columns = list(answer.tensors)
-        if answer.header.get("relations") != list(asked) or len(columns) != 3 * len(asked):
-            raise PeerError(f"part {self.number} answered for other relations than it was asked for; see its version")
+        if answer.header.get("relations") != list(drawn) or len(columns) != 3 * len(drawn):
+            raise self._wrong("picks of other relations")
         found: list[Picks | None] = [None] * len(self.schema.relations)
-        for place, index in enumerate(asked):
+        for place, index in enumerate(drawn):
             picks = Picks(*columns[3 * place : 3 * place + 3])  # type: ignore[arg-type]
             frontier = frontiers[self.schema.destinations[index]]
             assert frontier is not None
             fits = picks.counts.shape == frontier.nodes.shape and picks.sources.shape == picks.edges.shape
             if not fits or any(column.dtype != torch.int64 for column in picks):
-                raise PeerError(f"part {self.number} answered with picks that do not fit the frontier")
+                raise self._wrong("picks that do not fit the frontier")
             found[index] = picks
         return found
 
@@ -104,7 +87,7 @@ class RemotePart:
                 columns.setdefault(key, WantedRows(want.ids, place, [])).wants.append(index)
         if not columns:
             return lambda: None
-        first, *others = _cut(list(columns.values()), self._max_ids)
+        first, *others = _split(list(columns.values()), self._max_ids)
         finish = self._begin_gather(first, wanted, outs)
 
         def finish_all() -> None:
@@ -119,23 +102,23 @@ class RemotePart:
     ) -> Callable[[], None]:
         """One request."""
         listed: list[list[object]] = []
-        asked: list[tuple[Tensor, Tensor]] = []  # places, and what is written at them
+        targets: list[tuple[Tensor, Tensor]] = []  # places, and what is written at them
         for number, column in enumerate(columns):
             for index in column.wants:
                 owner = wanted[index].owner
                 listed.append([owner if isinstance(owner, str) else list(owner), wanted[index].field, number])
-                asked.append((column.places, outs[index]))
+                targets.append((column.places, outs[index]))
         ids = [_chosen(column.ids, column.places) for column in columns]
         message = Message({**self._header("gather"), "wanted": listed}, ids)
-        return self._peers.begin(message, self.number, lambda incoming: self._place(incoming, asked))
+        return self._peers.begin(message, self.number, lambda incoming: self._place(incoming, targets))
 
-    def _place(self, incoming: Incoming, asked: Sequence[tuple[Tensor, Tensor]]) -> None:
-        expected = [(out.dtype, (places.numel(), *out.shape[1:])) for places, out in asked]
+    def _place(self, incoming: Incoming, targets: Sequence[tuple[Tensor, Tensor]]) -> None:
+        expected = [(out.dtype, (places.numel(), *out.shape[1:])) for places, out in targets]
         if [tuple(one) for one in incoming.described] != expected:
-            raise PeerError(f"part {self.number} answered with rows of another dtype or shape; see its version")
-        raw = [ops.byte_rows(out) for _, out in asked]
+            raise self._wrong("rows of another dtype or shape")
+        raw = [ops.byte_rows(out) for _, out in targets]
         for index, row, rows in incoming.pieces():
-            ops.scatter_rows(rows, asked[index][0][row : row + rows.shape[0]], raw[index])
+            ops.scatter_rows(rows, targets[index][0][row : row + rows.shape[0]], raw[index])
 
     def split(self, node_type: str, name: str) -> Tensor:
         """The part's own members of a split."""
@@ -148,15 +131,16 @@ class RemotePart:
         members = answer[0] if len(answer) == 1 else None
         first, end = held.first_nodes[index], held.first_nodes[index] + held.num_nodes[index]
         if not isinstance(members, Tensor) or members.dtype != torch.int64 or members.shape != (count,):
-            raise PeerError(f"part {self.number} answered with no {count} members of {name!r}; see its version")
+            raise self._wrong(f"other than {count} members of {name!r}")
         if int(members.min()) < first or int(members.max()) >= end:
-            raise PeerError(
-                f"part {self.number} answered with members of {name!r} that it does not hold; see its store"
-            )
+            raise self._wrong(f"members of {name!r} that it does not hold")
         return members
 
+    def _wrong(self, what: str) -> PeerError:
+        return PeerError(f"part {self.number} answered with {what}; use the same Hoploom on both sides")
 
-def _cut(columns: Sequence[WantedRows], most: int) -> list[list[WantedRows]]:
+
+def _split(columns: Sequence[WantedRows], most: int) -> list[list[WantedRows]]:
     """The columns of each request: no more than so many ids in one."""
     requests: list[list[WantedRows]] = [[]]
     left = most

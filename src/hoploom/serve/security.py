@@ -1,6 +1,5 @@
 """Who may listen, and who may ask: a bearer token, TLS, or both. All is checked when it is given.
 
-Whether a certificate counts now and belongs to its key is asked when it is given, not when the first peer calls.
 Secrets come from files alone: what stands on a command line is shown by `ps`. Neither `repr` nor an error shows one.
 Loopback needs nothing: whoever runs a process on this host is trusted, other users of it too.
 """
@@ -14,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,39 +27,44 @@ REMAKE = "`hoploom certs FOLDER --hosts ...` makes new ones for tests"
 PathLike = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class ServerSecurity:
+class _Secret:
+    """Its text says which fields are given, and nothing of what they are."""
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}=..." for name, value in vars(self).items() if value is not None)
+        return f"{type(self).__name__}({given})"
+
+
+@dataclass(frozen=True, repr=False)
+class ServerSecurity(_Secret):
     """What a server shows, and what it asks for; PEM texts."""
 
-    token: str | None = field(default=None, repr=False)
-    certificate: bytes | None = field(default=None, repr=False)
-    key: bytes | None = field(default=None, repr=False)
-    client_ca: bytes | None = field(default=None, repr=False)  # given: only who shows a certificate of this CA may ask
+    token: str | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+    client_ca: bytes | None = None  # given: only who shows a certificate of this CA may ask
 
     def __post_init__(self) -> None:
         _check_token(self.token, "token")
         _check_both(self.certificate, self.key)
         if self.client_ca is not None:
             check_certificates(self.client_ca, "client_ca")
-            if self.certificate is None:
+            if not self.tls:
                 raise ConfigError("client_ca is given without a certificate; give the server's --cert and --key too")
 
     @property
     def tls(self) -> bool:
         return self.certificate is not None
 
-    def __repr__(self) -> str:
-        return _shown(self)
 
-
-@dataclass(frozen=True)
-class ClientSecurity:
+@dataclass(frozen=True, repr=False)
+class ClientSecurity(_Secret):
     """What a client shows, and whom it trusts; PEM texts."""
 
-    token: str | None = field(default=None, repr=False)
-    ca: bytes | None = field(default=None, repr=False)  # given: TLS, with servers whose certificate is of this CA
-    certificate: bytes | None = field(default=None, repr=False)
-    key: bytes | None = field(default=None, repr=False)
+    token: str | None = None
+    ca: bytes | None = None  # given: TLS, with servers whose certificate is of this CA
+    certificate: bytes | None = None
+    key: bytes | None = None
 
     def __post_init__(self) -> None:
         _check_token(self.token, "token")
@@ -73,9 +77,6 @@ class ClientSecurity:
     @property
     def tls(self) -> bool:
         return self.ca is not None
-
-    def __repr__(self) -> str:
-        return _shown(self)
 
 
 def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecurity:
@@ -103,9 +104,7 @@ def read_server_security(
     client_ca: PathLike | None = None,
 ) -> ServerSecurity:
     """A server's token, certificate, key and client CA, from files that are checked."""
-    token = _read_token(token_file)
-    certificate, private = _read_pair(cert, key)
-    return ServerSecurity(token, certificate, private, read_ca(client_ca))
+    return ServerSecurity(_read_token(token_file), *_read_pair(cert, key), read_ca(client_ca))
 
 
 def read_client_security(
@@ -115,17 +114,14 @@ def read_client_security(
     key: PathLike | None = None,
 ) -> ClientSecurity:
     """A client's token, CA, certificate and key, from files that are checked."""
-    token = _read_token(token_file)
-    certificate, private = _read_pair(cert, key)
-    return ClientSecurity(token, read_ca(ca), certificate, private)
+    return ClientSecurity(_read_token(token_file), read_ca(ca), *_read_pair(cert, key))
 
 
 def _read_token(path: PathLike | None) -> str | None:
     if path is None:
         return None
     named = f"token file {os.fspath(path)}"
-    content = _read(path, named, secret=True)
-    token = content.strip(b" \t\r\n").decode("ascii", "replace")
+    token = _read(path, named, secret=True).strip(b" \t\r\n").decode("ascii", "replace")
     _check_token(token, named)
     return token
 
@@ -155,7 +151,7 @@ def read_ca(path: PathLike | None) -> bytes | None:
 def _read(path: PathLike, named: str, *, secret: bool = False) -> bytes:
     """The bytes of a small file; of a secret one only when it is kept secret."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             status = os.fstat(file.fileno())  # of what was opened, so that nothing can be put in its place
             _check_file(status, Path(path), named, secret=secret)
             content = file.read(MAX_FILE + 1)
@@ -171,7 +167,7 @@ def _read(path: PathLike, named: str, *, secret: bool = False) -> bytes:
     return content
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """Without waiting for the writer of a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
@@ -203,12 +199,6 @@ def _check_both(certificate: bytes | None, key: bytes | None) -> None:
         raise ConfigError("a certificate and its key go together; give both, or neither")
     if certificate is not None and key is not None:
         check_pair(certificate, key)
-
-
-def _shown(security: ServerSecurity | ClientSecurity) -> str:
-    """Which of them are given, and nothing of what they are."""
-    given = ", ".join(f"{name}=..." for name, value in vars(security).items() if value is not None)
-    return f"{type(security).__name__}({given})"
 
 
 # --- certificates and keys -----------------------------------------------------------------------

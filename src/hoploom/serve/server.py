@@ -1,7 +1,7 @@
 """The server: Arrow Flight around a Service. One thread a stream, which gRPC starts; no state between requests.
 
-A stop is graceful: what is under way is finished, what comes after is refused and told so. Streams of clients that
-are idle cannot be closed from here; the process ends under them, and they go to another server.
+A stop is graceful: what is under way is finished, what comes after is refused. Streams of idle clients cannot be closed
+from here: they break as the process ends, and the clients go to another server.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from hoploom.serve.wire import MalformedError, Message
 GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_STREAMS = 1024
 LOOK_UP = 1.0  # seconds after which a waiting main thread sees a signal that another thread has caught
+TICK = 0.05  # seconds between two looks whether requests are under way
 LAST_WORDS = 1.0  # seconds for Flight to shut down; streams of idle clients would hold it up for ever
 
 
@@ -65,50 +66,25 @@ class Server(Closing):
         return join_address(self.host, self.port)
 
     @property
-    def draining(self) -> bool:
-        return self._flight.draining.is_set()
-
-    @property
     def under_way(self) -> int:
-        return self._flight.under_way
+        """How many requests are being answered."""
+        return int(self._metrics.value("hoploom_requests_under_way"))
 
     def drain(self, grace: float = GRACE) -> bool:
         """Refuse what is new, wait for what is under way; whether all of it was finished."""
-        self._flight.draining.set()
         self._metrics.draining = True
-        return self._flight.idle.wait_for_none(grace)
+        end = time.monotonic() + grace
+        while self.under_way and time.monotonic() < end:
+            time.sleep(TICK)
+        return self.under_way == 0
 
     def close(self) -> None:
         """Stop listening. Requests under way are cut off; `drain` comes first where that matters."""
-        self._flight.draining.set()
+        self._metrics.draining = True
         closing = threading.Thread(target=self._flight.shutdown, daemon=True)
         closing.start()
         closing.join(LAST_WORDS)
         self._stalls.close()
-
-
-class _UnderWay:
-    """How many requests are being answered."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._changed = threading.Condition()
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self.count -= 1
-            self._changed.notify_all()
-
-    def wait_for_none(self, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        with self._changed:
-            while self.count and (left := end - time.monotonic()) > 0:
-                self._changed.wait(min(left, LOOK_UP))
-            return self.count == 0
 
 
 class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
@@ -116,14 +92,9 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
         self, service: Service, metrics: Metrics, arguments: dict[str, Any], stalls: StallWatch, max_request: int
     ) -> None:
         self._stalls, self._max_request = stalls, max_request
-        self.draining, self.idle = threading.Event(), _UnderWay()
         self._service, self._metrics = service, metrics
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
         super().__init__(**arguments)
-
-    @property
-    def under_way(self) -> int:
-        return self.idle.count
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """A conversation: requests are answered one after the other until the client leaves."""
@@ -150,7 +121,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
         except MalformedError as error:
             wire.write(conversation, refusal(ConfigError(f"a request is malformed: {error}")))
             raise flight.FlightServerError(f"a request is malformed: {error}") from error
-        with self.idle, self._metrics.request(str(request.header.get("ask"))) as count:
+        with self._metrics.request(str(request.header.get("ask"))) as count:
             count.received = sum(tensor.nbytes for tensor in request.tensors if isinstance(tensor, Tensor))
             with conversation.making():
                 answer = self._answer(request)
@@ -163,7 +134,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
                     answer.done()
 
     def _answer(self, request: Message) -> Message:
-        if self.draining.is_set():
+        if self._metrics.draining:
             return Message({"error": "draining", "message": "the server is stopping; ask another"})
         try:
             return self._service.answer(request)

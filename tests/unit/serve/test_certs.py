@@ -14,10 +14,12 @@ from cryptography import x509
 
 from hoploom import ConfigError
 from hoploom.cli.serving_certs import COMMANDS
-from hoploom.serve.certs import FILES, check_hosts, write_certificates
+from hoploom.serve.certs import check_hosts, write_certificates
 from hoploom.serve.security import check_pair
 
 HOSTS = ("host1", "node.example.org", "10.0.0.1", "fd00::1")
+
+FILES = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
 
 
 def mode(path: Path) -> int:
