@@ -16,8 +16,10 @@ import torch
 from support import TESTS, cluster_workers
 from support.cluster_workers import loader, told_of
 from support.graphs import random_graph, save_in_parts
-from support.launched import runs, until
-from support.servers import OneProcess, free_ports
+from support.launched import runs
+from support.ports import free_ports
+from support.servers import OneProcess
+from support.until import until
 
 import hoploom
 from hoploom import ConfigError, PeerError

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching, runs, until
+from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching, runs
+from support.until import until
 
 from hoploom.cli import main
 from hoploom.deploy.view import Failure, View, first_of, without_noise

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching, runs, until
-from support.sshd import Sshd, free_port, running_sshd
+from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching, runs
+from support.ports import free_ports
+from support.sshd import Sshd, running_sshd
+from support.until import until
 
 from hoploom.deploy import keeper
 from hoploom.deploy.supervise import BOOT
@@ -147,7 +149,7 @@ def test_a_host_that_is_not_known_is_named_with_the_way_out(client: Sshd, tmp_pa
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_the_way_out(client: Sshd, tmp_path: Path) -> None:
-    client.config.write_text(client.config.read_text().replace(f"Port {client.port}", f"Port {free_port()}"))
+    client.config.write_text(client.config.read_text().replace(f"Port {client.port}", f"Port {free_ports(1)[0]}"))
     assert "127.0.0.1 cannot be reached; see whether it is up, and whether `ssh -F " in refused(tmp_path, client)
 
 
@@ -181,6 +183,6 @@ def hoploom(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_torchrun_meets_over_ssh(tmp_path: Path, sshd: Sshd) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(config=sshd.config, folder=tmp_path))
     (tmp_path / "script.py").write_text("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
-    done = hoploom(tmp_path, "--master-port", str(free_port()))
+    done = hoploom(tmp_path, "--master-port", str(free_ports(1)[0]))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["127.0.0.1/trainers | 0 of 2", "localhost/trainers | 1 of 2"]

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from support import TESTS
-from support.fleets import save, wait_until
+from support.fleets import save
 from support.networks import WIRE, Host, hosts
 from support.servers import addresses_of, command_of, serving_by
+from support.until import until
 
 PORT = 7000  # of servers and of the meeting + 1, in namespaces of their own
 PARTS = [[0, 3], [1], [2]]
@@ -51,7 +52,7 @@ def _pull(host: Host, mode: str, folder: Path, trainers: Sequence[subprocess.Pop
             assert trainer.poll() is None, trainer.communicate(timeout=20)[1]
         return all((folder / f"{mode}.ready.{rank}").exists() for rank in range(len(trainers)))
 
-    wait_until(in_the_middle, ENDING)
+    until(in_the_middle, "the middle of training", ENDING)
     host.plug(into=False)
     (folder / f"{mode}.cut").touch()
     time.sleep(AWAY)  # the length of the outage is what is tested

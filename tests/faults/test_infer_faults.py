@@ -6,7 +6,6 @@ import io
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from support.infer_workers import (
     read,
 )
 from support.stores import left_in
+from support.until import until
 from torch import nn
 
 import hoploom
@@ -108,7 +108,7 @@ def test_what_stops_one_rank_stops_all_within_a_slice(failing: int, tmp_path: Pa
             calls[context.rank] += 1
             if context.rank == failing:
                 raise KeyboardInterrupt
-            wait_for(tmp_path, f".out.partial-*/failed-{failing}")
+            until(lambda: any(tmp_path.glob(f".out.partial-*/failed-{failing}")))
 
         infer(models[context.rank], store, tmp_path / "out", context, inference=EVERYTHING, progress=progress)
 
@@ -118,13 +118,6 @@ def test_what_stops_one_rank_stops_all_within_a_slice(failing: int, tmp_path: Pa
     told = str(raised[(failing + 1) % 3])
     assert told == f"rank {failing} failed computing layer 1: KeyboardInterrupt"
     assert left_in(tmp_path) == []
-
-
-def wait_for(folder: Path, pattern: str) -> None:
-    deadline = time.monotonic() + 30
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.005)
 
 
 def test_processes_write_together_and_fail_together(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from support import fault_workers
 from support.batches import assert_same_batches
-from support.fleets import CLIENT, MODES, PARTS, WORKER, connect, loader, save, wait_until, warm_up, within
+from support.fleets import CLIENT, MODES, PARTS, WORKER, connect, loader, save, warm_up, within
 from support.graphs import random_graph
 from support.proxy import Proxy
 from support.servers import Server, addresses_of, restart_dead, serving, serving_together
+from support.until import until
 
 import hoploom
 from hoploom import PeerError, Store
@@ -124,7 +125,7 @@ def test_a_line_that_is_cut_and_mended_changes_no_batch(
             mending.start()
 
         def mend() -> None:  # once somebody has been refused: all threads may wait for that one part
-            wait_until(lambda: any("does not listen" in peer.last_loss for peer in deployment.peers._peers))
+            until(lambda: any("does not listen" in peer.last_loss for peer in deployment.peers._peers))
             for proxy in proxies:
                 proxy.mend()
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from support.batch_servers import listening, request_of
 from support.batches import assert_same_batches
-from support.fleets import wait_until, within
+from support.fleets import within
 from support.graphs import random_graph, ring, save_in_parts
 from support.servers import OneProcess
+from support.until import until
 
 import hoploom
 from hoploom import PeerError
@@ -74,7 +75,7 @@ def test_a_client_that_stops_reading_does_not_keep_others_waiting(path: Path) ->
         request = request_of(store, NODES, NODES)
         for _ in range(3):
             _unread(server.address, request, stack)
-        wait_until(lambda: server.metrics.value("hoploom_held_bytes") > MEMORY / 2)  # so that another has no room
+        until(lambda: server.metrics.value("hoploom_held_bytes") > MEMORY / 2)  # so that another has no room
         again = list(hoploom.NeighborLoader(store, [1], everything, batch_size=NODES))
         assert_same_batches(batches, again)
 

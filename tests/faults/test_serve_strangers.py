@@ -21,9 +21,10 @@ import torch
 from support import TESTS
 from support.batch_servers import request_of
 from support.batches import assert_same, assert_same_batches
-from support.fleets import gauge, loader, wait_until, warm_up, within
+from support.fleets import gauge, loader, warm_up, within
 from support.graphs import random_graph
 from support.servers import Server, addresses_of, serving
+from support.until import until
 
 import hoploom
 from hoploom import Store
@@ -128,7 +129,7 @@ def _is_free(server: Server) -> bool:
 
 
 def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: list[Any]) -> None:
-    wait_until(lambda: _is_free(server))
+    until(lambda: _is_free(server))
     before = _anonymous(server)
     batch = _whole_batch(server, 18_000)  # with their neighbors nearly all rows
     with ExitStack() as stack:
@@ -136,11 +137,11 @@ def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: 
             slow = stack.enter_context(closing(Conversation(server)))
             wire.write(slow.writer, request)
             assert slow.said() == "no refusal"
-        wait_until(lambda: gauge(server, UNDER_WAY) == 5)
+        until(lambda: gauge(server, UNDER_WAY) == 5)
         assert ROWS < gauge(server, HELD) <= MEMORY
         _is_served(server, expected)
         assert _anonymous(server) - before < MEMORY + 80_000_000
-    wait_until(lambda: _is_free(server))
+    until(lambda: _is_free(server))
 
 
 def test_a_killed_client_leaves_nothing_on_the_server(server: Server) -> None:
@@ -153,7 +154,7 @@ def test_a_killed_client_leaves_nothing_on_the_server(server: Server) -> None:
             assert gauge(server, UNDER_WAY) >= 1
         finally:
             client.kill()
-    wait_until(lambda: _is_free(server))
+    until(lambda: _is_free(server))
 
 
 def test_a_client_that_leaves_without_a_word_ends_in_silence(server: Server) -> None:
@@ -161,7 +162,7 @@ def test_a_client_that_leaves_without_a_word_ends_in_silence(server: Server) -> 
     words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(TESTS)!r}); {script}", server.address]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    wait_until(lambda: _is_free(server))
+    until(lambda: _is_free(server))
 
 
 def test_clients_with_different_options_at_once_get_each_their_own(server: Server, path: Path) -> None:
@@ -264,7 +265,7 @@ def test_pieces_that_are_no_bytes_are_refused(
 def test_a_conversation_without_a_word_is_refused_and_the_server_goes_on(server: Server, expected: list[Any]) -> None:
     with _told(server, "a header of 0 bytes") as writer:
         writer.write_batch(pa.record_batch([pa.array([1], pa.uint8())], schema=wire.SCHEMA))
-    wait_until(lambda: _is_free(server))
+    until(lambda: _is_free(server))
     _is_served(server, expected)
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import hoploom
 from hoploom.deploy.keeper import descendants
 from hoploom.train import Context
+from support.until import until
 
 
 def loader(store: Any, rank: int, world_size: int, **options: Any) -> hoploom.NeighborLoader:
@@ -61,14 +60,6 @@ def linger_in_rank_one(context: Context, folder: str, path: str) -> None:
     """Rank 0 is done at once; rank 1 asks rank 0's server long after that."""
     store = context.open(path, serve=True)
     if context.rank == 1:
-        until_left(context)
+        until(lambda: context._peers._is_gone(0), "the goodbye of rank 0")  # type: ignore[union-attr]
         told = told_of(loader(store, 0, 1))
         Path(folder, "late.json").write_text(json.dumps(told))
-
-
-def until_left(context: Context) -> None:
-    """Wait until the other rank has said goodbye."""
-    deadline = time.monotonic() + 30
-    while not context._peers._is_gone(0):  # type: ignore[union-attr]
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)

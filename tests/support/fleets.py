@@ -3,7 +3,7 @@
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,14 +58,6 @@ def within(seconds: float) -> Iterator[None]:
     yield
     taken = time.monotonic() - begun
     assert taken < seconds, f"{taken:.1f} s"
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Look again and again, until it holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
 
 
 def gauge(server: Server, name: str) -> float:

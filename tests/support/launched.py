@@ -6,14 +6,14 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from support.launch_workers import launch
+from support.until import until
 
 WORKERS = Path(__file__).with_name("launch_workers.py")
 LIMIT = 60.0  # seconds that any of these launches may take
@@ -47,14 +47,6 @@ def launched(folder: Path, programs: Programs, **more: Any) -> tuple[int, str, s
     with redirect_stdout(out), redirect_stderr(err):
         code = launch({"ssh": None, "environment": {}, "programs": programs} | more, folder)
     return code, out.getvalue(), err.getvalue()
-
-
-def until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"{what} has not come about after {seconds} seconds"
-        time.sleep(0.02)
 
 
 def await_programs(folder: Path, *names: str) -> list[int]:

@@ -4,7 +4,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hoploom.serve.ready import Ready
+from support.ports import free_ports
 
 START_DEADLINE = 120.0  # seconds: importing torch on a busy machine
 STOP_DEADLINE = 60.0
@@ -160,18 +160,6 @@ def one_process() -> Iterator[OneProcess]:
             yield OneProcess(process)
         finally:
             process.kill()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def end(servers: Sequence[Server]) -> None:

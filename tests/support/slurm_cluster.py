@@ -18,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from support.ports import free_ports
+from support.until import until
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue")
 NUM_NODES = 3
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where daemons are, also for those who are not root
@@ -93,16 +96,16 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
     munged += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")]
     with ExitStack() as stack:
         stack.enter_context(daemon(munged, slurm, folder / "munged.out"))
-        until(lambda: (folder / "munge.sock").exists(), "munged does not start", folder)
+        until_or_skip(lambda: (folder / "munge.sock").exists(), "the start of munged", folder)
         stack.enter_context(daemon(["slurmctld", "-D"], slurm, folder / "slurmctld.out"))
         for number in range(1, NUM_NODES + 1):
             (folder / f"spool-127.0.0.{number}").mkdir()
             name = f"127.0.0.{number}"
             stack.enter_context(daemon(["slurmd", "-D", "-N", name], slurm, folder / f"{name}.out"))
         idle = "\n".join(["idle"] * NUM_NODES)
-        until(
+        until_or_skip(
             lambda: slurm.ask("sinfo", "--noheader", "--Node", "--format=%T").strip() == idle,
-            "no nodes are idle",
+            "the idleness of all nodes",
             folder,
         )
         stack.callback(end_all_jobs, slurm)
@@ -143,26 +146,10 @@ def end_all_jobs(slurm: Slurm) -> None:
         time.sleep(0.1)
 
 
-def until(reached: Callable[[], bool], otherwise: str, folder: Path) -> None:
-    """Poll; skip with what the daemons say if it does not come."""
-    deadline = time.monotonic() + START_DEADLINE
-    while not reached():
-        if time.monotonic() > deadline:
-            said = {path.name: path.read_text(errors="replace")[-500:] for path in folder.glob("*.[ol][ou][tg]")}
-            pytest.skip(f"Slurm cannot be started here: {otherwise} after {START_DEADLINE:g} seconds; {said}")
-        time.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now, one after the other: slurm.conf takes a range."""
-    for _ in range(100):
-        with socket.socket() as first, ExitStack() as stack:
-            first.bind(("127.0.0.1", 0))
-            base = first.getsockname()[1]
-            try:
-                for port in range(base + 1, base + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except (OSError, OverflowError):
-                continue
-            return list(range(base, base + count))
-    raise AssertionError("no free ports")
+def until_or_skip(reached: Callable[[], bool], what: str, folder: Path) -> None:
+    """Skip with what the daemons say if it does not come."""
+    try:
+        until(reached, what, START_DEADLINE)
+    except AssertionError as error:
+        said = {path.name: path.read_text(errors="replace")[-500:] for path in folder.glob("*.[ol][ou][tg]")}
+        pytest.skip(f"Slurm cannot be started here: {error}; {said}")

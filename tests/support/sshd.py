@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from getpass import getuser
 from pathlib import Path
 
 import pytest
+
+from support.ports import free_ports
 
 SSHD = "/usr/sbin/sshd"
 PRIVILEGES = Path("/run/sshd")  # sshd insists on it where root starts it
@@ -76,7 +77,7 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
     shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
     with suppress(OSError):
         PRIVILEGES.mkdir(mode=0o755, exist_ok=True)
-    port = free_port()
+    (port,) = free_ports(1)
     (folder / "sshd_config").write_text(SERVER.format(folder=folder))
     sshd = Sshd(folder, port)
     sshd.config.write_text(CLIENT.format(folder=folder, port=port))
@@ -93,12 +94,6 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
 def make_key(path: Path) -> None:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", getuser(), "-f", str(path)]
     subprocess.run(command, check=True, capture_output=True, timeout=30)
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
 
 def _wait_for(server: "subprocess.Popen[bytes]", sshd: Sshd) -> None:

@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import TESTS, train_workers
+from support.until import until
 
 from hoploom import ConfigError, PeerError, StoreError, TrainError
 from hoploom.ranks.context import Context
@@ -114,13 +113,6 @@ def train(context, folder):
 if __name__ == "__main__":
     hoploom.spawn(train, 2, sys.argv[1:])
 """
-
-
-def until(what: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)
 
 
 def is_running(pid: int) -> bool:

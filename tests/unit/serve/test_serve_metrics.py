@@ -5,12 +5,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 from support import ROOT
 from support.certificates import TOKEN, certificates, mutual_server, server_pair
+from support.until import until
 
 from hoploom import ConfigError
 from hoploom.serve.metrics import BUCKETS, KINDS, OTHER, Metrics, MetricsEndpoint
@@ -293,14 +294,6 @@ def test_junk_and_large_requests_are_ended_and_it_goes_on(served: MetricsEndpoin
         except ConnectionError:  # it has hung up on what was still being sent
             continue
     assert get(served, "/metrics").status == 200
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Poll until it holds."""
-    end = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def dripped(connection: socket.socket) -> float:
