@@ -13,7 +13,8 @@ from support.launched import assert_nothing_is_left, await_programs, interrupt, 
 from support.until import until
 
 from hoploom.cli import main
-from hoploom.deploy.view import Failure, View, first_of, without_noise
+from hoploom.deploy.launch import View, first_of, without_noise
+from hoploom.deploy.supervise import Failure
 
 FOREVER = "sleep:100"
 SERVER = ["note:SIGTERM", "serve:127.0.0.1:7700", FOREVER]

@@ -5,9 +5,8 @@ left for them to check; on this host it is checked here, before anything starts.
 """
 
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -203,9 +202,6 @@ def _check(document: Document, cluster: Cluster) -> None:
         _check_store(document, cluster)
         _check_parts(document, cluster)
         _check_listening(document, cluster)
-    if cluster.executor == "local":
-        for host in cluster.hosts:
-            _check_here(document, host)
 
 
 def number_of_parts(cluster: Cluster) -> int | None:
@@ -222,23 +218,23 @@ def _name(host: Host, key: str) -> str:
 
 
 def _check_addresses(document: Document, cluster: Cluster) -> None:
-    unnamed = [host for host in cluster.hosts if not host.address]
-    if unnamed and cluster.executor in ("local", "ssh"):
-        way_out = 'give their names, e.g. hosts = ["gpu1", "gpu2"]'
-        message = (
-            f"hosts is {len(cluster.hosts)}, but executor {cluster.executor} has to know which they are; {way_out}"
-        )
-        raise document.problem(HOSTS, message)
+    for host in cluster.hosts:
+        if not host.address and cluster.executor in ("local", "ssh"):
+            message = f"hosts is {len(cluster.hosts)}, but executor {cluster.executor} has to know which they are"
+            raise document.problem(HOSTS, f'{message}; give their names, e.g. hosts = ["gpu1", "gpu2"]')
+        if cluster.executor == "local" and not is_loopback(host.address):
+            message = f"executor is local, but {host.name} has the address {host.address}, which others reach, too"
+            raise document.problem(HOSTS, f'{message}; give address = "127.0.0.1", or take executor ssh')
 
 
 def _check_roles(document: Document, cluster: Cluster) -> None:
     serving = [host.name for host in cluster.servers]
     if not cluster.trainers:
         raise document.problem(HOSTS, "no host trains: processes is 0 on all of them; give at least one host some")
+    if cluster.mode == "none" or (cluster.mode == "worker" and cluster.executor == "kubernetes"):
+        _check_no_server_keys(document, cluster)
     if cluster.mode == "none":
-        return _check_nothing_is_served(document, cluster)
-    if cluster.mode == "worker" and cluster.executor == "kubernetes":
-        _check_pods_serve(document, cluster)
+        return
     for host in cluster.hosts:
         if host.parts and not host.serves:
             raise document.problem(
@@ -255,25 +251,20 @@ def _check_roles(document: Document, cluster: Cluster) -> None:
         raise document.problem("mode", f'mode is "server-client", but no host serves; {way_out}')
 
 
-def _check_nothing_is_served(document: Document, cluster: Cluster) -> None:
-    names = ["store"] if cluster.store is not None else []
-    for name in [*names, *_of_servers(document, cluster, ("serves", "parts", "port"))]:
-        way_out = "leave it out, or give a store and another mode"
-        raise document.problem(name, f'{name} has no effect in mode "none", where no server is started; {way_out}')
-
-
-def _check_pods_serve(document: Document, cluster: Cluster) -> None:
-    """The first trainer of each pod starts a server, which no key of this file reaches."""
-    for name in _of_servers(document, cluster, ("parts", "port")):
-        message = f'{name} has no effect on Kubernetes in mode "worker", where trainers start the servers beside them'
-        raise document.problem(name, f'{message}; leave it out, or take mode = "server-client"')
-
-
-def _of_servers(document: Document, cluster: Cluster, keys: Sequence[str]) -> Iterator[str]:
-    """The keys that are set and about servers: these of hosts, and all of their section."""
-    names = ((_name(host, key), getattr(host, key)) for host in cluster.hosts for key in keys)
-    yield from (name for name, value in names if value and name in document.where)
-    yield from (name for name in document.where if name.startswith("server."))
+def _check_no_server_keys(document: Document, cluster: Cluster) -> None:
+    """Where no server is started from this file: mode "none", or pods whose first trainer starts one."""
+    in_pods = cluster.mode == "worker"
+    where = (
+        'on Kubernetes in mode "worker", where trainers start the servers'
+        if in_pods
+        else 'in mode "none", where no server is started'
+    )
+    keys = ("parts", "port") if in_pods else ("serves", "parts", "port")
+    names = [_name(host, key) for host in cluster.hosts for key in keys if getattr(host, key)]
+    names += [] if in_pods else ["store"]
+    for name in document.where:
+        if name in names or name.startswith("server."):
+            raise document.problem(name, f"{name} has no effect {where}; leave it out, or take another mode")
 
 
 def _check_restarts(document: Document, cluster: Cluster) -> None:
@@ -355,21 +346,3 @@ def _check_listening(document: Document, cluster: Cluster) -> None:
             raise document.problem(
                 "security", f"{message}; give token_file in [security], or let `hoploom certs` make some"
             )
-
-
-def _check_here(document: Document, host: Host) -> None:
-    if not is_loopback(host.address):
-        message = f"executor is local, but {host.name} has the address {host.address}, which others reach, too"
-        raise document.problem(HOSTS, f'{message}; give address = "127.0.0.1", or take executor ssh')
-    if not os.path.isdir(host.folder):
-        way_out = "make it first, or give another"
-        raise _about(document, host, "folder", f"folder is {host.folder}, which is no directory; {way_out}")
-    if shutil.which(host.python) is None:
-        way_out = "give the path of one with hoploom installed"
-        raise _about(document, host, "python", f"python is {host.python}, which is no program; {way_out}")
-
-
-def _about(document: Document, host: Host, key: str, message: str) -> ConfigError:
-    """Where the host's own key is, else the one of all hosts."""
-    own = _name(host, key)
-    return document.problem(own if own in document.where else key, message)

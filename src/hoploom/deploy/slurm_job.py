@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from hoploom.deploy.view import ERROR, tells_of_another
+from hoploom.deploy.launch import ERROR
+from hoploom.deploy.supervise import tells_of_another
 from hoploom.errors import ConfigError, TrainError
 from hoploom.ranks.stopping import put_back
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hoploom.deploy.cluster_file import Process, SshOptions
-from hoploom.deploy.supervise import BOOT, by_hand
-from hoploom.deploy.view import LOST_CONNECTION, Failure, ending
+from hoploom.deploy.supervise import BOOT, LOST_CONNECTION, Failure, by_hand, ending
 
 SILENCE = 120.0  # seconds after which a keeper that hears nothing takes the connection for lost
 STARTING = 60.0  # seconds for a remote shell and Python

@@ -14,16 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, Protocol
 
 from hoploom.deploy import keeper
 from hoploom.deploy.cluster_file import Process
 from hoploom.deploy.programs import without_logs
-from hoploom.deploy.view import Failure
 from hoploom.errors import ConfigError
 from hoploom.serve.ready import Ready
 
+LOST_CONNECTION = 255  # ssh's exit code for its own troubles
+CONSEQUENCES = ("PeerError", "no sign of life came from", "hoploom: interrupted")  # another one failed first
 LONGEST_LINE = 65536  # bytes; a longer one is shown in pieces
 MOST_JOB = 60_000  # bytes: what a pipe takes before anybody reads it
 LAST_LINES = 5.0  # seconds for readers to come to the end once the process is gone
@@ -32,6 +34,38 @@ AFTER_KILL = 15.0  # seconds until everything is gone
 # Runs what the first line of stdin holds. -I: a json.py in the working directory is none of its business.
 BOOT = ("-I", "-c", 'import json;exec(json.loads(open(0,"rb",0,closefd=False).readline()))')
 SignalName = Literal["INT", "TERM", "KILL"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A process that failed."""
+
+    label: str
+    message: str
+    tail: tuple[str, ...] = ()  # the last lines of its stderr
+    code: int = 1
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only tells of another one's end."""
+        return tells_of_another(self.tail)
+
+
+def tells_of_another(lines: Iterable[str]) -> bool:
+    """Whether another process failed first."""
+    return any(word in line for line in lines for word in CONSEQUENCES)
+
+
+def ending(code: int) -> str:
+    """How a process ended."""
+    number = code - 128 if code > 128 else -code
+    if number in set(signal.Signals):
+        name = signal.Signals(number).name
+        hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+    if code == LOST_CONNECTION:
+        return f"ended with exit code {code}, or the connection to its host broke; its last lines say which"
+    return f"ended with exit code {code}" if code else "ended early, though with exit code 0"
 
 
 class Executor(Protocol):
