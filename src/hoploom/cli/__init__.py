@@ -26,10 +26,10 @@ COMMANDS = {
     "generate": ("stores", "write a synthetic graph of any size"),
     "info": ("stores", "show what a store holds"),
     "check": ("stores", "read every byte of a store and name what is damaged"),
-    "init": ("starting", "write a commented run.toml or graph.toml to start from"),
+    "init": ("training", "write a commented run.toml or graph.toml to start from"),
     "train": ("training", "train as a run.toml describes"),
     "serve": ("serving", "serve parts of a store to other processes"),
-    "certs": ("serving_certs", "make a test CA and certificates for servers and clients"),
+    "certs": ("serving", "make a test CA and certificates for servers and clients"),
     "launch": ("launching", "start servers and trainers on one or many hosts"),
     "plan": ("scaling", "work out what a graph of some size takes on some hosts"),
     "bench": ("scaling", "measure what plan reckons with on this machine"),
@@ -43,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _for_good() if argv is None else nullcontext():  # without words of its caller this process is ours
         parser = _parser(words[0] if words else "")
     _check_command(parser, words)
+    end = words.index("--") if "--" in words and words[0] == "launch" else len(words)
     try:
-        arguments = parser.parse_args(_joined(words))
+        arguments = parser.parse_args(_joined(words[:end]), argparse.Namespace(behind=words[end + 1 :]))
         command: Command = arguments.command
         code = command.run(arguments)
         sys.stdout.flush()

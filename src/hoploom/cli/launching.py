@@ -12,21 +12,11 @@ from hoploom.deploy.programs import processes, script_words
 from hoploom.deploy.resolve import Overrides, read_cluster
 from hoploom.errors import ConfigError
 
-USAGE = "hoploom launch [options] CLUSTER -- train run.toml"
-
 
 def _launch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGE
-    _add_options(parser)
-    parser.add_argument(
-        "words",
-        nargs=argparse.REMAINDER,
-        metavar="CLUSTER -- COMMAND",
-        help="cluster.toml or .yaml, GLT's too; behind --: train run.toml, or your own script.py and its arguments",
-    )
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "hoploom launch [options] CLUSTER -- train run.toml"
+    parser.epilog = "Behind -- stands train run.toml, or your own script.py and its arguments."
+    parser.add_argument("file", type=Path, metavar="CLUSTER", help="cluster.toml or .yaml, GLT's too")
     parser.add_argument("--dry-run", action="store_true", help="print every command, and start nothing")
     parser.add_argument("--executor", choices=EXECUTORS, help="who starts it, whatever the file says")
     parser.add_argument("--master-addr", "--master_addr", metavar="HOST", help="where torchrun's processes meet")
@@ -34,12 +24,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _launch(arguments: Arguments) -> int:
-    file, command = _split(arguments)
+    command: list[str] = arguments.behind
     script_words(command)  # before a file is read
     port = arguments.master_port
     if port is not None and not 0 < port < 65536:
         raise ConfigError(f"--master-port is {port}; give a port from 1 to 65535")
-    cluster = read_cluster(file, Overrides(arguments.executor, arguments.master_addr, port))
+    cluster = read_cluster(arguments.file, Overrides(arguments.executor, arguments.master_addr, port))
     if cluster.executor == "kubernetes":
         with needs("cluster"):
             from hoploom.deploy.kubernetes import manifests
@@ -53,19 +43,6 @@ def _launch(arguments: Arguments) -> int:
 
         return slurm_job.run(slurm.script(cluster, command))
     return run(cluster, command)
-
-
-def _split(arguments: Arguments) -> tuple[Path, list[str]]:
-    """The file, and what stands behind --. argparse stops at the file, so options behind it are read here."""
-    words: list[str] = arguments.words
-    if "--" not in words:
-        raise ConfigError(f"there is no -- with a command behind it; write {USAGE}")
-    at = words.index("--")
-    rest = argparse.ArgumentParser("hoploom launch", usage=USAGE)
-    _add_options(rest)
-    rest.add_argument("file", type=Path)
-    rest.parse_args(words[:at], namespace=arguments)
-    return arguments.file, words[at + 1 :]
 
 
 def _dry_run(cluster: Cluster, command: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--parts", read_positive, default="1", metavar="N", help=text)
     parser.add_argument("--drop-dangling", action="store_true", help="leave out edges of unknown nodes, and count them")
     parser.add_argument(
-        "--engine", default="duckdb", metavar="NAME", help="what joins the tables: duckdb (default) or spark"
+        "--engine", default="duckdb", metavar="NAME", help="joins the tables: duckdb (default) or spark"
     )
     parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
     add_option(parser, "--threads", read_positive, metavar="N", help="threads of the engine (default: all cores)")

@@ -9,7 +9,7 @@ In worker mode there is no StatefulSet: the trainers' first process in each pod 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from shlex import join
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from hoploom.deploy.cluster_file import Cluster, Host, KubernetesOptions, Security
+from hoploom.deploy.cluster_file import Cluster, Host, Security
 from hoploom.deploy.programs import script_words, server_command, trainer_environment
 from hoploom.errors import ConfigError
 
@@ -27,7 +27,7 @@ TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 METRICS_PORT = 9400  # where none is given: probes need one
 GRACE = 60  # seconds for a server to finish what is in flight
 PROBE = {"periodSeconds": 5, "timeoutSeconds": 5}
-STARTING = 120  # probes until a server must serve: a large store is checked and mapped first
+FAILURES = {"startupProbe": 120, "readinessProbe": 2, "livenessProbe": 12}  # a large store is checked and mapped first
 GPU = "nvidia.com/gpu"
 PLAIN = re.compile(r"(?![yn]$)[a-z/][a-z0-9_./-]*", re.IGNORECASE)  # kubectl takes y and 1e-3 for no texts, PyYAML does
 LONGEST_LINE = 10**6  # characters: no text is folded
@@ -52,10 +52,9 @@ def manifests(cluster: Cluster, command: Sequence[str]) -> str:
     """All objects of a launch, as YAML."""
     _check(cluster)
     inside = _inside(cluster)
-    script = script_words(command)
     servers = [_service(inside), _stateful_set(inside)] if inside.servers else []
-    runtime = _training_runtime(inside)
-    return _opening(cluster) + as_yaml([*servers, runtime, _train_job(inside, script)])
+    trainers = [_training_runtime(inside), _train_job(inside, script_words(command))]
+    return _opening(cluster) + as_yaml([*servers, *trainers])
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
@@ -80,15 +79,40 @@ def as_yaml(values: Sequence[Manifest]) -> str:
 
 def _opening(cluster: Cluster) -> str:
     lines = [f"# Written by `hoploom launch {cluster.file}`; kubectl apply -f takes it."]
-    options, files = cluster.kubernetes, sorted(_files(cluster.security))
-    if options.secret is not None and files:
+    options, files = cluster.kubernetes, _files(cluster.security)
+    if files:
         keys = " ".join(f"--from-file={PurePosixPath(path).name}" for path in files)
         lines.append(f"# The Secret: kubectl create secret generic {options.secret} -n {options.namespace} {keys}")
-    if _in_pods_of_trainers(cluster):
+    if cluster.mode == "worker":
         lines.append(
             "# Mode worker: each pod's first trainer starts a server of its parts; the command names the store."
         )
     return "".join(f"{line}\n" for line in lines)
+
+
+def _inside(cluster: Cluster) -> Cluster:
+    """The same cluster with the addresses that pods have; pods see only the devices that they are given."""
+    options, name = cluster.kubernetes, _set_name(cluster)
+    ordinals = {host.name: i for i, host in enumerate(cluster.servers)}
+    in_pods_of_trainers = cluster.mode == "worker"
+    hosts = tuple(
+        replace(
+            host,
+            address=f"{name}-{ordinals.get(host.name, 0)}.{name}.{options.namespace}.svc",
+            devices=None,
+            port=cluster.server.port,
+            serves=host.serves and not in_pods_of_trainers,
+        )
+        for host in cluster.hosts
+    )
+    gpus = len(cluster.trainers[0].devices or ()) if options.gpus is None else options.gpus
+    return replace(
+        cluster,
+        hosts=hosts,
+        mode="none" if in_pods_of_trainers else cluster.mode,
+        server=replace(cluster.server, metrics_port=cluster.server.metrics_port or METRICS_PORT),
+        kubernetes=replace(options, gpus=gpus),
+    )
 
 
 # --- servers -------------------------------------------------------------------------------------
@@ -96,23 +120,21 @@ def _opening(cluster: Cluster) -> str:
 
 def _service(cluster: Cluster) -> Manifest:
     """Gives each server a name of its own, also before it serves: servers look for each other at their start."""
-    ports = [{"name": "flight", "port": cluster.servers[0].port}, {"name": "metrics", "port": _metrics_port(cluster)}]
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": _labels(cluster, "server"),
-        "ports": ports,
+        "ports": [{"name": name, "port": port} for name, port in _ports(cluster).items()],
     }
-    return {"apiVersion": "v1", "kind": "Service", **_metadata(cluster, _set_name(cluster), "server"), "spec": spec}
+    return _object(cluster, "v1", "Service", _set_name(cluster), spec)
 
 
 def _stateful_set(cluster: Cluster) -> Manifest:
-    options = cluster.kubernetes
     pod = {
-        **_pod(options),
+        **_pod(cluster),
         "terminationGracePeriodSeconds": GRACE + 10,
         "containers": [_server(cluster)],
-        "volumes": _volumes(options),
+        "volumes": _volumes(cluster),
     }
     spec = {
         "serviceName": _set_name(cluster),
@@ -121,46 +143,41 @@ def _stateful_set(cluster: Cluster) -> Manifest:
         "selector": {"matchLabels": _labels(cluster, "server")},
         "template": {"metadata": {"labels": _labels(cluster, "server")}, "spec": pod},
     }
-    named = _metadata(cluster, _set_name(cluster), "server")
-    return {"apiVersion": "apps/v1", "kind": "StatefulSet", **named, "spec": spec}
+    return _object(cluster, "apps/v1", "StatefulSet", _set_name(cluster), spec)
 
 
 def _server(cluster: Cluster) -> Manifest:
-    options, first = cluster.kubernetes, cluster.servers[0]
+    """Pods are numbered, and so are the servers in the file; a pod's name ends with its number."""
     health = {"path": "/health", "port": "metrics", "scheme": "HTTPS" if cluster.security.cert else "HTTP"}
-    probe = {"httpGet": health, **PROBE}
     pod_name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    ports = [
-        {"name": "flight", "containerPort": first.port},
-        {"name": "metrics", "containerPort": _metrics_port(cluster)},
-    ]
+    words = [_literal(join(_server_words(cluster, host))) for host in cluster.servers]
+    by_number = ["case ${POD_NAME##*-} in", *(f"{i}) exec {line} ;;" for i, line in enumerate(words)), "esac"]
     return {
         "name": "server",
-        "image": options.image,
-        "command": ["sh", "-c", _by_ordinal(cluster)],
-        "env": [pod_name, *_environment({"PYTHONUNBUFFERED": "1", **first.environment})],
-        "ports": ports,
-        "startupProbe": {**probe, "failureThreshold": STARTING},
-        "readinessProbe": {**probe, "failureThreshold": 2},
-        "livenessProbe": {**probe, "failureThreshold": 12},
-        **_resources(options, 0),
-        "volumeMounts": _mounts(options, read_only=True),
+        "image": cluster.kubernetes.image,
+        "command": ["sh", "-c", "\n".join(by_number)],
+        "env": [pod_name, *_environment({"PYTHONUNBUFFERED": "1", **cluster.servers[0].environment})],
+        "ports": [{"name": name, "containerPort": port} for name, port in _ports(cluster).items()],
+        **{name: {"httpGet": health, **PROBE, "failureThreshold": most} for name, most in FAILURES.items()},
+        **_resources(cluster, 0, "resources"),
+        "volumeMounts": _mounts(cluster, read_only=True),
     }
-
-
-def _by_ordinal(cluster: Cluster) -> str:
-    """Pods are numbered, and so are the servers in the file; a pod's name ends with its number."""
-    branches = [
-        f"{i}) exec {_literal(join(_server_words(cluster, host)))} ;;" for i, host in enumerate(cluster.servers)
-    ]
-    return "\n".join(["case ${POD_NAME##*-} in", *branches, "esac"])
 
 
 def _server_words(cluster: Cluster, host: Host) -> Sequence[str]:
     """It listens on all of the pod's addresses: its name may not be known yet when it starts."""
-    listen, metrics = f"0.0.0.0:{host.port}", f"0.0.0.0:{_metrics_port(cluster)}"
+    listen, metrics = (f"0.0.0.0:{port}" for port in _ports(cluster).values())
     command = replace(server_command(cluster, host), listen=listen, metrics=metrics, grace=GRACE)
     return command.words(host.python)
+
+
+def _set_name(cluster: Cluster) -> str:
+    """Not the TrainJob's: that is the name of the Service of its own pods."""
+    return f"{cluster.kubernetes.name}-server"
+
+
+def _ports(cluster: Cluster) -> dict[str, int]:
+    return {"flight": cluster.server.port, "metrics": cluster.server.metrics_port or METRICS_PORT}
 
 
 # --- trainers ------------------------------------------------------------------------------------
@@ -173,15 +190,15 @@ def _training_runtime(cluster: Cluster) -> Manifest:
         "name": "node",
         "image": options.image,
         **({} if host.folder == "/" else {"workingDir": host.folder}),
-        "volumeMounts": [*_mounts(options, read_only=False), {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [*_mounts(cluster, read_only=False), {"name": "shm", "mountPath": "/dev/shm"}],
     }
     shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}  # NCCL's; containers have 64 MB by default
     pod = {
-        **_pod(options),
+        **_pod(cluster),
         "restartPolicy": "Never",
         **({"initContainers": [_wait_for_servers(cluster)]} if cluster.servers else {}),
         "containers": [container],
-        "volumes": [*_volumes(options), shm],
+        "volumes": [*_volumes(cluster), shm],
     }
     job = {"backoffLimit": 0, "template": {"spec": pod}}
     trainer = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}, "spec": job}
@@ -189,9 +206,9 @@ def _training_runtime(cluster: Cluster) -> Manifest:
         "mlPolicy": {"numNodes": len(cluster.trainers), "torch": {}},
         "template": {"spec": {"replicatedJobs": [{"name": "node", "template": trainer}]}},
     }
-    named = _metadata(cluster, options.name, "trainer")
-    named["metadata"]["labels"]["trainer.kubeflow.org/framework"] = "torch"
-    return {"apiVersion": TRAINER_API, "kind": "TrainingRuntime", **named, "spec": spec}
+    runtime = _object(cluster, TRAINER_API, "TrainingRuntime", options.name, spec)
+    runtime["metadata"]["labels"]["trainer.kubeflow.org/framework"] = "torch"
+    return runtime
 
 
 def _wait_for_servers(cluster: Cluster) -> Manifest:
@@ -214,83 +231,43 @@ def _train_job(cluster: Cluster, script: Sequence[str]) -> Manifest:
         "env": _environment(trainer_environment(cluster, host)),
         "numNodes": len(cluster.trainers),
         "numProcPerNode": host.processes,
-        **_resources(options, options.gpus or 0, "resourcesPerNode"),
+        **_resources(cluster, options.gpus or 0, "resourcesPerNode"),
     }
     runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": options.name}
-    spec = {"runtimeRef": runtime, "trainer": trainer}
-    return {"apiVersion": TRAINER_API, "kind": "TrainJob", **_metadata(cluster, options.name, "trainer"), "spec": spec}
+    return _object(cluster, TRAINER_API, "TrainJob", options.name, {"runtimeRef": runtime, "trainer": trainer})
 
 
 # --- what both have ------------------------------------------------------------------------------
 
 
-def _inside(cluster: Cluster) -> Cluster:
-    """The same cluster with the addresses that pods have; pods see only the devices that they are given."""
-    options, name = cluster.kubernetes, _set_name(cluster)
-    ordinals = {host.name: i for i, host in enumerate(cluster.servers)}
-    serve = not _in_pods_of_trainers(cluster)
-    hosts = tuple(
-        replace(
-            host,
-            address=f"{name}-{ordinals.get(host.name, 0)}.{name}.{options.namespace}.svc",
-            devices=None,
-            port=cluster.server.port,
-            serves=host.serves and serve,
-        )
-        for host in cluster.hosts
-    )
-    gpus = len(cluster.trainers[0].devices or ()) if options.gpus is None else options.gpus
-    return replace(
-        cluster,
-        hosts=hosts,
-        mode=cluster.mode if serve else "none",
-        server=replace(cluster.server, metrics_port=_metrics_port(cluster)),
-        kubernetes=replace(options, gpus=gpus),
-    )
-
-
-def _in_pods_of_trainers(cluster: Cluster) -> bool:
-    return cluster.mode == "worker"
-
-
-def _set_name(cluster: Cluster) -> str:
-    """Not the TrainJob's: that is the name of the Service of its own pods."""
-    return f"{cluster.kubernetes.name}-server"
-
-
-def _metrics_port(cluster: Cluster) -> int:
-    return cluster.server.metrics_port or METRICS_PORT
-
-
-def _metadata(cluster: Cluster, name: str, component: str) -> Manifest:
-    labels = _labels(cluster, component)
-    return {"metadata": {"name": name, "namespace": cluster.kubernetes.namespace, "labels": labels}}
+def _object(cluster: Cluster, api: str, kind: str, name: str, spec: Manifest) -> Manifest:
+    labels = _labels(cluster, "server" if name == _set_name(cluster) else "trainer")
+    metadata = {"name": name, "namespace": cluster.kubernetes.namespace, "labels": labels}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _labels(cluster: Cluster, component: str) -> dict[str, str]:
-    return {
-        "app.kubernetes.io/name": "hoploom",
-        "app.kubernetes.io/instance": cluster.kubernetes.name,
-        "app.kubernetes.io/component": component,
-    }
+    labels = {"name": "hoploom", "instance": cluster.kubernetes.name, "component": component}
+    return {f"app.kubernetes.io/{name}": value for name, value in labels.items()}
 
 
-def _pod(options: KubernetesOptions) -> Manifest:
-    pod: Manifest = {}
-    if options.service_account is not None:
-        pod["serviceAccountName"] = options.service_account
-    if options.pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
-    if options.user is not None:
-        pod["securityContext"] = {"runAsUser": options.user, "fsGroup": options.user}
-    return pod
+def _pod(cluster: Cluster) -> Manifest:
+    options = cluster.kubernetes
+    user = {} if options.user is None else {"runAsUser": options.user, "fsGroup": options.user}
+    return _given(
+        {
+            "serviceAccountName": options.service_account,
+            "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
+            "securityContext": user,
+        }
+    )
 
 
-def _resources(options: KubernetesOptions, gpus: int, name: str = "resources") -> Manifest:
+def _resources(cluster: Cluster, gpus: int, name: str) -> Manifest:
+    options = cluster.kubernetes
     requests = {"cpu": options.cpu, "memory": options.memory}
     limits = {"memory": options.memory, GPU: str(gpus) if gpus else None}
-    given = {"requests": _given(requests), "limits": _given(limits)}
-    return {name: _given(given)} if any(given.values()) else {}
+    return _given({name: _given({"requests": _given(requests), "limits": _given(limits)})})
 
 
 def _given(values: Mapping[str, Any]) -> Manifest:
@@ -306,69 +283,60 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _volumes(options: KubernetesOptions) -> list[Manifest]:
+def _volumes(cluster: Cluster) -> list[Manifest]:
     """Secrets are files that only root reads; pods that another user runs read them as that user's group."""
-    volumes: list[Manifest] = []
+    options = cluster.kubernetes
     mode = 0o400 if options.user is None else 0o440
-    if options.claim is not None:
-        volumes.append({"name": "store", "persistentVolumeClaim": {"claimName": options.claim}})
-    if options.secret is not None:
-        volumes.append({"name": "secret", "secret": {"secretName": options.secret, "defaultMode": mode}})
-    return volumes
+    store = {"name": "store", "persistentVolumeClaim": {"claimName": options.claim}}
+    secret = {"name": "secret", "secret": {"secretName": options.secret, "defaultMode": mode}}
+    return [store] * (options.claim is not None) + [secret] * (options.secret is not None)
 
 
-def _mounts(options: KubernetesOptions, *, read_only: bool) -> list[Manifest]:
-    mounts: list[Manifest] = []
-    if options.claim is not None:
-        mounts.append({"name": "store", "mountPath": options.mount, **({"readOnly": True} if read_only else {})})
-    if options.secret is not None:
-        mounts.append({"name": "secret", "mountPath": options.secret_mount, "readOnly": True})
-    return mounts
+def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
+    options = cluster.kubernetes
+    store = {"name": "store", "mountPath": options.mount, **({"readOnly": True} if read_only else {})}
+    secret = {"name": "secret", "mountPath": options.secret_mount, "readOnly": True}
+    return [store] * (options.claim is not None) + [secret] * (options.secret is not None)
 
 
 # --- what only Kubernetes needs ------------------------------------------------------------------
 
 
 def _check(cluster: Cluster) -> None:
-    options, file = cluster.kubernetes, cluster.file
+    """Raise the first thing that pods cannot have."""
+    options = cluster.kubernetes
+    mistakes = []
     if not options.name[0].isalpha():
-        raise ConfigError(f"{file}: kubernetes.name is {options.name}; let it begin with a letter")
+        mistakes.append(f"kubernetes.name is {options.name}; let it begin with a letter")
     if options.image is None:
-        raise ConfigError(f"{file}: kubernetes.image is not set; give the image that holds Python and hoploom")
+        mistakes.append("kubernetes.image is not set; give the image that holds Python and hoploom")
     if cluster.store is not None and options.claim is None:
-        raise ConfigError(
-            f"{file}: kubernetes.claim is not set, so pods do not see {cluster.store}; name the PersistentVolumeClaim "
-            "that holds the store"
-        )
-    if cluster.store is not None and not _is_below(cluster.store, options.mount):
-        raise ConfigError(
-            f"{file}: store is {cluster.store}, but pods see the claim below {options.mount}; give the store's path "
-            "there, or another kubernetes.mount"
-        )
-    for path in sorted(_files(cluster.security)):
+        what = f"kubernetes.claim is not set, so pods do not see {cluster.store}"
+        mistakes.append(f"{what}; name the PersistentVolumeClaim that holds the store")
+    if cluster.store is not None and PurePosixPath(options.mount) not in PurePosixPath(cluster.store).parents:
+        what = f"store is {cluster.store}, but pods see the claim below {options.mount}"
+        mistakes.append(f"{what}; give the store's path there, or another kubernetes.mount")
+    for path in _files(cluster.security):
         if options.secret is None:
-            raise ConfigError(f"{file}: kubernetes.secret is not set; name the Secret that holds {path}")
-        if str(PurePosixPath(path).parent) != str(PurePosixPath(options.secret_mount)):
-            raise ConfigError(
-                f"{file}: {path} is not in {options.secret_mount}, where pods see the Secret; give the paths of "
-                "[security] there, or another kubernetes.secret_mount"
-            )
-    for kind, hosts in (("trainers", cluster.trainers), ("servers", cluster.servers)):
-        for name, other in _unlike(kind, hosts):
-            raise ConfigError(f"{file}: hosts {hosts[0].name} and {other} differ in {name}; pods of {kind} are alike")
+            mistakes.append(f"kubernetes.secret is not set; name the Secret that holds {path}")
+        if PurePosixPath(path).parent != PurePosixPath(options.secret_mount):
+            what = f"{path} is not in {options.secret_mount}, where pods see the Secret"
+            mistakes.append(f"{what}; give the paths of [security] there, or another kubernetes.secret_mount")
+    mistakes += [*_unlike("trainers", cluster.trainers, "processes"), *_unlike("servers", cluster.servers)]
+    if mistakes:
+        raise ConfigError(f"{cluster.file}: {mistakes[0]}")
 
 
-def _files(security: Security) -> set[str]:
+def _files(security: Security) -> list[str]:
     named = (security.token_file, security.ca, security.cert, security.private_key)
-    return {path for path in named if path is not None}
+    return sorted({path for path in named if path is not None})
 
 
-def _is_below(path: str, folder: str) -> bool:
-    return PurePosixPath(folder) in PurePosixPath(path).parents
-
-
-def _unlike(kind: str, hosts: Sequence[Host]) -> Iterator[tuple[str, str]]:
-    """What differs between hosts, and on which: one template makes all pods."""
-    names = ["environment", "python", "folder"] + (["processes"] if kind == "trainers" else [])
-    for host in hosts[1:]:
-        yield from ((name, host.name) for name in names if getattr(host, name) != getattr(hosts[0], name))
+def _unlike(kind: str, hosts: Sequence[Host], *names: str) -> list[str]:
+    """What differs between hosts: one template makes all pods."""
+    return [
+        f"hosts {hosts[0].name} and {host.name} differ in {name}; pods of {kind} are alike"
+        for host in hosts[1:]
+        for name in ("environment", "python", "folder", *names)
+        if getattr(host, name) != getattr(hosts[0], name)
+    ]

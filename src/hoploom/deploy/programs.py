@@ -15,9 +15,13 @@ from hoploom.deploy.cluster_file import Cluster, Host, Process, Security, Server
 from hoploom.deploy.keeper import LOGS
 from hoploom.errors import ConfigError
 
-FORMS = "give what comes behind `hoploom`, such as train run.toml, or your own script.py and its arguments"
+FORMS = (
+    "give what comes behind `hoploom`, such as train run.toml, or your own script.py and its arguments; options of "
+    "python and torchrun are in the cluster file"
+)
 STARTER = re.compile(r"torchrun|python(\d+(\.\d+)*)?")
 LOOPBACK = "lo"
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines are shown when they are printed
 
 
 def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
@@ -26,14 +30,21 @@ def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
     >>> [process.label for process in processes(cluster, ["train", "run.toml"])]
     ['gpu1/server', 'gpu2/server', 'gpu1/trainers', 'gpu2/trainers']
     """
-    script = script_words(command)
-    servers = [_server(cluster, host) for host in cluster.servers]
-    return servers + [_trainers(cluster, i, script) for i in range(len(cluster.trainers))]
+    script, planned = script_words(command), []
+    for host in cluster.servers:
+        words = server_command(cluster, host).words(host.python)
+        planned.append(Process(f"{host.name}/server", host, words, {**UNBUFFERED, **host.environment}, host.folder))
+    for rank, host in enumerate(cluster.trainers):
+        words, environment = trainer_words(cluster, rank, script), trainer_environment(cluster, host)
+        planned.append(Process(f"{host.name}/trainers", host, words, environment, host.folder))
+    return planned
 
 
 def script_words(command: Sequence[str]) -> tuple[str, ...]:
     """What torchrun is to run: a script and its arguments, or -m and a module's."""
-    words = _without_starter(tuple(command))
+    words = tuple(command)
+    if words and STARTER.fullmatch(words[0].rpartition("/")[2]):
+        words = words[2:] if words[1:2] == ("-u",) else words[1:]  # lines are shown at once in any case
     if words[:2] == ("-m", "hoploom"):
         words = words[1:]
     if words and words[0].rpartition("/")[2] == "hoploom":
@@ -44,21 +55,7 @@ def script_words(command: Sequence[str]) -> tuple[str, ...]:
         return ("-m", "hoploom", *words)
     if words[0].endswith(".py") or (words[0] == "-m" and len(words) > 1):
         return words
-    raise ConfigError(f"the command is {words[0]!r:.80}, which is nothing that trains; {FORMS}")
-
-
-def _without_starter(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Without the python or torchrun before it: those come from the cluster file."""
-    starter = words[0].rpartition("/")[2] if words else ""
-    if not STARTER.fullmatch(starter):
-        return words
-    rest = words[2:] if words[1:2] == ("-u",) else words[1:]  # lines are shown at once in any case
-    if rest and rest[0].startswith("-") and rest[0] != "-m":
-        own = "processes, rendezvous and max_restarts" if starter == "torchrun" else "python and environment"
-        raise ConfigError(
-            f"the command has {starter}'s option {rest[0]!r:.80}; leave it out, the cluster file says {own}; {FORMS}"
-        )
-    return rest
+    raise ConfigError(f"the command begins with {words[0]!r:.80}, which is nothing that trains; {FORMS}")
 
 
 @dataclass(frozen=True)
@@ -105,10 +102,8 @@ class ServerCommand:
 def server_command(cluster: Cluster, host: Host) -> ServerCommand:
     """`hoploom serve` of one host."""
     peers = [other.endpoint for other in cluster.servers if other.name != host.name]
-    metrics = _metrics(cluster, host)
-    return ServerCommand(
-        str(cluster.store), host.parts, host.endpoint, peers, cluster.security, cluster.server, metrics
-    )
+    metrics, store = _metrics(cluster, host), str(cluster.store)
+    return ServerCommand(store, host.parts, host.endpoint, peers, cluster.security, cluster.server, metrics)
 
 
 def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tuple[str, ...]:
@@ -145,15 +140,10 @@ def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
     if cluster.mode == "worker":
         told |= {"HOPLOOM_STORE": cluster.store, "HOPLOOM_PARTS": ",".join(map(str, host.parts))}
     given = {name: value for name, value in told.items() if value is not None}
-    return _usual(cluster) | given | dict(host.environment)
-
-
-def _usual(cluster: Cluster) -> dict[str, str]:
-    """Lines are shown when they are printed; on loopback alone, Gloo and NCCL are told so."""
-    usual = {"PYTHONUNBUFFERED": "1"}
+    usual = UNBUFFERED
     if sys.platform == "linux" and all(is_loopback(host.address) for host in cluster.hosts):
-        usual |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-    return usual
+        usual = usual | {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+    return usual | given | dict(host.environment)
 
 
 def _metrics(cluster: Cluster, host: Host) -> str | None:
@@ -163,19 +153,3 @@ def _metrics(cluster: Cluster, host: Host) -> str | None:
         return None
     sharing = [server.name for server in cluster.servers if server.address == host.address]
     return join_address(host.address, base + sharing.index(host.name) if host.address else base)
-
-
-def _server(cluster: Cluster, host: Host) -> Process:
-    words = server_command(cluster, host).words(host.python)
-    return Process(f"{host.name}/server", host, words, {"PYTHONUNBUFFERED": "1", **host.environment}, host.folder)
-
-
-def _trainers(cluster: Cluster, node_rank: int, script: Sequence[str]) -> Process:
-    host = cluster.trainers[node_rank]
-    words, environment = trainer_words(cluster, node_rank, script), trainer_environment(cluster, host)
-    return Process(f"{host.name}/trainers", host, words, environment, host.folder)
-
-
-def without_logs(words: Sequence[str]) -> tuple[str, ...]:
-    """As one would type it: the folder for logs is the keeper's."""
-    return tuple("LOGS" if word == LOGS else word for word in words)

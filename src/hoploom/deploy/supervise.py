@@ -20,7 +20,6 @@ from typing import IO, Literal, NamedTuple, Protocol
 
 from hoploom.deploy import keeper
 from hoploom.deploy.cluster_file import Process
-from hoploom.deploy.programs import without_logs
 from hoploom.errors import ConfigError
 from hoploom.serve.ready import Ready
 
@@ -107,9 +106,10 @@ class Local:
 
 
 def by_hand(process: Process) -> str:
-    """A line for a shell on the process' host."""
+    """A line for a shell on the process' host; the folder for logs is the keeper's."""
+    words = ["LOGS" if word == keeper.LOGS else word for word in process.words]
     variables = [f"{name}={shlex.quote(value)}" for name, value in process.environment.items()]
-    return " ".join([f"cd {shlex.quote(process.folder)} &&", *variables, shlex.join(without_logs(process.words))])
+    return " ".join([f"cd {shlex.quote(process.folder)} &&", *variables, shlex.join(words)])
 
 
 # --- one process ---------------------------------------------------------------------------------

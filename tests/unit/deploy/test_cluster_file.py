@@ -312,22 +312,19 @@ def test_a_command_is_a_recipe_a_script_or_a_module(command: str, words: str) ->
     assert " ".join(script_words(command.split())) == words
 
 
-@pytest.mark.parametrize("command", ["", "trian run.toml", "serve x", "-m", "python", "-m hoploom"])
-def test_a_command_that_trains_nothing_is_refused(command: str) -> None:
-    with pytest.raises(ConfigError, match=r"such as train run\.toml, or your own script\.py"):
-        script_words(command.split())
-
-
 @pytest.mark.parametrize(
-    ("command", "message"),
+    "command",
     [
-        (
-            "torchrun --nproc-per-node 2 t.py",
-            "torchrun's option '--nproc-per-node'; leave it out, the cluster file says",
-        ),
-        ("python -O t.py", "python's option '-O'; leave it out, the cluster file says python and environment"),
+        "",
+        "trian run.toml",
+        "serve x",
+        "-m",
+        "python",
+        "-m hoploom",
+        "torchrun --nproc-per-node 2 t.py",
+        "python -O t.py",
     ],
 )
-def test_an_option_that_the_cluster_file_stands_for_is_refused(command: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
+def test_a_command_that_trains_nothing_is_refused(command: str) -> None:
+    with pytest.raises(ConfigError, match=r"such as train run\.toml, or your own script\.py"):
         script_words(command.split())
