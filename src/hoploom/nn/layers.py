@@ -229,7 +229,7 @@ class SAGEConv(Conv):
 class GCNConv(Conv):
     """Graph convolution, normalised by the square roots of both ends' degrees, with a loop at every node.
 
-    Where the edges tell the degrees in the whole graph, a sampled list stands for the whole one: its weights are scaled
+    Where the edges have the degrees in the whole graph, a sampled list stands for the whole one: its weights are scaled
     up by the share that was drawn, so that the expectation of uniform picks is the whole graph's result.
     """
 

@@ -185,7 +185,7 @@ class GNN(nn.Module):
 
     @property
     def needs_degrees(self) -> bool:
-        """Whether batches should tell the nodes' in-degrees in the whole graph."""
+        """Whether batches should hold the nodes' in-degrees in the whole graph."""
         return any(
             self.stage(depth).conv(key).needs_degrees
             for depth in range(self.num_layers)

@@ -1,4 +1,4 @@
-"""What ranks tell each other besides tensors: values as JSON, and whether all of them got through a block."""
+"""What ranks exchange besides tensors: values as JSON, and whether all of them got through a block."""
 
 import json
 from collections.abc import Iterator

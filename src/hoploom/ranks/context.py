@@ -1,6 +1,6 @@
 """The ranks of a training run: who this process is, its device, and everything it does together with the others.
 
-What ranks tell each other goes through torch.distributed: gradients by NCCL or Gloo, all else by Gloo from the CPU in
+What ranks exchange goes through torch.distributed: gradients by NCCL or Gloo, all else by Gloo from the CPU in
 int64 or float64, so that counts are exact. Never pickled objects. A single process has no process group at all.
 Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; the price of naming it is a second.
 """
@@ -31,7 +31,7 @@ from hoploom.store import Store
 
 Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
-LABEL = 120  # bytes in which ranks tell each other the shape of a tensor
+LABEL = 120  # bytes in which ranks send each other the shape of a tensor
 
 LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
 LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?out|socket closed", re.IGNORECASE)

@@ -63,7 +63,7 @@ class LaunchSettings:
     store: str | None = None  # its folder on this host; None with servers: they make whole batches
     parts: tuple[int, ...] | None = None  # those that this host holds
     security: Mapping[str, str] = field(default_factory=dict)  # token_file, ca, cert, key: paths, those that are set
-    node: int | None = None  # this host's number among the hosts, where a launcher told
+    node: int | None = None  # this host's number among the hosts, where a launcher sets it
 
 
 def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:

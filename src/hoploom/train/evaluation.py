@@ -5,7 +5,7 @@ Whole steps are shared out, so that every rank sees batches that one process wou
 
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,7 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.ranks.context import Context, unwrap
-from hoploom.train.learner import HALF, check_precision
+from hoploom.train.learner import check_precision, mixed
 from hoploom.train.tasks import LinkPrediction, Task, check_labels
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def _rows(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs and targets, step by step."""
     task, context, precision = how
-    half, device = HALF.get(precision), context.device
+    device = context.device
     with closing(loader.steps(steps)) as batches:
         for made in batches:
             batch: Batch = made if device.type == "cpu" else made.to(device, non_blocking=True)
             targets = task.targets(batch)
-            with nullcontext() if half is None else torch.autocast(device.type, half):
+            with mixed(precision, device):
                 outputs = task.outputs(module, batch)
             yield outputs, targets
 

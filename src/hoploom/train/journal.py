@@ -1,7 +1,7 @@
 """How training goes: what a run writes down, and what it shows.
 
 Written: a JSON line per step and rank, one per validation, TensorBoard where it is installed; a power cut may lose the
-newest lines. Shown: a bar by tqdm on a terminal or in a notebook, elsewhere now and then a plain line.
+newest lines. Shown: a bar by tqdm on a terminal or in a notebook, else now and then a plain line.
 """
 
 import json

@@ -5,6 +5,7 @@ A checkpoint is one file, written by rank 0 and read whole by every rank; nothin
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -69,6 +70,12 @@ def check_precision(precision: str) -> None:
     """Raise ConfigError for what is no precision."""
     if precision not in ("fp32", *HALF):
         raise ConfigError(f"precision is {precision!r:.80}; give one of 'fp32', 'bf16', 'fp16'")
+
+
+def mixed(precision: str, device: torch.device, **options: Any) -> AbstractContextManager[Any]:
+    """Within, the model computes in this precision."""
+    half = HALF.get(precision)
+    return nullcontext() if half is None else torch.autocast(device.type, half, **options)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.learner import HALF, Checkpoint, Learner, Training
+from hoploom.train.learner import Checkpoint, Learner, Training, mixed
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Stepper:
         return EagerSteps(self, self._learner.loader, self._training.accumulate)
 
     def take(self, batches: Batches, expected: int, requests: StopRequests) -> StepReport:
-        """The next step, of about as many seeds as expected. Where this rank was asked to stop, it tells the others."""
+        """The next step, of about as many seeds as expected. Where this rank was asked to stop, all learn it."""
         began, standing = time.perf_counter(), self._learner.standing
         is_alone = self._context.world_size == 1  # a backward pass waits for nobody, and the loss is read beside it
         loss_sums, rows, seeds, waited, last = [], 0, 0, 0.0, False
@@ -168,9 +168,8 @@ class Stepper:
         return nullcontext() if reduced or no_sync is None else cast(AbstractContextManager[Any], no_sync())
 
     def _losses(self, batch: Batch) -> Tensor:
-        task, half = self._learner.task, HALF.get(self._training.precision)
-        targets = task.targets(batch)
-        with nullcontext() if half is None else torch.autocast(self._context.device.type, half):
+        task, targets = self._learner.task, self._learner.task.targets(batch)
+        with mixed(self._training.precision, self._context.device):
             return task.losses(task.outputs(self._learner.model, batch), targets)
 
     def _agree(self, loss_sums: Sequence[HostNumber], rows: int, *, asked: bool) -> tuple[float, float, float]:
@@ -181,7 +180,9 @@ class Stepper:
         mine = torch.tensor([loss_sum if finite else 0.0, rows, asked, not finite], dtype=torch.float64)
         totals = self._context.sum(mine).tolist()
         if totals[3]:
-            self._refuse(loss_sum)
+            sums = [float(each) for each in self._context.gather(torch.tensor([loss_sum], dtype=torch.float64))]
+            rank = next(rank for rank, each in enumerate(sums) if not math.isfinite(each))
+            self.refuse(sums[rank], self._learner.standing.steps + 1, rank)
         return totals[0], totals[1], totals[2]
 
     @contextmanager
@@ -196,11 +197,6 @@ class Stepper:
                 f"epoch {self._learner.standing.epoch} step {step}: the device has not {error} within {seconds:g} s; "
                 f"{others}{BUSY}, or give hoploom.init a timeout above {seconds:g} seconds; {self._last_good()}"
             ) from error
-
-    def _refuse(self, loss_sum: float) -> None:
-        sums = [float(value) for value in self._context.gather(torch.tensor([loss_sum], dtype=torch.float64))]
-        rank = next(rank for rank, value in enumerate(sums) if not math.isfinite(value))
-        self.refuse(sums[rank], self._learner.standing.steps + 1, rank)
 
     def refuse(self, loss_sum: float, step: int, rank: int = 0) -> NoReturn:
         """Raise for a loss that is not finite."""
@@ -284,7 +280,7 @@ class EagerSteps:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with nullcontext() if error[0] is None else suppress(BatchError):  # the first error is the one to tell
+        with nullcontext() if error[0] is None else suppress(BatchError):  # the first error is the one to raise
             self._batches.close()
 
 

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of torch about its own
     [
         pytest.param("sage", "subgraph", "aot_eager", marks=pytest.mark.slow),
         pytest.param("gcn", "subgraph", "eager", marks=pytest.mark.slow),
-        ("gat", "subgraph", "eager"),
-        pytest.param("gin", "blocks", "eager", marks=pytest.mark.slow),
+        pytest.param("gat", "subgraph", "eager", marks=pytest.mark.slow),
+        ("gin", "blocks", "eager"),
     ],
 )
 def test_a_compiled_model_gives_what_the_model_gives(kind: str, mode: str, backend: str) -> None:
@@ -44,6 +44,7 @@ def test_a_compiled_model_gives_what_the_model_gives(kind: str, mode: str, backe
     assert not counters["recompile_limit"]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_of_relations_gives_what_the_model_gives() -> None:
     data = books()
     torch._dynamo.reset()

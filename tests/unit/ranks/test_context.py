@@ -252,6 +252,7 @@ gc.freeze()
 """
 
 
+@pytest.mark.slow  # three processes; spawned ranks meet in the same way
 def test_torchruns_ranks_do_together_what_one_process_does(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(folder=tmp_path))

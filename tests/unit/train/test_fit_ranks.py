@@ -82,6 +82,7 @@ def test_another_number_of_ranks_resumes_to_the_same_numbers(two: Path) -> None:
         )
 
 
+@pytest.mark.slow  # test_spawn.py shows it for ranks without fit
 def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
         spawn(fit_workers.rank_1_is_killed, 2, [str(tmp_path)], device="cpu", timeout=60)

@@ -27,7 +27,7 @@ from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
 from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.learner import HALF, Checkpoint, Learner, Training
+from hoploom.train.learner import Checkpoint, Learner, Training, mixed
 from hoploom.train.step import StepCounts, Stepper, StepReport, Taken
 from hoploom.train.tasks import NodeTask
 
@@ -120,11 +120,10 @@ class WholeStep:
 
     def _learn(self, slot: FixedBatch) -> None:
         """All that is recorded of a step. Gradients are left in place: the next recording or step begins without."""
-        learner, task, half = self.learner, self.learner.task, HALF.get(self._training.precision)
+        learner, task = self.learner, self.learner.task
         learner.optimizer.zero_grad(set_to_none=True)
         # casts are not kept: those of a recording would be taken for values
-        cast = nullcontext() if half is None else torch.autocast(self.spec.device.type, half, cache_enabled=False)
-        with cast:
+        with mixed(self._training.precision, self.spec.device, cache_enabled=False):
             losses = task.losses(task.outputs(learner.model, slot.batch()), slot.targets)
         (losses.sum() * (1 / losses.numel())).backward()  # type: ignore[no-untyped-call]
         if self._training.clip_norm is not None:
