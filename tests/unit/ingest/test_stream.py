@@ -23,7 +23,7 @@ from hoploom.ingest.stream import (
     StoreOptions,
     write_store,
 )
-from hoploom.ingest.stream.spill import Limits, Spool
+from hoploom.ingest.stream.spill import Spool
 from hoploom.schema import Field
 from hoploom.store.check import problems
 from hoploom.store.write import StoreWriter
@@ -282,7 +282,7 @@ def test_a_full_disk_leaves_nothing(small_disk: object, tmp_path: Path) -> None:
 
 def test_a_spool_splits_a_bucket_that_is_too_large(tmp_path: Path) -> None:
     keys = torch.cat([shuffled(5000, number) for number in range(3)])
-    with Spool(tmp_path / "spool", [0, 5000], 8, Limits(1 << 12, 1 << 12)) as spool:
+    with Spool(tmp_path / "spool", [0, 5000], 8, 1 << 15) as spool:
         for piece in keys.split(700):
             spool.add(piece, [(piece * 3).view(-1, 1).view(torch.uint8)])
         buckets = list(spool.buckets())

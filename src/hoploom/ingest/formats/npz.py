@@ -172,7 +172,8 @@ def _chunks(array: NpzArray, dtype: str, skip: int = 0) -> Iterator[Tensor]:
     step = max(1, array.chunk_bytes // max(1, row_bytes))
     with _opened(array.path) as archive, archive.open(_member(archive, array)) as file:
         _header(file, array.label)
-        file.seek(skip * array.dtype.itemsize, 1)
+        for begin in range(0, skip * array.dtype.itemsize, array.chunk_bytes):  # seek would read more at once
+            file.read(min(array.chunk_bytes, skip * array.dtype.itemsize - begin))
         for begin in range(0, array.shape[0], step):
             rows = min(step, array.shape[0] - begin)
             raw = file.read(rows * row_bytes)

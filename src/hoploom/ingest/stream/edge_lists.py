@@ -3,7 +3,8 @@
 An edge waits as a record: its destination, its source, its time where lists are in time order, and its fields.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,16 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import DataError
-from hoploom.ingest.stream.node_rows import bucket_bounds, by_part
-from hoploom.ingest.stream.spill import MOST_BUCKETS, Bucket, SpillBudget, Spool, from_bytes
+from hoploom.ingest.stream.spill import (
+    MOST_BUCKETS,
+    Bucket,
+    SpillBudget,
+    Spool,
+    bucket_bounds,
+    by_part,
+    checked_rows,
+    from_bytes,
+)
 from hoploom.ingest.stream.streams import EdgeRows, EdgeStream
 from hoploom.ops import KEY_BYTES
 from hoploom.schema import DTYPES, Field, Relation, check_ids
@@ -37,42 +46,35 @@ class WrittenRelation:
     deduplicate: bool
 
     @property
-    def ids(self) -> Field:
-        return Field(id_dtype(self.num_sources))
-
-    @property
     def is_timed(self) -> bool:
         return self.time is not None or self.source_times is not None
 
-    @property
-    def width(self) -> int:
-        """Bytes of a record behind its key."""
-        fields = sum(field.row_bytes for field in self.relation.fields.values())
-        return self.ids.row_bytes + self.is_timed * TIME.row_bytes + fields
+    def columns(self, part: int = 0) -> dict[str, Field]:
+        """What a record holds behind its key, by the file that it goes to."""
+        relation = self.relation
+        columns = {layout.topology_file(part, relation, "indices"): Field(id_dtype(self.num_sources))}
+        columns |= {layout.topology_file(part, relation, "time"): TIME} if self.is_timed else {}
+        return columns | {layout.edge_file(part, relation, name): field for name, field in relation.fields.items()}
 
 
 def write_relations(
     writer: StoreWriter, stream: EdgeStream, written: Sequence[WrittenRelation], budget: SpillBudget
 ) -> list[list[int]]:
     """Write a stream's relation, and its reverse where there is one; returns the number of edges by part of each."""
-    share = SpillBudget(budget.folder, budget.bytes // len(written))
-    spools = [_spool(topology, share, f"edges-{number}") for number, topology in enumerate(written)]
-    try:
+    with ExitStack() as stack:
+        spools = []
+        for number, topology in enumerate(written):
+            width = sum(field.row_bytes for field in topology.columns().values())
+            bounds, folder = bucket_bounds(topology.bounds, MOST_BUCKETS), budget.folder / f"edges-{number}"
+            spools.append(stack.enter_context(Spool(folder, bounds, width, budget.bytes // len(written))))
         for rows in stream.rows():
             for topology, spool, turned in zip(written, spools, _directions(stream, rows), strict=True):
-                spool.add(turned.destinations, _columns(topology, turned))
+                spool.add(turned.destinations, _record_columns(topology, turned))
         counts = []
         for topology, spool in zip(written, spools, strict=True):
             counts.append(_write_lists(writer, topology, spool))
             spool.close()
         return counts
-    finally:
-        for spool in spools:
-            spool.close()
-
-
-def _spool(topology: WrittenRelation, budget: SpillBudget, name: str) -> Spool:
-    return budget.spool(name, bucket_bounds(topology.bounds, MOST_BUCKETS), topology.width)
 
 
 def _directions(stream: EdgeStream, rows: EdgeRows) -> Iterator[EdgeRows]:
@@ -101,53 +103,39 @@ def _turned(rows: EdgeRows) -> EdgeRows:
     return EdgeRows(rows.destinations, rows.sources, rows.fields)
 
 
-def _columns(topology: WrittenRelation, rows: EdgeRows) -> list[Tensor]:
+def _record_columns(topology: WrittenRelation, rows: EdgeRows) -> list[Tensor]:
     """What a record holds behind its key, as bytes."""
     sources = rows.sources
     check_ids(f"sources of {topology.relation.key}", sources, topology.num_sources)
-    columns = [sources.to(DTYPES[topology.ids.dtype])]
+    columns = [sources.to(DTYPES[id_dtype(topology.num_sources)])]
     if topology.source_times is not None:
         columns.append(topology.source_times[sources])
     elif topology.time is not None:
         columns.append(rows.fields[topology.time].to(torch.int64))
-    for name, field in topology.relation.fields.items():
-        values = rows.fields[name]
-        if values.dtype != DTYPES[field.dtype] or tuple(values.shape) != (sources.numel(), *field.shape):
-            raise DataError(f"field {name!r} came as {values.dtype} {tuple(values.shape)}, not {field}")
-        columns.append(values)
+    columns += checked_rows(topology.relation.fields, rows.fields, sources.numel()).values()
     return [ops.byte_rows(column) for column in columns]
-
-
-# --- lists ----------------------------------------------------------------------------------
 
 
 def _write_lists(writer: StoreWriter, topology: WrittenRelation, spool: Spool) -> list[int]:
     """Write the lists of all parts, one part after the other; returns the number of edges by part."""
     num_edges = []
     for part, buckets in by_part(topology.bounds, spool.buckets()):
-        indptr = layout.topology_file(part, topology.relation, "indptr")
-        writer.append(indptr, INDPTR, torch.zeros(1, dtype=torch.int64))
+        files = {layout.topology_file(part, topology.relation, "indptr"): INDPTR, **topology.columns(part)}
+        files |= {layout.topology_file(part, topology.relation, "weight"): WEIGHT} if topology.weight else {}
+        writer.append(next(iter(files)), INDPTR, torch.zeros(1, dtype=torch.int64))
         written = 0
         for bucket in buckets:
             written += _append_lists(writer, topology, bucket, part, written)
-        for name, field in _files(topology, part).items():
+        for name, field in files.items():
             writer.finish(name, field)
         num_edges.append(written)
     return num_edges
 
 
-def _files(topology: WrittenRelation, part: int) -> Mapping[str, Field]:
-    relation = topology.relation
-    columns = {"indptr": INDPTR, "indices": topology.ids}
-    columns |= {"weight": WEIGHT} if topology.weight is not None else {}
-    columns |= {"time": TIME} if topology.is_timed else {}
-    files = {layout.topology_file(part, relation, column): field for column, field in columns.items()}
-    return files | {layout.edge_file(part, relation, name): field for name, field in relation.fields.items()}
-
-
 def _append_lists(writer: StoreWriter, topology: WrittenRelation, bucket: Bucket, part: int, first_edge: int) -> int:
     """Write the lists of a bucket behind those of the part; returns the number of edges."""
-    relation, source_bytes = topology.relation, topology.ids.row_bytes
+    relation, columns = topology.relation, topology.columns(part)
+    source_bytes = next(iter(columns.values())).row_bytes
     lists = ops.order_edges(
         bucket.records,
         bucket.num_keys,
@@ -156,22 +144,13 @@ def _append_lists(writer: StoreWriter, topology: WrittenRelation, bucket: Bucket
         canonical=not topology.in_order,
         deduplicate=topology.deduplicate,
     )
-    offset = KEY_BYTES
-
-    def column(field: Field) -> Tensor:
-        nonlocal offset
-        raw = ops.take(bucket.records, lists.order, offset, field.row_bytes)
-        offset += field.row_bytes
-        return from_bytes(raw, DTYPES[field.dtype], field.shape)
-
     writer.append(layout.topology_file(part, relation, "indptr"), INDPTR, lists.indptr[1:] + first_edge)
-    writer.append(layout.topology_file(part, relation, "indices"), topology.ids, column(topology.ids))
-    if topology.is_timed:
-        writer.append(layout.topology_file(part, relation, "time"), TIME, column(TIME))
-    for name, field in relation.fields.items():
-        values = column(field)
-        writer.append(layout.edge_file(part, relation, name), field, values)
-        if name == topology.weight:
+    offset = KEY_BYTES
+    for name, field in columns.items():
+        values = from_bytes(ops.take(bucket.records, lists.order, offset, field.row_bytes), field)
+        offset += field.row_bytes
+        writer.append(name, field, values)
+        if topology.weight is not None and name == layout.edge_file(part, relation, topology.weight):
             writer.append(layout.topology_file(part, relation, "weight"), WEIGHT, _weights(relation, values))
     return lists.order.numel()
 
