@@ -1,5 +1,5 @@
-"""Checks of what reads a store whose files get shorter meanwhile. Each is run in a process of its own, by its test:
-where it is no error, SIGBUS ends the process."""
+"""Checks of what reads a store whose files get shorter meanwhile. Their test runs them in a child process: where it is
+no error, SIGBUS ends that."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
