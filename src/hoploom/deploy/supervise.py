@@ -8,7 +8,6 @@ import json
 import os
 import queue
 import shlex
-import signal
 import subprocess
 import threading
 import time
@@ -138,7 +137,7 @@ class KeptProcess:
         self.process = process
         self.began = False
         self.ready: Ready | None = None  # of a server
-        self.code: int | None = None
+        self.code: int | None = None  # once its end was handled
         self._show, self._report = show, report
         job = _job(process, executor.silence)
         try:
@@ -173,9 +172,7 @@ class KeptProcess:
         """End it at once, if it still runs: by its stdin's end a keeper stops what it keeps."""
         with suppress(OSError):
             self._stdin().close()
-        if self.code is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._popen.pid, signal.SIGKILL)
+        self._popen.kill()
         for thread in (self._waiter, *self._readers):
             thread.join(LAST_LINES)
 
@@ -209,7 +206,6 @@ class KeptProcess:
         code = self._popen.wait()
         for thread in self._readers:
             thread.join(LAST_LINES)
-        self.code = code
         self._report(ProcessEvent("ended", self.label, code))
 
 
@@ -295,4 +291,7 @@ class Supervisor:
                 one.send("")
         until = self._beat_at if deadline is None else min(self._beat_at, deadline)
         with suppress(queue.Empty):
-            self._handle(self.events.get(timeout=max(0.0, until - now)))
+            event = self.events.get(timeout=max(0.0, until - now))
+            if event.what == "ended":
+                self.kept[event.label].code = event.number
+            self._handle(event)
