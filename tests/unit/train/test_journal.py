@@ -141,7 +141,6 @@ def test_tensorboard_gets_steps_and_epochs(tmp_path: Path) -> None:
 def terminal() -> Iterator[tuple[TextIO, int]]:
     """A stream that is a terminal of 100 columns, and where to read what a screen would get."""
     screen, line = pty.openpty()
-    os.set_blocking(screen, False)
     stream = os.fdopen(line, "w")
     import fcntl
     import struct
@@ -149,8 +148,16 @@ def terminal() -> Iterator[tuple[TextIO, int]]:
 
     fcntl.ioctl(line, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 100, 0, 0))
     yield stream, screen
-    stream.close()
     os.close(screen)
+
+
+def seen_on(screen: int) -> str:
+    """All that a terminal showed until it was closed, which its end reports as an error."""
+    seen = b""
+    with suppress(OSError):
+        while chunk := os.read(screen, 1 << 16):
+            seen += chunk
+    return seen.decode()
 
 
 def show(stream: TextIO, *, seconds: float = 0.5) -> None:
@@ -166,7 +173,8 @@ def show(stream: TextIO, *, seconds: float = 0.5) -> None:
 def test_a_terminal_has_one_bar_and_a_line_per_epoch_that_stays(terminal: tuple[TextIO, int]) -> None:
     stream, screen = terminal
     show(stream)
-    rows = os.read(screen, 1 << 16).decode().split("\r\n")
+    stream.close()
+    rows = seen_on(screen).split("\r\n")
     assert [row.split("\r")[-1] for row in rows] == [
         "epoch 1/2  train_loss 0.4321  accuracy 0.9  (best)",
         "epoch 2/2  train_loss 0.4321  accuracy 0.9",
