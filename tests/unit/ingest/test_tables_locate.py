@@ -10,7 +10,7 @@ import pytest
 
 from hoploom import ConfigError, DataError, HoploomError
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, parse_graph
-from hoploom.ingest.tables.sources import Spot, TableSource, read_sources
+from hoploom.ingest.tables.sources import TableSource, read_sources
 
 ENDS = '[edges."a to b"]\nfiles = "e.parquet"\nsource = "s"\ndestination = "d"\n'
 TABLES = f'[nodes.a]\nfiles = "a.parquet"\nid = "id"\n[nodes.b]\ncount = 5\n{ENDS}'
@@ -140,15 +140,14 @@ def _two_files(folder: Path) -> TableSource:
 
 def test_a_value_is_located_where_it_first_stands_or_comes_again(tmp_path: Path) -> None:
     source = _two_files(tmp_path)
-    assert source.locate("v", ["c", "a", "z", None], most_rows=2) == [
-        Spot("c", "second.csv", 3),
-        Spot("a", "first.csv", 1),
-        Spot(None, "second.csv", 1),
-    ]
-    assert source.locate("v", ["b", "a", "c"], skip=1, most_rows=2) == [
-        Spot("b", "second.csv", 2),
-        Spot("a", "first.csv", 3),
-    ]
-    assert source.locate("n", [4]) == [Spot(4, "second.csv", 2)]
-    assert source.locate("n", ["4"]) == [Spot("4", "second.csv", 2)]
-    assert str(Spot(4, "second.csv", 2)) == "second.csv, row 2"
+    assert source.locate("v", ["c", "a", "z", None], most_rows=2) == {
+        "a": "first.csv, row 1",
+        None: "second.csv, row 1",
+        "c": "second.csv, row 3",
+    }
+    assert source.locate("v", ["b", "a", "c"], skip=1, most_rows=2) == {
+        "a": "first.csv, row 3",
+        "b": "second.csv, row 2",
+    }
+    assert source.locate("n", [4]) == {4: "second.csv, row 2"}
+    assert source.locate("n", ["4"]) == {"4": "second.csv, row 2"}

@@ -1,6 +1,7 @@
 """What is wrong with the tables, by file, row and value. Runs once a build has failed, so it may read them again."""
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import Any
 
 import ibis.expr.types as ir
@@ -8,7 +9,7 @@ import pyarrow as pa
 
 from hoploom.errors import DataError
 from hoploom.ingest.tables.engine import Engine, rows_of
-from hoploom.ingest.tables.sources import Spot, TableSource
+from hoploom.ingest.tables.sources import TableSource
 from hoploom.ingest.tables.transforms import UnfitError
 
 SHOWN = 5
@@ -17,13 +18,13 @@ SHOWN = 5
 def nulls(source: TableSource, column: str, count: int, way_out: str) -> DataError:
     """Some ids are null."""
     found = "a null" if count == 1 else f"{count} nulls, this is the first"
-    return _at(source, column, source.locate(column, [None]), f"has {found}; {way_out}")
+    return _at(source, column, source.locate(column, [None]).get(None), f"has {found}; {way_out}")
 
 
 def zero_bytes(source: TableSource, value: str) -> DataError:
     """An id holds the letter that ends texts."""
     column = source.id_column
-    return _at(source, column, source.locate(column, [value]), f"holds {value!r}; remove its zero byte")
+    return _at(source, column, source.locate(column, [value]).get(value), f"holds {value!r}; remove its zero byte")
 
 
 def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataError:
@@ -50,19 +51,12 @@ def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: i
 def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], error: Exception) -> DataError:
     """A value that `check` refuses: the first one, by its place."""
     for origin, before, values in source.scan(column):
-        if _refusal(check, values) is None:
-            continue
-        begin, end = 0, len(values)
-        while end - begin > 1:  # the first half that is refused, until it is one row
-            middle = (begin + end) // 2
-            if _refusal(check, values.slice(begin, middle - begin)) is None:
-                begin = middle
-            else:
-                end = middle
-        reason = _refusal(check, values.slice(begin, 1))
-        if reason is not None:
-            return _at(source, column, [Spot(None, origin, before + begin + 1)], reason)
-    return _at(source, column, [], str(error))
+        if _refusal(check, values) is not None:
+            row = bisect_left(range(len(values)), True, key=lambda last: bool(_refusal(check, values[: last + 1])))
+            reason = _refusal(check, values.slice(row, 1))
+            if reason is not None:
+                return _at(source, column, f"{origin}, row {before + row + 1}", reason)
+    return _at(source, column, None, str(error))
 
 
 def _refusal(check: Callable[[pa.Array], Any], values: pa.Array) -> str | None:
@@ -73,9 +67,9 @@ def _refusal(check: Callable[[pa.Array], Any], values: pa.Array) -> str | None:
     return None
 
 
-def _at(source: TableSource, column: str, spots: Sequence[Spot], message: str) -> DataError:
+def _at(source: TableSource, column: str, place: str | None, message: str) -> DataError:
     """An error about a column, with its place where that is known."""
-    place = f"{spots[0]}: " if spots else ""
+    place = "" if place is None else f"{place}: "
     return DataError(f"{place}column {column!r} of {source.owner} {message}")
 
 
@@ -85,6 +79,6 @@ def _listed(engine: Engine, source: TableSource, column: str, ids: ir.Table, ski
     (count,) = rows_of(engine, distinct.aggregate(ids=distinct.count()))
     first = [row["id"] for row in rows_of(engine, distinct.order_by("id").limit(SHOWN))]
     before = "again in " if skip else ""
-    places = {spot.value: f" ({before}{spot})" for spot in source.locate(column, first, skip=skip)}
+    places = {value: f" ({before}{place})" for value, place in source.locate(column, first, skip=skip).items()}
     more = f" and {count['ids'] - SHOWN} more" if count["ids"] > SHOWN else ""
     return count["ids"], ", ".join(f"{value!r}{places.get(value, '')}" for value in first) + more

@@ -53,18 +53,6 @@ class ReadLimits:
 
 
 @dataclass(frozen=True)
-class Spot:
-    """Where a value stands."""
-
-    value: Any
-    file: str  # the user's own
-    row: int  # of its data, from 1
-
-    def __str__(self) -> str:
-        return f"{self.file}, row {self.row}"
-
-
-@dataclass(frozen=True)
 class TableSource:
     """A table as the engine reads it."""
 
@@ -110,14 +98,13 @@ class TableSource:
             for _ in self.scan(column):
                 pass
 
-    def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> list[Spot]:
-        """Where each of a few values first stands (None: null), in the order of the values; skip=1: its second place.
+    def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> dict[Any, str]:
+        """The file and row, from 1, where each of a few values first stands (None: null); skip=1: its second place.
 
         Text is found among integers too. A value that is not there is left out. Only for the text of an error: it
         reads the table from its start.
         """
-        left = dict.fromkeys(values, skip)
-        found: dict[Any, Spot] = {}
+        left, found = dict.fromkeys(values, skip), dict[Any, str]()
         kind = pa.string() if any(isinstance(value, str) for value in left) else self.schema.field(column).type
         among = pa.array(left, kind)
         for file, before, given in self.scan(column, most_rows):
@@ -125,11 +112,11 @@ class TableSource:
             for index in pc.indices_nonzero(pc.is_in(rows, among)).to_pylist():
                 value = rows[index].as_py()
                 if left[value] == 0:
-                    found[value] = Spot(value, file, before + index + 1)
+                    found[value] = f"{file}, row {before + index + 1}"
                 left[value] -= 1
             if len(found) == len(left):
                 break
-        return [found[value] for value in left if value in found]
+        return found
 
 
 # --- reading -------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import ibis.expr.types as ir
 import numpy as np
@@ -18,7 +17,6 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from hoploom import keys
 from hoploom.errors import DataError
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
 from hoploom.ingest.tables import diagnose
@@ -29,13 +27,13 @@ from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable
 from hoploom.ingest.tables.ids import NULL, Numbering, cast_ids, file_name, int64_of
 from hoploom.ingest.tables.sources import TableSource
 from hoploom.ingest.tables.transforms import UnfitError, check_range, signed, standardise
+from hoploom.keys import Words, mix, mix_words
 from hoploom.schema import DTYPES, ORIGINAL_ID, Field
 
 ENDS = ("source", "destination")
 ARRAY_BYTES = 4 << 20  # of a .npy file at a time
 MOST_SPLITS = 100  # each is read by itself
 Splits = Mapping[str, Callable[[], Iterator[Tensor]]]
-Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True)
@@ -184,23 +182,13 @@ def _write_numbered(source: TableSource, path: Path) -> None:
 
 def _hashed(ids: Tensor, seed: int) -> Words:
     """Of integers [n], or of texts [n, width], eight bytes at a time; zeros behind their end count for nothing."""
-    hashes: Words = np.full(len(ids), np.uint64(keys.mix(0, seed)))
+    hashes: Words = np.full(len(ids), np.uint64(mix(0, seed)))
     if ids.dim() == 1:
-        return _mixed(hashes, ids.numpy().view(np.uint64))
+        return mix_words(hashes, ids.numpy().view(np.uint64))
     rows = torch.nn.functional.pad(ids, (0, -ids.shape[1] % 8)).numpy()
     for word in rows.view("<u8").astype(np.uint64, copy=False).T:
-        hashes = np.where(word == 0, hashes, _mixed(hashes, word))
+        hashes = np.where(word == 0, hashes, mix_words(hashes, word))
     return hashes
-
-
-def _mixed(state: Words, value: Words) -> Words:
-    """keys.mix of many values."""
-    with np.errstate(over="ignore"):
-        z = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Words = z ^ (z >> np.uint64(31))
-    return mixed
 
 
 # --- edges ---------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom import keys
@@ -24,7 +23,6 @@ from hoploom.store.store import assemble
 HELD_OUT = 0x6C696E6B73  # folded into the seed's key, to stay apart from what samplers draw
 TRAIN, VAL, TEST = range(3)
 SPLITS = ("train", "val", "test")
-Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -49,23 +47,15 @@ class LinkShares:
         if undirected:
             first, second = np.minimum(first, second), np.maximum(first, second)
         key = np.full(1, keys.mix(keys.mix(0, HELD_OUT), self.seed), dtype=np.uint64)
-        drawn = (_mix(_mix(key, first), second) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        drawn = (keys.mix_words(keys.mix_words(key, first), second) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         out = np.full(len(drawn), TRAIN, dtype=np.uint8)
         out[drawn < self.val + self.test] = TEST
         out[drawn < self.val] = VAL
         return torch.from_numpy(out)
 
 
-def _words(ids: Tensor) -> Words:
+def _words(ids: Tensor) -> keys.Words:
     return ids.to(torch.int64).numpy().view(np.uint64)
-
-
-def _mix(state: Words, value: Words) -> Words:
-    """keys.mix, of many at once."""
-    z: Words = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 def hold_out(store: Store, relation: RelationName, reverse: RelationName | None, shares: LinkShares) -> HeldOut:
