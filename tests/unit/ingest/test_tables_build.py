@@ -35,8 +35,10 @@ from hoploom.schema import ORIGINAL_ID
 pytestmark = pytest.mark.usefixtures("no_sync")
 
 
-@pytest.mark.parametrize("name", IDS)
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("dense", 1), ("from 100", 1), ("text", 1), ("dense", 3), ("sparse", 3), ("wide", 3), ("text", 3)],
+)
 def test_a_store_holds_what_the_tables_say(tmp_path: Path, name: str, parts: int) -> None:
     nodes, edges = graph(IDS[name])
     write_graph(tmp_path, IDS[name], seed=3)
@@ -98,7 +100,7 @@ def test_texts_ascend_by_bucket_and_bytes_in_a_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "parts"), [("dense", 1), ("sparse", 3), ("text", 3)])
 def test_order_files_row_groups_and_threads_change_nothing(tmp_path: Path, name: str, parts: int) -> None:
     made = []
-    ways = ((None, 1, 1000, 1), (5, 3, 4, 2), (9, 2, 7, 1))
+    ways = ((None, 1, 1000, 1), (5, 3, 4, 2))
     for index, (seed, files, row_groups, threads) in enumerate(ways):
         folder = tmp_path / str(index)
         folder.mkdir()
@@ -106,7 +108,7 @@ def test_order_files_row_groups_and_threads_change_nothing(tmp_path: Path, name:
         text = NODES + "[nodes.node.columns.year]\nstandardise = true\n"
         build_here(folder, text, parts=parts, threads=threads, memory=(2 + index) << 30)
         made.append(contents(folder / "out.store"))
-    assert made[0] == made[1] == made[2]
+    assert made[0] == made[1]
 
 
 def test_types_with_a_count_need_no_table(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_rows_of_an_array_go_with_the_rows_of_the_table(tmp_path: Path, name: st
     assert store.schema.node_types[0].fields["x"].dtype == "float16"
 
 
-@pytest.mark.parametrize("name", ["sparse", "text", "dense"])
+@pytest.mark.parametrize("name", ["sparse", "text"])
 def test_shares_are_drawn_by_id_and_seed_alone(tmp_path: Path, name: str) -> None:
     count, drawn = 1000, list[set[Any]]()
     for way, (seed, parts) in enumerate(((0, 1), (0, 4), (1, 1))):

@@ -54,38 +54,50 @@ def build(folder: Path, keys: str, values: Any, edges: str = "", **more: Any) ->
     return build_here(folder, f'[nodes.node]\nfiles = "n.parquet"\nid = "id"\n{keys}\n{EDGE}{edges}')[0]
 
 
-@pytest.mark.parametrize(
-    ("values", "role", "rule", "wanted"),
-    [
-        ([1, None, 3], LABEL, "", [1, -1, 3]),
-        ([1.0, None, 3.0], LABEL, "", [1, nan, 3]),
-        ([1.0, nan, 3.0], LABEL, "", [1, nan, 3]),
-        ([1, None, 3], LABEL, STANDARD, [-1, nan, 1]),
-        ([1.0, None, 3.0], LABEL, STANDARD, [-1, nan, 1]),
-        ([True, None, False], LABEL, "", [1, -1, 0]),
-        ([0.0, -0.0, 1.0], LABEL, CODES, [0, 0, 1]),
-        ([0.0, -0.0, 1.0], FEATURE, ONE_HOT, [[1, 0], [1, 0], [0, 1]]),
-        ([-0.0, 2.0, nan], LABEL, CODES, [0, 1, -1]),
-        ([nan, 2.0, None], LABEL, CODES, [-1, 0, -1]),
-        ([nan, 2.0, None], FEATURE, CODES + "\ncolumns.v.fill = 1", [[0], [1], [0]]),
-        (pa.array(np.array([0, -0.0, 1], np.float16), HALF), LABEL, CODES, [0, 0, 1]),
-        (["b", None, "a"], LABEL, CODES, [1, -1, 0]),
-        (["é", "z", "a"], FIELD, CODES, [2, 1, 0]),
-        ([True, None, False], LABEL, CODES, [1, -1, 0]),
-        (["b", "c", "a"], LABEL, ONE_HOT, [[0, 1, 0], [0, 0, 1], [1, 0, 0]]),
-        ([inf, 1.0, nan], FEATURE, "", [[inf], [1], [nan]]),
-        ([3.5e38, 1.0, nan], FEATURE, 'dtype = "float64"', [[3.5e38], [1], [nan]]),
-        ([3.0, 2.0, 1.0], FEATURE, STANDARD, [[A], [B], [C]]),
-        ([1e-300, 1e-300, 2e-300], FEATURE, STANDARD, [[0], [0], [0]]),
-        (NULLS, FEATURE, "columns.v.fill = 2", [[2], [2], [2]]),
-        (NULLS, FEATURE, 'columns.v = { fill = 2, cast = "float32" }', [[2], [2], [2]]),
-        (NULLS, FIELD, "columns.v.fill = 0.5", [0.5, 0.5, 0.5]),
-        (MOMENTS, FEATURE, 'dtype = "int64"', [[946684800000000 + v] for v in (1, 2, 3)]),
-        (MOMENTS, FEATURE, STANDARD, [[C], [B], [A]]),
-    ],
-)
-def test_values_are_stored_as(tmp_path: Path, values: Any, role: str, rule: str, wanted: list[Any]) -> None:
-    rows = field(build(tmp_path, f"{role}\n{rule}", values), "node", NAME[role])
+STORED: list[tuple[Any, str, str, list[Any]]] = [  # values, role, rule, what is stored
+    ([1, None, 3], LABEL, "", [1, -1, 3]),
+    ([1.0, None, 3.0], LABEL, "", [1, nan, 3]),
+    ([1.0, nan, 3.0], LABEL, "", [1, nan, 3]),
+    ([1, None, 3], LABEL, STANDARD, [-1, nan, 1]),
+    ([1.0, None, 3.0], LABEL, STANDARD, [-1, nan, 1]),
+    ([True, None, False], LABEL, "", [1, -1, 0]),
+    ([0.0, -0.0, 1.0], LABEL, CODES, [0, 0, 1]),
+    ([0.0, -0.0, 1.0], FEATURE, ONE_HOT, [[1, 0], [1, 0], [0, 1]]),
+    ([-0.0, 2.0, nan], LABEL, CODES, [0, 1, -1]),
+    ([nan, 2.0, None], LABEL, CODES, [-1, 0, -1]),
+    ([nan, 2.0, None], FEATURE, CODES + "\ncolumns.v.fill = 1", [[0], [1], [0]]),
+    (pa.array(np.array([0, -0.0, 1], np.float16), HALF), LABEL, CODES, [0, 0, 1]),
+    (["b", None, "a"], LABEL, CODES, [1, -1, 0]),
+    (["é", "z", "a"], FIELD, CODES, [2, 1, 0]),
+    ([True, None, False], LABEL, CODES, [1, -1, 0]),
+    (["b", "c", "a"], LABEL, ONE_HOT, [[0, 1, 0], [0, 0, 1], [1, 0, 0]]),
+    ([inf, 1.0, nan], FEATURE, "", [[inf], [1], [nan]]),
+    ([3.5e38, 1.0, nan], FEATURE, 'dtype = "float64"', [[3.5e38], [1], [nan]]),
+    ([3.0, 2.0, 1.0], FEATURE, STANDARD, [[A], [B], [C]]),
+    ([1e-300, 1e-300, 2e-300], FEATURE, STANDARD, [[0], [0], [0]]),
+    (NULLS, FEATURE, "columns.v.fill = 2", [[2], [2], [2]]),
+    (NULLS, FEATURE, 'columns.v = { fill = 2, cast = "float32" }', [[2], [2], [2]]),
+    (NULLS, FIELD, "columns.v.fill = 0.5", [0.5, 0.5, 0.5]),
+    (MOMENTS, FEATURE, 'dtype = "int64"', [[946684800000000 + v] for v in (1, 2, 3)]),
+    (MOMENTS, FEATURE, STANDARD, [[C], [B], [A]]),
+]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A store with a node type for each row of the table."""
+    folder, text = tmp_path_factory.mktemp("stored"), ""
+    for number, (values, role, rule, _) in enumerate(STORED):
+        write_table(folder / f"{number}.parquet", {"id": range(len(values)), "v": values})
+        text += f'[nodes.t{number}]\nfiles = "{number}.parquet"\nid = "id"\n{role}\n{rule}\n'
+    write_table(folder / "e.parquet", {"s": [0], "d": [1]})
+    return build_here(folder, text + EDGE.replace("node to node", "t0 to t0"))[0]
+
+
+@pytest.mark.parametrize("number", range(len(STORED)))
+def test_values_are_stored_as(stored: Any, number: int) -> None:
+    _, role, _, wanted = STORED[number]
+    rows = field(stored, f"t{number}", NAME[role])
     assert torch.allclose(rows.double(), torch.tensor(wanted, dtype=torch.float64), rtol=1e-6, equal_nan=True)
     assert rows.shape == torch.tensor(wanted).shape
 
