@@ -146,11 +146,13 @@ class Store:
         Splits and what else is small stay on the host, and all else that a store does works as before. Close the store
         after its last batch, on all ranks.
         """
-        from hoploom.gpu.batches.loading import OnDevice
-        from hoploom.gpu.place.copy import place
         from hoploom.gpu.place.request import read
 
-        placed = place(self, read(topology, features, dtype, device), among)
+        request = read(topology, features, dtype, device)
+        from hoploom.gpu.batches.loading import OnDevice  # imports Triton, which is there by now
+        from hoploom.gpu.place.copy import place
+
+        placed = place(self, request, among)
         before = self.deployment
         other = replace(self, deployment=OnDevice(placed=placed, before=before, homes=before.homes))
         object.__setattr__(other, "_loops", self._loops)
