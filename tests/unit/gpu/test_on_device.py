@@ -17,7 +17,7 @@ from hoploom.batch import Sampled, Seeds
 from hoploom.gpu.batches.batch_memory import changed
 from hoploom.gpu.batches.capacity import Capacity, HopPlan, first_capacity, grown, plan_hops, used
 from hoploom.gpu.batches.device_hops import (
-    END,
+    NO_PICKS,
     DeviceBuffers,
     fault_of,
     make_buffers,
@@ -181,7 +181,7 @@ def test_pointers_group_the_edges_by_destination(device: torch.device) -> None:
     indptr = runs.into.layers[0][0].indptr
     assert indptr is not None
     assert indptr[: num_expanded + 1].tolist() == [0, *counts.cumsum(0).tolist()]
-    assert indptr[num_expanded + 1 :].eq(END).all()
+    assert indptr[num_expanded + 1 :].eq(NO_PICKS).all()
 
 
 def test_a_damaged_source_is_the_fault_of_its_batch(device: torch.device) -> None:

@@ -58,11 +58,9 @@ class Pool:
 
         `alone`: one thread at a time, so that what its kernels need meanwhile does not add up by chance.
         """
-        with self._turn if alone else nullcontext(), self._on_stream():
+        stream = torch.cuda.stream(self._stream) if self.is_cuda else nullcontext()
+        with self._turn if alone else nullcontext(), stream:
             yield
-
-    def _on_stream(self) -> Any:
-        return torch.cuda.stream(self._stream) if self.is_cuda else nullcontext()
 
     def drain(self) -> None:
         """Wait for the side stream: memory that it writes to may be given back, even unmapped, after this."""

@@ -82,11 +82,6 @@ class Capacity:
         )
 
 
-def is_covered(sampling: Sampling) -> bool:
-    """Whether sample_on_device makes these batches, where no hook has a say."""
-    return sampling.subgraph == "directional"
-
-
 def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, with_indptr: bool = False) -> HopPlan:
     """The run for seeds of these types."""
     is_blocks = sampling.mode == "blocks"

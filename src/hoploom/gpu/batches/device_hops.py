@@ -26,7 +26,13 @@ from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ops.kernels.sample import sample
 from hoploom.sample.hops import make_draw
 
-END = torch.iinfo(torch.int64).max  # what an indptr holds where no frontier has been
+NO_PICKS = torch.iinfo(torch.int64).max  # in an indptr, for nodes that no hop has expanded
+Copy = Callable[[Tensor], Tensor]  # takes a slice out of buffers
+MESSAGES = {
+    NODE_OUT_OF_RANGE: "a node that is asked for its edges is not in the graph",
+    LIST_DAMAGED: "indptr is damaged",
+    SOURCE_OUT_OF_RANGE: "a source id is out of range",
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,11 @@ class DeviceEdges:
 
     edge_index: Tensor  # [2, capacity] int64: local sources, local destinations
     edges: Tensor  # [capacity] int64 positions in the store
-    indptr: Tensor | None  # [capacity of the destinations + 1] int64: where each one's edges begin; END beyond the last
+    indptr: Tensor | None  # [capacity of the destinations + 1] int64: where each one's edges begin; or NO_PICKS
+
+    def first(self, count: int, copy: Copy) -> tuple[Tensor, Tensor]:
+        """The first edges: their ends and their positions."""
+        return copy(self.edge_index[:, :count]), copy(self.edges[:count])
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,7 @@ def sample_on_device(
     for of_relations in into.layers:
         for edges in of_relations:
             if edges.indptr is not None:
-                edges.indptr.fill_(END)
+                edges.indptr.fill_(NO_PICKS)
     for index, node_map in enumerate(maps):
         node_map.begin(into.nodes[index], into.trees[index])
         own = seeds.nodes[index]
@@ -136,55 +146,36 @@ def _expand(
         maps[source].add(picks, frontier, edges.edge_index[0], before, after, into.faults)
 
 
-def sampled_of(
-    plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Callable[[Tensor], Tensor]
-) -> Sampled:
-    """What was sampled, cut to size. `sizes` are the totals by slot; `copy` takes a slice out of the buffers."""
-    nodes = [copy(whole[: sizes[slots[-1]]]) for whole, slots in zip(filled.nodes, plan.nodes, strict=True)]
+def sampled_of(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Copy) -> Sampled:
+    """What was sampled, in its own size. `sizes` are the totals by slot."""
+    nodes = [copy(own[: sizes[slots[-1]]]) for own, slots in zip(filled.nodes, plan.nodes, strict=True)]
     trees = None
     if plan.sampling.disjoint:
-        kept = [
-            None if whole is None else copy(whole[: own.numel()])
-            for whole, own in zip(filled.trees, nodes, strict=True)
-        ]
-        trees = [own.sub_(first_tree) for own in kept if own is not None]
-    relations = range(len(plan.schema.relations))
+        pairs = [(own, own_nodes) for own, own_nodes in zip(filled.trees, nodes, strict=True) if own is not None]
+        trees = [copy(own[: own_nodes.numel()]).sub_(first_tree) for own, own_nodes in pairs]
     if plan.is_blocks:
-        hops = reversed(range(plan.sampling.num_hops))
-        blocks = [_block(plan, filled, sizes, hop, copy) for hop in hops]
+        blocks = [_block(plan, filled, sizes, hop, copy) for hop in reversed(range(plan.sampling.num_hops))]
         return Sampled(nodes, trees, [], [], None, None, blocks)
-    edge_index, edges = zip(
-        *(_cut(filled.layers[0][i], sizes[plan.picks[i][-1][1]], copy) for i in relations), strict=True
-    )
+    layer = zip(filled.layers[0], plan.picks, strict=True)
+    edge_index, edges = zip(*(own.first(sizes[spans[-1][1]], copy) for own, spans in layer), strict=True)
     num_nodes = [[sizes[end] - sizes[begin] for begin, end in pairwise(slots)] for slots in plan.nodes]
     num_edges = [[sizes[end] - sizes[begin] for begin, end in spans] for spans in plan.picks]
     return Sampled(nodes, trees, list(edge_index), list(edges), num_nodes, num_edges)
 
 
-def _cut(edges: DeviceEdges, count: int, copy: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    return copy(edges.edge_index[:, :count]), copy(edges.edges[:count])
-
-
-def _block(
-    plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], hop: int, copy: Callable[[Tensor], Tensor]
-) -> Block:
-    schema = plan.schema
-    layer = zip(schema.relations, filled.layers[hop], plan.picks, strict=True)
-    found = {relation.key: _cut(edges, sizes[slots[hop][1]], copy) for relation, edges, slots in layer}
+def _block(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], hop: int, copy: Copy) -> Block:
+    layer = zip(plan.schema.relations, filled.layers[hop], plan.picks, strict=True)
+    found = {relation.key: edges.first(sizes[spans[hop][1]], copy) for relation, edges, spans in layer}
+    slots = {t.name: own for t, own in zip(plan.schema.node_types, plan.nodes, strict=True)}
     return Block(
         {key: edge_index for key, (edge_index, _) in found.items()},
         {key: edges for key, (_, edges) in found.items()},
-        {t.name: sizes[slots[hop + 2]] for t, slots in zip(schema.node_types, plan.nodes, strict=True)},
-        {t.name: sizes[slots[hop + 1]] for t, slots in zip(schema.node_types, plan.nodes, strict=True)},
+        {name: sizes[own[hop + 2]] for name, own in slots.items()},
+        {name: sizes[own[hop + 1]] for name, own in slots.items()},
     )
 
 
 def fault_of(sizes: Sequence[int]) -> IndexError | None:
     """What the core raises for the same; None where all went well."""
-    messages = {
-        NODE_OUT_OF_RANGE: "a node that is asked for its edges is not in the graph",
-        LIST_DAMAGED: "indptr is damaged",
-        SOURCE_OUT_OF_RANGE: "a source id is out of range",
-    }
     code = sizes[FAULT]
-    return IndexError(f"{messages[code]}; run hoploom check on the store") if code else None
+    return IndexError(f"{MESSAGES[code]}; run hoploom check on the store") if code else None

@@ -21,7 +21,6 @@ from hoploom import ops
 from hoploom.batch import Sampled
 from hoploom.errors import ConfigError
 from hoploom.gpu.batches.batch_memory import BatchMemory, Pool
-from hoploom.gpu.batches.capacity import is_covered
 from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
 from hoploom.gpu.place.placed_store import PlacedStore
 from hoploom.load.assemble import Arriving, Assembler, Sent, is_there, note_edges
@@ -45,7 +44,7 @@ class DeviceLoading(Producer):
     def __init__(self, maker: Maker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
         sampler = maker.sampler
-        if placed.lists is None or sampler.sample_frontier is not None or not is_covered(sampler.sampling):
+        if placed.lists is None or sampler.sample_frontier is not None or sampler.sampling.subgraph != "directional":
             self._sampling: HostSampling | DeviceSampling = HostSampling(maker, self.pool)
         else:
             self._sampling = DeviceSampling(maker, placed, self.pool)

@@ -21,11 +21,11 @@ from hoploom.gpu.place.place_plan import PlacePlan, Spans, plan_placement
 from hoploom.gpu.place.placed_store import Lease, PlacedStore, Placement
 from hoploom.gpu.place.request import PlaceRequest
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
+from hoploom.ops.kernels.forms import DeviceLists
+from hoploom.ops.kernels.gather import Segments
 from hoploom.schema import DTYPE_NAMES, DTYPES, Owner, RelationName
 
 if TYPE_CHECKING:
-    from hoploom.ops.kernels.forms import DeviceLists
-    from hoploom.ops.kernels.gather import Segments
     from hoploom.store.store import Store
 
 
@@ -38,17 +38,19 @@ def place(store: "Store", request: PlaceRequest, among: Among | None) -> PlacedS
     hostmemory.sweep(keep=plan.files)
     lease = Lease(plan.device)
     try:
-        lists, of_lists = _place_topology(store, plan, lease)
-        fields, of_fields = _place_features(plan, among, lease)
+        lists = _place_topology(store, plan, lease)
+        fields = _place_features(plan, among, lease)
         if not idle(plan.device, DEADLINE):  # readers are on streams of their own
             raise StoreError(f"{plan.device} has not taken in the store within {DEADLINE:g} s; {BUSY}, then try again")
     except BaseException:
         with suppress(StoreError, PeerError):
             lease.close(wait=False)
         raise
-    return PlacedStore(
-        store.schema, plan.device, lists, fields, store.features, (*of_lists, *of_fields), lease, plan.chosen
-    )
+    of_lists = [
+        _of_relation(one.key, plan, block) for one, block in zip(store.schema.relations, plan.relations, strict=False)
+    ]
+    report = (*of_lists, *(_of_column(column, plan) for column in plan.columns))
+    return PlacedStore(store.schema, plan.device, lists, fields, store.features, report, lease, plan.chosen)
 
 
 def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
@@ -75,38 +77,31 @@ def _in_host_memory(block: PackedTensors, name: str, device: torch.device, lease
 # --- topology ------------------------------------------------------------------------------------
 
 
-def _place_topology(
-    store: "Store", plan: PlacePlan, lease: Lease
-) -> "tuple[tuple[DeviceLists, ...] | None, list[Placement]]":
-    from hoploom.ops.kernels.forms import DeviceLists
-
+def _place_topology(store: "Store", plan: PlacePlan, lease: Lease) -> tuple[DeviceLists, ...] | None:
     if plan.topology is None:
-        return None, []
-    lists, report = [], []
-    for index, (relation, block) in enumerate(zip(store.schema.relations, plan.relations, strict=True)):
+        return None
+    lists = []
+    for index, block in enumerate(plan.relations):
         if plan.topology == "device":
             tensors = _on_device(block, plan.device)
         else:
             tensors = _in_host_memory(block, plan.relation_file(index), plan.device, lease)
         others = columns_of([part.lists[index] for part in store.topology])
         lists.append(DeviceLists(tensors[0], tensors[1], plan.device, **dict(zip(others, tensors[2:], strict=True))))
-        report.append(_of_relation(relation.key, plan, block))
-    return tuple(lists), report
+    return tuple(lists)
 
 
 def _of_relation(key: RelationName, plan: PlacePlan, block: PackedTensors) -> Placement:
-    on_device = plan.topology == "device"
-    where, share = (str(plan.device), 1.0) if on_device else ("host", 0.0)
-    sizes = (block.num_bytes, 0) if on_device else (0, block.num_bytes)
-    return Placement(f"topology of {' '.join(key)}", DTYPE_NAMES[block.columns[1][1]], where, share, *sizes)
+    what, kept, size = f"topology of {' '.join(key)}", DTYPE_NAMES[block.columns[1][1]], block.num_bytes
+    if plan.topology == "device":
+        return Placement(what, kept, str(plan.device), 1.0, size, 0)
+    return Placement(what, kept, "host", 0.0, 0, size)
 
 
 # --- features ------------------------------------------------------------------------------------
 
 
-def _place_features(
-    plan: PlacePlan, among: Among | None, lease: Lease
-) -> "tuple[dict[tuple[Owner, str], Segments], list[Placement]]":
+def _place_features(plan: PlacePlan, among: Among | None, lease: Lease) -> dict[tuple[Owner, str], Segments]:
     if plan.peers and among is not None:
         runs = _spread_runs(plan, among, lease)
     else:
@@ -116,7 +111,7 @@ def _place_features(
         segments = _segments(column, own, plan.device)
         # Peers free what they hold only when all have let go of it, so nothing but the lease may keep it.
         fields[column.owner, column.name] = replace(segments, keep=()) if plan.peers else segments
-    return fields, [_of_column(column, plan) for column in plan.columns]
+    return fields
 
 
 def _runs(column: FieldColumn, plan: PlacePlan, lease: Lease) -> list[Run]:
@@ -160,9 +155,7 @@ def _runs_of(spans: Spans, tensors: Sequence[Tensor]) -> list[Run]:
     return [(begin, list(own)) for (begin, end), own in zip(spans, pieces, strict=True) if end > begin]
 
 
-def _segments(column: FieldColumn, runs: list[Run], device: torch.device) -> "Segments":
-    from hoploom.ops.kernels.gather import Segments
-
+def _segments(column: FieldColumn, runs: list[Run], device: torch.device) -> Segments:
     runs = runs or [(0, _on_device(column.block([]), device))]
     scales = [own[1] for _, own in runs] if column.is_scaled else None
     return Segments.of([(first, own[0]) for first, own in runs], device, DTYPES[column.field.dtype], scales)

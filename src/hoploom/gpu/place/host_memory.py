@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from weakref import finalize
 
@@ -47,7 +46,7 @@ def name_of(*what: Any) -> str:
 class HostMemory:
     """Bytes that every process of this host which opens the same name shares.
 
-    >>> with HostMemory(name_of("papers", "x"), size, fill) as memory:
+    >>> with closing(HostMemory(name_of("papers", "x"), size, fill)) as memory:
     ...     rows = memory.bytes.view(torch.float32)
     """
 
@@ -86,14 +85,6 @@ class HostMemory:
         finally:
             self.bytes = torch.empty(0, dtype=torch.uint8)
             self._leave()  # once
-
-    def __enter__(self) -> "HostMemory":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open(self, fill: Fill, until: float, seconds: float) -> int:
         """A descriptor of the whole file, under a shared lock."""

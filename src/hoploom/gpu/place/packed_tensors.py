@@ -14,6 +14,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import ConfigError, DataError
 from hoploom.ops import EdgeLists
+from hoploom.ops.kernels.gather import quantise
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner
 from hoploom.store.base import Part, Wanted
 
@@ -170,8 +171,6 @@ class FieldColumn:
         if self.kept == rows.dtype:
             return (rows,)
         if self.is_scaled:
-            from hoploom.ops.kernels.gather import quantise
-
             try:
                 return quantise(rows)
             except DataError as error:

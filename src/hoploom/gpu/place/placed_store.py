@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +15,10 @@ from torch import Tensor
 from hoploom.config.values import as_bytes, as_share
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
+from hoploom.ops.kernels.forms import DeviceLists
+from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, Schema
 from hoploom.store.base import FeatureStore, Wanted
-
-if TYPE_CHECKING:
-    from hoploom.ops.kernels.forms import DeviceLists
-    from hoploom.ops.kernels.gather import Segments
 
 
 @dataclass
@@ -86,15 +84,15 @@ class PlacedStore:
 
     schema: Schema
     device: torch.device
-    relations: "tuple[DeviceLists, ...] | None"
-    fields: "Mapping[tuple[Owner, str], Segments]"  # those that are placed
+    relations: tuple[DeviceLists, ...] | None
+    fields: Mapping[tuple[Owner, str], Segments]  # those that are placed
     host: FeatureStore  # answers for the others
     report: tuple[Placement, ...]
     lease: Lease
     chosen: str = ""  # what "auto" went by
 
     @property
-    def lists(self) -> "tuple[DeviceLists, ...] | None":
+    def lists(self) -> tuple[DeviceLists, ...] | None:
         """Every relation's in-edges, all parts merged; None where topology was not placed."""
         self.lease.check()
         return self.relations
@@ -166,8 +164,6 @@ class PlacedStore:
         segments = self.fields.get((owner, name))
         out = self.empty(owner, name, ids.numel()) if out is None else out
         if segments is not None:
-            from hoploom.ops.kernels.gather import gather
-
             if faults is None:
                 _check_range(want, segments.end, size)
                 faults = torch.zeros(1, dtype=torch.int64, device=self.device)

@@ -147,7 +147,9 @@ class Recording:
 
 
 def _refused(error: RuntimeError) -> ConfigError:
-    first = first_of(error)
+    first: BaseException = error
+    while isinstance(first.__context__, RuntimeError):  # CUDA says once more, at the end, that something went wrong
+        first = first.__context__
     said = (str(first) or type(first).__name__).splitlines()[0]
     return ConfigError(
         f"this step cannot be recorded as a CUDA graph: {said:.300}; what waits for the device cannot (.item(), a "
@@ -167,10 +169,3 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def first_of(error: BaseException) -> BaseException:
-    """What went wrong first: CUDA then says once more, at the end, that something did."""
-    while isinstance(error.__context__, RuntimeError):
-        error = error.__context__
-    return error

@@ -4,7 +4,7 @@ Filling and learning are two recordings: the next batch is filled while this one
 the device anything; the sizes arrive in pinned memory, and the host looks at them before it starts the step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,10 +18,10 @@ from hoploom.gpu.batches.device_hops import make_buffers, sample_on_device
 from hoploom.gpu.place.placed_store import PlacedStore
 from hoploom.gpu.whole_step.cuda_graph import Lane, Mark, Recording
 from hoploom.gpu.whole_step.fixed_sizes import FixedSizes
-from hoploom.gpu.whole_step.padded import PaddedEdges, padded_views
 from hoploom.load.assemble import FEATURES, IN_DEGREE, Batch
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN, LayerView
+from hoploom.ops import InEdges
 from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.schema import RelationName
 from hoploom.store import Wanted
@@ -173,7 +173,7 @@ class FixedBatch:
         most_nodes = dict(zip(names, spec.sizes.nodes, strict=True))
         return padded_views(hops, most_nodes, spec.model.num_layers, are_blocks=spec.plan.is_blocks)
 
-    def _edges(self, hop: int) -> dict[RelationName, PaddedEdges]:
+    def _edges(self, hop: int) -> "dict[RelationName, PaddedEdges]":
         plan = self._spec.plan
         layer = self.on.layers[hop if plan.is_blocks else 0]
         edges = {}
@@ -197,3 +197,54 @@ class FixedBatch:
 def _pinned(like: Tensor) -> Tensor:
     """Memory of the host that the device copies to and from by itself."""
     return torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+
+
+# --- views ---------------------------------------------------------------------------------------
+# All sizes are numbers of the host, so that the same kernels can be replayed for every batch. Rows beyond a batch's own
+# have empty lists: they are computed and reach nothing.
+
+
+@dataclass(frozen=True)
+class PaddedEdges:
+    """The picks of one relation up to some hop, in arrays of fixed size. Ends are local ids."""
+
+    sources: Tensor  # [at least most] int64; what stands beyond the picks does not matter
+    indptr: Tensor  # [most destinations + 1] int64: where each one's picks begin; NO_PICKS beyond those expanded
+    total: Tensor  # [] int64: how many picks there are
+    most: int  # and can be
+
+    def grouped(self, num_sources: int, num_destinations: int, whole: InEdges | None = None) -> InEdges:
+        """By destination. Nodes further out begin where these picks end, so their lists become empty."""
+        indptr = torch.minimum(self.indptr[: num_destinations + 1], self.total)
+        return InEdges(indptr, self.sources[: self.most], num_sources, whole=whole)
+
+
+def padded_views(
+    hops: Sequence[Mapping[RelationName, PaddedEdges]],
+    most_nodes: Mapping[str, Sequence[int]],
+    num_layers: int,
+    *,
+    are_blocks: bool = False,
+) -> list[LayerView]:
+    """One view per layer, from the input layer on, as `views_of` has them for a batch of its own size.
+
+    `hops` are from the seeds inwards: each with all picks up to it, or for blocks with its own. `most_nodes` are a
+    type's nodes within 0, 1, ... hops at most; a batch beyond that must not come here.
+    """
+    wholes: dict[RelationName, InEdges] = {}
+    if not are_blocks:
+        last = {name: counts[-1] for name, counts in most_nodes.items()}
+        wholes = {key: one.grouped(last[key[0]], last[key[2]]) for key, one in hops[-1].items()}
+    views = []
+    for follow in range(num_layers - 1, -1, -1):  # layers that follow, so many hops away are a layer's destinations
+        sources, destinations = (_within(most_nodes, hop) for hop in (follow + 1, follow))
+        edges = {
+            key: one.grouped(sources[key[0]], destinations[key[2]], wholes.get(key))
+            for key, one in hops[min(follow, len(hops) - 1)].items()
+        }
+        views.append(LayerView(edges, sources, destinations))
+    return views
+
+
+def _within(most_nodes: Mapping[str, Sequence[int]], hops: int) -> dict[str, int]:
+    return {name: counts[min(hops, len(counts) - 1)] for name, counts in most_nodes.items()}

@@ -23,6 +23,17 @@ def rows_of(rows_at_once: tl.constexpr):
 
 
 @triton.jit
+def row_at(row, rows, bounds, begin_at, nodes, starts, populations):
+    """Where rows' picks begin and how many there are; their places, nodes, and where their lists begin and how long."""
+    first = tl.load(bounds + row, mask=row < rows, other=0)
+    count = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
+    place = tl.load(begin_at) + row
+    node = tl.load(nodes + place, mask=count > 0, other=0)
+    start = tl.load(starts + row, mask=count > 0, other=0)
+    return first, count, place, node, start, tl.load(populations + row, mask=count > 0, other=0)
+
+
+@triton.jit
 def key_of(key_at, trees, place, is_row):
     """The rule's key, or in disjoint sampling one for every tree."""
     key = tl.load(key_at).to(tl.uint64, bitcast=True) + (place * 0).to(tl.uint64)

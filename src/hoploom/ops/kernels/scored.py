@@ -9,7 +9,7 @@ import triton.language as tl
 
 from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import wide
-from hoploom.ops.kernels.picks import key_of, put
+from hoploom.ops.kernels.picks import key_of, put, row_at
 
 
 @triton.jit
@@ -83,13 +83,9 @@ def keep_lowest(
 ):  # fmt: skip
     """One row: the edges of the lowest scores, ascending by offset."""
     row = tl.program_id(0).to(tl.int64)
-    first = tl.load(bounds + row)
-    count = tl.load(bounds + row + 1) - first
+    first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if count == 0:
         return
-    place = tl.load(begin_at) + row
-    node = tl.load(nodes + place)
-    start, population = tl.load(starts + row), tl.load(populations + row)
     key = key_of(key_at, trees, place, place >= 0)
     first += tl.load(picks_begin)
     stream = stream.to(tl.uint32)
@@ -133,15 +129,9 @@ def invert_sums(
     program = tl.program_id(0)
     row = (program // turns).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     turn = (program % turns).to(tl.int64) * FANOUT + tl.arange(0, FANOUT)
-    first = tl.load(bounds + row, mask=row < rows, other=0)
-    count = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
+    first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if tl.max(count, 0) == 0:
         return
-    is_row = count > 0
-    place = tl.load(begin_at) + row
-    start = tl.load(starts + row, mask=is_row, other=0)
-    population = tl.where(is_row, tl.load(populations + row, mask=is_row, other=0), 0)
-    node = tl.load(nodes + place, mask=is_row, other=0)
     longest = tl.max(population, 0)
     total = tl.zeros([ROWS], tl.float64)
     at = longest * 0
@@ -151,7 +141,7 @@ def invert_sums(
         at += UNROLL
     turn = tl.broadcast_to(turn[None, :], [ROWS, FANOUT])
     none = turn * 0
-    key = key_of(key_at, trees, place, is_row)[:, None] + none.to(tl.uint64)
+    key = key_of(key_at, trees, place, count > 0)[:, None] + none.to(tl.uint64)
     target = unit(key, node[:, None] + none, stream.to(tl.uint32), turn) * total[:, None]
     found = find_sum(weight, start, population, longest, target, total, UNROLL)
     out = tl.load(picks_begin) + first[:, None] + turn

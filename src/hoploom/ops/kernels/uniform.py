@@ -5,7 +5,7 @@ import triton.language as tl
 
 from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import bounded
-from hoploom.ops.kernels.picks import key_of, put, rows_of
+from hoploom.ops.kernels.picks import key_of, put, row_at, rows_of
 
 
 @kernel
@@ -16,16 +16,10 @@ def draw_few(
 ):  # fmt: skip
     """A tile of rows x fanout: Floyd's algorithm in all rows at once. Rows of few edges give all of them."""
     row = rows_of(ROWS)
-    first = tl.load(bounds + row, mask=row < rows, other=0)
-    count = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
+    first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if tl.max(count, 0) == 0:
         return
-    is_row = count > 0
-    place = tl.load(begin_at) + row
-    start = tl.load(starts + row, mask=is_row, other=0)
-    population = tl.load(populations + row, mask=is_row, other=0)
-    node = tl.load(nodes + place, mask=is_row, other=0)
-    key = key_of(key_at, trees, place, is_row)
+    key = key_of(key_at, trees, place, count > 0)
     turn = tl.broadcast_to(tl.arange(0, FANOUT)[None, :], [ROWS, FANOUT]).to(tl.int64)
     some = tl.broadcast_to(population[:, None], [ROWS, FANOUT])
     ids = tl.broadcast_to(node[:, None], [ROWS, FANOUT])
@@ -56,14 +50,10 @@ def draw_many(
     chunks = tl.cdiv(fanout, LANES)
     program = tl.program_id(0)
     row = (program // chunks).to(tl.int64)
-    first = tl.load(bounds + row)
-    count = tl.load(bounds + row + 1) - first
+    first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     turn = (program % chunks).to(tl.int64) * LANES + tl.arange(0, LANES)
     if tl.min(turn, 0) >= count:
         return
-    place = tl.load(begin_at) + row
-    population = tl.load(populations + row)
-    node = tl.load(nodes + place)
     key = key_of(key_at, trees, place, place >= 0)
     offset = turn
     if REPLACE:
@@ -72,8 +62,7 @@ def draw_many(
     elif population > fanout:
         offset = floyd(key, node, stream.to(tl.uint32), population, fanout, turn, count, DRAWS)
     out = tl.load(picks_begin) + first + turn
-    position = tl.load(starts + row) + offset
-    put(out, position, place + (turn * 0), turn < count, indices, sources, edges, destinations, capacity)
+    put(out, start + offset, place + (turn * 0), turn < count, indices, sources, edges, destinations, capacity)
 
 
 @triton.jit
