@@ -15,7 +15,7 @@ from support import ROOT
 import hoploom
 from hoploom import HoploomError, cli, errors
 from hoploom.config.rules import default_of, key_of, keys_in
-from hoploom.config.toml import as_toml
+from hoploom.config.values import as_toml
 from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more

@@ -4,6 +4,7 @@ TOML and YAML say the same with the same keys. The first mistake ends the readin
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass
@@ -12,12 +13,21 @@ from typing import Any
 
 from hoploom.config.extras import needs
 from hoploom.config.rules import REQUIRED, Headings, default_of, key_of, keys_in, problem
-from hoploom.config.toml import KeyPath, as_key, as_toml, lines_of, parse_toml, quoted
-from hoploom.config.values import nearest
+from hoploom.config.values import as_key, as_toml, nearest, quoted
 from hoploom.errors import ConfigError
 
 SET = "--set "
 YAML_SUFFIXES = (".yaml", ".yml")
+TOKEN = re.compile(  # of TOML; up to two quotes may stand before the closing three
+    r"""[ \t]+ | \#[^\n]*
+      | "{3}(?:\\.|[^\\])*?"{3,5} | '{3}.*?'{3,5}
+      | "(?:\\.|[^"\\])*" | '[^']*'
+      | [\[\]{}=,\n]
+      | [^\s\[\]{}=,\#"']+""",
+    re.VERBOSE | re.DOTALL,
+)
+
+KeyPath = tuple[str, ...]
 
 
 def full_name(path: KeyPath) -> str:
@@ -167,6 +177,48 @@ def _read_text(file: Path, absent: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{file}:{line}: byte {content[error.start]:#04x} is not UTF-8; save it as UTF-8") from error
+
+
+# --- TOML ----------------------------------------------------------------------------------------
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """The tables of a text; `name` is what messages call it."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{name}: brackets are nested too deep; close them") from error
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+        found = re.search(r"at line (\d+)", str(error))
+        line = int(found[1]) if found else text.rstrip().count("\n") + 1
+        reason = re.sub(r" \(at .*\)$", "", str(error))
+        raise ConfigError(f"{name}:{line}: not TOML: {reason}; strings need quotes, tables a [header]") from error
+
+
+def lines_of(text: str) -> Mapping[KeyPath, int]:
+    """The line, from 1, of every table header, and of every key but for those in lists. tomllib has read the text, and
+    does not say which line sets a key.
+
+    >>> lines_of("a = 1\\n[b]\\nc.d = 2\\n")
+    {('a',): 1, ('b',): 2, ('b', 'c'): 3, ('b', 'c', 'd'): 3}
+    """
+    lines: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    line, depth, statement = 1, 0, ""
+    for token in TOKEN.findall(text.replace("\r\n", "\n") + "\n"):
+        statement += token
+        depth += (token in ("[", "{")) - (token in ("]", "}"))
+        if token != "\n" or depth:
+            continue
+        paths = list(_paths(tomllib.loads(statement)))
+        is_header = statement.lstrip().startswith("[")
+        for path in paths:
+            lines.setdefault(path if is_header else (*table, *path), line)
+        if is_header:
+            table = max(paths, key=len)
+        line += statement.count("\n")
+        statement = ""
+    return lines
 
 
 # --- --set ---------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.toml import as_toml
-from hoploom.config.values import as_fanouts, parse_bytes, parse_share_or_bytes, read_addresses, split_address
+from hoploom.config.values import as_fanouts, as_toml, parse_bytes, parse_share_or_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
 
 Headings = Mapping[str, type[Any]]  # "train", "hosts.NAME", "" above the sections -> the dataclass with the keys

@@ -4,19 +4,24 @@ Bytes go by powers of 1000 (GB) or 1024 (GiB). Text has three digits, which is m
 """
 
 import ipaddress
+import json
 import math
 import numbers
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, time
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
 from hoploom.errors import ConfigError
 
 COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 PREFIXES = {"": 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("kmgtp", 1) for i in ("", "i")}
 NUMBER = r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
+BARE = re.compile(r"[A-Za-z0-9_-]+")
 LIMIT = 10**18  # of any count or size: far beyond any graph, far below int64
 
 
@@ -232,3 +237,32 @@ def _figure(value: float) -> str:
     if value == 0 or value >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+# --- into TOML -----------------------------------------------------------------------------------
+
+
+def as_toml(value: Any) -> str:
+    """A value as it stands behind `key = `."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        return quoted(str(value))
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{as_key(key)} = {as_toml(entry)}" for key, entry in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    return f"[{', '.join(map(as_toml, value))}]"
+
+
+def as_key(name: str) -> str:
+    """A key, in quotes where it needs them."""
+    return name if BARE.fullmatch(name) else quoted(name)
+
+
+def quoted(text: str) -> str:
+    """A basic string."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")  # which TOML wants escaped, too

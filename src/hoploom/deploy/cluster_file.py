@@ -12,8 +12,7 @@ from typing import Any, Literal
 from hoploom.config import rules
 from hoploom.config.document import Document, full_name
 from hoploom.config.rules import Headings, key, keys_in
-from hoploom.config.toml import quoted
-from hoploom.config.values import join_address
+from hoploom.config.values import join_address, quoted
 
 Executor = Literal["local", "ssh", "slurm", "kubernetes"]
 Mode = Literal["worker", "server-client", "none"]

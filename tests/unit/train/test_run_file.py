@@ -8,7 +8,7 @@ import pytest
 from support import ROOT
 
 from hoploom import ConfigError
-from hoploom.config.toml import as_toml
+from hoploom.config.values import as_toml
 from hoploom.train.runs.reading import check_world, parse_run_file, read_run_file, reference, to_toml, values_of
 from hoploom.train.runs.run_file import HEADINGS, KEYS, RunFile
 from hoploom.train.runs.template import template

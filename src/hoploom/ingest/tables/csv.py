@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from hoploom.config.toml import as_key, quoted
+from hoploom.config.values import as_key, quoted
 from hoploom.errors import DataError
 from hoploom.ingest.tables.files import TableFile, stage
 from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable, Table, rule_of

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hoploom.config.toml import as_key, as_toml
+from hoploom.config.values import as_key, as_toml
 from hoploom.ingest.tables.guess import (
     EDGE_WORDS,
     ENDS,

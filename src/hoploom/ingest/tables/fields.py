@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from hoploom.config.toml import as_key
+from hoploom.config.values import as_key
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.engine import Engine

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs, ipc
 
-from hoploom.config.toml import quoted
-from hoploom.config.values import nearest
+from hoploom.config.values import nearest, quoted
 from hoploom.errors import DataError
 from hoploom.ingest.tables.graph_file import GraphFile
 

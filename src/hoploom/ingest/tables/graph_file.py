@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.document import Document, full_name, parse_document, read_document
+from hoploom.config.document import Document, KeyPath, full_name, parse_document, read_document
 from hoploom.config.rules import REQUIRED, Headings, KeyRule, Only, default_of, key, key_of, key_table, keys_in, problem
-from hoploom.config.toml import KeyPath, as_key, as_toml, quoted
-from hoploom.config.values import nearest
+from hoploom.config.values import as_key, as_toml, nearest, quoted
 from hoploom.errors import ConfigError
 from hoploom.schema import DTYPES, EDGE_ID, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ORIGINAL_ID, RelationName
 

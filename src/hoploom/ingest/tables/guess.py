@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hoploom.config.toml import as_key
+from hoploom.config.values import as_key
 from hoploom.ingest.tables.files import TableFile, open_array
 from hoploom.ingest.tables.survey import Surveyed, share_found
 

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hoploom.config.toml import as_key, quoted
-from hoploom.config.values import nearest
+from hoploom.config.values import as_key, nearest, quoted
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.csv import CSV_BLOCK, CsvFile, stage_csv
 from hoploom.ingest.tables.files import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from hoploom.config.document import SET, Document, absolute, parse_document, read_document
 from hoploom.config.rules import default_of, key_table, keys_in, problem
-from hoploom.config.toml import as_toml
+from hoploom.config.values import as_toml
 from hoploom.ranks import environment
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, RunFile
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoploom.config.toml import as_toml
+from hoploom.config.values import as_toml
 from hoploom.deploy.open import CONNECT
 from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu.whole_step.recordable import prepare

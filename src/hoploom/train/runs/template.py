@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config.rules import default_of, keys_in
-from hoploom.config.toml import as_toml
+from hoploom.config.values import as_toml
 from hoploom.schema import NodeType, Schema
 from hoploom.store import Store, open_store
 from hoploom.train.runs.problem import largest_label
