@@ -10,7 +10,6 @@ from hoploom.ops import Frontier, Picks
 from hoploom.schema import Owner
 from hoploom.store import Draw, Part, Sharded, Store, Wanted
 from hoploom.store.base import range_of
-from hoploom.store.sharded import routes_of
 from support.graphs import cut
 
 Answer = TypeVar("Answer")
@@ -67,8 +66,8 @@ def spread(store: Store, num_parts: int, here: Collection[int], *, whole_topolog
     ranges = tuple(map(range_of, parts))
     log: list[str] = []
     shards = tuple(part if number in here else Elsewhere(part, number, log) for number, part in enumerate(parts))
-    features = Sharded(schema, shards, routes_of(schema, ranges))
-    graph = Sharded(schema, parts, features.routes) if whole_topology else features
+    features = Sharded(schema, shards, ranges)
+    graph = features.over(parts) if whole_topology else features
     own = tuple(part for number, part in enumerate(parts) if number in here)
     topology = tuple(parts) if whole_topology else own
     return Store(schema, graph, features, own, ranges=ranges, shards=shards, topology=topology)

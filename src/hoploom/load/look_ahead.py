@@ -5,10 +5,10 @@ are asked for in one request per peer, and then each batch is assembled from wha
 has fetched is taken from it. Costs the memory of two groups' rows, and a first batch that waits for a whole group.
 """
 
-import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -25,23 +25,6 @@ from hoploom.store.sharded import empty_rows
 Rows = Mapping[Owner, HeldRows]
 
 
-@dataclass
-class Fetches:
-    """What look-ahead has asked for, over all loops."""
-
-    num_groups: int = 0  # of steps: each asks every peer at most once
-    num_fetched: int = 0  # rows
-    num_reused: int = 0  # rows that the group before had fetched
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    def add(self, num_fetched: int, num_reused: int) -> None:
-        """Count one group."""
-        with self._lock:
-            self.num_groups += 1
-            self.num_fetched += num_fetched
-            self.num_reused += num_reused
-
-
 class Fetched(NamedTuple):
     """The rows of a group, and what assembles its batches from them."""
 
@@ -54,7 +37,7 @@ class LookAhead(Producer):
 
     def __init__(self, maker: Maker, features: Sharded, num_steps: int) -> None:
         self.num_steps = num_steps
-        self.fetches = Fetches()
+        self.fetches: Counter[str] = Counter()  # groups of steps, rows fetched, rows reused
         self._maker, self._features = maker, features
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
@@ -100,13 +83,13 @@ class LookAhead(Producer):
             num_reused += 0 if found is None else found.hits.numel()
             num_fetched += len(ids) if found is None else found.misses.numel()
         self._features.gather_at(wanted, places, outs)
-        self.fetches.add(num_fetched, num_reused)
+        self.fetches.update(groups=1, fetched=num_fetched, reused=num_reused)
         return Fetched(rows, self._assembler(rows))
 
     def _missing(self, drawn: Sequence[Drawn], before: Rows) -> dict[Owner, tuple[IdMap, list[str]]]:
         """By owner: the ids whose rows are not here, each once, and the fields that are needed of them."""
         needed: dict[Owner, tuple[IdMap, list[str]]] = {}
-        shards, routes = self._features.shards, self._features.routes
+        shards = self._features.shards
         for one in drawn:
             seen: set[tuple[Owner, int]] = set()
             wanted = self._maker.assembler.wanted(one.sampled)
@@ -120,7 +103,7 @@ class LookAhead(Producer):
                     fields.append(name)
                 if (owner, id(ids)) not in seen:
                     seen.add((owner, id(ids)))
-                    for shard, places in zip(shards, routes[owner].split(ids), strict=True):
+                    for shard, places in zip(shards, self._features.route(owner, ids), strict=True):
                         held.add(ids, missing(shard, owner, ids, places))
         return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner[0])}
 
@@ -128,5 +111,4 @@ class LookAhead(Producer):
         """What assembles batches from these rows first."""
         features, assembler = self._features, self._maker.assembler
         shards = [shard if shard.is_here else Cached(shard, rows) for shard in features.shards]
-        over = Sharded(features.schema, shards, features.routes)
-        return replace(assembler, store=assembler.store.over(over))
+        return replace(assembler, store=assembler.store.over(features.over(shards)))

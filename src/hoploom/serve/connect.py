@@ -24,7 +24,7 @@ from hoploom.store import Store, open_store
 from hoploom.store.base import Deployment, Shard
 from hoploom.store.disk import held_parts, topology_fits
 from hoploom.store.row_cache import Nearer
-from hoploom.store.sharded import Sharded, routes_of
+from hoploom.store.sharded import Sharded
 
 with needs("cluster"):
     from hoploom.serve.batch_client import served
@@ -129,7 +129,7 @@ def _without_graph(peers: Peers) -> Store:
     manifest = peers.manifest
     schema = manifest.schema
     shards = [RemotePart(schema, number, peers) for number in range(len(manifest.parts))]
-    sharded = Sharded(schema, shards, routes_of(schema, manifest.parts))
+    sharded = Sharded(schema, shards, manifest.parts)
     return Store(
         schema,
         sharded,
@@ -155,5 +155,5 @@ def _beside(peers: Peers, here: _Here) -> Store:
     for number in range(len(local.ranges)):
         remote = RemotePart(schema, number, peers)
         shards.append(held.get(number) or (Nearer(remote, local.topology[number]) if whole else remote))
-    sharded = Sharded(schema, shards, routes_of(schema, local.ranges))
+    sharded = Sharded(schema, shards, local.ranges)
     return replace(local, graph=local.graph if whole else sharded, features=sharded, shards=tuple(shards))

@@ -1,7 +1,7 @@
 """Where data lives. The sampler sees two protocols: GraphStore and FeatureStore."""
 
 from hoploom.store.base import Draw, FeatureStore, GraphStore, Part, Shard, Table, Wanted
-from hoploom.store.sharded import Routes, Sharded
+from hoploom.store.sharded import Sharded
 from hoploom.store.store import Store, assemble, open_store
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "FeatureStore",
     "GraphStore",
     "Part",
-    "Routes",
     "Shard",
     "Sharded",
     "Store",

@@ -58,7 +58,10 @@ def from_tensors(
         num_nodes = {} if num_nodes is None else {HOMOGENEOUS_TYPE: num_nodes}
     return build_store(
         {name: _mapping(f"fields of {name!r}", given) for name, given in _mapping("nodes", nodes).items()},
-        {key: _edge_fields(key, given) for key, given in edges.items()},
+        {
+            key: {"edge_index": given} if isinstance(given, Tensor) else _mapping(f"edges of {key}", given)
+            for key, given in edges.items()
+        },
         num_nodes=_mapping(f"num_nodes={num_nodes!r:.40}", {} if num_nodes is None else num_nodes),
         splits={name: _mapping(f"splits of {name!r}", given) for name, given in _mapping("splits", splits).items()},
         homogeneous=homogeneous,
@@ -82,8 +85,7 @@ def build_store(
     nodes = {name: _read_fields(name, fields) for name, fields in nodes.items()}
     counts = {name: _num_nodes(name, fields, num_nodes) for name, fields in nodes.items()}
     split_ids = {
-        # Sorted: the order of a split must not depend on how a store is cut into parts.
-        (name, split): torch.sort(_read_split(f"split {split!r} of {name!r}", given, counts[name])).values
+        (name, split): _read_split(f"split {split!r} of {name!r}", given, counts[name])
         for name, by_name in splits.items()
         for split, given in by_name.items()
     }
@@ -111,14 +113,6 @@ def build_store(
 def _mapping(what: str, given: Any) -> dict[Any, Any]:
     if not isinstance(given, Mapping):
         raise DataError(f"{what} is of type {type(given).__name__}; give a mapping")
-    return dict(given)
-
-
-def _edge_fields(key: RelationName, given: Any) -> dict[str, Any]:
-    if isinstance(given, Tensor):
-        return {"edge_index": given}
-    if not isinstance(given, Mapping):
-        raise DataError(f"edges of {key} are a {type(given).__name__}; give an edge_index tensor or a mapping")
     return dict(given)
 
 
@@ -150,19 +144,15 @@ def _read_tensor(what: str, given: Any) -> Tensor:
 
 
 def _read_split(what: str, given: Any, num_nodes: int) -> Tensor:
-    return read_members(what, _read_tensor(what, given), num_nodes)
+    """Sorted: the order of a split must not depend on how a store is cut into parts."""
+    return torch.sort(read_members(what, _read_tensor(what, given), num_nodes)).values
 
 
 def _num_nodes(name: str, fields: Fields, given: Mapping[str, Any]) -> int:
-    sizes = {field: rows.shape[0] if rows.dim() else 0 for field, rows in fields.items()}
-    count = given.get(name, next(iter(sizes.values()), None))
+    count = given.get(name, next((len(rows) for rows in fields.values() if rows.dim()), None))
     if count is None:
         raise DataError(f"node type {name!r} has no fields to tell its size; give num_nodes")
-    count = as_int(f"num_nodes of {name!r}", count, 0, "give a count")
-    wrong = [field for field, size in sizes.items() if size != count]
-    if wrong:
-        raise DataError(f"{name}.{wrong[0]} has {sizes[wrong[0]]} rows for {count} nodes; give one row per node")
-    return count
+    return as_int(f"num_nodes of {name!r}", count, 0, "give a count")
 
 
 def _describe(what: str, rows: Tensor, count: int) -> Field:
@@ -263,9 +253,10 @@ def _in_time_order(csc: Csc, sizes: tuple[int, int], edge_time: Tensor | None, s
     edge_index = torch.stack([csc.indices.to(torch.int64), torch.repeat_interleave(csc.indptr.diff())])
     times = edge_time if edge_time is None or ids is None else edge_time[ids]
     ordered = ops.build_csc(edge_index, *sizes, edge_time=times, source_time=source_time)
-    if ids is None or ordered.permutation is None:
-        return ordered._replace(permutation=ids if ordered.permutation is None else ordered.permutation)
-    return ordered._replace(permutation=ids[ordered.permutation])
+    if ids is not None:
+        ids = ids if ordered.permutation is None else ids[ordered.permutation]
+        return ordered._replace(permutation=ids)
+    return ordered
 
 
 def _times(key: RelationName, fields: Fields, nodes: Mapping[str, Fields], time_attr: str | None) -> Times:

@@ -187,7 +187,7 @@ def cached(
     held: dict[Owner, HeldRows] = {name: _fill(features, name, ids, bytes_at_once) for name, ids in chosen.items()}
     tally = Tally()
     shards = tuple(shard if shard.is_here else Cached(shard, held, tally) for shard in features.shards)
-    return replace(store, features=Sharded(store.schema, shards, features.routes), shards=shards)
+    return replace(store, features=features.over(shards), shards=shards)
 
 
 def report(store: Store) -> CacheReport | None:

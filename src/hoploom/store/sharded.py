@@ -3,6 +3,7 @@
 Costs one pass over the ids to route and one over the answers to stitch; a single part pays neither.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,30 +22,32 @@ Answer = TypeVar("Answer")
 Begin: TypeAlias = Callable[[], Callable[[], Answer]]
 
 
-class Routes:
-    """Which part owns each id of one node type or relation: a search in a short list."""
-
-    def __init__(self, firsts: Sequence[int]) -> None:
-        self.num_parts = len(firsts)
-        self._bounds = torch.tensor(list(firsts[1:]), dtype=torch.int64)
-
-    def split(self, ids: Tensor, places: Tensor | None = None) -> list[Tensor]:
-        """Per part: the positions in `ids`, or those among `places`, that it owns."""
-        return ops.route(ids, self._bounds, places)
-
-
 class Sharded:
     """A GraphStore and FeatureStore over parts, wherever each of them lives."""
 
-    def __init__(self, schema: Schema, shards: Sequence[Shard], routes: Mapping[Owner, Routes]) -> None:
+    def __init__(self, schema: Schema, shards: Sequence[Shard], ranges: Sequence[PartRange]) -> None:
         self.schema = schema
         self.shards = tuple(shards)
-        self.routes = routes
+        self._cuts: dict[Owner, Tensor] = {}  # where the second part begins, the third and so on
+        for index, node_type in enumerate(schema.node_types):
+            self._cuts[node_type.name] = torch.tensor([held.first_nodes[index] for held in ranges[1:]]).long()
+        for index, relation in enumerate(schema.relations):
+            self._cuts[relation.key] = torch.tensor([held.first_edges[index] for held in ranges[1:]]).long()
+
+    def over(self, shards: Sequence[Shard]) -> "Sharded":
+        """Other shards, cut at the same places."""
+        other = copy.copy(self)
+        other.shards = tuple(shards)
+        return other
+
+    def route(self, owner: Owner, ids: Tensor, places: Tensor | None = None) -> list[Tensor]:
+        """Per part: the positions in `ids`, or those among `places`, that it owns."""
+        return ops.route(ids, self._cuts[owner], places)
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         """One hop: every shard is asked once, for all relations."""
         places = [
-            None if frontier is None else self.routes[node_type.name].split(frontier.nodes)
+            None if frontier is None else self.route(node_type.name, frontier.nodes)
             for node_type, frontier in zip(self.schema.node_types, frontiers, strict=True)
         ]
         begins: dict[int, Begin[list[Picks | None]]] = {}
@@ -98,7 +101,7 @@ class Sharded:
         for (owner, _, ids), place in zip(wanted, places, strict=True):
             key = owner, id(ids), id(place)
             if key not in found:
-                found[key] = self.routes[owner].split(ids, place)
+                found[key] = self.route(owner, ids, place)
             owned.append(found[key])
         return owned
 
@@ -112,33 +115,23 @@ def select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
 
 
 def stitch(parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier) -> Picks | None:
-    asked = [(picks, place) for picks, place in zip(parts, places, strict=True) if picks is not None]
-    if not asked:
+    answered = [(picks, place) for picks, place in zip(parts, places, strict=True) if picks is not None]
+    if not answered:
         return None
     counts = torch.zeros_like(frontier.nodes)
-    for picks, place in asked:
+    for picks, place in answered:
         counts[place] = picks.counts
     begins = torch.zeros(counts.numel() + 1, dtype=torch.int64)
     torch.cumsum(counts, 0, out=begins[1:])
     sources, edges = (ops.empty((int(begins[-1]),), torch.int64) for _ in range(2))
-    for picks, place in asked:
+    for picks, place in answered:
         ops.scatter_lists(picks.sources, picks.counts, place, begins, sources)
         ops.scatter_lists(picks.edges, picks.counts, place, begins, edges)
     return Picks(counts, sources, edges)
 
 
-def routes_of(schema: Schema, ranges: Sequence[PartRange]) -> dict[Owner, Routes]:
-    """Where each node type and relation is cut."""
-    routes: dict[Owner, Routes] = {}
-    for index, node_type in enumerate(schema.node_types):
-        routes[node_type.name] = Routes([held.first_nodes[index] for held in ranges])
-    for index, relation in enumerate(schema.relations):
-        routes[relation.key] = Routes([held.first_edges[index] for held in ranges])
-    return routes
-
-
 def empty_rows(schema: Schema, owner: Owner, name: str, count: int, *, pinned: bool = False) -> Tensor:
-    """Room for rows of a field."""
+    """Memory for rows of a field."""
     described = schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
     of_field = described.fields[name]
     return ops.empty((count, *of_field.shape), DTYPES[of_field.dtype], pinned=pinned)

@@ -20,7 +20,7 @@ from hoploom.store.base import NOWHERE, Absent, Deployment, FeatureStore, GraphS
 from hoploom.store.disk import check_manifest, open_part, open_topology
 from hoploom.store.edges import Loops, covers, loops_of
 from hoploom.store.format import Manifest, PartRange
-from hoploom.store.sharded import Sharded, routes_of
+from hoploom.store.sharded import Sharded
 from hoploom.store.write import write_parts
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
     parts, ranges = tuple(parts), tuple(map(range_of, parts))
     if len(parts) == 1:
         return Store(schema, parts[0], parts[0], parts, ranges=ranges)
-    sharded = Sharded(schema, parts, routes_of(schema, ranges))
+    sharded = Sharded(schema, parts, ranges)
     return Store(schema, sharded, sharded, parts, ranges=ranges)
 
 
@@ -261,13 +261,12 @@ def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
 def _open_some(folder: Path, manifest: Manifest, held: Mapping[int, Part], *, whole_topology: bool) -> Store:
     """Some parts of several, and of the others their topology or nothing."""
     schema, everything = manifest.schema, range(len(manifest.parts))
-    routes = routes_of(schema, manifest.parts)
     shards = [held.get(number) or Absent(schema, number, tuple(held)) for number in everything]
-    graph = features = Sharded(schema, shards, routes)
+    graph = features = Sharded(schema, shards, manifest.parts)
     topology = tuple(held.values())
     if whole_topology:
         topology = tuple(held.get(number) or open_topology(folder, manifest, number) for number in everything)
-        graph = Sharded(schema, topology, routes)
+        graph = features.over(topology)
     return Store(
         schema,
         graph,

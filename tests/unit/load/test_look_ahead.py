@@ -65,8 +65,8 @@ def test_what_is_fetched_and_reused_is_counted() -> None:
     list(loader)
     fetches = _ahead(loader).fetches
     first, second, third = (_rows(*steps) for steps in ((0, 3), (3, 6), (6, 8)))
-    assert (fetches.num_groups, fetches.num_fetched) == (3, len(first) + len(second - first) + len(third - second))
-    assert fetches.num_reused == len(second & first) + len(third & second) > 0
+    assert (fetches["groups"], fetches["fetched"]) == (3, len(first) + len(second - first) + len(third - second))
+    assert fetches["reused"] == len(second & first) + len(third & second) > 0
 
 
 def _rows(first_step: int, end_step: int) -> set[tuple[str, int]]:

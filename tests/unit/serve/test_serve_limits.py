@@ -29,7 +29,7 @@ from hoploom.serve.wire import Message
 from hoploom.store import Wanted
 from hoploom.store.edges import rows_of
 from hoploom.store.row_cache import cached
-from hoploom.store.sharded import Sharded, routes_of
+from hoploom.store.sharded import Sharded
 
 pytestmark = pytest.mark.timeout(120)
 LIMIT = 200 * 8  # bytes of a request: 200 ids
@@ -56,7 +56,7 @@ def _there(path: Path, peers: Peers, max_ids: int) -> Store:
     """The store over peers that are asked for so many ids at a time."""
     local = hoploom.open(path)
     parts = [RemotePart(local.schema, number, peers, max_ids) for number in range(2)]
-    sharded = Sharded(local.schema, parts, routes_of(local.schema, local.ranges))
+    sharded = Sharded(local.schema, parts, local.ranges)
     return replace(local, graph=sharded, features=sharded, shards=tuple(parts))
 
 
