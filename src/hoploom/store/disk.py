@@ -1,8 +1,10 @@
 """Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,8 @@ def held_parts(path: str | Path) -> list[int]:
     """The parts of which a folder holds the files of nodes: its own part's on a host of a cluster, else all."""
     folder = Path(path)
     manifest = layout.read_manifest(folder)
-    return [p for p in range(len(manifest.parts)) if _holds(folder, manifest, f"{layout.part_folder(p)}/")]
+    lacking = {name.partition("/")[0] for name in manifest.files if not layout.inside(folder, name).exists()}
+    return [part for part in range(len(manifest.parts)) if layout.part_folder(part) not in lacking]
 
 
 def topology_fits(path: str | Path) -> bool:
@@ -32,10 +35,6 @@ def topology_fits(path: str | Path) -> bool:
     columns = [name for name in manifest.files if Path(name).name.startswith("csc.")]
     size = sum(manifest.files[name].bytes for name in columns)
     return all(layout.inside(folder, name).exists() for name in columns) and size <= memory_limit() // 2
-
-
-def _holds(folder: Path, manifest: Manifest, prefix: str) -> bool:
-    return all(layout.inside(folder, name).exists() for name in manifest.files if name.startswith(prefix))
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> None:
@@ -53,30 +52,29 @@ def check_manifest(folder: Path, manifest: Manifest) -> None:
         raise StoreError(f"{folder}: a part does not list every type and relation; store.json is damaged")
     _check_splits(folder, manifest)
     spans = [
-        ("nodes of " + t.name, t.num_nodes, i, "first_nodes", "num_nodes") for i, t in enumerate(schema.node_types)
+        (f"nodes of {t.name}", t.num_nodes, [(part.first_nodes[i], part.num_nodes[i]) for part in parts])
+        for i, t in enumerate(schema.node_types)
     ]
-    spans += [(f"edges of {r.key}", r.num_edges, i, "first_edges", "num_edges") for i, r in enumerate(schema.relations)]
-    for what, total, index, first, count in spans:
-        position = 0
-        for part in parts:
-            if getattr(part, first)[index] != position:
-                raise StoreError(
-                    f"{folder}: the parts do not cover the {what} once and in order; store.json is damaged"
-                )
-            position += getattr(part, count)[index]
-        if position != total:
-            raise StoreError(f"{folder}: the parts hold {position} {what}, not {total}; store.json is damaged")
+    spans += [
+        (f"edges of {r.key}", r.num_edges, [(part.first_edges[i], part.num_edges[i]) for part in parts])
+        for i, r in enumerate(schema.relations)
+    ]
+    for what, total, held in spans:
+        *firsts, end = accumulate((count for _, count in held), initial=0)
+        if [first for first, _ in held] != firsts:
+            raise StoreError(f"{folder}: the parts do not cover the {what} once and in order; store.json is damaged")
+        if end != total:
+            raise StoreError(f"{folder}: the parts hold {end} {what}, not {total}; store.json is damaged")
 
 
 def _check_splits(folder: Path, manifest: Manifest) -> None:
     for node_type in manifest.schema.node_types:
-        held: dict[str, int] = {}
+        held: Counter[str] = Counter()
         for part in manifest.parts:
-            for split, size in part.splits.get(node_type.name, {}).items():
-                held[split] = held.get(split, 0) + size
-        if held != dict(node_type.splits):
+            held.update(part.splits.get(node_type.name, {}))
+        if dict(held) != dict(node_type.splits):
             declared = dict(node_type.splits)
-            raise StoreError(f"{folder}: the parts hold splits {held} of {node_type.name!r}, not {declared}")
+            raise StoreError(f"{folder}: the parts hold splits {dict(held)} of {node_type.name!r}, not {declared}")
 
 
 def open_part(folder: Path, manifest: Manifest, part: int) -> Part:

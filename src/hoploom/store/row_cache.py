@@ -1,8 +1,7 @@
-"""A cache of the rows that lie elsewhere and are asked for most, filled once and then only read.
+"""A cache of the remote rows that batches need most, filled once and then only read: no lock, but it does not learn.
 
-What is held is chosen by how often it was asked for (hoploom.load.presample counts by sampling), not by degree. Rows
-of nodes alone: an edge is rarely in two batches. A cache that never changes needs no lock and evicts nothing, but does
-not learn either.
+The rows are chosen by how often batches had them (hoploom.load.presample counts by sampling), not by degree. Rows of
+nodes alone: an edge is rarely in two batches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,6 +70,22 @@ class Wrapped:
     def split(self, node_type: str, name: str) -> Tensor:
         return self.shard.split(node_type, name)
 
+    def _finish(
+        self, copies: Sequence[Finish], wanted: Sequence[Wanted], rest: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Finish:
+        """Ask for the rest; when it is finished, copy first: the copies need no answer."""
+        remote = self.shard.begin_gather(wanted, rest, outs) if any(place.numel() for place in rest) else None
+
+        def finish() -> None:
+            try:
+                for copy in copies:
+                    copy()
+            finally:
+                if remote is not None:
+                    remote()
+
+        return finish
+
 
 @dataclass(frozen=True)
 class Cached(Wrapped):
@@ -94,8 +109,7 @@ class Cached(Wrapped):
                 self.tally.add(looked_up[key].hits.numel(), looked_up[key].misses.numel())
             rest[index] = looked_up[key].misses
             copies.append(partial(rows.copy, name, looked_up[key], out))
-        asked = any(place.numel() for place in rest)
-        return partial(_finish, copies, self.shard.begin_gather(wanted, rest, outs) if asked else None)
+        return self._finish(copies, wanted, rest, outs)
 
 
 @dataclass(frozen=True)
@@ -107,12 +121,9 @@ class Nearer(Wrapped):
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
         """Ask for the fields that are not here, and read those that are."""
         here = [(want.owner, want.field) in self.near.tables for want in wanted]
-        none = [place[:0] for place in places]
-        own = [place if is_here else nothing for place, nothing, is_here in zip(places, none, here, strict=True)]
-        rest = [nothing if is_here else place for place, nothing, is_here in zip(places, none, here, strict=True)]
-        asked = any(place.numel() for place in rest)
-        copies = [self.near.begin_gather(wanted, own, outs)] if any(here) else []
-        return partial(_finish, copies, self.shard.begin_gather(wanted, rest, outs) if asked else None)
+        own = [place if is_here else place[:0] for place, is_here in zip(places, here, strict=True)]
+        rest = [place[:0] if is_here else place for place, is_here in zip(places, here, strict=True)]
+        return self._finish([self.near.begin_gather(wanted, own, outs)], wanted, rest, outs)
 
 
 def lies_here(shard: Shard, owner: Owner, name: str) -> bool:
@@ -120,15 +131,6 @@ def lies_here(shard: Shard, owner: Owner, name: str) -> bool:
     if isinstance(shard, Cached):
         return lies_here(shard.shard, owner, name)
     return shard.is_here or (isinstance(shard, Nearer) and (owner, name) in shard.near.tables)
-
-
-def _finish(copies: Sequence[Finish], rest: Finish | None) -> None:
-    try:
-        for copy in copies:
-            copy()
-    finally:
-        if rest is not None:
-            rest()
 
 
 def missing(shard: Shard, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
@@ -139,7 +141,7 @@ def missing(shard: Shard, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
     return places[:0] if shard.is_here else places
 
 
-# --- the rows that are asked for most -----------------------------------------------------
+# --- the rows that are needed most --------------------------------------------------------
 
 BYTES_AT_ONCE = 64 << 20  # that are asked for together
 BYTES_PER_ID = 24  # of the map from ids to rows, at most
@@ -180,7 +182,10 @@ def cached(
     >>> print(report(store))
     """
     remote, features = _remote(store), store.features
-    budget, counts = _budget(size, remote), _checked(store, counts)
+    budget = read_size(size)
+    if isinstance(budget, float):
+        budget = round(budget * sum((end - first) * of.row_bytes for of in remote for first, end in of.spans))
+    _check_counts(store, counts)
     if not remote or not isinstance(features, Sharded):
         return store
     chosen = _choose(remote, budget, counts)
@@ -208,10 +213,6 @@ class Remote:
     row_bytes: int  # of all fields, and of finding the row
     spans: tuple[tuple[int, int], ...]  # first and end
 
-    @property
-    def num_rows(self) -> int:
-        return sum(end - first for first, end in self.spans)
-
 
 def _remote(store: Store) -> list[Remote]:
     found = []
@@ -228,20 +229,12 @@ def _row_bytes(node_type: NodeType) -> int:
     return sum(of_field.row_bytes for of_field in node_type.fields.values())
 
 
-def _budget(size: float | str, remote: list[Remote]) -> int:
-    """Bytes that may be held."""
-    read = read_size(size)
-    if isinstance(read, int):
-        return read
-    return int(read * sum(of_type.num_rows * of_type.row_bytes for of_type in remote) + 0.5)
-
-
 def read_size(size: float | str) -> float | int:
     """A cache's size: a share as a float, bytes as an int; ConfigError for what is neither."""
     return parse_share_or_bytes("the cache's size", size, WAY_OUT)
 
 
-def _checked(store: Store, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _check_counts(store: Store, counts: Mapping[str, Tensor]) -> None:
     for name, of_type in counts.items():
         num_nodes = store.schema.node_type(name).num_nodes
         if of_type.shape != (num_nodes,) or of_type.dtype != torch.int64 or bool((of_type < 0).any()):
@@ -249,7 +242,6 @@ def _checked(store: Store, counts: Mapping[str, Tensor]) -> Mapping[str, Tensor]
                 f"the counts of {name!r} have dtype {of_type.dtype} and shape {tuple(of_type.shape)}; "
                 f"give {num_nodes} int64, none negative"
             )
-    return counts
 
 
 def _choose(remote: list[Remote], budget: int, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -267,8 +259,8 @@ def _choose(remote: list[Remote], budget: int, counts: Mapping[str, Tensor]) -> 
         for first, levels in _levels(of_type, counts):
             partly = (levels == last).nonzero().view(-1)[: left // of_type.row_bytes]
             left -= partly.numel() * of_type.row_bytes
-            whole = (levels > last).nonzero().view(-1)
-            pieces.append(torch.cat([whole, partly]).sort().values + first)
+            all_fit = (levels > last).nonzero().view(-1)
+            pieces.append(torch.cat([all_fit, partly]).sort().values + first)
         chosen[of_type.name] = torch.cat(pieces)
     return {name: ids for name, ids in chosen.items() if ids.numel()}
 

@@ -14,7 +14,7 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import InEdges
-from hoploom.schema import Owner, RelationName, Schema
+from hoploom.schema import NodeType, Owner, Relation, RelationName, Schema
 from hoploom.store import format as layout
 from hoploom.store.base import NOWHERE, Absent, Deployment, FeatureStore, GraphStore, Part, Shard, Wanted, range_of
 from hoploom.store.disk import check_manifest, open_part, open_topology
@@ -195,10 +195,6 @@ class Store:
             degrees -= torch.where(loops.nodes[found] == nodes, loops.counts[found], 0)
         return degrees
 
-    def _fields(self) -> list[tuple[Owner, str]]:
-        of_nodes: list[tuple[Owner, str]] = [(t.name, name) for t in self.schema.node_types for name in t.fields]
-        return of_nodes + [(r.key, name) for r in self.schema.relations for name in r.fields]
-
     def _type_with_split(self, name: str) -> str:
         having = [t.name for t in self.schema.node_types if name in t.splits]
         if len(having) != 1:
@@ -208,10 +204,14 @@ class Store:
 
     def save(self, path: str | Path) -> "Store":
         """Write the store to a directory and open it from there."""
-        if not all((owner, name) in part.tables for part in self.parts for owner, name in self._fields()):
-            raise ConfigError("the store cannot be saved, some of its features lie elsewhere; use from_tensors")
-        if not covers(self.schema, self.parts):
-            raise ConfigError("the store cannot be saved, not all of it lies in this process; save the one it is from")
+        owners: list[tuple[Owner, NodeType | Relation]] = [(t.name, t) for t in self.schema.node_types]
+        owners += [(r.key, r) for r in self.schema.relations]
+        has_fields = all((key, name) in part.tables for part in self.parts for key, of in owners for name in of.fields)
+        if not has_fields or not covers(self.schema, self.parts):
+            raise ConfigError(
+                "the store cannot be saved, not all of it lies in this process; save the one it is from, or use "
+                "from_tensors"
+            )
         write_parts(path, self.schema, self.parts)
         return open_store(path)
 
