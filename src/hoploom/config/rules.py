@@ -156,16 +156,24 @@ def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = Fals
     return KeyRule(f"a number {limits}", read)
 
 
-def accepted(expects: str, check: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = ()) -> KeyRule:
-    """A value of these types, as it stands, that a check does not refuse: with a ConfigError, or False."""
+def parsed(
+    expects: str, parse: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = (), is_text: bool = False
+) -> KeyRule:
+    """What is made of a value of these types; a ConfigError refuses it, and so does None."""
 
     def read(value: Any) -> Any:
         try:
-            return value if isinstance(value, kinds) and check(value) is not False else None
+            return parse(value) if isinstance(value, kinds) else None
         except ConfigError:
             return None
 
-    return KeyRule(expects, read, words, is_text=kinds is str)
+    return KeyRule(expects, read, words, is_text)
+
+
+def accepted(expects: str, check: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = ()) -> KeyRule:
+    """A value of these types, as it stands, that a check does not refuse: with a ConfigError, or False."""
+    is_text = kinds is str
+    return parsed(expects, lambda v: v if check(v) is not False else None, kinds=kinds, words=words, is_text=is_text)
 
 
 def choice(*words: str) -> KeyRule:
@@ -219,19 +227,9 @@ def table_of(entry: KeyRule, expects: str) -> KeyRule:
 # --- how the rules below read --------------------------------------------------------------------
 
 
-def _read_fanouts(value: Any) -> tuple[int, ...] | None:
-    try:
-        counts = as_fanouts(value) if isinstance(value, list) else ()
-    except ConfigError:
-        return None
+def _read_fanouts(value: list[Any]) -> tuple[int, ...] | None:
+    counts = as_fanouts(value)
     return counts if counts and max(counts) <= MOST else None
-
-
-def _read_addresses(value: Any) -> tuple[str, ...] | None:
-    try:
-        return tuple(read_addresses(value)) if isinstance(value, str | list) else None
-    except ConfigError:
-        return None
 
 
 def _is_address(value: str) -> bool:
@@ -256,7 +254,7 @@ def _read_variables(value: Any) -> dict[str, str] | None:
 FLAG = accepted("true or false", lambda value: True, kinds=bool)
 SHARE = KeyRule("a number from 0 to below 1", lambda value: None if value == 1 else number(0.0, 1.0).read(value))
 PORT = whole(1, 65535)
-FANOUTS = KeyRule("a list with a count per layer (-1: all neighbours), e.g. [15, 10, 5]", _read_fanouts)
+FANOUTS = parsed("a list with a count per layer (-1: all neighbours), e.g. [15, 10, 5]", _read_fanouts, kinds=list)
 SIZE = accepted('a size in quotes, e.g. "4GB"', lambda value: parse_bytes("size", value))
 SHARE_OR_SIZE = accepted(
     'a share or a size in quotes, e.g. "20%" or "4GB"', lambda value: parse_share_or_bytes("size", value, "") > 0
@@ -282,4 +280,6 @@ LABEL = matching(  # a name that Slurm and Kubernetes take, with room for ours
     "lower-case letters, digits and dashes, at most 53 characters", r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?"
 )
 ADDRESS = accepted('"host:port", e.g. "10.0.0.1:29500"', _is_address)
-ADDRESSES = KeyRule('a list of host:port, e.g. ["10.0.0.1:7000", "10.0.0.2:7000"]', _read_addresses)
+ADDRESSES = parsed(
+    'a list of host:port, e.g. ["10.0.0.1:7000", "10.0.0.2:7000"]', lambda v: tuple(read_addresses(v)), kinds=str | list
+)

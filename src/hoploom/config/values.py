@@ -109,27 +109,24 @@ def parse_share_or_bytes(what: str, value: object, way_out: str) -> float | int:
 
     >>> parse_share_or_bytes("cache", "20%", "give a share or a size")
     """
+    refusal = ConfigError(f"{what} is {value!r:.80}; {way_out}")
     if isinstance(value, str):
-        share = _share_or_bytes(what, value, way_out)
+        text = value.strip()
+        percent = re.fullmatch(NUMBER + "%", text)
+        if percent is None and (not text[:1].isdigit() or text.endswith("%")):
+            raise refusal
+        if percent is None and not text[-1].isalpha():  # "0.5" may mean a share, or GB
+            raise ConfigError(f"{what} is {value!r:.80}; give '50%' for a share or '4GB' for bytes")
+        if percent is None:
+            return parse_bytes(what, value)
+        share = float(_decimal(percent[1])) / 100
     elif isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         share = as_number(what, value, way_out)
     else:
         return as_int(what, value, 0, way_out)
-    if isinstance(share, float) and not 0 <= share <= 1:
-        raise ConfigError(f"{what} is {value!r:.80}; {way_out}")
+    if not 0 <= share <= 1:
+        raise refusal
     return share
-
-
-def _share_or_bytes(what: str, text: str, way_out: str) -> float | int:
-    bare = text.strip()
-    percent = re.fullmatch(NUMBER + "%", bare)
-    if percent is not None:
-        return float(_decimal(percent[1])) / 100
-    if not bare[:1].isdigit() or bare.endswith("%"):
-        raise ConfigError(f"{what} is {text!r:.80}; {way_out}")
-    if not bare[-1].isalpha():  # "0.5" may mean a share, or GB
-        raise ConfigError(f"{what} is {text!r:.80}; give '50%' for a share or '4GB' for bytes")
-    return parse_bytes(what, text)
 
 
 def parse_fanouts(what: str, text: str) -> tuple[int, ...]:

@@ -64,10 +64,7 @@ class Loader:
         return self._order.num_steps
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise ConfigError(
-            "a loader is neither copied nor pickled; make another one with the same arguments, and give its "
-            "load_state_dict what state_dict() of this one returns"
-        )
+        raise ConfigError("a loader is never copied or pickled; make another, and give it this one's state_dict()")
 
     @property
     def dataset(self) -> range:
@@ -181,9 +178,7 @@ class Loader:
         """The batch of these positions among the seeds."""
         indices = torch.as_tensor(index)
         if indices.dtype == torch.bool or indices.is_floating_point() or indices.dim() != 1:
-            raise ConfigError(
-                f"index has dtype {indices.dtype} and shape {tuple(indices.shape)}; give a list of positions"
-            )
+            raise ConfigError(f"index is {indices.dtype} {tuple(indices.shape)}; give a list of positions")
         size = self._order.num_seeds
         if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= size):
             bad = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())

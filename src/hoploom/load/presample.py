@@ -91,9 +91,7 @@ def read_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
     limit = store.schema.node_type(node_type).num_nodes
     if nodes.numel() and not 0 <= int(nodes[0]) <= int(nodes[-1]) < limit:  # of ids given this is known already
         wrong = int(nodes[0] if nodes[0] < 0 else nodes[-1])
-        raise StoreError(
-            f"a split of {node_type!r} holds {wrong}, out of range [0, {limit}); run hoploom check on the store"
-        )
+        raise StoreError(f"a split of {node_type!r} holds {wrong}, out of range [0, {limit}); run hoploom check")
     return node_type, nodes
 
 

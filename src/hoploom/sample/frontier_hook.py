@@ -128,13 +128,8 @@ def _checked(edges: Edges, seeds: Tensor) -> Edges:
     edges = Edges(*(_as_ids("edges of sample_frontier", column) for column in columns))
     shapes = {column.numel() for column in columns}
     if len(shapes) != 1:
-        raise ConfigError(
-            f"sample_frontier returned columns of {sorted(shapes)} edges; give one source per destination"
-        )
+        raise ConfigError(f"sample_frontier gave columns of {sorted(shapes)} edges; give one source per destination")
     strangers = edges.destinations[~torch.isin(edges.destinations, seeds)]
     if strangers.numel():
-        raise ConfigError(
-            f"sample_frontier returned an edge into node {int(strangers[0])}, which is no seed of the layer; "
-            f"destinations must be seeds"
-        )
+        raise ConfigError(f"sample_frontier gave an edge to {int(strangers[0])}, no seed of the layer; leave it out")
     return edges

@@ -72,7 +72,4 @@ class EdgeTest:
 
 
 def too_dense(relation: object) -> DataError:
-    return DataError(
-        f"no strict negatives found for {relation} in {ROUNDS} rounds: nearly every pair is an edge; "
-        f"set strict_negatives=False"
-    )
+    return DataError(f"nearly every pair is an edge of {relation}: no strict negatives; set strict_negatives=False")

@@ -105,9 +105,7 @@ def _choice(name: str, value: object, allowed: Sequence[str]) -> str:
 
 def _check_attr(name: str, wanted: str | None, prepared: str | None) -> None:
     if wanted is not None and wanted != prepared:
-        raise ConfigError(
-            f"{name} is {wanted!r}, but the store was built with {name}={prepared!r}; build it with {name}={wanted!r}"
-        )
+        raise ConfigError(f"{name} is {wanted!r}, the store was built with {prepared!r}; build it with {wanted!r}")
 
 
 def _check_combination(sampling: Sampling) -> None:
@@ -116,8 +114,6 @@ def _check_combination(sampling: Sampling) -> None:
     if sampling.subgraph != "directional" and sampling.mode == "blocks":
         raise ConfigError(f"mode='blocks' has no subgraph_type={sampling.subgraph!r}; leave it out")
     if sampling.weighted and sampling.temporal == "last":
-        raise ConfigError(
-            "temporal_strategy='last' draws nothing, so weight_attr has no effect in it; drop one of the two"
-        )
+        raise ConfigError("temporal_strategy='last' draws nothing, weight_attr has no effect; drop one of the two")
     if sampling.labor and (sampling.replace or sampling.weighted or sampling.disjoint):
         raise ConfigError("labor=True cannot be combined with replace, weights, disjoint or time; drop one of them")

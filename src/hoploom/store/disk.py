@@ -173,9 +173,7 @@ def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if size != listed:
-            raise StoreError(
-                f"{name} has {size} bytes, store.json says {listed}: it is truncated or changed; copy it again"
-            )
+            raise StoreError(f"{name} has {size} bytes, store.json says {listed}: truncated or changed; copy it again")
         file.seek(0)
         offset = layout.read_npy_header(file, name, *expected)
         needed = math.prod(expected[1]) * DTYPES[expected[0]].itemsize

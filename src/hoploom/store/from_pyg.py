@@ -91,9 +91,7 @@ def _tensors(owner: Owner, storage: Any, belongs: Any) -> dict[str, Tensor]:
             continue
         rows = as_tensor(value)
         if rows is None:
-            raise DataError(
-                f"{owner}.{field} is a {type(value).__name__}; Hoploom gathers tensors, convert or delete it"
-            )
+            raise DataError(f"{owner}.{field} is a {type(value).__name__}, no tensor; convert or delete it")
         if storage._parent().__cat_dim__(field, value, storage) != 0 and rows.dim() > 1:
             continue  # PyG's own edge indices: they belong to the graph as a whole
         found[field] = rows

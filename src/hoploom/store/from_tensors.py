@@ -212,9 +212,7 @@ def _num_edges(key: RelationName, given: Fields) -> int:
         return given["indices"].numel()
     edge_index = given["edge_index"]
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in ID_DTYPES:
-        raise DataError(
-            f"edge_index of {key} has dtype {edge_index.dtype} and shape {tuple(edge_index.shape)}; give [2, e] int64"
-        )
+        raise DataError(f"edge_index of {key} is {edge_index.dtype} {tuple(edge_index.shape)}; give [2, e] int64")
     return edge_index.shape[1]
 
 
@@ -274,9 +272,7 @@ def _times(key: RelationName, fields: Fields, nodes: Mapping[str, Fields], time_
 def _weights(key: RelationName, weight: Tensor) -> Tensor:
     weight = weight.view(-1) if weight.dim() == 2 and weight.shape[1] == 1 else weight
     if weight.dim() != 1 or weight.dtype == torch.bool:
-        raise DataError(
-            f"weights of {key} have dtype {weight.dtype} and shape {tuple(weight.shape)}; give one number each"
-        )
+        raise DataError(f"weights of {key} are {weight.dtype} {tuple(weight.shape)}; give one number each")
     weight = weight.to(torch.float32)
     bad = ~(torch.isfinite(weight) & (weight >= 0))
     if bad.any():

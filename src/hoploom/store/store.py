@@ -63,10 +63,7 @@ class Store:
         return self
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise ConfigError(
-            "a store is never pickled; give the other process its path and hoploom.open it there, which shares its "
-            "pages; save one that is in memory first"
-        )
+        raise ConfigError("a store is never pickled; save it, and hoploom.open its path in the other process")
 
     def close(self) -> None:
         """Leave the peers, where it has some, and give back what `place` shares with other processes.
@@ -208,10 +205,7 @@ class Store:
         owners += [(r.key, r) for r in self.schema.relations]
         has_fields = all((key, name) in part.tables for part in self.parts for key, of in owners for name in of.fields)
         if not has_fields or not covers(self.schema, self.parts):
-            raise ConfigError(
-                "the store cannot be saved, not all of it lies in this process; save the one it is from, or use "
-                "from_tensors"
-            )
+            raise ConfigError("the store cannot be saved, not all of it lies in this process; save the one it is from")
         write_parts(path, self.schema, self.parts)
         return open_store(path)
 

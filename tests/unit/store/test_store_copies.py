@@ -34,7 +34,7 @@ def test_a_copy_of_a_store_is_the_same_store(store: Store) -> None:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_store_is_not_pickled_and_says_what_to_do_instead(store: Store, protocol: int) -> None:
-    said = r"^a store is never pickled; give the other process its path and hoploom\.open it there"
+    said = r"^a store is never pickled; save it, and hoploom\.open its path"
     with pytest.raises(ConfigError, match=said):
         pickle.dumps({"graph": store}, protocol)
 
@@ -48,5 +48,5 @@ def test_a_store_given_to_a_process_that_is_spawned_says_so_too() -> None:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
 def test_a_loader_is_not_copied_and_says_what_to_do_instead(copied: Callable[[object], object], store: Store) -> None:
     loader = hoploom.NeighborLoader(store, [2], torch.arange(4), batch_size=2)
-    with pytest.raises(ConfigError, match=r"^a loader is neither copied nor pickled; make another one with the same"):
+    with pytest.raises(ConfigError, match=r"^a loader is never copied or pickled; make another, and give it"):
         copied(loader)
