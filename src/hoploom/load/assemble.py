@@ -126,7 +126,6 @@ class Assembler:
         return self.store.aggregate(wanted, edges, self.reduce)  # type: ignore[arg-type]
 
     def in_degrees(self, relation: Relation, nodes: Tensor) -> Tensor:
-        """How many edges of the whole graph lead to these nodes."""
         return self.store.in_degrees(relation.key, nodes)
 
     def _node_fields(self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], index: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Producer, Work, in_order
+from hoploom.schema import read_ids
 from hoploom.store import Sharded
 
 CALLS = (1 << 64) - 1  # the step that loader([ids]) draws from: no epoch gets there
@@ -97,12 +98,14 @@ class Loader:
         return self._delivery.num_threads
 
     def __iter__(self) -> Iterator[Batch]:
-        start = self._begin()
-        return self._epoch(start, self._num_loops)
+        return self._epoch(self.walk(), self._looping)
 
     def walk(self) -> Walk:
         """The next epoch's steps, or what is left of them, without their batches."""
-        start = self._begin()
+        start = self._next
+        self._next, self._consumed = Position(start.epoch + 1), start
+        self._num_loops += 1
+        self._looping = self._order.after(start.step, start.num_seeds)
         return self._walk(self._looping, start.epoch, self._num_loops)
 
     def rehearsal(self) -> Walk:
@@ -119,20 +122,10 @@ class Loader:
             lambda step: self._pass(order, epoch, step, loop),
         )
 
-    def _begin(self) -> Position:
-        """Where the next loop starts; from now on it is the newest one."""
-        start = self._next
-        self._next, self._consumed = Position(start.epoch + 1), start
-        self._num_loops += 1
-        self._looping = self._order.after(start.step, start.num_seeds)
-        return start
-
-    def _epoch(self, start: Position, loop: int) -> Iterator[Batch]:
-        order = self._order.after(start.step, start.num_seeds)
-        steps = range(order.first_step, order.num_steps)
-        with closing(self._made(order, start.epoch, steps)) as made:
-            for step, batch in zip(steps, made, strict=True):
-                self._pass(order, start.epoch, step, loop)
+    def _epoch(self, walk: Walk, order: Order) -> Iterator[Batch]:
+        with closing(self._made(order, walk.epoch, walk.steps)) as made:
+            for step, batch in zip(walk.steps, made, strict=True):
+                walk.done(step)
                 yield batch
 
     def _pass(self, order: Order, epoch: int, step: int, loop: int) -> None:
@@ -159,7 +152,6 @@ class Loader:
         return end - begin
 
     def _made(self, order: Order, epoch: int, steps: range) -> Generator[Batch, None, None]:
-        """The batches of these steps, made ahead."""
         work = Work(order, epoch, self._mover.send)
         with (
             self._producer.stages(work, self._delivery) as stages,
@@ -176,16 +168,10 @@ class Loader:
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds."""
-        indices = torch.as_tensor(index)
-        if indices.dtype == torch.bool or indices.is_floating_point() or indices.dim() != 1:
-            raise ConfigError(f"index is {indices.dtype} {tuple(indices.shape)}; give a list of positions")
-        size = self._order.num_seeds
-        if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= size):
-            bad = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())
-            raise ConfigError(f"index holds {bad}, out of range [0, {size}); give positions among the seeds")
+        indices = read_ids("index", torch.as_tensor(index), self._order.num_seeds, ConfigError)
         key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
         try:
-            made = self._producer.make(indices.to(torch.int64), 0, key)
+            made = self._producer.make(indices, 0, key)
         except TimeoutError as error:
             raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
         return received(self._mover.send(made))

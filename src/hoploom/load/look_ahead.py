@@ -41,7 +41,6 @@ class LookAhead(Producer):
         self._maker, self._features = maker, features
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        """A batch by itself."""
         return self._maker.make(indices, first, key)
 
     def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
@@ -108,7 +107,6 @@ class LookAhead(Producer):
         return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner[0])}
 
     def _assembler(self, rows: Rows) -> Assembler:
-        """What assembles batches from these rows first."""
         features, assembler = self._features, self._maker.assembler
         shards = [shard if shard.is_here else Cached(shard, rows) for shard in features.shards]
-        return replace(assembler, store=assembler.store.over(features.over(shards)))
+        return replace(assembler, store=replace(assembler.store, features=features.over(shards)))

@@ -82,7 +82,6 @@ class Maker(Producer):
         """The seeds; `first` is the place of the first one in its step."""
 
     def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
-        """What is sampled for them."""
         start = self.start(indices, first, key)
         sampled = self.sampler.sample(start.seeds, key)
         if sampled.trees is not None and start.num_trees:
@@ -95,7 +94,6 @@ class Maker(Producer):
         return batch if self.transform is None else self.transform(batch)
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        """All stages together."""
         return self.finish(self.draw(indices, first, key), self.assembler)
 
 
@@ -106,7 +104,6 @@ class NodeMaker(Maker):
     seeds: NodeSeeds
 
     def start(self, indices: Tensor, first: int, key: int) -> Start:
-        """The seeds."""
         nodes = self.seeds.nodes[indices]
         times = self._times(indices, nodes)
         seeds = one_type_seeds(self.sampler, self.seeds.node_type, nodes, times, first)
@@ -186,7 +183,6 @@ class LinkMaker(Maker):
     links: LinkInput
 
     def start(self, indices: Tensor, first: int, key: int) -> Start:
-        """The links' ends and their negatives."""
         given = self.links
         labels = None if given.labels is None else given.labels[indices]
         times = None if given.times is None else given.times[indices]

@@ -37,7 +37,6 @@ class SamplingLoader(Loader):
         """What makes the batches; and the type and ids of the seeds, or of the nodes that the links lead to."""
 
     def _set_up(self, loader: str, given: Given) -> None:
-        """Check the arguments, open the graph."""
         for name in REFUSED:
             if given[name] is not None:
                 raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")

@@ -252,7 +252,6 @@ class Workers(Closing, Generic[Made]):
         return self
 
     def submit(self, call: Callable[[], Made]) -> "Future[Made]":
-        """Queue one call."""
         future: Future[Made] = Future()
         self._jobs.put((future, call))
         return future

@@ -74,12 +74,10 @@ def count_visits(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampl
 
 
 def no_visits(store: Store) -> dict[str, Tensor]:
-    """Counts to begin with."""
     return {t.name: torch.zeros(t.num_nodes, dtype=torch.int64) for t in store.schema.node_types}
 
 
 def add_visits(counts: Mapping[str, Tensor], nodes: list[Tensor]) -> None:
-    """Count one batch."""
     for of_type, ids in zip(counts.values(), nodes, strict=True):
         of_type[ids] += 1  # each node stands once in a batch
 

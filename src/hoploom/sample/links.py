@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,9 +16,9 @@ from hoploom.sample.negatives import (
     ROUNDS,
     SOURCE,
     DrawNodes,
-    EdgeTest,
     IsBad,
     WeightSums,
+    are_edges,
     draw_nodes,
     draw_until,
     too_dense,
@@ -67,7 +68,6 @@ def make_link_task(
     strict: bool = False,
     node_times: NodeTimes | None = None,
 ) -> LinkTask:
-    """A task with its weights made ready."""
     if negatives is None:
         return LinkTask(relation)
     weights = [None if w is None else weight_sums(w) for w in (negatives.src_weight, negatives.dst_weight)]
@@ -116,11 +116,11 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
 def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
     """Per negative its positive, and which of its own it is. A share of a step has its share of the step's negatives:
     the fraction of `amount` goes by the positives' places in the step."""
-    count, whole = links.sources.numel(), math.floor(amount)
+    count, full = links.sources.numel(), math.floor(amount)
     places = torch.arange(links.first, links.first + count + 1, dtype=torch.float64)
-    chosen = torch.ceil(places * (amount - whole)).diff().nonzero().view(-1)
-    positives = torch.cat([torch.arange(count).repeat(whole), chosen])
-    return positives, torch.cat([torch.arange(whole).repeat_interleave(count), torch.full_like(chosen, whole)])
+    chosen = torch.ceil(places * (amount - full)).diff().nonzero().view(-1)
+    positives = torch.cat([torch.arange(count).repeat(full), chosen])
+    return positives, torch.cat([torch.arange(full).repeat_interleave(count), torch.full_like(chosen, full)])
 
 
 def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:
@@ -152,7 +152,7 @@ def _negative_pairs(
         draws.append((draw, node_times))
     if not task.strict:
         return ends[0], ends[1]
-    is_edge = EdgeTest(graph, task.relation)
+    is_edge = partial(are_edges, graph, task.relation)
     bad = torch.nonzero(is_edge(*ends)).view(-1)
     for attempt in range(ROUNDS, 2 * ROUNDS):
         if bad.numel() == 0:
@@ -166,14 +166,14 @@ def _negative_pairs(
 
 
 def _negative_destinations(
-    graph: GraphStore, task: LinkTask, key: int, asked: tuple[Tensor, Tensor], times: Tensor | None
+    graph: GraphStore, task: LinkTask, key: int, drawn_for: tuple[Tensor, Tensor], times: Tensor | None
 ) -> Tensor:
-    slots, sources = asked
+    slots, sources = drawn_for
     draw, node_times = _draw(graph, task, key, DESTINATION)
     too_late = _too_late(node_times, times)
     if not task.strict:
         return _in_time(*draw_until(draw, too_late, slots), node_times)
-    is_edge = EdgeTest(graph, task.relation)
+    is_edge = partial(are_edges, graph, task.relation)
     drawn, bad = draw_until(draw, lambda nodes, at: too_late(nodes, at) | is_edge(sources[at], nodes), slots)
     if bad.numel():
         raise too_dense(graph.schema.relations[task.relation].key)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hoploom import keys, ops
 from hoploom.errors import DataError
-from hoploom.ops import Frontier
-from hoploom.store import Draw, GraphStore
+from hoploom.store import GraphStore
+from hoploom.store.edges import in_edges
 
 ROUNDS = 256  # where nine of ten draws are bad, one in 10^12 is still bad after these
 DrawNodes = Callable[[Tensor, int], Tensor]  # (slots, attempt) -> nodes
@@ -51,24 +51,13 @@ def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, T
     return drawn, bad
 
 
-class EdgeTest:
-    """Which (source, destination) pairs are edges of one relation: reads the destinations' whole lists."""
-
-    def __init__(self, graph: GraphStore, relation: int) -> None:
-        self._graph, self._relation = graph, relation
-
-    def __call__(self, sources: Tensor, destinations: Tensor) -> Tensor:
-        """True where the pair is an edge."""
-        schema = self._graph.schema
-        unique, place = torch.unique(destinations, return_inverse=True)
-        frontiers: list[Frontier | None] = [None] * len(schema.node_types)
-        frontiers[schema.destinations[self._relation]] = Frontier(unique)
-        fanouts = [-1 if r == self._relation else 0 for r in range(len(schema.relations))]
-        picks = self._graph.sample(frontiers, Draw(0, 0, fanouts))[self._relation]
-        assert picks is not None
-        stride = schema.node_types[schema.sources[self._relation]].num_nodes
-        edges = torch.repeat_interleave(torch.arange(unique.numel()), picks.counts) * stride + picks.sources
-        return torch.isin(place * stride + sources, edges)
+def are_edges(graph: GraphStore, relation: int, sources: Tensor, destinations: Tensor) -> Tensor:
+    """Which of these pairs are edges of a relation: reads the destinations' complete lists."""
+    unique, place = torch.unique(destinations, return_inverse=True)
+    picks = in_edges(graph, relation, unique)
+    stride = graph.schema.node_types[graph.schema.sources[relation]].num_nodes
+    edges = torch.repeat_interleave(torch.arange(unique.numel()), picks.counts) * stride + picks.sources
+    return torch.isin(place * stride + sources, edges)
 
 
 def too_dense(relation: object) -> DataError:

@@ -156,7 +156,6 @@ class Part:
         ops.require_whole(self.splits.values())
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """One hop of every relation whose destination type has a frontier."""
         out: list[Picks | None] = []
         for index, lists in enumerate(self.lists):
             frontier = frontiers[self.schema.destinations[index]]
@@ -165,7 +164,6 @@ class Part:
         return out
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
-        """Rows of this part's fields."""
         tables = [self.tables[want.owner, want.field].rows for want in wanted]
         outs = [
             ops.empty((want.ids.numel(), *rows.shape[1:]), rows.dtype, pinned=pinned)
@@ -185,7 +183,6 @@ class Part:
         return partial(self._gather_at, wanted, places, outs)
 
     def split(self, node_type: str, name: str) -> Tensor:
-        """The members of a split in this part."""
         return self.splits.get((node_type, name), torch.empty(0, dtype=torch.int64))
 
     def _gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:

@@ -78,7 +78,6 @@ def _check_splits(folder: Path, manifest: Manifest) -> None:
 
 
 def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
-    """Map one part's files."""
     schema, held = manifest.schema, manifest.parts[part]
     tables: dict[tuple[Owner, str], Table] = {}
     splits: dict[tuple[str, str], Tensor] = {}

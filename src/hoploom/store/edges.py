@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import StoreError
-from hoploom.ops import EdgeLists, Frontier
+from hoploom.ops import EdgeLists, Frontier, Picks
 from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store.base import Draw, FeatureStore, GraphStore, Part, Wanted
 
@@ -52,17 +52,23 @@ def edges_of(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) ->
 
 def sampled_edges(graph: GraphStore, relation: int, at_once: int = NODES) -> Iterator[tuple[Tensor, Tensor]]:
     """The same edges of all parts, sampled for some nodes at a time, for those that other processes hold."""
-    schema = graph.schema
-    index = schema.destinations[relation]
-    draw = Draw(0, 0, [-1 if other == relation else 0 for other in range(len(schema.relations))])
-    num_nodes = schema.node_types[index].num_nodes
+    num_nodes = graph.schema.node_types[graph.schema.destinations[relation]].num_nodes
     for first in range(0, num_nodes, at_once):
         nodes = torch.arange(first, min(first + at_once, num_nodes))
-        frontiers: list[Frontier | None] = [None] * len(schema.node_types)
-        frontiers[index] = Frontier(nodes)
-        picks = graph.sample(frontiers, draw)[relation]
-        if picks is not None:
-            yield picks.sources, torch.repeat_interleave(nodes, picks.counts)
+        picks = in_edges(graph, relation, nodes)
+        yield picks.sources, torch.repeat_interleave(nodes, picks.counts)
+
+
+def in_edges(graph: GraphStore, relation: int, nodes: Tensor) -> Picks:
+    """All edges of a relation that lead to these nodes."""
+    schema = graph.schema
+    frontiers: list[Frontier | None] = [None] * len(schema.node_types)
+    frontiers[schema.destinations[relation]] = Frontier(nodes)
+    fanouts = [-1 if other == relation else 0 for other in range(len(schema.relations))]
+    picks = graph.sample(frontiers, Draw(0, 0, fanouts))[relation]
+    if picks is None:  # no part has any of them
+        return Picks(torch.zeros_like(nodes), nodes[:0], nodes[:0])
+    return picks
 
 
 def rows_of(features: FeatureStore, owner: Owner, name: str, count: int, at_once: int = ROWS) -> Iterator[Tensor]:
@@ -79,7 +85,6 @@ class Loops(NamedTuple):
 
 
 def loops_of(parts: Sequence[Part], key: RelationName) -> Loops:
-    """Read the edges once, some at a time."""
     found = [torch.empty(0, dtype=torch.int64)]
     for part in parts if key[0] == key[2] else ():
         for sources, ends in edges_of(part.lists[part.schema.relation_index[key]], key):

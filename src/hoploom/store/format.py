@@ -191,7 +191,6 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields."""
     return get_type_hints(kind)
 
 

@@ -194,7 +194,6 @@ class PairFeatures:
         return found
 
     def all_rows(self, owner: str, field: str) -> Tensor:
-        """A field of every node."""
         attr = copy.copy(self.attrs[owner, field])
         attr.index = None
         return torch.as_tensor(self._features.get_tensor(attr))

@@ -36,7 +36,6 @@ class HeldRows:
         return self.ids.num_bytes + sum(table.nbytes for table in self.tables.values())
 
     def copy(self, name: str, found: Found, out: Tensor) -> None:
-        """Write the rows found to their places."""
         ops.gather(ops.byte_rows(self.tables[name]), found.slots, ops.byte_rows(out), 0, found.hits)
 
 
@@ -95,7 +94,6 @@ class Cached(Wrapped):
     tally: Tally = field(default_factory=Tally)
 
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
-        """Ask for the rows that are not held."""
         looked_up: dict[tuple[Owner, int, int], Found] = {}
         copies: list[Finish] = []
         rest = list(places)
@@ -119,7 +117,6 @@ class Nearer(Wrapped):
     near: Part
 
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
-        """Ask for the fields that are not here, and read those that are."""
         here = [(want.owner, want.field) in self.near.tables for want in wanted]
         own = [place if is_here else place[:0] for place, is_here in zip(places, here, strict=True)]
         rest = [place[:0] if is_here else place for place, is_here in zip(places, here, strict=True)]

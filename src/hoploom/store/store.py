@@ -45,7 +45,7 @@ class Store:
     shards: tuple[Shard, ...] = ()  # all parts, in order: what answers for their fields and splits
     topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
     deployment: Deployment = field(default=NOWHERE, compare=False)
-    _loops: dict[RelationName, Loops] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _loops: dict[RelationName, Loops] = field(default_factory=dict, repr=False, compare=False)  # as found
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", self.shards or self.parts)
@@ -110,12 +110,6 @@ class Store:
             return torch.empty(0, dtype=torch.int64)
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
-    def over(self, features: FeatureStore) -> "Store":
-        """The same store with other features before its own: what it knows of its loops is shared."""
-        other = replace(self, features=features)
-        object.__setattr__(other, "_loops", self._loops)
-        return other
-
     def place(
         self,
         topology: str | torch.device | None = None,
@@ -151,9 +145,7 @@ class Store:
 
         placed = place(self, request, among)
         before = self.deployment
-        other = replace(self, deployment=OnDevice(placed=placed, before=before, homes=before.homes))
-        object.__setattr__(other, "_loops", self._loops)
-        return other
+        return replace(self, deployment=OnDevice(placed=placed, before=before, homes=before.homes))
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
         """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is here."""

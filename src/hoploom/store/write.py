@@ -114,7 +114,6 @@ class StoreWriter:
         self._schema, self._parts = schema, tuple(parts)
 
     def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: Iterable[Tensor]) -> None:
-        """Write one array from an iterable of row chunks."""
         with self._explaining():
             for chunk in chunks:
                 self.append(name, Field(dtype, shape[1:]), chunk)
