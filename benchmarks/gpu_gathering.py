@@ -15,7 +15,7 @@ from hoploom import keys
 from hoploom.batch import Seeds
 from hoploom.gpu.whole_step.cuda_graph import Lane, Recording
 from hoploom.sample import Workspace, sample_hops
-from hoploom.sample.options import make_sampling
+from hoploom.sample.hops import make_sampling
 from hoploom.store import Store, Wanted
 
 UNIT = "GB/s"

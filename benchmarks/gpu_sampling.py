@@ -18,7 +18,7 @@ from hoploom.batch import Seeds
 from hoploom.gpu.batches.capacity import HopPlan, first_capacity, plan_hops, used
 from hoploom.gpu.batches.device_hops import DeviceBuffers, fault_of, make_buffers, make_maps, sample_on_device
 from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording
-from hoploom.sample.options import make_sampling
+from hoploom.sample.hops import make_sampling
 from hoploom.store import Store
 
 UNIT = "M picks/s"

@@ -19,7 +19,7 @@ from hoploom import keys, ops
 from hoploom.batch import Sampled, Seeds
 from hoploom.ingest.synthetic import generate
 from hoploom.sample import Workspace, sample_hops
-from hoploom.sample.options import make_sampling
+from hoploom.sample.hops import make_sampling
 from hoploom.store import Store
 
 FANOUTS = [15, 10, 5]

@@ -24,8 +24,8 @@ from hoploom.batch import Sampled
 from hoploom.load.arguments import PairOrData, fanouts_of, read_input
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
-from hoploom.sample.options import NumNeighbors as Fanouts
-from hoploom.sample.options import make_sampling
+from hoploom.sample.hops import NumNeighbors as Fanouts
+from hoploom.sample.hops import make_sampling
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Wanted
 

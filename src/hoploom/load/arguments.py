@@ -16,8 +16,8 @@ from hoploom.errors import ConfigError
 from hoploom.load.assemble import FEATURES, Batch
 from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
-from hoploom.sample.options import NumNeighbors as Fanouts
-from hoploom.sample.options import Sampling
+from hoploom.sample.hops import NumNeighbors as Fanouts
+from hoploom.sample.hops import Sampling
 from hoploom.schema import (
     DTYPES,
     EDGE_ID,

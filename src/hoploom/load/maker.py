@@ -23,7 +23,7 @@ from hoploom.sample import (
     make_link_seeds,
     sample_hops,
 )
-from hoploom.sample.options import Sampling
+from hoploom.sample.hops import Sampling
 from hoploom.schema import NodeType, Owner, RelationName
 from hoploom.store import GraphStore, Store, Wanted
 from hoploom.store.edges import rows_of

@@ -18,8 +18,8 @@ from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes
 from hoploom.load.order import Order, localised
 from hoploom.load.pipeline import DEADLINE, Delivery, Producer
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
-from hoploom.sample.options import NumNeighbors as Fanouts
-from hoploom.sample.options import make_sampling
+from hoploom.sample.hops import NumNeighbors as Fanouts
+from hoploom.sample.hops import make_sampling
 from hoploom.schema import Schema
 from hoploom.store import Store
 

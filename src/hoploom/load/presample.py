@@ -18,7 +18,7 @@ from hoploom.load.arguments import read_input_nodes
 from hoploom.load.maker import Sampler, one_type_seeds
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Stages, in_order
-from hoploom.sample.options import NumNeighbors, make_sampling
+from hoploom.sample.hops import NumNeighbors, make_sampling
 from hoploom.store import Store
 
 BATCH_SIZE = 1024

@@ -18,7 +18,7 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.load.presample import Presampling, visited
 from hoploom.ops import Frontier, Picks, pool_trim
 from hoploom.ops.partition import drop_pages
-from hoploom.sample.options import NumNeighbors
+from hoploom.sample.hops import NumNeighbors
 from hoploom.schema import EDGE_ID, NodeType, Owner, Relation, Schema
 from hoploom.store import Draw, GraphStore, Part, Store, open_store
 from hoploom.store.base import range_of

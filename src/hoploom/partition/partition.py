@@ -21,7 +21,7 @@ from hoploom.partition.assign import USUAL, assign, named_seeds
 from hoploom.partition.bounded_store import CHUNK_BYTES, BoundedStore
 from hoploom.partition.renumber import NewOrder, edge_streams, node_streams, order_nodes
 from hoploom.partition.report import FANOUTS, PartitionReport, report
-from hoploom.sample.options import NumNeighbors, resolve_fanouts
+from hoploom.sample.hops import NumNeighbors, resolve_fanouts
 from hoploom.schema import Schema
 from hoploom.store import Store
 from hoploom.store.system_memory import resident_bytes

@@ -18,7 +18,7 @@ from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
 from hoploom.partition.assign import USUAL, named_seeds
 from hoploom.partition.bounded_store import BoundedStore, row_bytes
 from hoploom.partition.renumber import ID_BYTES, hottest_nodes
-from hoploom.sample.options import NumNeighbors
+from hoploom.sample.hops import NumNeighbors
 from hoploom.schema import NodeType
 from hoploom.store import Store
 

@@ -28,7 +28,7 @@ from hoploom.ingest.synthetic import generate
 from hoploom.ops import NodeMap
 from hoploom.partition import assign
 from hoploom.sample import Workspace, sample_hops
-from hoploom.sample.options import make_sampling
+from hoploom.sample.hops import make_sampling
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
 from hoploom.store import Store, open_store
 from hoploom.store.from_tensors import from_tensors

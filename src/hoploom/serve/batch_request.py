@@ -16,7 +16,7 @@ from torch import Tensor
 from hoploom.errors import ConfigError
 from hoploom.load.arguments import read_added, read_weight
 from hoploom.ops import Reduce
-from hoploom.sample.options import Sampling, make_sampling
+from hoploom.sample.hops import Sampling, make_sampling
 from hoploom.schema import DTYPE_NAMES, Owner, Schema, read_ids
 from hoploom.serve.requests import read_fanouts, read_flag, read_integer, read_owner, require
 

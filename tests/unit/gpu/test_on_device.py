@@ -26,7 +26,7 @@ from hoploom.gpu.batches.device_hops import (
     sampled_of,
 )
 from hoploom.sample import Workspace, sample_hops
-from hoploom.sample.options import Sampling, make_sampling
+from hoploom.sample.hops import Sampling, make_sampling
 from hoploom.store import Store
 
 Make = Callable[[Capacity | None], tuple[HopPlan, DeviceBuffers, list[int]]]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hoploom.sample.options import Sampling
+from hoploom.sample.hops import Sampling
 from hoploom.schema import Schema
 
 ZERO, FAULT = 0, 1  # the first slots: always 0, and the worst of what went wrong
