@@ -180,6 +180,11 @@ class HopEdges:
         return out
 
 
+def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:
+    last = sampling.temporal == "last"
+    return Draw(key, hop, sampling.fanouts[hop], sampling.replace, last, sampling.labor, sampling.weighted)
+
+
 def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> Frontier | None:
     """The nodes from `begin` on, with their trees and times; None if there are none."""
     if len(node_map) == begin:
@@ -213,9 +218,7 @@ def sample_hops(
         frontiers = [frontier_of(m, begin, seeds, sampling.disjoint) for m, begin in zip(maps, begins, strict=True)]
         ends = [len(node_map) for node_map in maps]
         if sample_frontier is None:
-            last, weighted = sampling.temporal == "last", sampling.weighted
-            draw = Draw(key, hop, sampling.fanouts[hop], sampling.replace, last, sampling.labor, weighted)
-            answers = graph.sample(frontiers, draw)
+            answers = graph.sample(frontiers, make_draw(sampling, key, hop))
         else:
             answers = ask_hook(sample_frontier, graph, key, hop, frontiers)
         for relation, picks in enumerate(answers):

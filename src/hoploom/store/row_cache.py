@@ -235,7 +235,9 @@ def _check_counts(store: Store, counts: Mapping[str, Tensor]) -> None:
     for name, of_type in counts.items():
         num_nodes = store.schema.node_type(name).num_nodes
         if of_type.shape != (num_nodes,) or of_type.dtype != torch.int64 or bool((of_type < 0).any()):
-            raise ConfigError(f"the counts of {name!r} are no {num_nodes} int64 from 0 on; give those of count_visits")
+            raise ConfigError(
+                f"the counts of {name!r} are {of_type.dtype} {tuple(of_type.shape)}; give {num_nodes} int64 >= 0"
+            )
 
 
 def _choose(remote: list[Remote], budget: int, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:

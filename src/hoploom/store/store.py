@@ -124,18 +124,13 @@ class Store:
         >>> store = hoploom.open("papers.store").place(topology="cuda", features="20%")
         >>> print(store.placed)
 
-        `topology` is "cuda" (device memory), "host" (pinned host memory, read over the bus, one copy for all processes
-        of the host) or "auto". `features` take these too, or a share ("20%", 0.2) or bytes ("4GB", or an int) of them:
-        the first rows of every part go to the device and the others to host memory. `partition` writes the hottest
-        nodes of a part first; in another store the first rows are just those of the lowest ids. "spread" shares the
-        rows out among the GPUs of this host's ranks, given as `among=context`; all ranks call. "auto" measures free
-        memory, leaves a quarter of it and at least 2 GiB to training, and takes what fits, topology first.
+        `topology` is "cuda" (device memory), "host" (pinned host memory, one copy for all processes of the host) or
+        "auto" (as free memory allows, topology first). `features` take these too, or a share ("20%", 0.2) or bytes
+        ("4GB") of them: the first rows of every part go to the device, the hottest ones in a store that `partition`
+        wrote. "spread" shares the rows out among the GPUs of this host's ranks (`among=context`; all ranks call).
 
-        `dtype` ("int8" with a scale per row, "float16", "bfloat16") keeps float features narrower. They are widened
-        again while they are gathered, but what rounding took is lost. One number per row, float64 and integers stay.
-
-        Splits and what else is small stay on the host, and all else that a store does works as before. Close the store
-        after its last batch, on all ranks.
+        `dtype` ("int8" with a scale per row, "float16", "bfloat16") keeps float features narrower; what rounding took
+        is lost. Close the store after its last batch, on all ranks.
         """
         from hoploom.gpu.place.request import read
 
