@@ -136,14 +136,14 @@ class SharedFolder:
     """A temporary folder of all ranks, beside `target`. Gone when the block is left, however that happens."""
 
     def __init__(self, target: Path, context: Context) -> None:
-        self._target, self._context = target, context
+        self._target, self.context = target, context
         token = int(context.broadcast(torch.tensor([secrets.randbits(62)])))
         self.path = target.absolute().with_name(f".{target.name}.partial-{token:016x}")
 
     def __enter__(self) -> Self:
         try:
             with self.together("making a folder"):
-                if self._context.is_main:
+                if self.context.is_main:
                     self.path.mkdir(parents=True)
             with self.together("opening the folder"):
                 if not self.path.exists():
@@ -156,12 +156,12 @@ class SharedFolder:
     @property
     def is_shared(self) -> bool:
         """Whether there are other ranks, perhaps on other hosts."""
-        return self._context.world_size > 1
+        return self.context.world_size > 1
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
         """A pass of all ranks. Left when all have finished it; an error of one is an error of all."""
-        with all_or_none(self._context, doing, stops=True):
+        with all_or_none(self.context, doing, stops=True):
             try:
                 yield
             except _PeerFailedError:
@@ -174,7 +174,7 @@ class SharedFolder:
 
     def check_peers(self) -> None:
         """Leave the pass if another rank has failed."""
-        if any(self._note(rank).exists() for rank in range(self._context.world_size) if rank != self._context.rank):
+        if any(self._note(rank).exists() for rank in range(self.context.world_size) if rank != self.context.rank):
             raise _PeerFailedError
 
     def _explained(self, error: OSError) -> str:
@@ -185,11 +185,11 @@ class SharedFolder:
     def _leave_note(self) -> None:
         if self.is_shared:
             with suppress(OSError):
-                self._note(self._context.rank).touch()
+                self._note(self.context.rank).touch()
 
     def _note(self, rank: int) -> Path:
         return self.path / f"failed-{rank}"
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None or self._context.is_main:
+        if error is not None or self.context.is_main:
             shutil.rmtree(self.path, ignore_errors=True)

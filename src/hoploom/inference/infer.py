@@ -6,7 +6,7 @@ Rows between two layers lie in mapped files, so a budget bounds memory; the pric
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import SharedFolder
 from hoploom.inference.layered import ModelPlan, as_layered, plan_of
-from hoploom.inference.layerwise import LayerWise, Share
-from hoploom.inference.slices import Costs, Slice, Slices
+from hoploom.inference.layerwise import LayerWise, Progress
+from hoploom.inference.slices import Costs, Slices
 from hoploom.load.assemble import FEATURES
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, Context, unwrap
@@ -71,7 +71,7 @@ def infer(
     context: Context | None = None,
     *,
     inference: Inference | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Write rows of all nodes as Parquet: `out/<node type>/part-<rank>.parquet`, with the columns asked for and `id`.
 
@@ -96,8 +96,7 @@ def infer(
         folder = stack.enter_context(SharedFolder(target, context))
         rows = folder if scratch is None else stack.enter_context(SharedFolder(scratch, context))
         progress = progress or stack.enter_context(_bar(shown=context.is_main))
-        share = _share(store, plan, inference, context)
-        work = LayerWise(layered, plan, Share(store, *share, context.rank, folder, rows.path, progress))
+        work = LayerWise(layered, plan, _slices(store, plan, inference.memory), folder, rows.path, progress)
         stack.enter_context(work).write(folder.path / RESULT, inference.columns, inference.id_field)
         with folder.together(f"naming {target}"):
             if context.is_main:
@@ -134,15 +133,12 @@ def _check(plan: ModelPlan, schema: Schema, inference: Inference) -> None:
             raise ConfigError(f"{found}; ids are one integer each, or UTF-8 in uint8 [bytes]")
 
 
-def _share(
-    store: Store, plan: ModelPlan, inference: Inference, context: Context
-) -> tuple[Slices, dict[str, list[Slice]]]:
-    """This rank's nodes of every type."""
+def _slices(store: Store, plan: ModelPlan, memory: int) -> Slices:
+    """How the nodes are cut so that a slice fits the memory."""
     relations = [key for key in store.schema.relation_index if any(key in layer.relations for layer in plan.layers)]
     weighed = any(layer.projected for layer in plan.layers)
-    costs = Costs(inference.memory, _row_bytes(plan, store.schema), WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES)
-    cuts = Slices(store, relations, costs)
-    return cuts, {name: list(cuts.of(name, context.rank, context.world_size)) for name in plan.inputs}
+    costs = Costs(memory, _row_bytes(plan, store.schema), WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES)
+    return Slices(store, relations, costs)
 
 
 def _row_bytes(plan: ModelPlan, schema: Schema) -> dict[str, int]:
@@ -171,7 +167,7 @@ def _publish(folder: Path, target: Path) -> None:
 
 
 @contextmanager
-def _bar(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
+def _bar(*, shown: bool) -> Iterator[Progress]:
     """What shows how far this rank is with its share."""
     with bar(sys.stderr, 0, shown=shown) as drawn:
         drawn.bar_format = "[{bar:20}]  {n:,} of {total:,} rows  {remaining} left"

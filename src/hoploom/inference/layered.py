@@ -98,23 +98,14 @@ def as_layered(model: nn.Module) -> Layered:
 def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
     """What it takes to have rows of these types (None: of all that the model has outputs for)."""
     try:
-        whole = _probe(model, schema, None, skip_last=False)
-        if not whole.outputs:
-            raise _stranger(schema)
-        wanted = list(whole.outputs) if node_types is None else list(node_types)
-        unknown = [name for name in wanted if name not in whole.outputs]
+        full = _probe(model, schema, None, skip_last=False)
+        wanted = list(full.outputs) if node_types is None else list(node_types)
+        unknown = [name for name in wanted if name not in full.outputs]
         if unknown or not wanted:
-            raise ConfigError(
-                f"the model has no outputs for {unknown or wanted}; it has some for {list(whole.outputs)}"
-            )
-        return _probe(model, schema, wanted, skip_last=embeds_only and not whole.has_head)
+            raise ConfigError(f"the model has no outputs for {unknown or wanted}; it has some for {list(full.outputs)}")
+        return _probe(model, schema, wanted, skip_last=embeds_only and not full.has_head)
     except (RuntimeError, IndexError, KeyError) as error:
         raise ConfigError(f"the model does not fit the store: {error}; make it with store.schema") from error
-
-
-def _stranger(schema: Schema) -> ConfigError:
-    known = list(schema.type_index)
-    return ConfigError(f"the model has no outputs for any node type of {known}; make it with store.schema")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,31 +113,39 @@ class _ProbedEdges(InEdges):
     """A node without edges. Notes whether anyone asks for degrees in the whole graph."""
 
     key: RelationName = ("", "", "")
-    asked: set[RelationName] | None = None
+    with_degrees: set[RelationName] | None = None
 
     @cached_property
     def in_degrees_of_sources(self) -> Tensor:
-        assert self.asked is not None
-        self.asked.add(self.key)
+        assert self.with_degrees is not None
+        self.with_degrees.add(self.key)
         return torch.zeros(self.num_sources, dtype=torch.int64)
 
 
 def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, skip_last: bool) -> ModelPlan:
     x, as_stored = _probe_inputs(model, schema)
     if not x:
-        raise _stranger(schema)
+        raise ConfigError(
+            f"the model has no outputs for any node type of {list(schema.type_index)}; make it with store.schema"
+        )
     dtype = _dtype_of(x)
     needed, relations = _needed(model, schema, wanted, set(x), skip_last)
     x = {name: rows for name, rows in x.items() if name in needed[0]}
-    inputs, layers, asked = _widths(x), [], set[RelationName]()
+    inputs, layers, with_degrees = _widths(x), [], set[RelationName]()
     for depth in range(model.num_layers - skip_last):
-        layer, x = _probe_layer(model, depth, relations[depth], (x, needed[depth + 1]), asked)
+        layer, x = _probe_layer(model, depth, relations[depth], (x, needed[depth + 1]), with_degrees)
         layers.append(layer)
     finished = {} if skip_last else model.finish(x)
     has_head = any(finished[name] is not x[name] for name in finished)
-    as_stored &= set(inputs)
     return ModelPlan(
-        dtype, inputs, frozenset(as_stored), tuple(layers), _widths(finished), _widths(x), has_head, frozenset(asked)
+        dtype,
+        inputs,
+        frozenset(as_stored & set(inputs)),
+        tuple(layers),
+        _widths(finished),
+        _widths(x),
+        has_head,
+        frozenset(with_degrees),
     )
 
 
@@ -209,14 +208,14 @@ def _probe_layer(
     depth: int,
     keys: tuple[RelationName, ...],
     ends: tuple[Rows, set[str]],
-    asked: set[RelationName],
+    with_degrees: set[RelationName],
 ) -> tuple[LayerPlan, dict[str, Tensor]]:
     x, needed = ends
     stage, entered = model.stage(depth), model.enter(depth, x)
     z = {key: stage.project(key, entered[key[0]]) for key in keys}
     projected = {key: rows.shape[1] for key, rows in z.items() if rows is not entered[key[0]]}
     changed = {key[0] for key in keys if key not in projected and entered[key[0]] is not x[key[0]]}
-    edges = {key: _no_edges(key, x, asked) for key in keys}
+    edges = {key: _no_edges(key, x, with_degrees) for key in keys}
     own = {name: rows for name, rows in x.items() if name in needed}
     rows = stage.propagate(z, {name: entered[name] for name in own}, edges, None)
     out = dict(model.close(depth, rows, own))
@@ -225,10 +224,10 @@ def _probe_layer(
     return LayerPlan(keys, widths, projected, computed, frozenset(set(out) - set(computed)), _widths(x)), out
 
 
-def _no_edges(key: RelationName, x: Rows, asked: set[RelationName]) -> InEdges:
+def _no_edges(key: RelationName, x: Rows, with_degrees: set[RelationName]) -> InEdges:
     indptr = torch.zeros(x[key[2]].shape[0] + 1, dtype=torch.int64)
     sources = torch.empty(0, dtype=torch.int32)
-    return _ProbedEdges(indptr, sources, x[key[0]].shape[0], key=key, asked=asked)
+    return _ProbedEdges(indptr, sources, x[key[0]].shape[0], key=key, with_degrees=with_degrees)
 
 
 def _widths(x: Rows) -> dict[str, int]:

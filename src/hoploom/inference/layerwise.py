@@ -5,7 +5,6 @@ Where a layer projects rows, or normalises them first, it does so once per sourc
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,34 +19,28 @@ from hoploom.inference.layered import Layered, ModelPlan, Rows
 from hoploom.inference.slices import Slice, Slices, degrees_without_loops
 from hoploom.load.assemble import FEATURES
 from hoploom.schema import Owner, RelationName
-from hoploom.store import Store, Wanted
+from hoploom.store import Wanted
 from hoploom.store.format import node_file
 
-
-@dataclass(frozen=True)
-class Share:
-    """What one rank works on, and where."""
-
-    store: Store
-    cuts: Slices
-    slices: Mapping[str, Sequence[Slice]]  # by node type
-    rank: int
-    folder: SharedFolder
-    scratch: Path  # for the rows between layers
-    progress: Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # rows done, of so many
 
 
 class LayerWise(Closing):
     """A rank's share of one model over one store; holds files open until close()."""
 
-    def __init__(self, model: Layered, plan: ModelPlan, share: Share) -> None:
-        self._model, self._plan, self._share = model, plan, share
-        self._schema = share.store.schema
+    def __init__(
+        self, model: Layered, plan: ModelPlan, cuts: Slices, folder: SharedFolder, scratch: Path, progress: Progress
+    ) -> None:
+        self._model, self._plan, self._cuts = model, plan, cuts
+        self._folder, self._scratch, self._progress = folder, scratch, progress
+        self._store, self._schema = cuts.store, cuts.store.schema
+        ranks = folder.context
+        self._own = {name: list(cuts.of(name, ranks.rank, ranks.world_size)) for name in plan.inputs}
         self._open = ExitStack()
         self._files: dict[str, RowFile] = {}  # of the rows that the next layer starts from, by node type
         self._degrees: dict[RelationName, Tensor] = {}
         passes = [*(name for name in plan.inputs if self._stored(name) is None), *_passes(plan)]
-        self._done, self._total = 0, sum(len(some) for name in passes for some in share.slices[name])
+        self._done, self._total = 0, sum(len(some) for name in passes for some in self._own[name])
 
     def write(self, result: Path, columns: Sequence[str], id_field: str) -> None:
         """All passes; the last one writes a file of this rank per node type, in folders below `result`."""
@@ -65,9 +58,9 @@ class LayerWise(Closing):
     def _write(
         self, result: Path, columns: Sequence[str], id_field: str, give: Callable[[Slice], dict[str, Tensor]]
     ) -> None:
-        with self._share.folder.together("writing"):
+        with self._folder.together("writing"):
             for node_type in self._plan.ends:
-                path = result / folder_of(node_type) / f"part-{self._share.rank:05d}.parquet"
+                path = result / folder_of(node_type) / f"part-{self._folder.context.rank:05d}.parquet"
                 ids = self._ids(Slice(node_type, 0, 0, None), id_field)
                 with ParquetFile(path, {"id": ids, **_like(self._plan, node_type, columns)}) as file:
                     for some in self._slices([node_type]):
@@ -84,13 +77,13 @@ class LayerWise(Closing):
         compute: Callable[[Slice], Mapping[Any, Tensor]],
     ) -> dict[Any, RowFile]:
         """Files of a row per node, computed by all ranks slice by slice."""
-        with self._share.folder.together(doing):
+        with self._folder.together(doing):
             files = {owner: self._file(name, owner, width) for owner, width in widths.items()}
             for some in self._slices(types):
                 for owner, rows in compute(some).items():
                     files[owner].write(some.first, rows)
             for file in files.values():
-                file.finish(synced=self._share.folder.is_shared)
+                file.finish(synced=self._folder.is_shared)
         return files
 
     def _count_degrees(self) -> None:
@@ -99,7 +92,7 @@ class LayerWise(Closing):
 
         def count(some: Slice) -> dict[RelationName, Tensor]:
             own = [key for key in keys if key[2] == some.node_type]
-            edges = self._share.cuts.edges(some, own, {})
+            edges = self._cuts.edges(some, own, {})
             return {key: degrees_without_loops(found) for key, found in edges.items()}
 
         types = sorted({key[2] for key in keys})
@@ -116,7 +109,7 @@ class LayerWise(Closing):
     def _stored(self, node_type: str) -> Tensor | None:
         if node_type not in self._plan.as_stored:
             return None
-        tables = [part.tables.get((node_type, FEATURES)) for part in self._share.store.parts]
+        tables = [part.tables.get((node_type, FEATURES)) for part in self._store.parts]
         num_nodes = self._schema.node_type(node_type).num_nodes
         return next((table.rows for table in tables if table is not None and table.rows.shape[0] == num_nodes), None)
 
@@ -124,7 +117,7 @@ class LayerWise(Closing):
         name, ids = some.node_type, some.ids
         given = {}
         if FEATURES in self._schema.node_type(name).fields:
-            given[name] = self._share.store.features.gather([Wanted(name, FEATURES, ids)])[0]
+            given[name] = self._store.features.gather([Wanted(name, FEATURES, ids)])[0]
         return {name: self._model.prepare(given, {name: ids})[name]}
 
     def _advance(self, depth: int, x: Rows) -> Rows:
@@ -162,7 +155,7 @@ class LayerWise(Closing):
         name = some.node_type
         own = {name: x[name][some.span]}
         keys = [key for key in self._plan.layers[depth].relations if key[2] == name]
-        edges = self._share.cuts.edges(some, keys, self._degrees)
+        edges = self._cuts.edges(some, keys, self._degrees)
         try:
             entered = self._model.enter(depth, own)
             rows = self._model.stage(depth).propagate({key: z[key] for key in keys}, entered, edges, None)
@@ -184,19 +177,19 @@ class LayerWise(Closing):
     def _ids(self, some: Slice, id_field: str) -> Tensor:
         if id_field not in self._schema.node_type(some.node_type).fields:
             return some.ids
-        ids = self._share.store.features.gather([Wanted(some.node_type, id_field, some.ids)])[0]
+        ids = self._store.features.gather([Wanted(some.node_type, id_field, some.ids)])[0]
         return ids if ids.dim() > 1 else ids.to(torch.int64)
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
         """This rank's slices of some types; counts them as done, and asks whether what they were read from is whole."""
         for name in names:
-            for some in self._share.slices[name]:
-                self._share.folder.check_peers()
+            for some in self._own[name]:
+                self._folder.check_peers()
                 yield some
-                self._share.store.require_whole()
+                self._store.require_whole()
                 self._done += len(some)
-                self._share.progress(self._done, self._total)
-        self._share.store.require_whole()  # the slices were cut by what was read, too: there may be none
+                self._progress(self._done, self._total)
+        self._store.require_whole()  # the slices were cut by what was read, too: there may be none
 
     def _file(self, name: str, owner: Owner, width: int | None) -> RowFile:
         """Named alike on all ranks."""
@@ -204,7 +197,7 @@ class LayerWise(Closing):
             node_type, number = owner, self._schema.type_index[owner]
         else:
             node_type, number = owner[0], len(self._schema.node_types) + self._schema.relation_index[owner]
-        count, path = self._schema.node_type(node_type).num_nodes, self._share.scratch / f"{name}-{number}.rows"
+        count, path = self._schema.node_type(node_type).num_nodes, self._scratch / f"{name}-{number}.rows"
         shape, dtype = ((count,), torch.int64) if width is None else ((count, width), self._plan.dtype)
         return self._open.enter_context(RowFile(path, shape, dtype))
 

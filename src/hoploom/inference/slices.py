@@ -54,31 +54,31 @@ class Slices:
     """How the nodes are cut. All ranks of a world together have every node once."""
 
     def __init__(self, store: Store, relations: Sequence[RelationName], costs: Costs) -> None:
-        self._store, self._costs = store, costs
+        self.store, self._costs = store, costs
         self._relations = [store.schema.relation_index[key] for key in relations]
         self._is_mapped = [_is_mapped(store, index) for index in range(len(store.schema.node_types))]
 
     def of(self, node_type: str, rank: int, world_size: int) -> Iterator[Slice]:
         """A rank's slices of a type, in order: as many bytes of rows and edges as any other rank's."""
-        index = self._store.schema.type_index[node_type]
+        index = self.store.schema.type_index[node_type]
         first, end = (self._bound(index, number, world_size) for number in (rank, rank + 1))
         for piece in self._pieces(index):
             yield from self._slices(index, piece, first, end)
 
     def _bound(self, index: int, rank: int, world_size: int) -> int:
         """Where a rank's nodes of a type begin."""
-        count = self._store.schema.node_types[index].num_nodes
+        count = self.store.schema.node_types[index].num_nodes
         target = self._cost(index, count) * rank // world_size
         return count if rank == world_size else bisect_left(range(count), target, key=partial(self._cost, index))
 
     def _pieces(self, index: int) -> list[Slice]:
         """Where a type is cut into mapped parts; one piece of no part where these do not hold all of it."""
-        node_type = self._store.schema.node_types[index]
+        node_type = self.store.schema.node_types[index]
         if not self._is_mapped[index]:
             return [Slice(node_type.name, 0, node_type.num_nodes, None)]
         return [
             Slice(node_type.name, part.first_nodes[index], part.first_nodes[index] + part.num_nodes[index], part)
-            for part in self._store.parts
+            for part in self.store.parts
         ]
 
     def _slices(self, index: int, piece: Slice, first: int, end: int) -> Iterator[Slice]:
@@ -91,7 +91,7 @@ class Slices:
 
     def _cost(self, index: int, node: int) -> int:
         """Bytes that all nodes of a type before this one take."""
-        schema = self._store.schema
+        schema = self.store.schema
         num_edges = sum(
             self._edges_before(relation, node) for relation in self._relations if schema.destinations[relation] == index
         )
@@ -99,7 +99,7 @@ class Slices:
 
     def _edges_before(self, relation: int, node: int) -> int:
         """How many edges lead to the nodes before this one."""
-        schema, parts = self._store.schema, self._store.parts
+        schema, parts = self.store.schema, self.store.parts
         destination = schema.destinations[relation]
         if not self._is_mapped[destination]:
             return schema.relations[relation].num_edges * node // max(1, schema.node_types[destination].num_nodes)
@@ -111,8 +111,8 @@ class Slices:
         self, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
     ) -> dict[RelationName, InEdges]:
         """All in-edges of a slice's nodes, by relation; sources are named by their ids in the store."""
-        schema = self._store.schema
-        lists = _sampled(self._store, some, keys) if some.part is None else _mapped(some.part, some, keys)
+        schema = self.store.schema
+        lists = _sampled(self.store, some, keys) if some.part is None else _mapped(some.part, some, keys)
         edges = {}
         for key, (indptr, sources) in lists.items():
             num_sources, first = schema.node_type(key[0]).num_nodes, some.first if key[0] == key[2] else 0
