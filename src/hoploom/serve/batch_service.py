@@ -41,47 +41,47 @@ class BatchService:
     def answer(self, request: Message) -> Message:
         """A batch, or that weights are needed; ConfigError for what cannot be made, BusyError for not now."""
         tensors = [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
-        asked = read_batch_request(request.header, tensors, self._store.schema)
-        negatives = asked.description.negatives
-        sums = self._weights.find(negatives.weights if negatives is not None else [], asked.weights)
+        wanted = read_batch_request(request.header, tensors, self._store.schema)
+        negatives = wanted.description.negatives
+        sums = self._weights.find(negatives.weights if negatives is not None else [], wanted.weights)
         if isinstance(sums, list):
             return Message({"error": "need", "hashes": sums, "message": "weights of negatives are needed"})
         if not self._threads.acquire(timeout=self._wait):
             raise BusyError(f"all threads are making batches; none was free within {self._wait:g} seconds")
         try:
-            return self._make(asked, sums)
+            return self._make(wanted, sums)
         finally:
             self._threads.release()
 
-    def _make(self, asked: BatchRequest, sums: Mapping[str, WeightSums]) -> Message:
+    def _make(self, wanted: BatchRequest, sums: Mapping[str, WeightSums]) -> Message:
         with self._metered.batch() as reservation:
-            count = next(iter(asked.seeds.values())).numel()
-            batch = self._maker(asked, sums).make(torch.arange(count), asked.first, asked.key)
+            count = next(iter(wanted.seeds.values())).numel()
+            batch = self._maker(wanted, sums).make(torch.arange(count), wanted.first, wanted.key)
             message = packed(batch)
             reservation.settle(sum(tensor.nbytes for tensor in message.tensors if isinstance(tensor, Tensor)))
             return message._replace(done=reservation.close)
 
-    def _maker(self, asked: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
+    def _maker(self, wanted: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
         """The maker of one batch: that of the loader that asks, over these seeds alone."""
-        store, description = self._store, asked.description
+        store, description = self._store, wanted.description
         sampler = Sampler(store.graph, description.sampling, idle=self._idle)
         assembler = Assembler(store, empty_batch(store), {}, reduce=description.aggregate, degrees=description.degrees)
         if isinstance(description.owner, str):
-            nodes = NodeSeeds(description.owner, asked.seeds["nodes"], times=asked.seeds.get("times"))
+            nodes = NodeSeeds(description.owner, wanted.seeds["nodes"], times=wanted.seeds.get("times"))
             return NodeMaker(sampler, assembler, nodes)
-        ends = torch.stack([asked.seeds["sources"], asked.seeds["destinations"]])
-        labels, times = asked.seeds.get("labels"), asked.seeds.get("times")
+        ends = torch.stack([wanted.seeds["sources"], wanted.seeds["destinations"]])
+        labels, times = wanted.seeds.get("labels"), wanted.seeds.get("times")
         task = self._link_task(store.schema.relation_index[description.owner], description, sums)
         return LinkMaker(sampler, assembler, LinkInput(description.owner, ends, labels, times, task=task))
 
     def _link_task(self, relation: int, description: Description, sums: Mapping[str, WeightSums]) -> LinkTask:
-        asked = description.negatives
-        if asked is None:
+        named = description.negatives
+        if named is None:
             return LinkTask(relation)
         node_times = self._node_times if description.sampling.temporal is not None else None
-        weights = [None if name is None else sums[name] for name in (asked.src_weight, asked.dst_weight)]
-        negatives = NegativeSampling(asked.mode, asked.amount)
-        return LinkTask(relation, negatives, asked.strict, node_times, (weights[0], weights[1]))
+        weights = [None if name is None else sums[name] for name in (named.src_weight, named.dst_weight)]
+        negatives = NegativeSampling(named.mode, named.amount)
+        return LinkTask(relation, negatives, named.strict, node_times, (weights[0], weights[1]))
 
 
 class WeightCache:

@@ -1,7 +1,7 @@
-"""The store of a cluster: what lies here is mapped, the rest is asked of graph servers. The loaders cannot tell.
+"""The store of a cluster, where graph servers hold parts. The loaders cannot tell.
 
-Two deployments are two ways to call it. With a `path` (worker mode) this host's parts are mapped and batches are made
-here; without (server-client mode) this process holds no graph, and servers make the batches.
+With a `path` (worker mode) this host's parts are mapped and batches are made here; without (server-client mode) this
+process holds no graph, and servers make the batches.
 """
 
 from collections.abc import Sequence
@@ -96,11 +96,16 @@ def connect(
     if security is not None and (token_file, ca, cert, key) != (None,) * 4:
         raise ConfigError("security is given, and files of it too; give security, or token_file, ca, cert and key")
     shown = read_client_security(token_file, ca, cert, key) if security is None else security
-    mapped = None if path is None else _open_here(Path(path), parts, topology)
-    own = mapped.parts if mapped is not None else () if made == "here" else None
+    own: list[int] | None = [] if made == "here" else None
+    mapped = None
+    if path is not None:
+        folder = Path(path)
+        own = sorted(set(held_parts(folder) if parts is None else parts))
+        all_lists = topology == "local" or (topology == "auto" and topology_fits(folder))
+        mapped = open_store(folder, parts=own, topology="all" if all_lists else "own")
     peers = Peers(addresses, shown, seconds, own=own)
     try:
-        store = _without_graph(peers) if mapped is None else _beside(peers, mapped)
+        store = _without_graph(peers) if mapped is None else _beside(peers, mapped, own or [])
         ahead = LOOK_AHEAD if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
         by_servers = mapped is None and made != "here"
         return replace(store, deployment=Connected(peers=peers, by_servers=by_servers, look_ahead=ahead))
@@ -109,51 +114,28 @@ def connect(
         raise
 
 
-@dataclass(frozen=True)
-class _Here:
-    """What of a store this process maps."""
-
-    store: Store
-    parts: tuple[int, ...]
-
-
-def _open_here(path: Path, parts: Sequence[int] | None, topology: Topology) -> _Here:
-    own = held_parts(path) if parts is None else parts
-    whole = topology == "local" or (topology == "auto" and topology_fits(path))
-    store = open_store(path, parts=own, topology="all" if whole else "own")
-    return _Here(store, tuple(sorted(set(own))))
-
-
 def _without_graph(peers: Peers) -> Store:
-    """Everything lies elsewhere."""
+    """All parts are remote."""
     manifest = peers.manifest
     schema = manifest.schema
     shards = [RemotePart(schema, number, peers) for number in range(len(manifest.parts))]
     sharded = Sharded(schema, shards, manifest.parts)
-    return Store(
-        schema,
-        sharded,
-        sharded,
-        identity=peers.identity,
-        ranges=manifest.parts,
-        shards=tuple(shards),
-    )
+    return Store(schema, sharded, sharded, identity=peers.identity, ranges=manifest.parts, shards=tuple(shards))
 
 
-def _beside(peers: Peers, here: _Here) -> Store:
-    """This host's parts are mapped, the rest is asked for."""
-    local = here.store
+def _beside(peers: Peers, local: Store, own: Sequence[int]) -> Store:
+    """This host's own parts are mapped, the others are remote."""
     if local.identity != peers.identity:
         raise StoreError(
             f"the store here ({local.identity[:12]}) is another one than the servers' ({peers.identity[:12]}); "
             "copy store.json and the parts from where they have it"
         )
     schema = local.schema
-    held = dict(zip(here.parts, local.parts, strict=True))
-    whole = len(local.topology) == len(local.ranges)
+    held = dict(zip(own, local.parts, strict=True))
+    all_lists = len(local.topology) == len(local.ranges)
     shards: list[Shard] = []
     for number in range(len(local.ranges)):
         remote = RemotePart(schema, number, peers)
-        shards.append(held.get(number) or (Nearer(remote, local.topology[number]) if whole else remote))
+        shards.append(held.get(number) or (Nearer(remote, local.topology[number]) if all_lists else remote))
     sharded = Sharded(schema, shards, local.ranges)
-    return replace(local, graph=local.graph if whole else sharded, features=sharded, shards=tuple(shards))
+    return replace(local, graph=local.graph if all_lists else sharded, features=sharded, shards=tuple(shards))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve.client import LostError, Peer, read_message
+from hoploom.serve.requests import read_integer, read_text
 from hoploom.serve.wire import PROTOCOL, Message
 from hoploom.store.disk import check_manifest
 from hoploom.store.format import Manifest, from_json
@@ -159,10 +160,8 @@ def read_info(answer: Message, address: str) -> ServerInfo:
         assert isinstance(text, Tensor)
         manifest = from_json(json.loads(text.numpy().tobytes()))
         check_manifest(Path(address), manifest)
-        identity, parts, answers = header["identity"], tuple(header["parts"]), tuple(header["answers"])
-        assert isinstance(identity, str)
-        assert all(type(part) is int and 0 <= part < len(manifest.parts) for part in parts)
-        assert all(isinstance(kind, str) for kind in answers)
+        parts = tuple(read_integer("parts", part, 0, len(manifest.parts)) for part in header["parts"])
+        answers = tuple(read_text({"answers": kind}, "answers") for kind in header["answers"])
+        return ServerInfo(address, read_text(header, "identity"), manifest, parts, answers)
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
         raise StoreError(f"what {address} says of its store cannot be read ({error}); see whether it is one") from error
-    return ServerInfo(address, identity, manifest, parts, answers)
