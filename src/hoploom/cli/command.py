@@ -82,10 +82,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """Bytes done of how many, drawn on stderr where that is a terminal."""
+    """Nodes done of how many, drawn on stderr where that is a terminal."""
     from tqdm import tqdm
 
-    with tqdm(unit="B", unit_scale=True, disable=None) as bar:
+    with tqdm(unit=" nodes", unit_scale=True, disable=None) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total

@@ -6,27 +6,23 @@ each edge by itself: a pair may be linked twice, a node may link to itself, and 
 (writes, rev_writes) are drawn afresh, between the same communities but not between the same nodes.
 """
 
-import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hoploom import keys
-from hoploom.errors import ConfigError, StoreError
+from hoploom.errors import ConfigError
 from hoploom.ingest.synthetic_draws import (
     MAX_DEGREE,
     MAX_NODES,
     SPLITS,
     EdgeRun,
-    Integers,
     NodeDraws,
     RelationDraws,
     pieces,
@@ -45,7 +41,9 @@ from hoploom.store import format as layout
 from hoploom.store.format import PartRange, id_dtype
 from hoploom.store.write import StoreWriter
 
-Progress = Callable[[int, int], None]  # (bytes written, bytes in all)
+Progress = Callable[[int, int], None]  # (nodes written, or their in-edges; all of them)
+Advance = Callable[[range], None]
+IDS = Field("int64")
 CHUNK = 1 << 18  # edges, or feature values, made at a time: few enough for the cache
 FEATURE_DTYPES = ("float32", "float16", "bfloat16")
 GRAPH = 0x6772617068  # folded into the seed's key, to stay apart from what samplers draw
@@ -68,7 +66,7 @@ HETEROGENEOUS: tuple[Mapping[str, float], Mapping[RelationName, float]] = (
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SyntheticGraph:
     """All that a synthetic graph and its files follow from."""
 
     nodes: tuple[NodeDraws, ...]  # the first type is labelled
@@ -84,19 +82,19 @@ class Recipe:
     def labelled(self) -> NodeDraws:
         return self.nodes[0]
 
+    def node_fields(self, nodes: NodeDraws) -> dict[str, Field]:
+        """Labels are of the first type alone."""
+        fields = {"x": Field(self.feature_dtype, (nodes.num_features,))}
+        return {**fields, "y": IDS} if nodes is self.labelled else fields
+
+    def edge_fields(self) -> dict[str, Field]:
+        """Of every relation."""
+        fields = {"weight": Field("float32")} if self.weights else {}
+        return {**fields, "time": IDS} if self.times else fields
+
     def held(self, part: int, num_nodes: int) -> range:
         """Which nodes of a type a part holds."""
         return range(num_nodes * part // self.num_parts, num_nodes * (part + 1) // self.num_parts)
-
-
-@dataclass(frozen=True)
-class DrawnFile:
-    """One file, its values yet to be drawn."""
-
-    name: str
-    field: Field
-    num_rows: int
-    chunks: Iterator[NDArray[Any]]
 
 
 def generate(
@@ -126,8 +124,15 @@ def generate(
     """
     shares = HETEROGENEOUS if heterogeneous else HOMOGENEOUS
     key = keys.mix(keys.mix(0, GRAPH), seed)
-    _check_counts(num_nodes, num_features, num_classes, num_parts)
-    _check_choices(num_nodes, avg_degree, homophily, feature_dtype)
+    limits: dict[str, tuple[float, float, float]] = {
+        "num_nodes": (num_nodes, 1, MAX_NODES),
+        "num_classes": (num_classes, 1, num_nodes),
+        "num_features": (num_features, 1, MAX_NODES),
+        "num_parts": (num_parts, 1, num_nodes),
+        "avg_degree": (avg_degree, 1, min(num_nodes, MAX_DEGREE // 2)),
+        "homophily": (homophily, 0, 1),
+    }
+    _check(num_nodes, limits, feature_dtype)
     sizes = {name: max(num_classes, int(num_nodes * share)) for name, share in shares[0].items()}
     nodes = tuple(
         NodeDraws(name, key, index, size, num_classes, num_features) for index, (name, size) in enumerate(sizes.items())
@@ -138,137 +143,106 @@ def generate(
         )
         for index, (name, share) in enumerate(shares[1].items())
     )
-    recipe = Recipe(nodes, edges, not heterogeneous, feature_dtype, weights, times, num_parts, chunk)
-    _write(path, recipe, progress)
+    graph = SyntheticGraph(nodes, edges, not heterogeneous, feature_dtype, weights, times, num_parts, chunk)
+    _write(path, graph, progress)
     return open_store(path)
 
 
-def _check_counts(num_nodes: int, num_features: int, num_classes: int, num_parts: int) -> None:
-    if not 1 <= num_nodes <= MAX_NODES:
-        raise ConfigError(f"num_nodes is {num_nodes}; synthetic graphs take 1 to {MAX_NODES} nodes a type")
-    if not 1 <= num_classes <= num_nodes:
-        raise ConfigError(f"num_classes is {num_classes} for {num_nodes} nodes; give each class a node at least")
-    if num_features < 1:
-        raise ConfigError(f"num_features is {num_features}; give at least 1")
-    if not 1 <= num_parts <= num_nodes:
-        raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give each part a node at least")
-
-
-def _check_choices(num_nodes: int, avg_degree: float, homophily: float, feature_dtype: str) -> None:
-    limit = min(num_nodes, MAX_DEGREE // 2)
-    if not 1 <= avg_degree <= limit:
-        raise ConfigError(f"avg_degree is {avg_degree} for {num_nodes} nodes; give 1 to {limit}")
-    if not 0 <= homophily <= 1:
-        raise ConfigError(f"homophily is {homophily}; it is a share, give 0 to 1")
+def _check(num_nodes: int, limits: Mapping[str, tuple[float, float, float]], feature_dtype: str) -> None:
+    """`limits`: what was given, the least and the most that may be given."""
+    for name, (value, least, most) in limits.items():
+        if not least <= value <= most:
+            raise ConfigError(f"{name} is {value} for {num_nodes} nodes; give {least} to {most}")
     if feature_dtype not in FEATURE_DTYPES:
         raise ConfigError(f"feature_dtype is {feature_dtype!r}; give one of {', '.join(FEATURE_DTYPES)}")
 
 
-def _write(path: str | Path, recipe: Recipe, progress: Progress | None) -> None:
-    if Path(path).exists():  # said before every degree is drawn
-        raise StoreError(f"{path} exists; give another path, or remove it first")
-    parts = _count(recipe)
-    schema = _schema(recipe, parts)
-    arrays = [array for number in range(recipe.num_parts) for array in _arrays(recipe, schema, parts, number)]
-    total = sum(array.num_rows * array.field.row_bytes for array in arrays)
+def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -> None:
+    owners = [*(nodes.num_nodes for nodes in graph.nodes), *(edges.num_destinations for edges in graph.edges)]
     done = 0
 
-    def drawn(array: DrawnFile) -> Iterator[Tensor]:
+    def advance(ids: range) -> None:
         nonlocal done
-        for values in array.chunks:
-            yield torch.from_numpy(values)
-            done += len(values) * array.field.row_bytes
-            if progress is not None:
-                progress(done, total)
+        done += len(ids)
+        if progress is not None:
+            progress(done, sum(owners))
 
-    with StoreWriter(path, schema, parts) as writer:
-        for array in arrays:
-            writer.write(array.name, array.field.dtype, (array.num_rows, *array.field.shape), drawn(array))
-
-
-def _count(recipe: Recipe) -> list[PartRange]:
-    """Draw every degree and split once, to know the sizes of the files."""
     parts: list[PartRange] = []
-    first_edges = (0,) * len(recipe.edges)
-    for part in range(recipe.num_parts):
-        held = [recipe.held(part, nodes.num_nodes) for nodes in recipe.nodes]
-        first_nodes, num_nodes = tuple(ids.start for ids in held), tuple(len(ids) for ids in held)
-        num_edges = tuple(_num_edges(recipe, edges, part) for edges in recipe.edges)
-        sizes = {split: sum(map(len, _members(recipe, split, part))) for split in SPLITS}
-        parts.append(PartRange(first_nodes, num_nodes, first_edges, num_edges, {recipe.labelled.name: sizes}))
-        first_edges = tuple(map(operator.add, first_edges, num_edges))
-    return parts
+    first_edges = (0,) * len(graph.edges)
+    with StoreWriter(path) as writer:
+        for part in range(graph.num_parts):
+            held = [graph.held(part, nodes.num_nodes) for nodes in graph.nodes]
+            for nodes, ids in zip(graph.nodes, held, strict=True):
+                _write_nodes(writer, graph, nodes, part, ids, advance)
+            sizes = {split: _write_split(writer, graph, split, part) for split in SPLITS}
+            num_edges = tuple(
+                _write_edges(writer, graph, edges, part, first, advance)
+                for edges, first in zip(graph.edges, first_edges, strict=True)
+            )
+            firsts, counts = tuple(ids.start for ids in held), tuple(len(ids) for ids in held)
+            parts.append(PartRange(firsts, counts, first_edges, num_edges, {graph.labelled.name: sizes}))
+            first_edges = tuple(map(operator.add, first_edges, num_edges))
+        writer.describe(_schema(graph, parts), parts)
 
 
-def _num_edges(recipe: Recipe, edges: RelationDraws, part: int) -> int:
-    held = recipe.held(part, edges.num_destinations)
-    return sum(len(run.edges) for run in edges.runs(held, 0, recipe.chunk))
+def _write_nodes(
+    writer: StoreWriter, graph: SyntheticGraph, nodes: NodeDraws, part: int, held: range, advance: Advance
+) -> None:
+    fields, centres = graph.node_fields(nodes), nodes.centres()
+    files = {name: layout.node_file(part, nodes.name, name) for name in fields}
+    for ids in pieces(held, graph.chunk / nodes.num_features):
+        writer.append(files["x"], fields["x"], torch.from_numpy(nodes.features(ids, centres)))
+        if "y" in fields:
+            writer.append(files["y"], fields["y"], torch.from_numpy(nodes.labels(ids)))
+        advance(ids)
+    for name, field in fields.items():
+        writer.finish(files[name], field)
 
 
-def _members(recipe: Recipe, split: str, part: int) -> Iterator[Integers]:
-    held = recipe.held(part, recipe.labelled.num_nodes)
-    return (recipe.labelled.members(split, ids) for ids in pieces(held, recipe.chunk))
+def _write_split(writer: StoreWriter, graph: SyntheticGraph, split: str, part: int) -> int:
+    """Returns the number of members."""
+    name = layout.split_file(part, graph.labelled.name, split)
+    for ids in pieces(graph.held(part, graph.labelled.num_nodes), graph.chunk):
+        writer.append(name, IDS, torch.from_numpy(graph.labelled.members(split, ids)))
+    return writer.finish(name, IDS)
 
 
-def _schema(recipe: Recipe, parts: Sequence[PartRange]) -> Schema:
-    node_fields = {"x": Field(recipe.feature_dtype, (recipe.labelled.num_features,))}
-    edge_fields = {"weight": Field("float32")} if recipe.weights else {}
-    edge_fields |= {"time": Field("int64")} if recipe.times else {}
-    node_types = [NodeType(nodes.name, nodes.num_nodes, node_fields) for nodes in recipe.nodes]
-    sizes = {split: sum(part.splits[recipe.labelled.name][split] for part in parts) for split in SPLITS}
-    node_types[0] = replace(node_types[0], fields=node_fields | {"y": Field("int64")}, splits=sizes)
-    num_edges = [sum(counts) for counts in zip(*(part.num_edges for part in parts), strict=True)]
+def _write_edges(
+    writer: StoreWriter, graph: SyntheticGraph, edges: RelationDraws, part: int, first_edge: int, advance: Advance
+) -> int:
+    """Returns the number of edges. Weights and times are written once for the sampler, once as a field."""
+    fields, relation = graph.edge_fields(), Relation(*edges.name, 0)
+    columns: list[tuple[str, Field, Callable[[EdgeRun], NDArray[Any]]]] = [
+        (layout.topology_file(part, relation, "indices"), Field(id_dtype(edges.num_sources)), edges.sources)
+    ]
+    draws: dict[str, Callable[[EdgeRun], NDArray[Any]]] = {"weight": edges.weights, "time": edges.times}
+    for name, field in fields.items():
+        columns.append((layout.topology_file(part, relation, name), field, draws[name]))
+        columns.append((layout.edge_file(part, relation, name), field, draws[name]))
+    indptr, end = layout.topology_file(part, relation, "indptr"), first_edge
+    writer.append(indptr, IDS, torch.zeros(1, dtype=torch.int64))
+    for run in edges.runs(graph.held(part, edges.num_destinations), first_edge, graph.chunk):
+        writer.append(indptr, IDS, torch.from_numpy(end - first_edge + np.cumsum(run.degrees)))
+        for name, field, draw in columns:
+            writer.append(name, field, torch.from_numpy(draw(run)))
+        end = run.edges.stop
+        advance(run.nodes)
+    writer.finish(indptr, IDS)
+    for name, field, _ in columns:
+        writer.finish(name, field)
+    return end - first_edge
+
+
+def _schema(graph: SyntheticGraph, parts: Sequence[PartRange]) -> Schema:
+    fields = graph.edge_fields()
+    sizes = {split: sum(part.splits[graph.labelled.name][split] for part in parts) for split in SPLITS}
+    node_types = [NodeType(nodes.name, nodes.num_nodes, graph.node_fields(nodes)) for nodes in graph.nodes]
+    node_types[0] = replace(node_types[0], splits=sizes)
+    num_edges = map(sum, zip(*(part.num_edges for part in parts), strict=True))
     return Schema(
         tuple(node_types),
-        tuple(Relation(*e.name, count, edge_fields) for e, count in zip(recipe.edges, num_edges, strict=True)),
-        recipe.homogeneous,
-        weight="weight" if recipe.weights else None,
-        time="time" if recipe.times else None,
+        tuple(Relation(*edges.name, count, fields) for edges, count in zip(graph.edges, num_edges, strict=True)),
+        graph.homogeneous,
+        weight="weight" if graph.weights else None,
+        time="time" if graph.times else None,
     )
-
-
-def _arrays(recipe: Recipe, schema: Schema, parts: Sequence[PartRange], part: int) -> Iterator[DrawnFile]:
-    """Every file of a part."""
-    for nodes, node_type in zip(recipe.nodes, schema.node_types, strict=True):
-        yield from _node_arrays(recipe, nodes, node_type, part)
-    for split, size in parts[part].splits[recipe.labelled.name].items():
-        name = layout.split_file(part, recipe.labelled.name, split)
-        yield DrawnFile(name, Field("int64"), size, _members(recipe, split, part))
-    for edges, relation in zip(recipe.edges, schema.relations, strict=True):
-        yield from _edge_arrays(recipe, edges, relation, parts[part], part)
-
-
-def _node_arrays(recipe: Recipe, nodes: NodeDraws, node_type: NodeType, part: int) -> Iterator[DrawnFile]:
-    held = recipe.held(part, nodes.num_nodes)
-    draws: dict[str, Callable[[range], NDArray[Any]]] = {
-        "x": partial(nodes.features, centres=nodes.centres()),
-        "y": nodes.labels,
-    }
-    for name, field in node_type.fields.items():
-        rows = map(draws[name], pieces(held, recipe.chunk / math.prod(field.shape)))
-        yield DrawnFile(layout.node_file(part, nodes.name, name), field, len(held), rows)
-
-
-def _edge_arrays(
-    recipe: Recipe, edges: RelationDraws, relation: Relation, counts: PartRange, part: int
-) -> Iterator[DrawnFile]:
-    held = recipe.held(part, edges.num_destinations)
-    first_edge, num_edges = (of[edges.relation_index] for of in (counts.first_edges, counts.num_edges))
-
-    def column(file: str, field: Field, draw: Callable[[EdgeRun], NDArray[Any]]) -> DrawnFile:
-        return DrawnFile(file, field, num_edges, map(draw, edges.runs(held, first_edge, recipe.chunk)))
-
-    indptr = layout.topology_file(part, relation, "indptr")
-    yield DrawnFile(indptr, Field("int64"), len(held) + 1, _indptr(edges.runs(held, 0, recipe.chunk)))
-    ids = Field(id_dtype(edges.num_sources))
-    yield column(layout.topology_file(part, relation, "indices"), ids, edges.sources)
-    draws: dict[str, Callable[[EdgeRun], NDArray[Any]]] = {"weight": edges.weights, "time": edges.times}
-    for name, field in relation.fields.items():  # once for the sampler, once as a field
-        yield column(layout.topology_file(part, relation, name), field, draws[name])
-        yield column(layout.edge_file(part, relation, name), field, draws[name])
-
-
-def _indptr(runs: Iterator[EdgeRun]) -> Iterator[Integers]:
-    yield np.zeros(1, dtype=np.int64)
-    for run in runs:
-        yield run.edges.start + np.cumsum(run.degrees)
