@@ -58,10 +58,11 @@ def fit(
     """
     _check(learner, context, validate)
     _find_place(learner)
+    taking = _stepper(learner, training, context, checkpoint)
     if journal is not None:
         journal.rewind(learner.standing.steps, learner.standing.epoch)
     progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)
-    with _stepper(learner, training, context, checkpoint) as stepper, StopRequests() as requests, progress:
+    with taking as stepper, StopRequests() as requests, progress:
         run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepper)
         ending = run.until_it_ends()
     standing, counts = learner.standing, stepper.counts

@@ -9,8 +9,7 @@ import torch
 import hoploom
 from hoploom import Store
 from hoploom.train.runs import parse_run_file
-from hoploom.train.runs.factories import eval_loader, model_of, train_loader
-from hoploom.train.runs.problem import goal_of
+from hoploom.train.runs.problem import eval_loader, goal_of, model_of, train_loader
 
 ALONE: Any = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
 

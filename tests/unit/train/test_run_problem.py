@@ -12,9 +12,8 @@ import torch
 import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.ingest.synthetic import generate
-from hoploom.train.runs.factories import model_of, optimizer_of, scheduler_of, train_loader
 from hoploom.train.runs.link_splits import LinkShares, hold_out
-from hoploom.train.runs.problem import goal_of
+from hoploom.train.runs.problem import goal_of, model_of, optimizer_of, scheduler_of, train_loader
 from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run_file import RunFile
 

@@ -22,8 +22,7 @@ from hoploom.ranks import environment
 from hoploom.ranks.context import init
 from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Checkpoint
-from hoploom.train.runs.factories import eval_loader, model_of
-from hoploom.train.runs.problem import goal_of
+from hoploom.train.runs.problem import eval_loader, goal_of, model_of
 from hoploom.train.runs.reading import parse_run_file, read_run_file
 from hoploom.train.runs.run import run
 from hoploom.train.runs.template import template_for

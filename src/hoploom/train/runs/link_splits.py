@@ -7,6 +7,7 @@ that, build a store of the training edges and give the others as files (`task.li
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from hoploom.store import Store
 from hoploom.store.base import Part, Table
 from hoploom.store.edges import edges_of
 from hoploom.store.store import assemble
+from hoploom.train.runs.run_file import RunFile
 
 HELD_OUT = 0x6C696E6B73  # folded into the seed's key, to stay apart from what samplers draw
 TRAIN, VAL, TEST = range(3)
@@ -135,3 +137,27 @@ def _kept_tables(part: Part, relation: Relation, keep: Tensor, first_edge: int) 
         if owner == relation.key and not (table.by_edge_id and has_ids and name != EDGE_ID):
             out[owner, name] = Table(table.rows[keep], first_edge, table.by_edge_id)
     return out
+
+
+# --- links in files ------------------------------------------------------------------------------
+
+
+def read_links(run_file: RunFile, folder: Path) -> dict[str, Tensor]:
+    """train.npy, and val.npy and test.npy where they are."""
+    found = {split: folder / f"{split}.npy" for split in SPLITS if (folder / f"{split}.npy").exists()}
+    if "train" not in found:
+        raise run_file.problem("task.links", f"{folder} has no train.npy; write the links there, [2, n] int64")
+    return {split: _read_ends(run_file, path) for split, path in found.items()}
+
+
+def _read_ends(run_file: RunFile, path: Path) -> Tensor:
+    try:
+        ends = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise run_file.problem("task.links", f"{path} is no .npy file: {error}; write it with numpy.save") from error
+    if not isinstance(ends, np.ndarray) or ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
+        shown = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, np.ndarray) else "an archive"
+        raise run_file.problem("task.links", f"{path} holds {shown}; give [2, n] int64, sources above destinations")
+    if not ends.shape[1]:
+        raise run_file.problem("task.links", f"{path} holds no link; give at least one, or remove the file")
+    return torch.from_numpy(ends.astype(np.int64))

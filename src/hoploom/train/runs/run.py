@@ -29,8 +29,16 @@ from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Checkpoint, Learner, Training
 from hoploom.train.loop import Outcome, Validate, fit
-from hoploom.train.runs.factories import eval_loader, model_of, optimizer_of, per_relation, scheduler_of, train_loader
-from hoploom.train.runs.problem import Goal, goal_of
+from hoploom.train.runs.problem import (
+    Goal,
+    eval_loader,
+    goal_of,
+    model_of,
+    optimizer_of,
+    per_relation,
+    scheduler_of,
+    train_loader,
+)
 from hoploom.train.runs.reading import NO_CACHE, check_whole_steps, check_world, read_run_file, to_toml, values_of
 from hoploom.train.runs.run_file import FIELDS, LINKS, RunFile
 
