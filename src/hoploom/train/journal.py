@@ -194,13 +194,17 @@ class Progress:
         self._seeds += report.seeds
         self._seconds += report.seconds
         self._wait_seconds += report.wait_seconds
+        seconds = max(self._seconds, 1e-9)
+        place = f"epoch {report.epoch + 1}/{self._num_epochs}  step {report.step}/{self._num_steps}"
+        rate, waited = tqdm.format_sizeof(self._seeds / seconds), 100 * self._wait_seconds / seconds
+        figures = f"loss {self._loss:.4g}  {rate} seeds/s  waiting {waited:.1f} %"
         if not self._bar.disable:
-            self._bar.bar_format = f"{self._place(report)}  [{{bar:20}}]  {self._figures()}  {{remaining}} left"
+            self._bar.bar_format = f"{place}  [{{bar:20}}]  {figures}  {{remaining}} left"
             self._bar.update(report.step - self._bar.n)
         elif self._clock() - self._last_shown >= PLAIN_SECONDS:
             self._last_shown = self._clock()
             left = (self._last_shown - self._began) / taken * max(0, self._num_steps - report.step)
-            self._print(f"{self._place(report)}  {self._figures()}  {tqdm.format_interval(left)} left")
+            self._print(f"{place}  {figures}  {tqdm.format_interval(left)} left")
 
     def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
         """Show an epoch's metrics, and a note if there is one, on a line that stays."""
@@ -208,14 +212,6 @@ class Progress:
             values = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "epoch")
             line = f"epoch {int(metrics['epoch']) + 1}/{self._num_epochs}  {values}{'  (best)' * is_best}"
             self._print(f"{line}  {note}" if note else line)
-
-    def _place(self, report: StepReport) -> str:
-        return f"epoch {report.epoch + 1}/{self._num_epochs}  step {report.step}/{self._num_steps}"
-
-    def _figures(self) -> str:
-        seconds = max(self._seconds, 1e-9)
-        rate = tqdm.format_sizeof(self._seeds / seconds)
-        return f"loss {self._loss:.4g}  {rate} seeds/s  waiting {100 * self._wait_seconds / seconds:.1f} %"
 
     def _print(self, line: str) -> None:
         try:
