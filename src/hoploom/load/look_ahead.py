@@ -1,8 +1,8 @@
 """Look-ahead: the rows that the next batches miss are fetched together, each once.
 
-Batches are computable, so those of a group of steps are sampled first; their rows that lie elsewhere, and in no cache,
-are asked for in one request per peer, and then each batch is assembled from what is here. A row that the group before
-has fetched is taken from it. Costs the memory of two groups' rows, and a first batch that waits for a whole group.
+Batches are computable, so those of a group of steps are sampled first. Their remote rows that no cache has come in one
+request per peer, and then each batch is assembled. A row that the group before has fetched is taken from it. Costs the
+memory of two groups' rows, and a first batch that waits for its group.
 """
 
 from collections import Counter

@@ -97,7 +97,7 @@ class NeighborLoader(SamplingLoader):
       may have, it makes the steps the same for all of them
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
       parts of every rank are those that `Context.open` found
-    - `look_ahead`: of so many steps the rows that lie elsewhere are fetched together, each once
+    - `look_ahead`: the remote rows of so many steps are fetched together, each once
     - `device`: batches arrive there, copied on a side stream; where the store is placed they are made there
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds

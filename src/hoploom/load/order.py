@@ -136,10 +136,10 @@ class LocalOrder(Order):
         hosts = self.homes.hosts
         seeds = super().indices(epoch, 0, self.num_seeds)
         seats = _seats(self, torch.tensor([hosts.index(parts) for parts in self.homes.held]))
-        rooms = torch.bincount(seats, minlength=len(hosts)).tolist()
+        sizes = torch.bincount(seats, minlength=len(hosts)).tolist()
         key = keys.mix(keys.epoch_key(self.seed, epoch), DEALING)
         out = torch.empty_like(seats)
-        for host, places in enumerate(_shared_out(self.homes.owners[seeds], self.homes, rooms)):
+        for host, places in enumerate(_shared_out(self.homes.owners[seeds], self.homes, sizes)):
             count = places.numel()  # in order where there is no shuffling; else what was filled in is spread
             dealt = places[ops.permute(keys.mix(key, host), count, 0, count)] if self.shuffle else places.sort().values
             out[seats == host] = seeds[dealt]
@@ -155,23 +155,23 @@ def _seats(order: Order, host_of_rank: Tensor) -> Tensor:
     return host_of_rank.repeat(order.num_steps).repeat_interleave(sizes.view(-1))
 
 
-def _shared_out(owners: Tensor, homes: Homes, rooms: Sequence[int]) -> list[Tensor]:
-    """By host, the places in the epoch's permutation that it takes: its own while there is room, then what is left.
+def _shared_out(owners: Tensor, homes: Homes, sizes: Sequence[int]) -> list[Tensor]:
+    """By host, the places in the epoch's permutation that it takes: its own up to its share, then what is left.
 
     `owners` are the parts at these places: [n] int16.
     """
-    room, taken = list(rooms), [[torch.empty(0, dtype=torch.int64)] for _ in rooms]
+    free, taken = list(sizes), [[torch.empty(0, dtype=torch.int64)] for _ in sizes]
     holders = [[host for host, parts in enumerate(homes.hosts) if part in parts] for part in range(homes.num_parts)]
     left = [torch.empty(0, dtype=torch.int64)]
     for part in sorted(range(homes.num_parts), key=lambda part: len(holders[part])):  # those with no choice first
         places = torch.nonzero(owners == part).view(-1)
         for host in holders[part]:
-            taken[host].append(places[: room[host]])
-            places = places[room[host] :]
-            room[host] -= taken[host][-1].numel()
+            taken[host].append(places[: free[host]])
+            places = places[free[host] :]
+            free[host] -= taken[host][-1].numel()
         left.append(places)
     rest = torch.cat(left).sort().values
-    for host, missing in enumerate(room):
+    for host, missing in enumerate(free):
         taken[host].append(rest[:missing])
         rest = rest[missing:]
     return [torch.cat(pieces) for pieces in taken]

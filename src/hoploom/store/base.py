@@ -57,19 +57,19 @@ class FeatureStore(Protocol):
     def schema(self) -> Schema: ...
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
-        """The rows asked for, in order, in fresh (recycled) memory."""
+        """The wanted rows, in order, in fresh (recycled) memory."""
 
 
 class Shard(Protocol):
-    """Both seams over one range of nodes, here or elsewhere.
+    """Both seams over one range of nodes, in this process or another.
 
-    To begin is to send what is asked, where it goes anywhere; the call returned finishes it and must be made, once.
-    So all peers can be asked before the first answer is read, without threads.
+    To begin is to send the request, if there is one; the call returned finishes it and must be made, once. So all peers
+    have their requests before the first answer is read, without threads.
     """
 
     @property
     def is_here(self) -> bool:
-        """Whether this process answers by itself; asking a shard that is elsewhere costs a round trip."""
+        """Whether this process answers by itself; a remote shard costs a round trip."""
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         """Begin one hop of this range's nodes: as GraphStore.sample."""
@@ -104,7 +104,7 @@ class Deployment:
         return None
 
     def traffic(self) -> dict[str, int]:
-        """What was asked of other processes so far."""
+        """Requests to other processes so far."""
         return {}
 
     def close(self, *, wait: bool) -> None:
@@ -202,10 +202,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Absent:
-    """A part that was not opened: it answers nothing, and says what was asked of it.
-
-    With it in place a store opened by one part routes ids as the whole store does.
-    """
+    """A part that was not opened: any request for it is an error. With it in place all parts route ids alike."""
 
     schema: Schema
     number: int
@@ -216,38 +213,28 @@ class Absent:
         return True  # it answers by itself, if only with an error
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
-        """No picks for no frontier; StoreError for any other."""
-        return partial(self._sample, frontiers, draw)
-
-    def begin_gather(
-        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
-    ) -> Callable[[], None]:
-        """No rows for no ids; StoreError for any other."""
-        return partial(self._gather, wanted, places)
-
-    def split(self, node_type: str, name: str) -> Tensor:
-        """None: what of a split lies elsewhere is left out."""
-        return torch.empty(0, dtype=torch.int64)
-
-    def _sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         for index, relation in enumerate(self.schema.relations):
             frontier = frontiers[self.schema.destinations[index]]
             if frontier is not None and draw.fanouts[index] != 0:
                 self._refuse(f"the in-edges of node {int(frontier.nodes[0])} of {relation.destination!r}")
-        return [None] * len(self.schema.relations)
+        return lambda: [None] * len(self.schema.relations)
 
-    def _gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor]) -> None:
+    def begin_gather(
+        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
         for (owner, name, ids), place in zip(wanted, places, strict=True):
             if place.numel():
                 what = "node" if isinstance(owner, str) else "edge"
                 self._refuse(f"{name!r} of {what} {int(ids[place[0]])} of {owner!r}")
+        return lambda: None
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        return torch.empty(0, dtype=torch.int64)
 
     def _refuse(self, what: str) -> Never:
         held = ", ".join(map(str, self.held))
-        message = (
-            f"part {self.number} holds {what}, opened were parts {held}; open part {self.number} too, or the whole"
-        )
-        raise StoreError(message)
+        way_out = f"open part {self.number} too, or all parts"
+        raise StoreError(f"part {self.number} holds {what}, opened were parts {held}; {way_out}")
 
 
 def range_of(part: Part) -> PartRange:

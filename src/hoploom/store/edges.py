@@ -13,8 +13,8 @@ from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store.base import Draw, FeatureStore, GraphStore, Part, Wanted
 
 EDGES = 1 << 22  # edges that are looked at together
-NODES = 1 << 12  # nodes whose edges are asked for together
-ROWS = 1 << 22  # rows that are asked for together
+NODES = 1 << 12  # nodes whose edges are fetched together
+ROWS = 1 << 22  # rows that are fetched together
 
 
 def covers(schema: Schema, parts: Sequence[Part], node_type: str | None = None) -> bool:
@@ -38,7 +38,7 @@ def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tenso
 def edges_of(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
     """A part's edges of a relation in order, some at a time: sources [n], in their own dtype, and destinations [n].
 
-    Read to the end, it has asked whether the files are whole.
+    At its end the files are known to be readable.
     """
     try:
         if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow

@@ -211,7 +211,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file; the one that was there stays until the new one is whole and on the disk."""
+    """Write a file; the one that was there stays until the new one is complete and on the disk."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class Cached(Wrapped):
-    """A shard of which some rows are held here: those are copied while the shard is asked for the others."""
+    """A shard of which some rows are held here: those are copied while the others are fetched."""
 
     held: Mapping[Owner, HeldRows]
     tally: Tally = field(default_factory=Tally)
@@ -131,7 +131,7 @@ def lies_here(shard: Shard, owner: Owner, name: str) -> bool:
 
 
 def missing(shard: Shard, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
-    """Of these places, those whose rows would have to come from elsewhere."""
+    """Of these places, those whose rows are remote and not held."""
     if isinstance(shard, Cached):
         rows = shard.held.get(owner)
         return missing(shard.shard, owner, ids, places if rows is None else rows.ids.find(ids, places).misses)
@@ -140,9 +140,9 @@ def missing(shard: Shard, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
 
 # --- the rows that are needed most --------------------------------------------------------
 
-BYTES_AT_ONCE = 64 << 20  # that are asked for together
+BYTES_AT_ONCE = 64 << 20  # that are fetched together
 BYTES_PER_ID = 24  # of the map from ids to rows, at most
-LEVELS = 1 << 20  # counts that are told apart
+LEVELS = 1 << 20  # counts that are distinguished
 WAY_OUT = "give a share of the remote rows such as 0.2 or '20%', or bytes such as '4GB'"
 
 
@@ -157,7 +157,7 @@ class CacheReport:
 
     @property
     def hit_rate(self) -> float:
-        """The share of remote rows that were held; 0 before any was asked for."""
+        """The share of remote rows that were held; 0 before any was needed."""
         return self.hits / max(1, self.hits + self.misses)
 
     def __str__(self) -> str:
@@ -168,10 +168,10 @@ class CacheReport:
 def cached(
     store: Store, size: float | str, counts: Mapping[str, Tensor], *, bytes_at_once: int = BYTES_AT_ONCE
 ) -> Store:
-    """The store with the rows held that are asked for most, out of those that lie elsewhere.
+    """The store with the remote rows held that are needed most.
 
     `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` say how often each node
-    was asked for, by type. Batches stay the same. A store of which nothing lies elsewhere is returned as it is.
+    was asked for, by type. Batches stay the same. A store without remote rows is returned as it is.
     The rows are fetched at most `bytes_at_once` at a time.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
@@ -204,7 +204,7 @@ def report(store: Store) -> CacheReport | None:
 
 @dataclass(frozen=True)
 class Remote:
-    """The nodes of a type that lie elsewhere."""
+    """The remote nodes of a type."""
 
     name: str
     row_bytes: int  # of all fields, and of finding the row
@@ -262,7 +262,7 @@ def _choose(remote: list[Remote], budget: int, counts: Mapping[str, Tensor]) -> 
 
 
 def _levels(of_type: Remote, counts: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """How often the nodes of each span were asked for; very high counts are taken as one."""
+    """How often the nodes of each span were needed; very high counts are taken as one."""
     for first, end in of_type.spans:
         of_span = counts[of_type.name][first:end] if of_type.name in counts else torch.zeros(end - first).long()
         yield first, of_span.clamp(max=LEVELS - 1)

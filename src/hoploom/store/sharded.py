@@ -45,7 +45,7 @@ class Sharded:
         return ops.route(ids, self._cuts[owner], places)
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """One hop: every shard is asked once, for all relations."""
+        """One hop: one request to every shard, for all relations."""
         places = [
             None if frontier is None else self.route(node_type.name, frontier.nodes)
             for node_type, frontier in zip(self.schema.node_types, frontiers, strict=True)
@@ -64,7 +64,7 @@ class Sharded:
         return out
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
-        """Rows: every shard is asked once, for all fields."""
+        """Rows: one request to every shard, for all fields."""
         outs = [empty_rows(self.schema, owner, name, ids.numel(), pinned=pinned) for owner, name, ids in wanted]
         self.gather_at(wanted, [None] * len(wanted), outs)
         return outs
@@ -80,7 +80,7 @@ class Sharded:
         self._ask(begins)
 
     def _ask(self, begins: Mapping[int, Begin[Answer]]) -> dict[int, Answer]:
-        """The answers of these shards: those elsewhere are asked first, those here work while the others do.
+        """The answers of these shards: remote ones have their requests first, and work while those here do.
 
         Every call begun is finished, whatever another one raises, so that no answer is left unread.
         """
@@ -95,7 +95,7 @@ class Sharded:
         return answers
 
     def _owned(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None]) -> list[list[Tensor]]:
-        """Per want and part: the places that it owns, found once for the fields that are asked for the same ids."""
+        """Per want and part: the places that it owns, found once for all fields of the same ids."""
         found: dict[tuple[Owner, int, int], list[Tensor]] = {}
         owned = []
         for (owner, _, ids), place in zip(wanted, places, strict=True):

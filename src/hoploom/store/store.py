@@ -73,7 +73,7 @@ class Store:
         self.deployment.close(wait=True)
 
     def traffic(self) -> dict[str, int]:
-        """What was asked of peers so far: requests, bytes_sent, bytes_received."""
+        """Requests to peers so far: requests, bytes_sent, bytes_received."""
         return self.deployment.traffic()
 
     @property
@@ -87,7 +87,7 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is the one to tell
+        with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is raised
             self.deployment.close(wait=error is None)
 
     def require_whole(self) -> None:
@@ -213,7 +213,7 @@ def open_store(
 
     With `parts` only their folders are needed. Ids and schema are those of the whole store; splits are what of them
     lies in these parts, and asking for anything of another part is a StoreError. With `topology="all"` the topology of
-    the other parts is needed too: sampling is whole, only their fields are not there.
+    the other parts is needed too: sampling sees every edge, only their fields are missing.
 
     >>> store = hoploom.open("papers.store")
     >>> store = hoploom.open("papers.store", parts=[2])
