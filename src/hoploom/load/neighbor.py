@@ -33,7 +33,7 @@ class SamplingLoader(Loader):
     """What the two loaders share: all but their seeds."""
 
     @abstractmethod
-    def _maker(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
         """What makes the batches; and the type and ids of the seeds, or of the nodes that the links lead to."""
 
     def _set_up(self, loader: str, given: Given) -> None:
@@ -47,7 +47,7 @@ class SamplingLoader(Loader):
         reduce = inputs.read_added(store.schema, sampler.sampling, given["aggregate"], given["degrees"])
         pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
         assembler = Assembler(store, graph.template, graph.field_order, pinned, reduce, given["degrees"])
-        maker, node_type, nodes = self._maker(given, sampler, assembler)
+        maker, node_type, nodes = self._maker_and_seeds(given, sampler, assembler)
         order = localised(_order(nodes.numel(), given, arguments), store, node_type, nodes, arguments["locality"])
         ahead, deadline = arguments["look_ahead"], arguments["timeout"] or DEADLINE
         deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
@@ -145,7 +145,7 @@ class NeighborLoader(SamplingLoader):
             raise ConfigError("input_time is set but time_attr is not; name the time attribute")
         self._set_up("NeighborLoader", given)
 
-    def _maker(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
         store, time_attr = assembler.store, given["time_attr"]
         node_type, nodes, implied = inputs.read_input_nodes(store, given["input_nodes"])
         if nodes.numel() == 0:
@@ -208,7 +208,7 @@ class LinkNeighborLoader(SamplingLoader):
             raise ConfigError("edge_label_time and time_attr go together; give both or neither")
         self._set_up("LinkNeighborLoader", given)
 
-    def _maker(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
         store = assembler.store
         negatives = _negatives(given["neg_sampling"], given["neg_sampling_ratio"])
         key, ends = inputs.read_edge_label_index(store, given["edge_label_index"])
