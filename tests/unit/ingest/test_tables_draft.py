@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -213,14 +212,6 @@ def test_the_number_of_a_row_is_no_feature(tmp_path: Path, name: str) -> None:
     assert recipe.nodes["node"].features == ("a",)
     (edges,) = recipe.edges.values()
     assert (edges.source, edges.destination, edges.features) == ("one", "two", ())
-
-
-def test_an_array_beside_the_table_is_its_features(tmp_path: Path) -> None:
-    np.save(tmp_path / "nodes_x.npy", np.zeros((6, 3), np.float16))
-    np.save(tmp_path / "nodes_short.npy", np.zeros((5, 3)))
-    recipe = _drafted(tmp_path, {"nodes.csv": {"id": NUMBERS, "a": [None, *NUMBERS[1:]]}, "edges.csv": RING})
-    assert recipe.nodes["node"].features_npy == ("nodes_x.npy",)
-    assert recipe.nodes["node"].features == ()
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,7 +121,8 @@ def _named_damage(sources: Mapping[str, TableSource]) -> Iterator[None]:
         yield
     except UnreadableError:
         for source in sources.values():
-            source.check_readable()
+            for column in source.schema.names:
+                deque(source.scan(column), maxlen=0)
         raise
 
 
@@ -131,18 +133,17 @@ def open_engine(
     """The engine by its name; its files go into the scratch folder."""
     folder = scratch / "engine"
     folder.mkdir(parents=True)
-    engine: Engine = DuckEngine(folder, memory, threads) if name == "duckdb" else _spark(folder, memory, master)
+    if name == "spark":
+        with needs("spark"):
+            from hoploom.ingest.tables.spark_engine import SparkEngine
+        engine: Engine = SparkEngine(folder, memory, master)
+    else:
+        engine = DuckEngine(folder, memory, threads)
     try:
         yield engine
     finally:
         engine.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _spark(folder: Path, memory: int, master: str) -> Engine:
-    with needs("spark"):
-        from hoploom.ingest.tables.spark_engine import SparkEngine
-    return SparkEngine(folder, memory, master)
 
 
 def largest_group(sources: Mapping[str, TableSource]) -> int:

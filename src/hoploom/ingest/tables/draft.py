@@ -48,10 +48,9 @@ def draft(folder: Path, beside: Path) -> str:
 
     >>> Path("graph.toml").write_text(draft(Path("tables"), Path()))
     """
-    tables, arrays = survey(folder)
     found, sections = _Draft(), list[Section]()
-    for table in tables:
-        section = section_of(table, arrays)
+    for table in survey(folder):
+        section = section_of(table)
         if section is None:
             columns = ", ".join(list(table.types)[:FEW])
             found.notes.append(f"{table.files} is left out: no ids are seen among {columns}")
@@ -185,10 +184,10 @@ def _text(found: _Draft, prefix: str) -> str:
 
 
 def _section_text(owner: str, section: Section, prefix: str) -> str:
-    text = f"[{owner}]\n"
-    for key, value in ({"files": section.table.files} | section.keys).items():
-        given = os.path.normpath(os.path.join(prefix, value)) if key in ("files", "features_npy") else value
-        text += f"{key} = {as_toml(given)}" + (f"  {_comment(section.why[key])}" if key in section.why else "\n")
+    files = os.path.normpath(os.path.join(prefix, section.table.files))
+    text = f"[{owner}]\nfiles = {as_toml(files)}\n"
+    for key, value in section.keys.items():
+        text += f"{key} = {as_toml(value)}" + (f"  {_comment(section.why[key])}" if key in section.why else "\n")
     if section.unused:
         shown = [f"{name} ({section.table.types[name]})" for name in section.unused[:FEW]]
         more = f" and {len(section.unused) - FEW} more" if len(section.unused) > FEW else ""

@@ -20,7 +20,6 @@ from hoploom.ingest.tables.transforms import (
     FieldColumns,
     SourceColumn,
     UnfitError,
-    fill_scalar,
     prepared,
     write_numbers,
 )
@@ -83,9 +82,9 @@ class Planner:
             if pa.types.is_null(given):  # no value says what it is
                 given = pa.scalar(rule.fill).type if rule.cast is None else pa.type_for_alias(rule.cast)
             try:
-                fill_scalar(rule.fill, given)
-            except ValueError as error:
-                raise self._column_problem(name, f"fill: {error}") from error
+                pa.scalar(rule.fill, given)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise self._column_problem(name, f"{rule.fill!r} is no value of a column of {given}") from error
         column = SourceColumn(name, given, width, rule)
         words = self._words(column) if rule.categories is not None else None
         if words is None and not _is_number(column.result):

@@ -1,18 +1,15 @@
 """What a table may be, by the names, the types and the first values of its columns. Guesses only: people read them."""
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hoploom.config.values import as_key
-from hoploom.ingest.tables.files import TableFile, open_array
 from hoploom.ingest.tables.survey import Surveyed, share_found
 
 ENDS = ("source", "destination")
@@ -83,12 +80,12 @@ def type_name(table: Surveyed) -> str:
     return "_".join(kept) or "node"
 
 
-def section_of(table: Surveyed, arrays: Sequence[Path]) -> Section | None:
+def section_of(table: Surveyed) -> Section | None:
     """Nodes or edges, and the columns of each role; None: neither."""
     ends = _named_ends(table)
     id = None if ends else _own_id(table)
     if id is not None:
-        return _section(table, {"id": id}, _array_of(table, id, arrays))
+        return _section(table, {"id": id})
     ends = ends or _other_ends(table)
     return None if ends is None else _section(table, dict(zip(ENDS, ends, strict=True)))
 
@@ -162,7 +159,7 @@ def _is_unique(table: Surveyed, name: str) -> bool:
 # --- the other columns ---------------------------------------------------------------------------
 
 
-def _section(table: Surveyed, keys: dict[str, Any], array: str | None = None) -> Section:
+def _section(table: Surveyed, keys: dict[str, Any]) -> Section:
     """Label, split, time, weight, features; what has no role is unused."""
     types, why = table.types, dict[str, str]()
     left = [name for name in types if name not in keys.values()]
@@ -176,10 +173,8 @@ def _section(table: Surveyed, keys: dict[str, Any], array: str | None = None) ->
     roles["time"] = _named(left, TIMES, lambda name: _is_time(types[name])) or next(moments, None)
     left = [name for name in left if name not in roles.values()]
     named = [name for name in left if not is_id_name(name) and not ROW_NUMBER.fullmatch(name)]
-    features = [name for name in named if array is None and _is_feature(table, name)]
-    if array is not None:
-        keys["features_npy"], why["features_npy"] = array, "guessed: as many rows, and a name alike"
-    elif features:
+    features = [name for name in named if _is_feature(table, name)]
+    if features:
         keys["features"] = _globs(features, [name for name in types if name not in features])
     for role, column in roles.items():
         if column is not None:
@@ -206,17 +201,6 @@ def _globs(features: Sequence[str], others: Sequence[str]) -> list[str]:
         is_numbered = pattern not in ("*", f"{name}*") and len(same) > 2
         found.append(pattern if is_numbered and not any(fnmatchcase(one, pattern) for one in others) else name)
     return list(dict.fromkeys(found))
-
-
-def _array_of(table: Surveyed, id: str, arrays: Sequence[Path]) -> str | None:
-    """The .npy file with a row for every row of the table, called like it."""
-    for path in arrays:
-        of_file, of_table = words(path.stem), words(table.name)
-        if of_file[: len(of_table)] == of_table or type_name(table) in of_file:
-            rows = len(open_array(TableFile(os.path.abspath(path), str(path), "npy")))
-            if rows == sum(map(len, table.pieces(id))):
-                return path.name
-    return None
 
 
 def _named(names: Sequence[str], wanted: Sequence[str], able: Callable[[str], bool]) -> str | None:

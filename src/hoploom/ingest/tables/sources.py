@@ -91,12 +91,6 @@ class TableSource:
                 yield origin, row, batch.column(0)
                 row += batch.num_rows
 
-    def check_readable(self) -> None:
-        """Read all columns, to see which file is damaged."""
-        for column in self.schema.names:
-            for _ in self.scan(column):
-                pass
-
     def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> dict[Any, str]:
         """The file and row, from 1, where each of a few values first stands (None: null); skip=1: its second place.
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from hoploom.errors import ConfigError
 from hoploom.ingest.tables.csv import CsvFile
-from hoploom.ingest.tables.files import ARRAYS, BATCH, TableFile, arrow_batches, kind_of, opened
+from hoploom.ingest.tables.files import BATCH, TableFile, arrow_batches, kind_of, opened
 from hoploom.ingest.tables.sources import plain_schema
 
 SAMPLE = 10_000  # rows
@@ -44,14 +44,14 @@ class Surveyed:
             yield from (batch.column(column).cast(kind) for batch in _batches(place, {column: kind}))
 
 
-def survey(folder: Path) -> tuple[list[Surveyed], list[Path]]:
-    """The tables and the .npy files in a folder, by name."""
+def survey(folder: Path) -> list[Surveyed]:
+    """The tables in a folder, by name."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; give the folder with the tables")
     tables = list(_tables(folder, folder))
     if not tables:
         raise ConfigError(f"{folder} holds no table; give a folder with Parquet, CSV or Arrow files")
-    return tables, sorted(path for path in folder.iterdir() if kind_of(path.name, ARRAYS))
+    return tables
 
 
 def _tables(folder: Path, root: Path) -> Iterator[Surveyed]:

@@ -151,7 +151,7 @@ def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
     if column.rule.categories is not None:
         given = _comparable(given)
     if column.rule.fill is not None:
-        given = given.fill_null(fill_scalar(column.rule.fill, given.type))
+        given = given.fill_null(pa.scalar(column.rule.fill, given.type))
     if column.rule.cast is not None:
         given = _cast(given, column.result)
     return given if column.rule.categories is None else _comparable(given)
@@ -187,14 +187,6 @@ def _typed(given: pa.Array, wanted: pa.DataType) -> pa.Array:
         given = given.cast(pa.timestamp(given.type.unit)) if pa.types.is_timestamp(given.type) else given
         return given.cast(pa.timestamp(wanted.unit))
     return given.cast(wanted, safe=False)
-
-
-def fill_scalar(fill: float | int | str, wanted: pa.DataType) -> pa.Scalar:
-    """The value that stands for nulls, as a value of the column; ValueError where it is none."""
-    try:
-        return pa.scalar(fill, wanted)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
-        raise ValueError(f"{fill!r} is no value of a column of {wanted}") from error
 
 
 def _cast(given: pa.Array, wanted: pa.DataType) -> pa.Array:
