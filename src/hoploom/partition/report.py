@@ -81,7 +81,21 @@ class PartitionReport:
         return sum(part.remote_rows or 0 for part in sampled) / sum(part.batch_rows or 0 for part in sampled)
 
     def __str__(self) -> str:
-        return as_text(self)
+        """The report to read in a terminal."""
+        columns = {**COUNTED, **({} if self.remote_share is None else SAMPLED)}
+        rows = [[str(number), *(text(part) for text in columns.values())] for number, part in enumerate(self.parts)]
+        lines = [*_aligned([["part", *columns], *rows]), "", f"edges from another part: {_percent(self.edge_cut)}"]
+        if len(self.cuts) > 1:
+            lines += [f"  {_percent(cut.num_cut / max(1, cut.num_edges)):>7}  {cut.relation}" for cut in self.cuts]
+        if self.remote_share is not None:
+            lines.append(f"rows of a batch from another part: {_percent(self.remote_share)}")
+        if self.caches:
+            sizes = ["cache, of the other parts' nodes", *(_percent(cache.nodes) for cache in self.caches)]
+            lines += _aligned([sizes, ["answers of these rows", *(_percent(cache.hits) for cache in self.caches)]])
+        if self.sampling:
+            sampling = [str(self.sampling[name]) for name in ("batch_size", "seeds", "fanouts")]
+            lines.append("sampled: batches of {}, seeds {}, fanouts {}".format(*sampling))
+        return "\n".join(lines)
 
 
 def as_json(costs: PartitionReport) -> str:
@@ -100,24 +114,6 @@ SAMPLED: Mapping[str, Callable[[PartCost], str]] = {
     "remote": lambda part: _percent((part.remote_rows or 0) / part.batch_rows) if part.batch_rows else "-",
     "remote MB": lambda part: f"{(part.remote_bytes or 0) / 1e6:,.1f}",
 }
-
-
-def as_text(costs: PartitionReport) -> str:
-    """The report to read in a terminal."""
-    columns = {**COUNTED, **({} if costs.remote_share is None else SAMPLED)}
-    rows = [[str(number), *(text(part) for text in columns.values())] for number, part in enumerate(costs.parts)]
-    lines = [*_aligned([["part", *columns], *rows]), "", f"edges from another part: {_percent(costs.edge_cut)}"]
-    if len(costs.cuts) > 1:
-        lines += [f"  {_percent(cut.num_cut / max(1, cut.num_edges)):>7}  {cut.relation}" for cut in costs.cuts]
-    if costs.remote_share is not None:
-        lines.append(f"rows of a batch from another part: {_percent(costs.remote_share)}")
-    if costs.caches:
-        sizes = ["cache, of the other parts' nodes", *(_percent(cache.nodes) for cache in costs.caches)]
-        lines += _aligned([sizes, ["answers of these rows", *(_percent(cache.hits) for cache in costs.caches)]])
-    if costs.sampling:
-        sampling = [str(costs.sampling[name]) for name in ("batch_size", "seeds", "fanouts")]
-        lines.append("sampled: batches of {}, seeds {}, fanouts {}".format(*sampling))
-    return "\n".join(lines)
 
 
 def _percent(share: float) -> str:

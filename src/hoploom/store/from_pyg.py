@@ -56,7 +56,7 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
     for name, storage in node_stores.items():
         nodes[name] = _tensors(name, storage, storage.is_node_attr)
         num_nodes[name] = _node_count(name, storage)
-        splits[name] = _splits(nodes[name])
+        splits[name] = mask_splits(nodes[name])
     for key, storage in edge_stores.items():
         edges[key] = _edges(key, storage, homogeneous)
     for owner, fields in [*nodes.items(), *edges.items()]:
@@ -110,7 +110,7 @@ def _edges(key: RelationName, storage: Any, homogeneous: bool) -> dict[str, Tens
     return {"edge_index": torch.as_tensor(edge_index), **fields}
 
 
-def _splits(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def mask_splits(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name.removesuffix(MASK_SUFFIX): mask
         for name, mask in fields.items()

@@ -177,7 +177,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an end out of range": (LONE | {"num_nodes": 9}, "edge_index, row 19: source 9 is not in [0, 9)"),
     "an array of its own": (
         LONE | SHORT | {"extra": np.arange(7)},
-        "extra has shape (7,), a row neither per node (10)",
+        "extra has shape (7,) for 10 nodes and 20 edges; give a row for each of one; leave it out with ignore",
     ),
     "too few labels": (LONE | SHORT | {"y": IDS[:9]}, "y has 9 rows for 10 nodes (as many as x has)"),
     "ends of two lengths": ({"row": ROW, "col": COL[:9], **SHORT}, "col has 9 rows for 20 edges (row)"),
@@ -214,7 +214,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "half a node": (LONE | {"num_nodes": 10.5}, "num_nodes has dtype float64; save it as an integer"),
     "a field of nodes or of edges": (
         {"row": IDS, "col": IDS, "year": IDS, "x": features()},
-        "year has 10 rows, as many as there are nodes and edges; call it node_year or edge_year",
+        "year has shape (10,) for 10 nodes and 10 edges; give a row for each of one; leave it out with ignore, or call",
     ),
     "a negative weight": (LONE | SHORT | {"edge_weight": -np.arange(20.0)}, "weight"),
 }

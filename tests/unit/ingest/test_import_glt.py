@@ -224,11 +224,15 @@ CHANGED: dict[str, tuple[str, Any, str]] = {
         lambda t: t.clone().fill_(7),
         "have 0 rows for node 1; give one each",
     ),
-    "ends that are fractions": ("part1/graph/rows.pt", lambda t: t + 0.5, "rows.pt has dtype torch.float32; ids are"),
-    "ends in a square": ("part1/graph/cols.pt", lambda t: t.view(2, 3), "cols.pt has shape (2, 3); a list of ids"),
-    "edges without numbers": ("part1/graph/eids.pt", lambda t: t / 2, "eids.pt has dtype torch.float32; ids are"),
-    "features of half a node": ("part1/node_feat/ids.pt", lambda t: t / 2, "ids.pt has dtype torch.float32; ids are"),
-    "features of half an edge": ("part1/edge_feat/ids.pt", lambda t: t / 2, "ids.pt has dtype torch.float32; ids are"),
+    "ends that are fractions": ("part1/graph/rows.pt", lambda t: t + 0.5, "rows.pt has dtype torch.float32 and shape"),
+    "ends in a square": (
+        "part1/graph/cols.pt",
+        lambda t: t.view(2, 3),
+        "dtype torch.int64 and shape (2, 3); ids are",
+    ),
+    "edges without numbers": ("part1/graph/eids.pt", lambda t: t / 2, "eids.pt has dtype torch.float32 and shape"),
+    "features of half a node": ("part1/node_feat/ids.pt", lambda t: t / 2, "ids.pt has dtype torch.float32 and shape"),
+    "features of half an edge": ("part1/edge_feat/ids.pt", lambda t: t / 2, "ids.pt has dtype torch.float32 and shape"),
     "no list": ("part0/graph/rows.pt", lambda t: t[0], "rows.pt holds a single value; rows were expected"),
     "a book of fractions": ("node_pb.pt", lambda t: t.float(), "node_pb.pt has dtype torch.float32"),
 }
@@ -281,7 +285,7 @@ def test_labels_and_splits_must_fit(tmp_path: Path, labels: Path, train: Path) -
     assert "train: node 2 is there twice" in refused(folder, tmp_path, splits={"train": train})
     assert "none.pt does not exist" in refused(folder, tmp_path, labels=tmp_path / "none.pt")
     torch.save(torch.tensor([0.5, 1.5]), train / "partition1.pt")
-    assert "partition1.pt has dtype torch.float32; ids are" in refused(folder, tmp_path, splits={"train": train})
+    assert "partition1.pt has dtype torch.float32 and shape" in refused(folder, tmp_path, splits={"train": train})
     torch.save(torch.tensor(3), tmp_path / "short.pt")
     assert "short.pt holds a single value; rows were" in refused(folder, tmp_path, labels=tmp_path / "short.pt")
     with pytest.raises(ConfigError, match=r"labels are given for .'venue'.; give them by node type, of .'node'."):

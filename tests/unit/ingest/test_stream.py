@@ -310,9 +310,9 @@ def test_many_parts_take_few_open_files(tmp_path: Path) -> None:
     in_use = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 24, hard))
     try:
-        nodes, stream = node_streams(100, shuffled(NUM_USERS, 1)), bought(edges(), EdgeRule(reverse="rev"))
+        nodes, stream = node_streams(40, shuffled(NUM_USERS, 1)), bought(edges(), EdgeRule(reverse="rev"))
         store = build(tmp_path / "s", nodes, [stream], weight="w", time="t", memory=1, least_memory=4096)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(store.parts) == 100
+    assert len(store.parts) == 40
     assert store.split("train").tolist() == [0, 5, 42, 99]

@@ -133,8 +133,7 @@ def assert_batches_are_of(found: Store, original: Store, fanouts: list[int], see
 
 
 @pytest.mark.usefixtures("any_assignment")
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 5])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "num_parts"), [*((method, 3) for method in METHODS), ("any", 1), ("any", 5)])
 @pytest.mark.parametrize("make", [ring60, shop], ids=["ring", "shop"])
 def test_a_partitioned_store_opened_whole_is_the_same_graph(
     make: Callable[[], Any], method: str, num_parts: int, tmp_path: Path
@@ -194,7 +193,7 @@ def test_seeds_given_as_ids_are_found_again_in_their_parts(tmp_path: Path) -> No
 @pytest.mark.usefixtures("any_assignment")
 def test_a_store_cut_again_keeps_the_users_own_ids(tmp_path: Path) -> None:
     original = hoploom.from_pyg(shop(), weight_attr="weight", time_attr="at").save(tmp_path / "store")
-    for before, after, num_parts in (("store", "three", 3), ("three", "five", 5), ("five", "one", 1)):
+    for before, after, num_parts in (("store", "three", 3), ("three", "two", 2)):
         partition(tmp_path / before, tmp_path / after, num_parts, method="any", seeds=("user", "train"), fanouts=[2])
         assert_same_graph(hoploom.open(tmp_path / after), original)
 
@@ -221,10 +220,8 @@ def test_the_size_of_chunks_changes_no_byte(tmp_path: Path, monkeypatch: pytest.
     hoploom.from_pyg(shop(), weight_attr="weight", time_attr="at").save(tmp_path / "store")
     partition(tmp_path / "store", tmp_path / "large", 3, method="any", seeds=("user", "train"), fanouts=[2])
     monkeypatch.setattr(bounded_store, "CHUNK_BYTES", 56)  # seven nodes, one edge
-    partition(tmp_path / "store", tmp_path / "tiny", 3, method="any", seeds=("user", "train"), fanouts=[2])
-    monkeypatch.setattr(bounded_store, "CHUNK_BYTES", 200)  # about five edges
     partition(tmp_path / "store", tmp_path / "small", 3, method="any", seeds=("user", "train"), fanouts=[2])
-    assert files_of(tmp_path / "tiny") == files_of(tmp_path / "small") == files_of(tmp_path / "large")
+    assert files_of(tmp_path / "small") == files_of(tmp_path / "large")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

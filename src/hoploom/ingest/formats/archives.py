@@ -81,7 +81,11 @@ def import_archive(
         if (size := sizes.get(f"num_{count.of}", count.rows)) != count.rows:
             found = f"num_{count.of} is {size}, but there are {count.rows} {count.of} ({count.given_by})"
             raise DataError(f"{path}: {found}; correct one, or leave num_{count.of} out with ignore")
-    edge_fields = {**ends.fields, **_take_edge_fields(left)}
+    edge_fields = dict(ends.fields)
+    for name, ours in EDGE_FIELDS.items():
+        if name in left:
+            table = npz_table(left.pop(name))
+            edge_fields[ours] = flat(table) if ours == "weight" else table
     fields |= _take_rest(left, nodes, ends.count, edge_fields)
     node = node_stream(HOMOGENEOUS_TYPE, fields, nodes, splits)
     ends = EdgeSource(ends.tables, ends.count, edge_fields)
@@ -191,11 +195,6 @@ def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
     raise DataError(f"{path} has no edges; save them as edge_index [2, e], or as row and col; it has {sorted(left)}")
 
 
-def _take_edge_fields(left: dict[str, NpzArray]) -> dict[str, RowSource]:
-    found = {ours: npz_table(left.pop(name)) for name, ours in EDGE_FIELDS.items() if name in left}
-    return {ours: flat(table) if ours == "weight" else table for ours, table in found.items()}
-
-
 def _take_rest(
     left: dict[str, NpzArray], nodes: Count, edges: Count, edge_fields: dict[str, RowSource]
 ) -> dict[str, RowSource]:
@@ -211,15 +210,9 @@ def _take_rest(
         fitting = [owner for owner, (count, _) in owners.items() if array.shape[:1] == (count.rows,)]
         if len(fitting) > 1:
             fitting = [owner for owner in fitting if name.startswith(f"{owner}_")]
-            if not fitting:
-                raise DataError(
-                    f"{array.label} has {nodes.rows} rows, as many as there are nodes and edges; call it node_{name} "
-                    f"or edge_{name}, or leave it out with ignore"
-                )
         if not fitting:
-            raise DataError(
-                f"{array.label} has shape {array.shape}, a row neither per node ({nodes.rows}) nor per edge "
-                f"({edges.rows}); leave it out with ignore"
-            )
+            counts = f"{nodes.rows} nodes and {edges.rows} edges"
+            hint = f"leave it out with ignore, or call it node_{name} or edge_{name} where both numbers are the same"
+            raise DataError(f"{array.label} has shape {array.shape} for {counts}; give a row for each of one; {hint}")
         owners[fitting[0]][1][name] = npz_table(array)
     return fields

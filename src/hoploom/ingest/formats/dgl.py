@@ -12,7 +12,7 @@ from torch import Tensor
 from hoploom.errors import ConfigError, DataError
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner, RelationName
 from hoploom.store import Store
-from hoploom.store.from_pyg import MASK_SUFFIX
+from hoploom.store.from_pyg import mask_splits
 from hoploom.store.from_tensors import as_tensor, build_store
 
 RENAMED = {"feat": "x", "label": "y"}  # what DGL's datasets call features and labels -> what models here look for
@@ -43,7 +43,7 @@ def from_dgl(graph: Any, *, weight_attr: str | None = None, time_attr: str | Non
         nodes,
         edges,
         num_nodes=num_nodes,
-        splits={name: _splits(fields) for name, fields in nodes.items()},
+        splits={name: mask_splits(fields) for name, fields in nodes.items()},
         homogeneous=homogeneous,
         weight_attr=weight_attr,
         time_attr=time_attr,
@@ -61,11 +61,3 @@ def _fields(owner: Owner, given: Mapping[str, Any]) -> dict[str, Tensor]:
         ours = RENAMED.get(name, name) if isinstance(owner, str) else name
         found[name if ours in given else ours] = rows
     return found
-
-
-def _splits(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removesuffix(MASK_SUFFIX): mask
-        for name, mask in fields.items()
-        if name.endswith(MASK_SUFFIX) and mask.dtype == torch.bool and mask.dim() == 1
-    }

@@ -79,11 +79,9 @@ def read_folder(root: Path) -> GltFolder:
 
 
 def _read_book(path: Path) -> Tensor:
-    book = read_tensor(path)
-    if book.dim() != 1 or book.is_floating_point() or (book.numel() and int(book.min()) < 0):
-        raise DataError(
-            f"{path} has dtype {book.dtype} and shape {tuple(book.shape)}; the part of every node was expected"
-        )
+    book = read_ids(path)
+    if book.numel() and int(book.min()) < 0:
+        raise DataError(f"{path} holds {int(book.min())}; the part of every node was expected")
     return book
 
 
@@ -91,10 +89,9 @@ def _with_features(folders: Sequence[Path]) -> list[Path]:
     present = [folder for folder in folders if folder.is_dir()]
     if not present:
         return []
-    for folder in present:
-        for name in ("feats.pkl", "ids.pkl"):
-            if (folder / name).exists() and not (folder / name).with_suffix(".pt").exists():
-                raise DataError(f"{folder / name} {PICKLED}")
+    for path in (folder / name for folder in present for name in ("feats.pkl", "ids.pkl")):
+        if path.exists() and not path.with_suffix(".pt").exists():
+            raise DataError(f"{path} {PICKLED}")
     require([folder / name for folder in folders for name in ("feats.pt", "ids.pt")], "the features")
     return list(folders)
 
@@ -137,10 +134,10 @@ def read_tensor(path: Path) -> Tensor:
 def read_ids(path: Path) -> Tensor:
     """The ids in a .pt or .npy file, [n]: integers, in a list or in one column."""
     ids = read_tensor(path)
-    if ids.dim() != 1 and ids.shape[1:] != (1,):
-        raise DataError(f"{path} has shape {tuple(ids.shape)}; a list of ids was expected")
-    if ids.numel() and (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex()):
-        raise DataError(f"{path} has dtype {ids.dtype}; ids are integers, so save it as int64")
+    is_integer = not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
+    if ids.shape[1:] not in ((), (1,)) or (ids.numel() and not is_integer):
+        found = f"dtype {ids.dtype} and shape {tuple(ids.shape)}"
+        raise DataError(f"{path} has {found}; ids are integers in a list, so save it as int64")
     return (ids if ids.dtype in COMPUTED else ids.to(torch.int64)).reshape(-1)
 
 
