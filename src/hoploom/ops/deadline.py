@@ -1,8 +1,7 @@
 """Waiting for a device, but not for ever: its events are asked again and again, where synchronize() would not return.
 
-Who waits asks without a pause for a moment, and then after a least pause or a share of what it has waited so far. To
-ask takes the interpreter from threads that start kernels, so it is not done all the time. A wait is longer by the least
-pause, or by a hundredth.
+After a moment there are pauses, as asking takes the interpreter from threads that start kernels: a wait is longer by
+the least pause, or by a hundredth.
 """
 
 import threading

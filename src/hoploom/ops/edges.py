@@ -1,9 +1,8 @@
 """The in-edges of one relation, grouped by destination: what layers aggregate over.
 
-Grouping costs one pass where edges come sorted, as our loaders yield them, and a counting sort where they do not. On
-another device than the CPU nobody can tell without waiting: edges are sorted there unless their loader has noted that
-they are. The host never waits: what depends on values has a shape that depends on shapes alone, so lists may end before
-their array does.
+Grouping costs one pass where edges come sorted, as our loaders yield them, else a counting sort. On a GPU only a
+loader's note spares the sort. There the host never waits: shapes depend on shapes alone, so lists may end before their
+array does.
 """
 
 import os
@@ -90,7 +89,7 @@ class InEdges:
     num_edges_below: Mapping[int, int] | None = None  # how many edges the first so many lists have, where that is known
 
     def __post_init__(self) -> None:
-        """Where there is no node at one end there is no edge, and room for some would lead nowhere."""
+        """Where there is no node at one end there is no edge, and places for some would lead nowhere."""
         if self.num_edges and not (self.num_sources and self.num_destinations):
             object.__setattr__(self, "sources", self.sources[:0])
 

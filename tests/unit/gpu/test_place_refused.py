@@ -123,7 +123,9 @@ def test_all_topology_beside_some_features_can_be_placed(tmp_path: Path) -> None
         assert store.placed is not None
         assert store.placed.lists is not None
         assert store.placed.lists[0].indptr.tolist() == list(range(0, 25, 2))
-    assert_refused(lambda: some.place(ON_DEVICE, "host"), "the features cannot be placed: some of them lie elsewhere")
+    assert_refused(
+        lambda: some.place(ON_DEVICE, "host"), "the features cannot be placed: some of them are on another host"
+    )
 
 
 def test_a_store_is_placed_once(ring_store: Store) -> None:

@@ -102,9 +102,10 @@ def test_clipping_clips(device: torch.device) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_taken_at_its_own_size(device: torch.device) -> None:
-    counts = assert_same(homogeneous_learner, device, exact=True, margin=0.0)
+    epochs = 2 if device.type == "cuda" else 1  # nothing is replayed on the CPU
+    counts = assert_same(homogeneous_learner, device, exact=True, margin=0.0, epochs=epochs)
     assert counts.overflowed > 0
-    assert counts.replayed + counts.first + counts.overflowed == 2 * FULL
+    assert counts.replayed + counts.first + counts.overflowed == epochs * FULL
 
 
 def test_a_schedule_s_rates_are_seen(device: torch.device) -> None:
@@ -118,7 +119,7 @@ def test_a_schedule_s_rates_are_seen(device: torch.device) -> None:
         learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1 / (1 + step))
         return learner
 
-    assert_same(make, device)
+    assert_same(make, device, epochs=2 if device.type == "cuda" else 1)
 
 
 # --- in fit --------------------------------------------------------------------------------------
@@ -152,12 +153,6 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_either_way(step: int, device: t
     assert all(math.isfinite(line["loss"]) for line in lines)
 
 
-def test_the_outcome_says_how_steps_were_taken(device: torch.device) -> None:
-    outcome = fitted(homogeneous_learner(device), device, whole_steps=True)
-    assert outcome.whole_steps == StepCounts(replayed=2 * FULL - 4, first=4, overflowed=0, shorter=2)
-    assert str(outcome.whole_steps).startswith(f"{2 * FULL - 4} steps replayed, 4 before that")
-
-
 @pytest.mark.parametrize("tight", [True, False])
 def test_a_run_whose_batches_often_overflow_says_so_once(
     tight: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -182,6 +177,8 @@ def test_a_run_whose_batches_often_overflow_says_so_once(
         )
     else:
         assert said == []
+        assert outcome.whole_steps == StepCounts(replayed=2 * FULL - 4, first=4, overflowed=0, shorter=2)
+        assert str(outcome.whole_steps).startswith(f"{2 * FULL - 4} steps replayed, 4 before that")
 
 
 def test_few_overflows_are_no_reason_to_warn() -> None:

@@ -1,15 +1,10 @@
 """Where batches are made on a device: a side stream, and memory of their own that goes round without growing.
 
-Blocks come from a private pool and belong to the consumer's stream, as if the consumer had asked for them: a block is
-free as soon as Python drops the last tensor over it, and may be given out again at once. The side stream then waits,
-on the device, for what the consumer has enqueued until now; the last use of the block is part of that. Had the blocks
-belonged to the side stream (with record_stream), they would come back only when the host sees that the consumer is
-done, and a host that runs ahead would take fresh ones instead. The i-th tensor of every batch has the size of the
-largest i-th so far and a margin, so that sizes repeat and a batch's blocks are all taken at once. Costs that margin,
-and side work that never overtakes by more than a step.
-
-After the first batch there is memory for the most batches that are alive at once. It grows from then on only where a
-batch is larger than all before it by more than the margin.
+Blocks come from a private pool and belong to the consumer's stream: a block is free as soon as Python drops the last
+tensor over it. The side stream then waits, on the device, for what the consumer has enqueued until now, its last
+use included. Had the side stream owned them (with record_stream), a host that runs ahead would take fresh ones instead.
+The i-th tensor of every batch has the size of the largest i-th so far and a margin, so that sizes repeat; after the
+first batch there is memory for the most that are alive at once. Side work never overtakes by more than a step.
 """
 
 import math

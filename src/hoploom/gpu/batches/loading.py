@@ -1,9 +1,8 @@
 """Whole batches made on the device where their store is placed: sampled, relabelled, gathered and assembled there.
 
-A step has two stages. To begin it enqueues the sampling and waits for nothing; to finish it reads the batch's sizes,
-the only wait, cuts the batch out of its buffers and gathers its rows. The step after it is begun first, so that the
-device has work while the host waits. Costs buffers for the most that a batch may hold, twice for every loop: a third
-step is begun once the first is cut out, however many threads there are.
+To begin a step enqueues its sampling and waits for nothing; to finish it reads the batch's sizes, the only wait, cuts
+the batch out of its buffers and gathers its rows. The step after it is begun first, so that the device has work
+meanwhile. Costs buffers for the most that a batch may hold, twice for every loop.
 """
 
 import copy
@@ -53,7 +52,7 @@ class DeviceLoading(Producer):
 
     @property
     def num_redone(self) -> int:
-        """How many batches had less room than they needed, and were made again with more."""
+        """How many batches needed more capacity than there was, and were made again."""
         return self._sampling.num_redone
 
     @contextmanager
@@ -166,7 +165,7 @@ class OnDevice(Deployment):
     def producer(
         self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Producer | None:
-        """The device, unless batches go elsewhere or servers make them."""
+        """The device, unless batches go to another device or servers make them."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(made_here(maker, look_ahead or 1), LookAhead):

@@ -33,7 +33,7 @@ Run = tuple[int, list[Tensor]]  # the first id of rows that lie one after the ot
 
 
 def place(store: "Store", request: PlaceRequest, among: Among | None) -> PlacedStore:
-    """Copy what was asked for. All ranks call, where they are given."""
+    """Copy what is requested. All ranks call, where they are given."""
     plan = plan_placement(store, request, among)
     hostmemory.sweep(keep=plan.files)
     lease = Lease(plan.device)

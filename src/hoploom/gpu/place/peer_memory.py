@@ -1,10 +1,8 @@
 """Memory that is spread over the ranks of one host: each holds a share on its device and reads the others' in place.
 
-Handles go over the ranks' own exchange, as JSON. On GPUs they are CUDA's for other processes (one rank per GPU, or
-several on one); kernels in the interpreter read files of shared memory instead, so real processes test the protocol.
-
-A share must outlive the last kernel, of any rank, that reads it. So all ranks close: each has waited for its own
-device, lets go of what the others hold, waits for them within their context's deadline, and only then frees its own.
+Handles go over the ranks' own exchange, as JSON: CUDA's for other processes, or files of shared memory for kernels in
+the interpreter. A share must outlive the last kernel, of any rank, that reads it. So all ranks close: each has waited
+for its own device, lets go of what the others hold, waits for them, and only then frees its own.
 """
 
 import base64

@@ -181,11 +181,11 @@ def _check_reach(store: "Store", request: PlaceRequest) -> None:
         raise ConfigError("the store is placed already, or was; give topology and features in one call")
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
     if request.topology is not None and not covers(store.schema, store.topology):
-        raise ConfigError(f"the topology cannot be placed: some of it lies elsewhere; {here}")
+        raise ConfigError(f"the topology cannot be placed: some of it is on another host; {here}")
     if request.features is None:
         return
     if not covers(store.schema, store.parts):
-        raise ConfigError(f"the features cannot be placed: some of them lie elsewhere; {here}")
+        raise ConfigError(f"the features cannot be placed: some of them are on another host; {here}")
     for owner, name in fields_of(store.schema):
         if not all((owner, name) in part.tables for part in store.parts):
             raise ConfigError(

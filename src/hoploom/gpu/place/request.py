@@ -1,4 +1,4 @@
-"""What `place` is asked for: words, shares and sizes for topology and features, a dtype, and the device they mean."""
+"""What `place` takes: words, shares and sizes for topology and features, a dtype, and the device they mean."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +20,7 @@ NO_GPU = "there is no GPU here; leave the store as it is: loaders sample on the 
 
 @dataclass(frozen=True)
 class PlaceRequest:
-    """A placement as it was asked for, read and checked."""
+    """A placement as it was given, read and checked."""
 
     topology: Topology | None
     features: Features | None
@@ -29,7 +29,7 @@ class PlaceRequest:
 
 
 def read(topology: object, features: object, dtype: object, device: object) -> PlaceRequest:
-    """What was asked for; ConfigError for what is no placement, or not on this machine."""
+    """What was given; ConfigError for what is no placement, or not on this machine."""
     wanted_topology, wanted_features, narrow = read_topology(topology), read_features(features), read_dtype(dtype)
     if wanted_topology is None and wanted_features is None:
         raise ConfigError("neither topology nor features are given; give at least one, e.g. place(topology='cuda')")
@@ -112,10 +112,11 @@ def _numbered(device: torch.device, interprets: bool) -> torch.device:
 def kernels_are_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter; ConfigError where there is no Triton."""
     try:
-        from hoploom.ops.kernels import philox
-        from hoploom.ops.kernels.launch import interprets
+        from triton.runtime.interpreter import InterpretedFunction
+
+        from hoploom.ops.kernels.philox import mix
     except ImportError as error:
         raise ConfigError(
             f"placing needs Triton ({error}); pip install triton, or leave the store as it is, on the host"
         ) from error
-    return interprets(philox.mix)
+    return isinstance(mix, InterpretedFunction)

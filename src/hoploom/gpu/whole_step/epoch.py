@@ -1,8 +1,7 @@
 """Whole steps: sampling, gathering and learning are recorded once and replayed, two batches of fixed size in turn.
 
-A step costs the host a few calls, however many kernels it has. The price: memory and work for what batches leave
-unused, losses that are known two steps later, and a loss that is not finite is found after the steps in between. Every
-step equals the one that would have been taken without: the same picks, the loss up to rounding.
+A step costs the host a few calls, and equals the one at its own size: the same picks, the loss up to rounding. The
+price: memory and work for what batches leave unused, and losses that are known two steps later.
 """
 
 import math

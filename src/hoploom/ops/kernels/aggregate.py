@@ -1,8 +1,7 @@
 """Reductions over lists of rows on a device: what hoploom.ops.rows does by the core, function by function.
 
-Rows are read as they are kept and added up in float32 (float64 rows in float64). Without atomics: each output has one
-program, so results are the same every time. Lists longer than a window go through two more kernels, which are started
-wherever the arrays could hold such a list; they read nothing but indptr where there is none.
+Rows are read as they are kept and added up in float32 (float64 rows in float64). Without atomics, so results are the
+same every time. Lists longer than a window go through two more kernels, started wherever there could be such a list.
 """
 
 import math

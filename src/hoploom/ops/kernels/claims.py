@@ -1,7 +1,7 @@
 """Claims on slots: among the picks of one node the first one wins, whatever order programs run in.
 
 A slot holds the local id of a node of the batch, or, while a hop is under way, the batch's size + the position of the
-first pick that asked for it: greater than any local id, so an atomic minimum decides. Trades launches for no locks.
+first pick that claims it: greater than any local id, so an atomic minimum decides. Trades launches for no locks.
 """
 
 import triton
@@ -21,7 +21,7 @@ BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
 
 
 @triton.jit
-def asked(sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK: tl.constexpr):
+def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK: tl.constexpr):
     """Which of a block's picks there are, and their sources; none once the batch is too large."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(begin)
@@ -39,7 +39,7 @@ def claim_direct(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Claim slot `source` for every pick; found[pick] is the slot, -1 for none."""
-    pick, source, live, _, size = asked(
+    pick, source, live, _, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
     tl.atomic_min(slots + source, (size + pick).to(tl.int32), mask=live, sem="relaxed")
@@ -63,7 +63,7 @@ def claim_hashed(
     slot_mask, destinations, trees, nodes, node_trees, lost, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Claim the slot of (source, tree) in a table with open addressing; a full table loses picks and says so."""
-    pick, source, live, first, size = asked(
+    pick, source, live, first, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
     tree = tree_of(trees, destinations, first + pick, live)
@@ -115,7 +115,7 @@ def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
 @kernel
 def assign(
     slots, found, claims, ranks, sources, begin, end, before, after, used, lost, homes, nodes, local,
-    num_places, most, capacity, room, destinations, trees, node_trees, BLOCK: tl.constexpr,
+    num_places, most, capacity, num_noted, destinations, trees, node_trees, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Give every pick its local id; first picks append their nodes. ranks: inclusive sums of is_first.
 
@@ -137,7 +137,7 @@ def assign(
     tl.store(nodes + node, source, mask=fits)
     if node_trees is not None:
         tl.store(node_trees + node, tree_of(trees, destinations, first + pick, fits), mask=fits)
-    tl.store(homes + node, home, mask=appends & (node < room))
+    tl.store(homes + node, home, mask=appends & (node < num_noted))
     tl.store(slots + home, node.to(tl.int32), mask=appends)
     if tl.program_id(0) == 0:
         total = tl.load(ranks + most - 1)
@@ -148,7 +148,7 @@ def assign(
 
 @kernel
 def place_seeds(
-    found, seeds, trees, nodes, node_trees, homes, used, num_seeds, capacity, room, BLOCK: tl.constexpr
+    found, seeds, trees, nodes, node_trees, homes, used, num_seeds, capacity, num_noted, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Seeds are the first nodes, each at its own place."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -157,16 +157,16 @@ def place_seeds(
     tl.store(nodes + place, tl.load(seeds + place, mask=fits, other=0), mask=fits)
     if node_trees is not None:
         tl.store(node_trees + place, tl.load(trees + place, mask=fits, other=0), mask=fits)
-    tl.store(homes + place, tl.load(found + place, mask=live, other=-1), mask=live & (place < room))
+    tl.store(homes + place, tl.load(found + place, mask=live, other=-1), mask=live & (place < num_noted))
     if tl.program_id(0) == 0:
         tl.store(used, num_seeds)
 
 
 @kernel
-def forget(slots, homes, used, room, num_slots, BLOCK: tl.constexpr):
+def forget(slots, homes, used, num_noted, num_slots, BLOCK: tl.constexpr):
     """Empty the slots that the last batch used, or all of them if it used more than were noted down."""
     count = tl.load(used)
-    is_all = count > room
+    is_all = count > num_noted
     count = tl.where(is_all, num_slots, count)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
         place = start + tl.arange(0, BLOCK)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 
 Grid = tuple[int, ...]
 INT32_MAX = 2**31 - 1
@@ -33,11 +32,6 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **con
         return
     with _current(device), _ONE_AT_A_TIME:
         kernel[grid](*arguments, enable_fp_fusion=False, **constants)
-
-
-def interprets(kernel: Any) -> bool:
-    """Whether kernels run in the interpreter, on CPU tensors."""
-    return isinstance(kernel, InterpretedFunction)
 
 
 def blocks_of(size: int, block: int) -> Grid:

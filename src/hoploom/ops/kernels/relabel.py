@@ -1,7 +1,7 @@
 """Global ids to batch-local ids on the device, in order of first sight. Trades memory for never waiting.
 
 Equal to hoploom.ops.NodeMap whatever order programs run in: see claims.py. All state lies in tensors that stay where
-they are, so a batch can be captured in a CUDA graph and replayed; give the map its room (an eager batch) before that.
+they are, so a batch can be captured in a CUDA graph and replayed; give the map its size (an eager batch) before that.
 A batch that outgrows its capacity has a size above it and is useless otherwise: make it again with more.
 """
 
@@ -33,7 +33,7 @@ class Slots:
         self._is_captured = False
 
     def begin(self, capacity: int, num_slots: int) -> None:
-        """Forget the last batch; make room for `capacity` nodes and at least so many slots."""
+        """Forget the last batch; have space for `capacity` nodes and at least so many slots."""
         if self.is_torn:
             self.slots.fill_(claims.EMPTY_SLOT)
         else:
@@ -42,7 +42,7 @@ class Slots:
         self.is_torn = False
         grows = num_slots > self.slots.numel(), capacity > self.homes.numel()
         is_capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        assert not (any(grows) and (is_capturing or self._is_captured)), "a captured map keeps its room"
+        assert not (any(grows) and (is_capturing or self._is_captured)), "a captured map keeps its size"
         self._is_captured |= is_capturing
         if grows[0]:
             self.slots = _empty_slots(num_slots, self.device)
@@ -50,9 +50,9 @@ class Slots:
             self.homes = torch.empty(capacity, dtype=torch.int32, device=self.device)
 
     def _forget(self) -> None:
-        room, num_slots = self.homes.numel(), self.slots.numel()
+        num_slots = self.slots.numel()
         programs = min(MOST_PROGRAMS, *blocks_of(num_slots, BLOCK))
-        arguments = self.slots, self.homes, self.used, room, num_slots
+        arguments = self.slots, self.homes, self.used, self.homes.numel(), num_slots
         launch(claims.forget, (programs,), *arguments, device=self.device, BLOCK=BLOCK)
 
 
