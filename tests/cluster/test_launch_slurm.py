@@ -62,7 +62,8 @@ def cluster_of(*hosts: Host, **changed: object) -> Cluster:
 
 
 def host(number: int, **changed: object) -> Host:
-    return replace(Host(f"host{number}", "", "", port=7700, folder="/work"), **changed)  # type: ignore[arg-type]
+    plain = Host(f"host{number}", "", "", processes=1, port=7700, parts=(), python="python3", folder="/work")
+    return replace(plain, **changed)  # type: ignore[arg-type]
 
 
 SERVERS = (host(0, processes=0, serves=True, parts=(0,)), host(1, processes=0, serves=True, parts=(1,)))

@@ -16,7 +16,7 @@ import hoploom
 from hoploom import HoploomError, cli, errors
 from hoploom.config.rules import default_of, key_of, keys_in
 from hoploom.config.values import as_toml
-from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys
+from hoploom.deploy.cluster_file import SECTIONS, Host, TopKeys
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
 
@@ -130,7 +130,7 @@ def test_the_page_of_clusters_has_every_key_of_their_files() -> None:
 def _rows_of_keys() -> list[str]:
     """The rows of the page's table: key, default or an example, help."""
     rows = []
-    for section, owner in {"": TopKeys, "hosts.NAME": HostKeys, **SECTIONS}.items():
+    for section, owner in {"": TopKeys, "hosts.NAME": Host, **SECTIONS}.items():
         for name, described in keys_in(owner).items():
             key, default = key_of(described), default_of(described)
             shown = f"e.g. `{as_toml(key.example)}`" if default in (None, {}) else f"`{as_toml(default)}`"

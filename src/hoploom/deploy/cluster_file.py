@@ -75,22 +75,31 @@ class TopKeys:
 
 
 @dataclass(frozen=True)
-class HostKeys:
-    """One host: [hosts.NAME]."""
+class Host:
+    """One host, or one of several places on the same one: [hosts.NAME].
 
-    address: str | None = key(None, "what other hosts reach it by; left out: its name", rules.HOST, example="10.0.0.1")
-    ssh: str | None = key(None, "what ssh connects to; left out: the address", rules.LOGIN, example="root@10.0.0.1")
+    What the file leaves out is None when it has been read, and has its value once resolve.py has worked it out.
+    """
+
+    name: str  # what messages and labels call it; each once
+    address: str = key(None, "what other hosts reach it by; left out: its name", rules.HOST, example="10.0.0.1")
+    ssh: str = key(None, "what ssh connects to; left out: the address", rules.LOGIN, example="root@10.0.0.1")
     ssh_port: int | None = key(
         None, "the port of its ssh; left out: as ssh's configuration says", rules.PORT, example=22
     )
-    processes: int | None = key(None, "trainers on it", rules.whole(0, 4096), example=4)
+    processes: int = key(None, "trainers on it", rules.whole(0, 4096), example=4)
     devices: tuple[int, ...] | None = key(None, "the GPUs that its trainers see", rules.ids("GPUs"), example=[0, 1])
-    serves: bool | None = key(None, "whether a graph server runs on it", rules.FLAG, example=True)
-    port: int | None = key(None, "where that server listens", rules.PORT, example=7700)
-    parts: tuple[int, ...] | None = key(None, "the store's parts that it holds", rules.ids("parts"), example=[0])
-    python: str | None = key(None, "another Python than the others'", rules.HOST_PATH, example="/opt/venv/bin/python")
-    folder: str | None = key(None, "another working directory", rules.HOST_PATH, example="/srv/papers")
+    serves: bool = key(None, "whether a graph server runs on it", rules.FLAG, example=True)
+    port: int = key(None, "where that server listens", rules.PORT, example=7700)  # 0: a free one, or the Slurm job's
+    parts: tuple[int, ...] = key(None, "the store's parts that it holds", rules.ids("parts"), example=[0])
+    python: str = key(None, "another Python than the others'", rules.HOST_PATH, example="/opt/venv/bin/python")
+    folder: str = key(None, "another working directory", rules.HOST_PATH, example="/srv/papers")
     environment: dict[str, str] = key({}, "variables of its processes", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"})
+
+    @property
+    def endpoint(self) -> str:
+        """Where its server is reached, host:port."""
+        return join_address(self.address, self.port)
 
 
 @dataclass(frozen=True)
@@ -196,7 +205,7 @@ SECTIONS: Headings = {
     "slurm": SlurmOptions,
     "kubernetes": KubernetesOptions,
 }
-HEADINGS: Headings = {"": TopKeys, **SECTIONS, f"{HOSTS}.NAME": HostKeys}
+HEADINGS: Headings = {"": TopKeys, **SECTIONS, f"{HOSTS}.NAME": Host}
 
 
 @dataclass(frozen=True)
@@ -205,7 +214,7 @@ class Written:
 
     document: Document
     top: TopKeys
-    hosts: Mapping[str, HostKeys] | int
+    hosts: tuple[Host, ...]  # those that are only counted have the address ""
     sections: Mapping[str, Any]
 
 
@@ -216,12 +225,11 @@ def keys_of(document: Document) -> Written:
     return Written(document, top, _hosts(document), sections)
 
 
-def _hosts(document: Document) -> dict[str, HostKeys] | int:
-    """By name; a number where they have no names yet."""
+def _hosts(document: Document) -> tuple[Host, ...]:
     given = document.parsed.get(HOSTS)
     way_out = 'give their names, e.g. hosts = ["gpu1", "gpu2"], or a section [hosts.NAME] for each'
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return given
+        return tuple(Host(f"host{i}", address="") for i in range(given))
     if given is None:
         raise document.problem(HOSTS, f"there are no hosts; {way_out}")
     if not isinstance(given, list | dict) or not given:
@@ -230,47 +238,24 @@ def _hosts(document: Document) -> dict[str, HostKeys] | int:
         if not isinstance(name, str) or not rules.HOST.read(name):
             raise document.problem(HOSTS, f"hosts has {name!r:.80}, which is no name of a host; {way_out}")
     if isinstance(given, dict):
-        return {name: _host(document, name) for name in given}
+        return tuple(_host(document, name) for name in given)
     for name in given:
         if given.count(name) > 1:
             raise document.problem(HOSTS, f"hosts has {quoted(name)} {given.count(name)} times; name each once")
-    return {name: HostKeys() for name in given}
+    return tuple(map(Host, given))
 
 
-def _host(document: Document, name: str) -> HostKeys:
+def _host(document: Document, name: str) -> Host:
     path = (HOSTS, name)
     for inside, value in document.table(path).items():
-        if inside not in keys_in(HostKeys) and isinstance(value, dict):
+        if inside not in keys_in(Host) and isinstance(value, dict):
             at, in_quotes = full_name((*path, inside)), quoted(f"{name}.{inside}")
             message = f"[{at}] is a table in a table; put a name with dots in quotes: [hosts.{in_quotes}]"
             raise document.problem(at, message)
-    return HostKeys(**document.section(path, owner=HostKeys))
+    return Host(name, **document.section(path, owner=Host))
 
 
 # --- as it is meant ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Host:
-    """One host, or one of several places on the same one."""
-
-    name: str  # what messages and labels call it; each once
-    address: str  # what other hosts reach it by; "": only known once it runs (Slurm, Kubernetes)
-    ssh: str  # as ssh takes it: "host" or "user@host"
-    ssh_port: int | None = None  # None: as the user's own ssh configuration has it
-    processes: int = 1  # trainers
-    serves: bool = False  # whether a graph server runs here
-    port: int = 0  # of that server; 0: a free one of this host, or the Slurm job's
-    parts: tuple[int, ...] = ()  # of the store, for that server and in worker mode for the trainers beside it
-    devices: tuple[int, ...] | None = None  # CUDA_VISIBLE_DEVICES of the trainers; None: all
-    python: str = "python3"
-    folder: str = "."  # working directory, absolute
-    environment: Mapping[str, str] = field(default_factory=dict)  # the cluster's and its own
-
-    @property
-    def endpoint(self) -> str:
-        """Where its server is reached, host:port."""
-        return join_address(self.address, self.port)
 
 
 @dataclass(frozen=True)

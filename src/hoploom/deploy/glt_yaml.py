@@ -12,7 +12,7 @@ from typing import Any
 from hoploom.config import rules
 from hoploom.config.document import Document
 from hoploom.config.rules import REQUIRED, KeyRule, key
-from hoploom.deploy.cluster_file import SECTIONS, HostKeys, TopKeys, Written
+from hoploom.deploy.cluster_file import SECTIONS, Host, TopKeys, Written
 
 
 def _each(entry: KeyRule) -> KeyRule:
@@ -51,15 +51,16 @@ def keys_of_glt(document: Document) -> Written:
     ranks = given.node_ranks or list(range(count))
     if sorted(ranks) != list(range(count)):
         raise document.problem("node_ranks", f"node_ranks is {ranks}; give each of 0 to {count - 1} once")
-    hosts = dict(_host(given, node) for node in sorted(range(count), key=ranks.__getitem__))
+    hosts = tuple(_host(given, node) for node in sorted(range(count), key=ranks.__getitem__))
     sections = {name: make() for name, make in SECTIONS.items()}
     return Written(document, TopKeys(executor="ssh", mode="none"), hosts, sections)
 
 
-def _host(given: GltKeys, node: int) -> tuple[str, HostKeys]:
+def _host(given: GltKeys, node: int) -> Host:
     """Named by its address, with its place in the list where that stands there twice."""
     address, devices = given.nodes[node], given.visible_devices[node]
-    keys = HostKeys(
+    return Host(
+        address if given.nodes.count(address) == 1 else f"{address}-{node}",
         address=address,
         ssh=f"{given.usernames[node]}@{address}",
         ssh_port=None if given.ports is None else given.ports[node],
@@ -68,4 +69,3 @@ def _host(given: GltKeys, node: int) -> tuple[str, HostKeys]:
         python=given.python_bins[node],
         folder=given.dst_paths[node],
     )
-    return address if given.nodes.count(address) == 1 else f"{address}-{node}", keys

@@ -26,7 +26,7 @@ class LocalServer:
     """A running `hoploom serve`. Its errors and warnings are shown as they are."""
 
     def __init__(self, command: ServerCommand, seconds: float, python: str = sys.executable) -> None:
-        host = Host("here", "", "", python=sys.executable, folder=os.getcwd())
+        host = Host("here", python=sys.executable, folder=os.getcwd())
         process = Process("here/server", host, command.words(python), {}, host.folder)
         self._supervisor = Supervisor(Local(), _show, lambda event: None)
         try:

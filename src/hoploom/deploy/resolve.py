@@ -6,14 +6,15 @@ left for them to check; on this host it is checked here, before anything starts.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from hoploom.config.document import YAML_SUFFIXES, Document, absolute, full_name, read_document
 from hoploom.config.values import is_loopback, join_address, split_address
-from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, HostKeys, TopKeys, Written, keys_of
+from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, TopKeys, Written, keys_of
 from hoploom.deploy.glt_yaml import keys_of_glt
 from hoploom.errors import ConfigError, StoreError
 
@@ -49,13 +50,12 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
 
 def _resolve(written: Written, overrides: Overrides) -> Cluster:
     top, document = written.top, written.document
-    given = _named(written)
-    executor = overrides.executor or top.executor or _executor(written.hosts, given)
+    executor = overrides.executor or top.executor or _executor(written.hosts)
     mode = top.mode or ("none" if top.store is None else "worker")
     folder, sections = document.folder, written.sections
-    hosts = tuple(_host(written, name, keys, (executor, mode)) for name, keys in given.items())
+    hosts = tuple(_host(written, host, executor, mode) for host in _counted(written))
     cluster = Cluster(
-        hosts=_with_ports(written, hosts, given, executor),
+        hosts=_with_ports(written, hosts, executor),
         store=None if top.store is None else str(absolute(folder, top.store)),
         executor=executor,  # type: ignore[arg-type]  # rules.choice has checked it
         mode=mode,  # type: ignore[arg-type]
@@ -70,63 +70,54 @@ def _resolve(written: Written, overrides: Overrides) -> Cluster:
     )
     _check(document, cluster)
     _check_rendezvous(written, cluster, overrides)
-    return replace(cluster, hosts=_with_parts(cluster, given), rendezvous=_rendezvous(cluster, top, overrides))
+    return replace(cluster, hosts=_with_parts(cluster), rendezvous=_rendezvous(cluster, top, overrides))
 
 
-def _named(written: Written) -> Mapping[str, HostKeys]:
-    """Hosts without names get some: the first ones serve."""
-    servers = written.top.servers
-    if not isinstance(written.hosts, int):
-        if servers is not None:
-            message = f"servers is {servers}, but hosts have names; write serves = true below those that serve"
-            raise written.document.problem("servers", message)
-        return written.hosts
-    if servers is not None and written.top.mode != "server-client":
+def _counted(written: Written) -> tuple[Host, ...]:
+    """Of hosts without names the first ones serve."""
+    hosts, servers = written.hosts, written.top.servers
+    if servers is None:
+        return hosts
+    if hosts[0].address != "":
+        message = f"servers is {servers}, but hosts have names; write serves = true below those that serve"
+        raise written.document.problem("servers", message)
+    if written.top.mode != "server-client":
         message = f'servers is {servers}, which is for mode = "server-client"; leave it out'
         raise written.document.problem("servers", message)
-    if servers is not None and servers >= written.hosts:
-        raise written.document.problem("servers", f"servers is {servers} of {written.hosts} hosts; leave some to train")
-    serves = None if servers is None else range(servers)
-    return {
-        f"host{i}": HostKeys(address="", serves=None if serves is None else i in serves) for i in range(written.hosts)
-    }
+    if servers >= len(hosts):
+        raise written.document.problem("servers", f"servers is {servers} of {len(hosts)} hosts; leave some to train")
+    return tuple(replace(host, serves=i < servers) for i, host in enumerate(hosts))
 
 
-def _executor(hosts: Mapping[str, HostKeys] | int, given: Mapping[str, HostKeys]) -> str:
-    if isinstance(hosts, int):
+def _executor(hosts: tuple[Host, ...]) -> str:
+    if hosts[0].address == "":
         return "slurm"
-    return "local" if all(is_loopback(keys.address or name) for name, keys in given.items()) else "ssh"
+    return "local" if all(is_loopback(host.address or host.name) for host in hosts) else "ssh"
 
 
-def _host(written: Written, name: str, keys: HostKeys, kind: tuple[str, str]) -> Host:
-    executor, mode = kind
+def _host(written: Written, host: Host, executor: str, mode: str) -> Host:
+    """With everything that the file leaves out."""
     top, folder = written.top, written.document.folder
-    serves = _serves(keys, mode)
-    address = name if keys.address is None else keys.address
+    address = host.name if host.address is None else host.address
+    serves = host.serves
+    if serves is None:
+        serves = mode == "worker" or (mode == "server-client" and bool(host.parts))
     default = 0 if mode == "server-client" and serves else top.processes
-    processes = default if keys.processes is None else keys.processes
-    python = keys.python or top.python or _python(written, executor)
+    processes = default if host.processes is None else host.processes
+    python = host.python or top.python or _python(written, executor)
     here = "/" if executor == "kubernetes" else str(Path.cwd())
-    return Host(
-        name=name,
+    return replace(
+        host,
         address=address,
-        ssh=keys.ssh or address,
-        ssh_port=keys.ssh_port,
-        processes=max(1, len(keys.devices or ())) if processes is None else processes,
+        ssh=host.ssh or address,
+        processes=max(1, len(host.devices or ())) if processes is None else processes,
         serves=serves,
-        port=keys.port or 0,
-        parts=keys.parts or (),
-        devices=keys.devices,
+        port=host.port or 0,
+        parts=host.parts or (),
         python=str(absolute(folder, python)) if "/" in python else python,
-        folder=str(absolute(folder, keys.folder or top.folder or here)),
-        environment=top.environment | keys.environment,
+        folder=str(absolute(folder, host.folder or top.folder or here)),
+        environment=top.environment | host.environment,
     )
-
-
-def _serves(keys: HostKeys, mode: str) -> bool:
-    if keys.serves is not None:
-        return keys.serves
-    return mode == "worker" or (mode == "server-client" and bool(keys.parts))
 
 
 def _python(written: Written, executor: str) -> str:
@@ -135,37 +126,33 @@ def _python(written: Written, executor: str) -> str:
     return "python3" if in_container else sys.executable
 
 
-def _with_ports(
-    written: Written, hosts: tuple[Host, ...], given: Mapping[str, HostKeys], executor: str
-) -> tuple[Host, ...]:
+def _with_ports(written: Written, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
     """A port for each server: its own, else the next one of its address; 0 where that is found out at the start."""
     is_given = "server.port" in written.document.where
-    base: int = 0 if executor in FINDS_PORTS and not is_given else written.sections["server"].port
-    taken: dict[str, dict[int, str]] = {}
+    base = 0 if executor in FINDS_PORTS and not is_given else written.sections["server"].port
+    taken: dict[tuple[str, int], str] = {}  # by address and port: whose it is
     for host in hosts:
-        if not host.serves or not host.port:
-            continue
-        ports = taken.setdefault(host.address or host.name, {})
-        if host.port in ports:
-            message = f"port {host.port} of {host.address} is {ports[host.port]}'s already; give each its own"
-            raise written.document.problem(full_name((HOSTS, host.name, "port")), message)
-        ports[host.port] = host.name
+        if host.serves and host.port:
+            other = taken.setdefault((host.address or host.name, host.port), host.name)
+            if other != host.name:
+                message = f"port {host.port} of {host.address} is {other}'s already; give each its own"
+                raise written.document.problem(full_name((HOSTS, host.name, "port")), message)
     return tuple(_with_port(host, base, taken) for host in hosts)
 
 
-def _with_port(host: Host, base: int, taken: dict[str, dict[int, str]]) -> Host:
+def _with_port(host: Host, base: int, taken: dict[tuple[str, int], str]) -> Host:
     if not host.serves or host.port or not base:
         return host
-    ports = taken.setdefault(host.address or host.name, {})
-    port = next(port for port in range(base, base + len(ports) + 1) if port not in ports)
-    ports[port] = host.name
+    address = host.address or host.name
+    port = next(port for port in count(base) if (address, port) not in taken)
+    taken[address, port] = host.name
     return replace(host, port=port)
 
 
-def _with_parts(cluster: Cluster, given: Mapping[str, HostKeys]) -> tuple[Host, ...]:
+def _with_parts(cluster: Cluster) -> tuple[Host, ...]:
     """In order, each server an equal share; with more servers than parts, several have the same."""
     names = [host.name for host in cluster.servers]
-    if any(given[name].parts for name in names):
+    if any(host.parts for host in cluster.servers):
         return cluster.hosts
     num_parts = number_of_parts(cluster) or len(names)
     dealt = {

@@ -53,7 +53,7 @@ REQUIRED = {
 
 
 def host(number: int, **changed: object) -> Host:
-    plain = Host(f"host{number}", "", "", processes=2, port=7700, folder="/")
+    plain = Host(f"host{number}", "", "", processes=2, port=7700, python="python3", folder="/")
     return replace(plain, **changed)  # type: ignore[arg-type]
 
 
