@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.values import parse_count
+from hoploom.config.values import nearest, parse_count, parse_fanouts
 from hoploom.errors import ConfigError
+from hoploom.schema import Schema
 
 Arguments = argparse.Namespace
+NONE = "none"
 Read = Callable[[str, str], Any]  # (flag, text) -> value; ConfigError names the flag
 
 
@@ -48,6 +50,31 @@ def read_positive(flag: str, text: str) -> int:
     if count < 1:
         raise ConfigError(f"{flag} is {text}; give at least 1")
     return count
+
+
+def fanouts_of(flag: str, text: str) -> list[int] | None:
+    """Picks per hop; None: nothing is sampled."""
+    return None if text == NONE else list(parse_fanouts(flag, text))
+
+
+def seeds_of(schema: Schema, text: str | None) -> str | tuple[str, str] | None:
+    """A split as loaders take it, from SPLIT, TYPE:SPLIT or none; left out: train, where just one type has members."""
+    if text == NONE:
+        return None
+    known = {
+        f"{t.name}:{split}": (t.name, split) for t in schema.node_types for split, count in t.splits.items() if count
+    }
+    found = [pair for name, pair in known.items() if (text or "train") in (name, pair[1])]
+    if len(found) == 1:
+        return found[0][1] if schema.homogeneous else found[0]
+    if text is None:
+        return None
+    if found:
+        types = " and ".join(node_type for node_type, _ in found)
+        raise ConfigError(f"--seeds is {text!r}, a split of {types}; give one, e.g. {found[0][0]}:{text}")
+    close = nearest(text, [*known, *(split for _, split in known.values())])
+    hint = f"did you mean {close}?" if close else f"give one of {', '.join(known)}, or none" if known else "give none"
+    raise ConfigError(f"--seeds is {text!r}, but there is no such split with members; {hint}")
 
 
 def check_writable(flag: str, path: Path | None) -> None:

@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from hoploom.cli.command import Arguments, Command
-from hoploom.cli.seeding import fanouts_of, seeds_of
+from hoploom.cli.command import Arguments, Command, fanouts_of, seeds_of
 from hoploom.config.extras import needs
 from hoploom.config.values import as_int, as_number, parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError

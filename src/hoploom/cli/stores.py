@@ -12,13 +12,14 @@ from hoploom.cli.command import (
     Command,
     add_option,
     check_writable,
+    fanouts_of,
     megabytes,
     progress_bar,
     read_positive,
+    seeds_of,
     stage_line,
     table,
 )
-from hoploom.cli.seeding import fanouts_of, seeds_of
 from hoploom.config.values import parse_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ingest import synthetic
