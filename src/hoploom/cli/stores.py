@@ -4,7 +4,7 @@ import argparse
 import inspect
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hoploom.cli.command import (
@@ -29,7 +29,6 @@ from hoploom.store.check import problems
 from hoploom.store.disk import check_manifest
 from hoploom.store.format import Manifest
 
-Show = Callable[[str], None]
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
 
@@ -92,7 +91,7 @@ def _check_no_table(path: Path) -> None:
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(metavar="KIND", required=True)
+    kinds = parser.add_subparsers(metavar="KIND", required=True, dest="kind")
     ogb = kinds.add_parser("ogb", help="a downloaded OGB folder, with raw and split inside")
     ogb.add_argument("name", help="the data set, such as ogbn-products")
     ogb.add_argument("folder", type=Path, help="its folder")
@@ -105,48 +104,29 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     glt.add_argument("folder", type=Path, help="the folder with META")
     glt.add_argument("--labels", type=Path, metavar="FILE", help="the .pt or .npy with the labels")
     glt.add_argument("--split", action="append", default=[], metavar="NAME=FILE", help="the ids of a split")
-    for parser_of_kind, run in ((ogb, _import_ogb), (archive, _import_npz), (glt, _import_glt)):
+    for parser_of_kind in (ogb, archive, glt):
         _add_out(parser_of_kind)
-        parser_of_kind.set_defaults(import_kind=run)
 
 
 def _import(arguments: Arguments) -> int:
-    begin = time.monotonic()
-    if not arguments.folder.exists():
-        raise ConfigError(f"{arguments.folder} does not exist; give the path of what was downloaded")
-    with stage_line() as show:
-        arguments.import_kind(arguments, show)
-    _show_store(arguments.out, time.monotonic() - begin)
-    return 0
-
-
-def _import_ogb(arguments: Arguments, show: Show) -> None:
-    from hoploom.ingest.formats import import_ogb
-
-    given = (arguments.name, arguments.folder, arguments.out)
-    import_ogb(*given, undirected=arguments.undirected, memory=arguments.memory, progress=show)
-
-
-def _import_npz(arguments: Arguments, show: Show) -> None:
-    from hoploom.ingest.formats import import_archive
+    from hoploom.ingest import formats
     from hoploom.ingest.stream import EdgeRule
 
-    rule = EdgeRule(undirected=True, deduplicate=True) if arguments.undirected else None
-    given = (arguments.folder, arguments.out)
-    import_archive(*given, rule=rule, ignore=arguments.ignore, memory=arguments.memory, progress=show)
-
-
-def _import_glt(arguments: Arguments, show: Show) -> None:
-    from hoploom.ingest.formats import import_glt
-
-    import_glt(
-        arguments.folder,
-        arguments.out,
-        labels=arguments.labels,
-        splits=_splits(arguments.split),
-        memory=arguments.memory,
-        progress=show,
-    )
+    begin = time.monotonic()
+    folder, out = arguments.folder, arguments.out
+    if not folder.exists():
+        raise ConfigError(f"{folder} does not exist; give the path of what was downloaded")
+    with stage_line() as show:
+        given = {"memory": arguments.memory, "progress": show}
+        if arguments.kind == "ogb":
+            formats.import_ogb(arguments.name, folder, out, undirected=arguments.undirected, **given)
+        elif arguments.kind == "npz":
+            rule = EdgeRule(undirected=True, deduplicate=True) if arguments.undirected else None
+            formats.import_archive(folder, out, rule=rule, ignore=arguments.ignore, **given)
+        else:
+            formats.import_glt(folder, out, labels=arguments.labels, splits=_splits(arguments.split), **given)
+    _show_store(out, time.monotonic() - begin)
+    return 0
 
 
 def _splits(given: list[str]) -> Mapping[str, Path]:

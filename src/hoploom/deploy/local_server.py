@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +23,20 @@ AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
 
 
 class LocalServer:
-    """A running `hoploom serve`. Its errors and warnings are shown as they are."""
+    """A running `hoploom serve`. Its errors and warnings are shown as they are.
 
-    def __init__(self, command: ServerCommand, seconds: float, python: str = sys.executable) -> None:
+    `before_close` waits for other hosts, which may still fetch rows for their last step; not after an error.
+    """
+
+    def __init__(
+        self,
+        command: ServerCommand,
+        seconds: float,
+        python: str = sys.executable,
+        *,
+        before_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._before_close = before_close
         host = Host("here", python=sys.executable, folder=os.getcwd())
         process = Process("here/server", host, command.words(python), {}, host.folder)
         self._supervisor = Supervisor(Local(), _show, lambda event: None)
@@ -54,6 +65,8 @@ class LocalServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            self._before_close()
         self.close()
 
 

@@ -5,12 +5,10 @@ What ranks must know of each other (who holds which part, where servers listen, 
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from hoploom.config.values import as_int, join_address
@@ -140,8 +138,8 @@ def _side_by_side(context: Context, hosts: Hosts, opening: Opening, closing: Exi
         address = _address(context, hosts, leaders)
         server = None
         if context.rank in leaders and parts:  # a host may hold none of them
-            server = LocalServer(_server_command(opening, address), context.timeout)
-            closing.push(partial(_stop, server, context.after_the_others()))
+            command, others = _server_command(opening, address), context.after_the_others()
+            server = closing.enter_context(LocalServer(command, context.timeout, before_close=others))
         servers = gather_json(context, "" if server is None else server.address)
         return _connected(replace(opening, servers=[one for one in servers if one]), closing)
 
@@ -172,27 +170,13 @@ def _address(context: Context, hosts: Hosts, leaders: Sequence[int]) -> str:
 
 
 def _server_command(opening: Opening, address: str) -> ServerCommand:
-    given = {
-        name: str(opening.options[name]) for name in ("token_file", "ca", "cert", "key") if name in opening.options
-    }
-    security = Security(token_file=given["token_file"])
-    if "cert" in given:
-        ca = given.get("ca")
-        security = Security(given["token_file"], ca, given["cert"], given.get("key"), mutual=ca is not None)
+    token_file, ca, cert, key = (
+        str(opening.options[name]) if name in opening.options else None for name in ("token_file", "ca", "cert", "key")
+    )
+    security = Security(token_file)
+    if cert is not None:
+        security = Security(token_file, ca, cert, key, mutual=ca is not None)
     return ServerCommand(str(opening.path), opening.parts or (), join_address(address, 0), security=security)
-
-
-def _stop(
-    server: LocalServer,
-    wait_for_the_others: Callable[[], None],
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: TracebackType | None,
-) -> None:
-    """Other hosts may still fetch rows for their last step; after an error nobody is waited for."""
-    if kind is None:
-        wait_for_the_others()
-    server.close()
 
 
 def read_parts(parts: Sequence[int] | None) -> tuple[int, ...] | None:
