@@ -6,9 +6,9 @@ left for them to check; on this host it is checked here, before anything starts.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from hoploom.errors import ConfigError, StoreError
 RENDEZVOUS_PORT = 29500  # torchrun's own
 FINDS_PORTS = ("local", "slurm")  # of those that are not given
 PICKS_HOSTS = {
-    "slurm": "Slurm picks the hosts, and trainers meet on the first",
-    "kubernetes": "Kubeflow says where trainers meet",
+    "slurm": "Slurm picks the hosts, and trainers meet on the first; leave it out, --master-port gives the port",
+    "kubernetes": "Kubeflow says where trainers meet; leave it out",
 }
 
 
@@ -68,8 +68,8 @@ def _resolve(written: Written, overrides: Overrides) -> Cluster:
         kubernetes=sections["kubernetes"],
         file=document.where[""],
     )
-    _check(document, cluster)
-    _check_rendezvous(written, cluster, overrides)
+    for name, message in chain(_mistakes(document, cluster), _about_rendezvous(written, executor, overrides)):
+        raise document.problem(name, message)
     return replace(cluster, hosts=_with_parts(cluster), rendezvous=_rendezvous(cluster, top, overrides))
 
 
@@ -179,18 +179,6 @@ def _with_absolute(options: Any, names: Sequence[str], folder: Path) -> Any:
 # --- what cannot be ------------------------------------------------------------------------------
 
 
-def _check(document: Document, cluster: Cluster) -> None:
-    """Raise the first thing that cannot be."""
-    _check_addresses(document, cluster)
-    _check_roles(document, cluster)
-    _check_restarts(document, cluster)
-    _check_security(document, cluster)
-    if cluster.mode != "none":
-        _check_store(document, cluster)
-        _check_parts(document, cluster)
-        _check_listening(document, cluster)
-
-
 def number_of_parts(cluster: Cluster) -> int | None:
     """Of the store, where this host sees it."""
     if cluster.store is None or not os.path.exists(cluster.store):
@@ -200,136 +188,116 @@ def number_of_parts(cluster: Cluster) -> int | None:
     return len(read_manifest(Path(cluster.store)).parts)
 
 
+def _mistakes(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What cannot be: the key that says it, what is wrong and the way out. Only the first one is looked at."""
+    yield from _about_hosts(cluster)
+    if cluster.mode == "none" or (cluster.mode == "worker" and cluster.executor == "kubernetes"):
+        yield from _about_server_keys(document, cluster)
+    if cluster.mode != "none":
+        yield from _about_roles(cluster)
+    if cluster.max_restarts and len(cluster.trainers) > 1:  # torch's agents count restarts each for itself
+        what = f"max_restarts is {cluster.max_restarts}, but {len(cluster.trainers)} hosts train"
+        way_out = "leave it out, and launch once more with train run.toml --resume"
+        yield "max_restarts", f"{what}, which torchrun does not bring together again reliably; {way_out}"
+    yield from _about_security(cluster)
+    if cluster.mode != "none":
+        yield from _about_store(cluster)
+        yield from _about_parts(cluster)
+
+
 def _name(host: Host, key: str) -> str:
     return full_name((HOSTS, host.name, key))
 
 
-def _check_addresses(document: Document, cluster: Cluster) -> None:
+def _about_hosts(cluster: Cluster) -> Iterator[tuple[str, str]]:
     for host in cluster.hosts:
         if not host.address and cluster.executor in ("local", "ssh"):
-            message = f"hosts is {len(cluster.hosts)}, but executor {cluster.executor} has to know which they are"
-            raise document.problem(HOSTS, f'{message}; give their names, e.g. hosts = ["gpu1", "gpu2"]')
+            what = f"hosts is {len(cluster.hosts)}, but executor {cluster.executor} has to know which they are"
+            yield HOSTS, f'{what}; give their names, e.g. hosts = ["gpu1", "gpu2"]'
         if cluster.executor == "local" and not is_loopback(host.address):
-            message = f"executor is local, but {host.name} has the address {host.address}, which others reach, too"
-            raise document.problem(HOSTS, f'{message}; give address = "127.0.0.1", or take executor ssh')
-
-
-def _check_roles(document: Document, cluster: Cluster) -> None:
-    serving = [host.name for host in cluster.servers]
+            what = f"executor is local, but {host.name} has the address {host.address}, which others reach, too"
+            yield HOSTS, f'{what}; give address = "127.0.0.1", or take executor ssh'
     if not cluster.trainers:
-        raise document.problem(HOSTS, "no host trains: processes is 0 on all of them; give at least one host some")
-    if cluster.mode == "none" or (cluster.mode == "worker" and cluster.executor == "kubernetes"):
-        _check_no_server_keys(document, cluster)
-    if cluster.mode == "none":
-        return
-    for host in cluster.hosts:
-        if host.parts and not host.serves:
-            raise document.problem(
-                _name(host, "parts"), f"{host.name} has parts, but serves is false; leave one of them out"
-            )
-        if cluster.mode == "worker" and host.processes and not host.serves:
-            message = (
-                f'{host.name} trains and does not serve, which mode "worker" has no room for; take "server-client"'
-            )
-            raise document.problem(_name(host, "serves"), message)
-    if not serving:
-        is_named = any(host.address for host in cluster.hosts)
-        way_out = "write serves = true below those with the store's parts" if is_named else "say how many: servers = 1"
-        raise document.problem("mode", f'mode is "server-client", but no host serves; {way_out}')
+        yield HOSTS, "no host trains: processes is 0 on all of them; give at least one host some"
 
 
-def _check_no_server_keys(document: Document, cluster: Cluster) -> None:
+def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Where no server is started from this file: mode "none", or pods whose first trainer starts one."""
-    in_pods = cluster.mode == "worker"
-    where = (
-        'on Kubernetes in mode "worker", where trainers start the servers'
-        if in_pods
-        else 'in mode "none", where no server is started'
-    )
-    keys = ("parts", "port") if in_pods else ("serves", "parts", "port")
+    where, keys = 'in mode "none", where no server is started', ["serves", "parts", "port"]
+    if cluster.mode == "worker":
+        where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
     names = [_name(host, key) for host in cluster.hosts for key in keys if getattr(host, key)]
-    names += [] if in_pods else ["store"]
+    names += ["store"] if cluster.mode == "none" else []
     for name in document.where:
         if name in names or name.startswith("server."):
-            raise document.problem(name, f"{name} has no effect {where}; leave it out, or take another mode")
+            yield name, f"{name} has no effect {where}; leave it out, or take another mode"
 
 
-def _check_restarts(document: Document, cluster: Cluster) -> None:
-    """With several hosts torch's agents count restarts each for itself, and their trainers may then never meet."""
-    if cluster.max_restarts and len(cluster.trainers) > 1:
-        message = (
-            f"max_restarts is {cluster.max_restarts}, but {len(cluster.trainers)} hosts train, which torchrun does not"
-        )
-        way_out = "bring together again reliably; leave it out, and launch once more with train run.toml --resume"
-        raise document.problem("max_restarts", f"{message} {way_out}")
+def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    for host in cluster.hosts:
+        if host.parts and not host.serves:
+            yield _name(host, "parts"), f"{host.name} has parts, but serves is false; leave one of them out"
+        if cluster.mode == "worker" and host.processes and not host.serves:
+            what = f'{host.name} trains and does not serve, which mode "worker" has no room for'
+            yield _name(host, "serves"), f'{what}; take "server-client"'
+    if not cluster.servers:
+        is_named = any(host.address for host in cluster.hosts)
+        way_out = "write serves = true below those with the store's parts" if is_named else "say how many: servers = 1"
+        yield "mode", f'mode is "server-client", but no host serves; {way_out}'
 
 
-def _check_rendezvous(written: Written, cluster: Cluster, overrides: Overrides) -> None:
-    """What is given, and who is started by somebody that chooses it."""
-    given = {"rendezvous": written.top.rendezvous, "--master-addr": overrides.master_addr}
-    if cluster.executor == "kubernetes":
-        given["--master-port"] = None if overrides.master_port is None else str(overrides.master_port)
-    for name, value in given.items():
-        if value is not None and cluster.executor in PICKS_HOSTS:
-            message = f"{name} is {value}, but {PICKS_HOSTS[cluster.executor]}; leave it out"
-            way_out = ", --master-port gives the port" if cluster.executor == "slurm" else ""
-            raise written.document.problem(name, message + way_out)
+def _about_security(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    security = cluster.security
+    files = {"cert": security.cert, "private_key": security.private_key, "ca": security.ca}
+    present = [name for name, path in files.items() if path is not None]
+    missing = [name for name in files if name not in present]
+    if present and missing:
+        what = f"security.{present[0]} is given without security.{missing[0]}"
+        yield f"security.{present[0]}", f"{what}; `hoploom certs` writes all three"
+    if security.mutual and missing:
+        yield "security.mutual", "security.mutual needs security.ca, cert and private_key; `hoploom certs` writes them"
 
 
-def _check_store(document: Document, cluster: Cluster) -> None:
+def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
     if cluster.store is None:
-        message = f'mode is "{cluster.mode}", but there is no store to serve; add a line such as store = "graph.store"'
-        raise document.problem("mode", message)
+        what = f'mode is "{cluster.mode}", but there is no store to serve'
+        yield "mode", f'{what}; add a line such as store = "graph.store"'
     try:
         if cluster.executor == "local" and number_of_parts(cluster) is None:
-            message = f"store is {cluster.store}, which does not exist; `hoploom partition` writes one"
-            raise document.problem("store", message)
+            yield "store", f"store is {cluster.store}, which does not exist; `hoploom partition` writes one"
     except StoreError as error:
-        raise document.problem("store", f"store is {cluster.store}: {error}") from error
+        yield "store", f"store is {cluster.store}: {error}"
 
 
-def _check_parts(document: Document, cluster: Cluster) -> None:
+def _about_parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
     with_parts = [host for host in cluster.servers if host.parts]
     without = [host.name for host in cluster.servers if not host.parts]
-    if not with_parts:
-        return
-    if without:
-        raise document.problem(
-            HOSTS, f"{with_parts[0].name} has parts and {without[0]} has none; give all of them some, or none"
-        )
+    if with_parts and without:
+        yield HOSTS, f"{with_parts[0].name} has parts and {without[0]} has none; give all of them some, or none"
     num_parts = number_of_parts(cluster)
     for host in with_parts:
         for part in host.parts:
             if num_parts is not None and part >= num_parts:
-                message = f"{_name(host, 'parts')} has {part}, but {cluster.store} has parts 0 to {num_parts - 1} only"
-                raise document.problem(_name(host, "parts"), f"{message}; give some of those")
+                what = f"{_name(host, 'parts')} has {part}, but {cluster.store} has parts 0 to {num_parts - 1} only"
+                yield _name(host, "parts"), f"{what}; give some of those"
     served = {part for host in with_parts for part in host.parts}
-    missing = sorted(set(range(num_parts or max(served) + 1)) - served)
+    missing = set(range(num_parts or max(served) + 1)) - served if served else set()
     if missing:
-        raise document.problem(HOSTS, f"no host has part {missing[0]} of the store; add it to the parts of one of them")
-
-
-def _check_security(document: Document, cluster: Cluster) -> None:
+        yield HOSTS, f"no host has part {min(missing)} of the store; add it to the parts of one of them"
     security = cluster.security
-    pair = {"cert": security.cert, "private_key": security.private_key, "ca": security.ca}
-    missing = [name for name, path in pair.items() if path is None]
-    if 0 < len(missing) < len(pair):
-        present = next(name for name, path in pair.items() if path is not None)
-        message = f"security.{present} is given without security.{missing[0]}; `hoploom certs` writes all three"
-        raise document.problem(f"security.{present}", message)
-    if security.mutual and missing:
-        message = "security.mutual needs security.ca, cert and private_key; `hoploom certs` writes them"
-        raise document.problem("security.mutual", message)
+    if not (security.token_file or security.ca or security.insecure):
+        for host in cluster.servers:
+            if not is_loopback(host.address):
+                what = f"servers listen on {host.address or 'their addresses'}, which others reach"
+                way_out = "give token_file in [security], or let `hoploom certs` make some"
+                yield "security", f"{what}, without a token or a certificate; {way_out}"
 
 
-def _check_listening(document: Document, cluster: Cluster) -> None:
-    security = cluster.security
-    if security.token_file or security.ca or security.insecure:
-        return
-    for host in cluster.servers:
-        if not is_loopback(host.address):
-            where = host.address or "their addresses"
-            message = f"servers listen on {where}, which others reach, without a token or a certificate"
-            raise document.problem(
-                "security", f"{message}; give token_file in [security], or let `hoploom certs` make some"
-            )
+def _about_rendezvous(written: Written, executor: str, overrides: Overrides) -> Iterator[tuple[str, str]]:
+    """What is given, where whoever starts the trainers chooses it."""
+    given = {"rendezvous": written.top.rendezvous, "--master-addr": overrides.master_addr}
+    if executor == "kubernetes":
+        given["--master-port"] = None if overrides.master_port is None else str(overrides.master_port)
+    for name, value in given.items():
+        if value is not None and executor in PICKS_HOSTS:
+            yield name, f"{name} is {value}, but {PICKS_HOSTS[executor]}"
