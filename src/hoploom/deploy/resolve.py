@@ -15,7 +15,6 @@ from typing import Any
 from hoploom.config.document import YAML_SUFFIXES, Document, absolute, full_name, read_document
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, TopKeys, Written, keys_of
-from hoploom.deploy.glt_yaml import keys_of_glt
 from hoploom.errors import ConfigError, StoreError
 
 RENDEZVOUS_PORT = 29500  # torchrun's own
@@ -44,8 +43,10 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
     if Path(path).suffix not in (".toml", *YAML_SUFFIXES):
         raise ConfigError(f"{path} is no cluster file by its name; name it .toml, .yaml or .yml")
     document = read_document(path, HEADINGS, absent="write one; docs/cluster.md shows how")
-    is_glts = "nodes" in document.parsed and HOSTS not in document.parsed
-    return _resolve(keys_of_glt(document) if is_glts else keys_of(document), overrides or Overrides())
+    read = keys_of
+    if "nodes" in document.parsed and HOSTS not in document.parsed:
+        from hoploom.deploy.glt_yaml import keys_of_glt as read
+    return _resolve(read(document), overrides or Overrides())
 
 
 def _resolve(written: Written, overrides: Overrides) -> Cluster:
