@@ -32,13 +32,13 @@ destination = "dst"
 """
 
 
-def refused(folder: Path, recipe: str, nodes: Any, edges: Any = EDGES, **options: Any) -> str:
+def refused(folder: Path, graph: str, nodes: Any, edges: Any = EDGES, **options: Any) -> str:
     """The message of the error; nothing is left behind."""
     write_table(folder / "n.parquet", nodes, files=2 if len(nodes["id"]) else 1)
     write_table(folder / "e.parquet", edges)
     before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(HoploomError) as caught:
-        build_here(folder, recipe, **options)
+        build_here(folder, graph, **options)
     assert sorted(path.name for path in folder.iterdir()) == before
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(f"{folder}/", "")

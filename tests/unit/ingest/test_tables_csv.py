@@ -53,7 +53,7 @@ def test_ids_are_integers_only_if_each_is_written_so(folder: Path, values: list[
     assert rows_in(sources[EDGES]) == {"id": expected, "z": expected}
 
 
-def test_types_are_those_that_the_recipe_asks_for(folder: Path) -> None:
+def test_types_are_those_that_graph_toml_asks_for(folder: Path) -> None:
     as_csv(folder / "n.csv", {"id": ["007", "8"], "a": [1, 2], "b": [1, 2], "c": ["1", "x"], "d": [0, 1], "e": [3, 4]})
     keys = """
         features = ["a", "b", "c", "d"]
@@ -97,7 +97,7 @@ def test_integers_that_pandas_wrote_as_fractions_are_cast(folder: Path) -> None:
     assert rows_in(source)["y"] == [3.0, None, 1.0]  # cast where nulls become -1
     for id in ("1.5", "9223372036854775808.0", "x"):
         as_csv(folder / "n.csv", {"id": ["3.0", id]})
-        said = f"n.csv, row 2: id is '{id.removesuffix('.0')}', not int64 as asked for"
+        said = f"n.csv, row 2: id is '{id.removesuffix('.0')}', not int64 as its cast says"
         refused(folder, said, nodes="columns.id.cast = 'int64'", table="n.csv")
     as_csv(folder / "n.csv", {"id": ["3.0", f"{2**53 + 1}.0"]})  # a float64 would round it
     assert rows_in(read(folder, nodes="columns.id.cast = 'int64'", table="n.csv")[NODES])["id"] == [3, 2**53 + 1]
@@ -179,10 +179,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(folder: Path) -> None:
     assert rows_in(read(folder, table="n.csv")[NODES]) == {"id": [7]}
 
 
-def test_a_value_that_is_not_what_was_asked_for_is_named(folder: Path) -> None:
+def test_a_value_that_is_not_what_its_cast_says_is_named(folder: Path) -> None:
     as_csv(folder / "n.csv", {"id": [1, 2], "a": [1, "b"]})
     keys = "label = 'a'\ncolumns.a.cast = 'float32'"
-    refused(folder, "n.csv, row 2: a is 'b', not float as asked for; correct it", nodes=keys, table="n.csv")
+    refused(folder, "n.csv, row 2: a is 'b', not float as its cast says; correct it", nodes=keys, table="n.csv")
 
 
 def test_bytes_that_are_no_text_are_refused(folder: Path) -> None:

@@ -35,11 +35,11 @@ def _write(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _drafted(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> GraphFile:
-    """The recipe drafted from tables, which is also built."""
+    """The graph file drafted from tables, which is also built."""
     _write(folder, tables)
-    recipe = parse_graph(draft(folder, folder), folder=folder)
-    build(recipe, folder / "out.store", BuildOptions(threads=1))
-    return recipe
+    graph = parse_graph(draft(folder, folder), folder=folder)
+    build(graph, folder / "out.store", BuildOptions(threads=1))
+    return graph
 
 
 NUMBERS = list(range(6))
@@ -49,17 +49,17 @@ RING = {"src": NUMBERS, "dst": [1, 2, 3, 4, 5, 0]}
 
 def test_one_node_table_and_one_edge_table_are_homogeneous(tmp_path: Path) -> None:
     nodes = {"id": NUMBERS, "x0": NUMBERS, "x1": NUMBERS, "x2": NUMBERS, "y": [0, 1] * 3}
-    recipe = _drafted(tmp_path, {"nodes.csv": nodes, "edges.parquet": RING | {"w": [0.5] * 6, "t": ["a"] * 6}})
-    assert recipe.homogeneous
-    assert recipe.nodes == {
+    graph = _drafted(tmp_path, {"nodes.csv": nodes, "edges.parquet": RING | {"w": [0.5] * 6, "t": ["a"] * 6}})
+    assert graph.homogeneous
+    assert graph.nodes == {
         "node": NodeTable("node", files=("nodes.csv",), id="id", features=("x*",), label="y", split=SHARES)
     }
-    (edges,) = recipe.edges.values()
+    (edges,) = graph.edges.values()
     assert edges == EdgeTable(("node", "to", "node"), ("edges.parquet",), "src", "dst", weight="w")
 
 
 def test_types_are_told_by_columns_files_and_values(tmp_path: Path) -> None:
-    recipe = _drafted(
+    graph = _drafted(
         tmp_path,
         {
             "papers.csv": {"paper_id": TEXT, "year": NUMBERS},
@@ -69,13 +69,13 @@ def test_types_are_told_by_columns_files_and_values(tmp_path: Path) -> None:
             "coauthors.csv": {"u": [f"a{i}" for i in NUMBERS], "v": [f"a{i}" for i in NUMBERS]},  # by the values
         },
     )
-    assert list(recipe.nodes) == ["author", "paper"]
-    assert list(recipe.edges) == [
+    assert list(graph.nodes) == ["author", "paper"]
+    assert list(graph.edges) == [
         ("author", "coauthors", "author"),
         ("paper", "cites", "paper"),
         ("author", "writes", "paper"),
     ]
-    assert [table.reverse for table in recipe.edges.values()] == [None, None, "rev_writes"]
+    assert [table.reverse for table in graph.edges.values()] == [None, None, "rev_writes"]
 
 
 def test_columns_find_their_roles(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_columns_find_their_roles(tmp_path: Path) -> None:
         "fold": ["train", "train", "val", "test", "test", None],
         "published": pa.array(NUMBERS, pa.timestamp("us")),
     }
-    recipe = _drafted(tmp_path, {"papers.parquet": papers, "cites.parquet": {"source": TEXT, "target": TEXT}})
-    assert recipe.nodes["node"] == NodeTable(
+    graph = _drafted(tmp_path, {"papers.parquet": papers, "cites.parquet": {"source": TEXT, "target": TEXT}})
+    assert graph.nodes["node"] == NodeTable(
         "node",
         files=("papers.parquet",),
         id="paper_id",
@@ -107,8 +107,8 @@ def test_columns_find_their_roles(tmp_path: Path) -> None:
 
 def test_times_are_of_edges_where_both_have_some(tmp_path: Path) -> None:
     nodes = {"id": NUMBERS, "time": NUMBERS}
-    recipe = _drafted(tmp_path, {"nodes.csv": nodes, "edges.csv": RING | {"timestamp": NUMBERS}})
-    assert (recipe.nodes["node"].time, recipe.edges["node", "to", "node"].time) == (None, "timestamp")
+    graph = _drafted(tmp_path, {"nodes.csv": nodes, "edges.csv": RING | {"timestamp": NUMBERS}})
+    assert (graph.nodes["node"].time, graph.edges["node", "to", "node"].time) == (None, "timestamp")
 
 
 @pytest.mark.parametrize(
@@ -122,26 +122,26 @@ def test_times_are_of_edges_where_both_have_some(tmp_path: Path) -> None:
 )
 def test_shards_are_one_table(tmp_path: Path, names: list[str], files: str) -> None:
     halves = {name: {"id": [2 * i, 2 * i + 1], "a": [1, 2]} for i, name in enumerate(names)}
-    recipe = _drafted(tmp_path, halves | {"edges.csv": {"src": [0], "dst": [1]}})
-    assert recipe.nodes["node"].files == (files,)
+    graph = _drafted(tmp_path, halves | {"edges.csv": {"src": [0], "dst": [1]}})
+    assert graph.nodes["node"].files == (files,)
 
 
 def test_files_in_a_folder_with_other_columns_are_tables_of_their_own(tmp_path: Path) -> None:
-    recipe = _drafted(tmp_path, {"in/nodes.csv": {"id": NUMBERS, "a": NUMBERS}, "in/edges.csv": RING})
-    assert recipe.nodes["node"].files == ("in/nodes.csv",)
-    assert recipe.edges["node", "to", "node"].files == ("in/edges.csv",)
+    graph = _drafted(tmp_path, {"in/nodes.csv": {"id": NUMBERS, "a": NUMBERS}, "in/edges.csv": RING})
+    assert graph.nodes["node"].files == ("in/nodes.csv",)
+    assert graph.edges["node", "to", "node"].files == ("in/edges.csv",)
 
 
 def test_nodes_without_a_table_are_counted(tmp_path: Path) -> None:
-    recipe = _drafted(tmp_path, {"rated.csv": {"user_id": [0, 1, 7], "item_id": [2, 2, 3], "stars": [1, 2, 3]}})
-    assert recipe.nodes == {"user": NodeTable("user", count=8), "item": NodeTable("item", count=4)}
-    assert recipe.edges["user", "rated", "item"].features == ("stars",)
+    graph = _drafted(tmp_path, {"rated.csv": {"user_id": [0, 1, 7], "item_id": [2, 2, 3], "stars": [1, 2, 3]}})
+    assert graph.nodes == {"user": NodeTable("user", count=8), "item": NodeTable("item", count=4)}
+    assert graph.edges["user", "rated", "item"].features == ("stars",)
 
 
 def test_edges_alone_are_homogeneous(tmp_path: Path) -> None:
-    recipe = _drafted(tmp_path, {"edges.csv": RING})
-    assert recipe.homogeneous
-    assert recipe.nodes["node"].count == 6
+    graph = _drafted(tmp_path, {"edges.csv": RING})
+    assert graph.homogeneous
+    assert graph.nodes["node"].count == 6
 
 
 MOVIES = {"movieId": [0, 1, 2, 3, 4, 5], "year": [1990] * 6}
@@ -151,10 +151,10 @@ USERS = {"user_id": NUMBERS, "age": [30, 40, 50, 60, 70, 80]}
 @pytest.mark.parametrize("users", [[0, 1, 2], [70, 80, 90]], ids=["ids that overlap", "ids of their own"])
 def test_users_without_a_table_are_not_taken_for_the_movies_that_they_rate(tmp_path: Path, users: list[int]) -> None:
     rated = {"userId": users, "movieId": [5, 5, 1], "rating": [1, 2, 3]}
-    recipe = _drafted(tmp_path, {"movies.csv": MOVIES, "ratings.csv": rated})
-    assert recipe.nodes["user"] == NodeTable("user", count=max(users) + 1)
-    assert recipe.nodes["movie"].files == ("movies.csv",)
-    assert recipe.edges["user", "ratings", "movie"].features == ("rating",)
+    graph = _drafted(tmp_path, {"movies.csv": MOVIES, "ratings.csv": rated})
+    assert graph.nodes["user"] == NodeTable("user", count=max(users) + 1)
+    assert graph.nodes["movie"].files == ("movies.csv",)
+    assert graph.edges["user", "ratings", "movie"].features == ("rating",)
     assert "count = " in (text := draft(tmp_path, tmp_path))
     assert "by their values" not in text
 
@@ -162,10 +162,8 @@ def test_users_without_a_table_are_not_taken_for_the_movies_that_they_rate(tmp_p
 def test_text_is_found_among_the_ids_of_a_type_whatever_the_column_is_called(tmp_path: Path) -> None:
     authors, papers = [f"a{i}" for i in NUMBERS], {"paper_id": TEXT, "year": NUMBERS}
     wrote = {"writer_id": authors, "paper_id": TEXT}
-    recipe = _drafted(
-        tmp_path, {"authors.csv": {"id": authors, "h": NUMBERS}, "papers.csv": papers, "wrote.csv": wrote}
-    )
-    assert list(recipe.edges) == [("author", "wrote", "paper")]
+    graph = _drafted(tmp_path, {"authors.csv": {"id": authors, "h": NUMBERS}, "papers.csv": papers, "wrote.csv": wrote})
+    assert list(graph.edges) == [("author", "wrote", "paper")]
     said = 'source = "writer_id"  # guessed: these are ids of author, by their values'
     assert said in draft(tmp_path, tmp_path).splitlines()
 
@@ -173,8 +171,8 @@ def test_text_is_found_among_the_ids_of_a_type_whatever_the_column_is_called(tmp
 @pytest.mark.parametrize("more", [{}, {"since": NUMBERS}], ids=["alone", "with a feature"])
 def test_friends_are_edges_even_if_nobody_has_two(tmp_path: Path, more: dict[str, Any]) -> None:
     friends = {"user_id": NUMBERS, "friend_id": [1, 2, 3, 4, 5, 0]} | more
-    recipe = _drafted(tmp_path, {"users.csv": USERS, "friends.csv": friends})
-    (edges,) = recipe.edges.values()
+    graph = _drafted(tmp_path, {"users.csv": USERS, "friends.csv": friends})
+    (edges,) = graph.edges.values()
     assert (edges.source, edges.destination, edges.features) == ("user_id", "friend_id", tuple(more))
     assert 'destination = "friend_id"  # guessed: these are ids of node' in draft(tmp_path, tmp_path)
     _write(tmp_path, {"movies.csv": MOVIES})  # with the same ids
@@ -183,18 +181,18 @@ def test_friends_are_edges_even_if_nobody_has_two(tmp_path: Path, more: dict[str
 
 def test_a_table_of_pairs_of_ids_of_another_table_is_edges(tmp_path: Path) -> None:
     follows = {"user_id": NUMBERS, "follow_id": [1, 2, 3, 4, 5, 0]}
-    recipe = _drafted(tmp_path, {"users.csv": USERS, "follows.csv": follows, "likes.csv": follows | {"w": NUMBERS}})
-    assert [table.files for table in recipe.nodes.values() if table.files] == [("users.csv",)]
+    graph = _drafted(tmp_path, {"users.csv": USERS, "follows.csv": follows, "likes.csv": follows | {"w": NUMBERS}})
+    assert [table.files for table in graph.nodes.values() if table.files] == [("users.csv",)]
     papers = {"paper_id": TEXT, "venue_id": NUMBERS}
     (tmp_path / "in").mkdir()
     tables = {"papers.csv": papers, "venues.csv": {"venue_id": NUMBERS, "rank": NUMBERS}}
-    recipe = _drafted(tmp_path / "in", tables | {"cites.csv": {"src": TEXT, "dst": TEXT}})
-    assert list(recipe.nodes) == ["paper", "venue"]
+    graph = _drafted(tmp_path / "in", tables | {"cites.csv": {"src": TEXT, "dst": TEXT}})
+    assert list(graph.nodes) == ["paper", "venue"]
 
 
 @pytest.mark.parametrize("ends", [("cited_paper_id", "citing_paper_id"), ("paper1", "paper2"), ("id1", "id2")])
 def test_ends_that_are_both_of_one_thing_are_of_its_type(tmp_path: Path, ends: tuple[str, str]) -> None:
-    recipe = _drafted(
+    graph = _drafted(
         tmp_path,
         {
             "papers.csv": {"paper_id": NUMBERS, "year": NUMBERS},
@@ -202,15 +200,15 @@ def test_ends_that_are_both_of_one_thing_are_of_its_type(tmp_path: Path, ends: t
             "cites.csv": dict(zip(ends, (NUMBERS, [1, 2, 3, 4, 5, 0]), strict=True)),
         },
     )
-    assert list(recipe.edges) == [("paper", "cites", "paper")]
+    assert list(graph.edges) == [("paper", "cites", "paper")]
 
 
 @pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__", ""])
 def test_the_number_of_a_row_is_no_feature(tmp_path: Path, name: str) -> None:
     nodes, ring = {name: NUMBERS, "id": NUMBERS, "a": NUMBERS}, {name: NUMBERS, "one": NUMBERS, "two": NUMBERS}
-    recipe = _drafted(tmp_path, {"nodes.csv": nodes, "ring.csv": ring})
-    assert recipe.nodes["node"].features == ("a",)
-    (edges,) = recipe.edges.values()
+    graph = _drafted(tmp_path, {"nodes.csv": nodes, "ring.csv": ring})
+    assert graph.nodes["node"].features == ("a",)
+    (edges,) = graph.edges.values()
     assert (edges.source, edges.destination, edges.features) == ("one", "two", ())
 
 
@@ -225,15 +223,15 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 def test_paths_are_relative_to_where_the_text_is_written(tmp_path: Path) -> None:
     _write(tmp_path / "tables", {"edges.csv": RING})
     for beside, files in (tmp_path, "tables/edges.csv"), (tmp_path / "other", "../tables/edges.csv"):
-        recipe = parse_graph(draft(tmp_path / "tables", beside))
-        assert recipe.edges["node", "to", "node"].files == (files,)
+        graph = parse_graph(draft(tmp_path / "tables", beside))
+        assert graph.edges["node", "to", "node"].files == (files,)
 
 
 def test_names_that_need_quotes_are_read_back(tmp_path: Path) -> None:
     nodes = {'é "id"_id': NUMBERS, "a.b": [None, *NUMBERS[1:]], "y": NUMBERS}
-    recipe = _drafted(tmp_path, {'é "1" x.parquet': nodes, "edges.csv": RING})
-    assert recipe.nodes["node"].id == 'é "id"_id'
-    assert recipe.nodes["node"].columns == {"a.b": ColumnRule(fill=0)}
+    graph = _drafted(tmp_path, {'é "1" x.parquet': nodes, "edges.csv": RING})
+    assert graph.nodes["node"].id == 'é "id"_id'
+    assert graph.nodes["node"].columns == {"a.b": ColumnRule(fill=0)}
 
 
 def test_no_folder_and_no_tables_are_refused(tmp_path: Path) -> None:

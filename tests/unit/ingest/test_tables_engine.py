@@ -14,9 +14,9 @@ from support.tables import EDGES, IDS, NODES, build_here, by_id, contents, edges
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.build import fitting_threads, open_engine
 from hoploom.ingest.tables.engine import Engine, batch_rows, rows_of
-from hoploom.ingest.tables.files import TableFile, group_bytes, parquet_batches
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.sources import ReadLimits, read_sources
+from hoploom.ingest.tables.table_files import TableFile, group_bytes, parquet_batches
 
 HAS_SPARK = shutil.which("java") is not None
 needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="Spark needs Java")

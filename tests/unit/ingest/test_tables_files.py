@@ -17,7 +17,7 @@ from pyarrow import ipc
 from support.table_files import EDGES, NODES, as_csv, read, refused, rows_in, small_tables
 
 from hoploom import ConfigError
-from hoploom.ingest.tables.files import TableFile, arrow_batches
+from hoploom.ingest.tables.table_files import TableFile, arrow_batches
 
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 

@@ -17,10 +17,10 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.ingest.stream import EdgeStream, NodeStream, Progress, StoreOptions, write_store
 from hoploom.ingest.tables.engine import DuckEngine, Engine, UnreadableError
-from hoploom.ingest.tables.files import TableFile, group_bytes
 from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.ids import MOST_PARTS, Numbering, number_nodes
 from hoploom.ingest.tables.sources import ReadLimits, TableSource, read_sources
+from hoploom.ingest.tables.table_files import TableFile, group_bytes
 from hoploom.ingest.tables.table_streams import EdgeTables, NodeRows, Report, original_ids
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.system_memory import resident_bytes

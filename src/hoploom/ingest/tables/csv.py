@@ -19,8 +19,8 @@ from pyarrow import csv
 
 from hoploom.config.values import as_key, quoted
 from hoploom.errors import DataError
-from hoploom.ingest.tables.files import TableFile, stage
 from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable, Table, rule_of
+from hoploom.ingest.tables.table_files import TableFile, stage
 
 INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 CAST_INTEGER, FRACTION = r"^-?[0-9]+$", r"\.0+$"  # with a cast, 007 is 7 and 1.0 is 1
@@ -108,7 +108,7 @@ class CsvFile:
     def other_type(self, row: int, name: str, value: str, kind: str) -> DataError:
         """A value has another type than its column."""
         rule = rule_of(self.table, name)
-        why, way_out = "as asked for", "correct it, or leave it empty"
+        why, way_out = "as its cast says", "correct it, or leave it empty"
         if rule.cast is None:
             is_text = kind != "int64" or name in self.table.id_columns.values() or rule.categories is not None
             cast = f'cast = "{"string" if is_text else "float32"}"'

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from hoploom.config.values import as_key, nearest, quoted
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.csv import CSV_BLOCK, CsvFile, stage_csv
-from hoploom.ingest.tables.files import (
+from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, Table, rule_of
+from hoploom.ingest.tables.table_files import (
     ARRAYS,
     BATCH,
     GROUP,
@@ -36,7 +37,6 @@ from hoploom.ingest.tables.files import (
     readable,
     stage,
 )
-from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, Table, rule_of
 
 PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # what no engine takes for a pattern or a partition
 SHOWN = 12  # names in a message

@@ -84,7 +84,7 @@ def _started(folder: Path, memory: int, master: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("hoploom build")
     for name, value in STATIC.items():
         builder = builder.config(name, value)
-    if master.startswith("local"):  # all in one process: no name service, no folders elsewhere
+    if master.startswith("local"):  # all in one process: no name service, no folders but this one
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
         builder = builder.config("spark.local.dir", str(folder)).config("spark.sql.shuffle.partitions", "8")
         builder = builder.config("spark.driver.memory", f"{max(512, memory >> 20)}m")

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from hoploom.errors import ConfigError
 from hoploom.ingest.tables.csv import CsvFile
-from hoploom.ingest.tables.files import BATCH, TableFile, arrow_batches, kind_of, opened
 from hoploom.ingest.tables.sources import plain_schema
+from hoploom.ingest.tables.table_files import BATCH, TableFile, arrow_batches, kind_of, opened
 
 SAMPLE = 10_000  # rows
 WANTED = 200  # ids of edges that are looked up among nodes

@@ -22,10 +22,10 @@ from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, No
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.engine import Engine, rows_of
 from hoploom.ingest.tables.fields import Planner, TableFields
-from hoploom.ingest.tables.files import array_rows
 from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable
 from hoploom.ingest.tables.ids import NULL, Numbering, cast_ids, file_name, int64_of
 from hoploom.ingest.tables.sources import TableSource
+from hoploom.ingest.tables.table_files import array_rows
 from hoploom.ingest.tables.transforms import UnfitError, check_range, signed, standardise
 from hoploom.keys import Words, mix, mix_words
 from hoploom.schema import DTYPES, ORIGINAL_ID, Field
