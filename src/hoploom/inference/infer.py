@@ -77,7 +77,7 @@ def infer(
 
     >>> infer(model, store, "papers.out", context, inference=Inference(columns=["output"]))
 
-    All ranks call, on files that all of them see. `progress(done, total)` is told how many rows this rank has computed;
+    All ranks call, on files that all of them see. `progress(done, total)` gets how many rows this rank has computed;
     by default, rank 0 draws a bar where there is a terminal.
     """
     inference, context = inference or Inference(), context or _alone()

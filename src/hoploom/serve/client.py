@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from hoploom import ops
+from hoploom.closing import Closing
 from hoploom.errors import HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.explain import explain, is_passing
@@ -109,7 +109,7 @@ class Watch:
             stream.cancel()
 
 
-class Peer:
+class Peer(Closing):
     """One address, asked over as many streams as requests are under way."""
 
     def __init__(self, address: str, security: ClientSecurity, watch: Watch, silence: float) -> None:
@@ -197,14 +197,6 @@ class Peer:
             idle, self._idle = self._idle, []
         for stream in idle:
             self._drop(stream)
-
-    def __enter__(self) -> "Peer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Watched:

@@ -24,7 +24,7 @@ from hoploom.store.row_cache import cached, report
 
 WAIT = 5.0  # seconds that a request for a batch waits for the server to get ready
 PRESAMPLED = 64  # batches that are looked at to fill the cache
-PICKS = 2  # the part of the memory that picks asked for by others may take beside
+PICKS = 2  # the part of the memory that picks for others may take besides
 
 if TYPE_CHECKING:
     from hoploom.serve.batch_service import BatchService
@@ -38,10 +38,10 @@ class BatchOptions:
     security: ClientSecurity | None = None
     threads: int = 1
     memory: int = 4 << 30  # bytes of batches made and not yet sent
-    cache: str = ""  # of the rows of other parts: 20% or 4GB, those that batches like these ask for most:
+    cache: str = ""  # of the rows of other parts: 20% or 4GB, those that batches like these need most:
     fanouts: Sequence[int] = ()
     seeds: str | tuple[str, str] | None = None
-    timeout: float = 15.0  # below that of clients, who can then be told
+    timeout: float = 15.0  # below that of clients, who then hear why
 
 
 class GraphServer(Closing):

@@ -1,6 +1,6 @@
 """Memory of what a server makes, batches and picks: taken before it is used, given back when the answer is sent.
 
-A batch waits a bounded time for memory, then its client is told to come back; one that could never fit is refused.
+A batch waits a bounded time for memory, then its client comes back later; one that could never fit is refused.
 """
 
 import threading

@@ -50,7 +50,7 @@ class RequestCount:
 
 
 class Metrics:
-    """The counts of one server, from any thread; `held_bytes` and `cache_rows` (hits, misses) are asked when read."""
+    """The counts of one server, from any thread; `held_bytes` and `cache_rows` (hits, misses) are called when read."""
 
     def __init__(
         self,

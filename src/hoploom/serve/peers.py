@@ -71,7 +71,7 @@ class Peers(Closing):
         return len(self._peers)
 
     def traffic(self) -> dict[str, int]:
-        """What was asked and received so far."""
+        """What was sent and received so far."""
         return {
             "requests": sum(peer.requests for peer in self._peers),
             "bytes_sent": sum(peer.bytes_sent for peer in self._peers),

@@ -31,7 +31,5 @@ class Ready:
             address, parts, metrics = found["ready"], tuple(found["parts"]), found.get("metrics")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        whole = (
-            isinstance(address, str) and isinstance(metrics, str | None) and all(type(part) is int for part in parts)
-        )
-        return Ready(address, parts, metrics) if whole else None
+        fits = isinstance(address, str) and isinstance(metrics, str | None) and all(type(part) is int for part in parts)
+        return Ready(address, parts, metrics) if fits else None

@@ -19,7 +19,7 @@ MAX_IDS = 1 << 22  # in one request: 32 MiB, of wire.MAX_REQUEST
 
 
 class WantedRows(NamedTuple):
-    """The ids ids[places], by which rows of some fields are asked for."""
+    """Rows ids[places] of some fields."""
 
     ids: Tensor  # [n] int64
     places: Tensor  # [m] int64
@@ -78,7 +78,7 @@ class RemotePart:
     ) -> Callable[[], None]:
         """Ask for rows, all fields in one round trip; they are written to their places as they come.
 
-        What one request cannot ask for is asked for by more of them, when the call returned is made.
+        What does not fit one request goes in more of them, when the call returned is made.
         """
         columns: dict[tuple[int, int], WantedRows] = {}
         for index, (want, place) in enumerate(zip(wanted, places, strict=True)):
