@@ -16,7 +16,7 @@ from importlib import import_module
 import hoploom
 from hoploom.cli.command import Command
 from hoploom.config.values import nearest
-from hoploom.errors import BatchError, HoploomError, PeerError, TrainError
+from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
 
 # name -> (the module that has it, what it does): only the module of the command that runs is imported.
 COMMANDS = {
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _for_good() if argv is None else nullcontext():  # without words of its caller this process is ours
         parser = _parser(words[0] if words else "")
     _check_command(parser, words)
-    end = words.index("--") if "--" in words and words[0] == "launch" else len(words)
     try:
-        arguments = parser.parse_args(_joined(words[:end]), argparse.Namespace(behind=words[end + 1 :]))
+        words, behind = _split(words)
+        arguments = parser.parse_args(_joined(words), argparse.Namespace(behind=behind))
         command: Command = arguments.command
         code = command.run(arguments)
         sys.stdout.flush()
@@ -80,6 +80,16 @@ def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
     if words[0] not in COMMANDS and not words[0].startswith("-"):
         close = nearest(words[0], list(COMMANDS))
         parser.error(f"there is no command {words[0]!r}; {f'did you mean {close}?' if close else listed}")
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before and behind the -- of `launch`, which has a command behind it."""
+    if words[0] != "launch":
+        return words, []
+    at = words.index("--") if "--" in words else len(words)
+    if at == len(words) and not {"-h", "--help"} & set(words):
+        raise ConfigError("there is no -- with a command behind it; write hoploom launch CLUSTER -- train run.toml")
+    return words[:at], words[at + 1 :]
 
 
 def _joined(words: Sequence[str]) -> list[str]:
