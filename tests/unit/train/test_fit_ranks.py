@@ -90,6 +90,7 @@ def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # four processes import torch
+@pytest.mark.timeout(300)
 def test_four_ranks_have_the_curve_and_the_metrics_of_one_process(tmp_path: Path) -> None:
     spawn(fit_workers.four_ranks, 4, [str(tmp_path)], device="cpu", timeout=100)
     found = tensorfile.read(tmp_path / "found")
