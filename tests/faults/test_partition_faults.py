@@ -16,7 +16,7 @@ import hoploom
 from hoploom import ConfigError, DataError, StoreError
 from hoploom.ops import PartitionRule
 from hoploom.partition import METHODS, partition, report
-from hoploom.partition.assign import _topology
+from hoploom.partition.assign import topology_of
 from hoploom.partition.metis import metis_parts
 from hoploom.partition.renumber import order_nodes
 from hoploom.store import format as layout
@@ -58,7 +58,7 @@ def test_a_split_that_is_damaged_is_an_error(tmp_path: Path) -> None:
 
 def test_more_than_metis_can_count_is_refused() -> None:
     pytest.importorskip("pymetis")
-    topology = _topology(hoploom.from_pyg(ring(60)))  # 120 edges, 240 both ways
+    topology = topology_of(hoploom.from_pyg(ring(60)))  # 120 edges, 240 both ways
     rule = PartitionRule(2, 5, 0.05, 1, 7)
     for most, words in ((59, "60 nodes"), (239, "240 edges, both ways,")):
         with pytest.raises(ConfigError, match=f"{words} are more than METIS can count .*use method 'stream'"):

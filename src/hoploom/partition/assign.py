@@ -58,7 +58,7 @@ def assign(
     if method == "range":
         return _by_range(store, num_parts)
     rule = PartitionRule(num_parts, passes, imbalance, _threads(threads), KEY)
-    topology, is_seed = _topology(store, mapped=mapped), _marks(store, seeds)
+    topology, is_seed = topology_of(store, mapped=mapped), _marks(store, seeds)
     if num_parts == 1:
         parts = torch.zeros(topology.bounds[-1], dtype=torch.int16)
     elif method == "stream":
@@ -74,7 +74,7 @@ def edge_cut(store: Store, parts: Mapping[str, Tensor], *, threads: int | None =
         if node_type.name not in parts or parts[node_type.name].shape != (node_type.num_nodes,):
             raise ConfigError(f"parts of {node_type.name!r}: give one number for each of {node_type.num_nodes} nodes")
     together = torch.cat([parts[node_type.name].to(torch.int16) for node_type in store.schema.node_types])
-    cut = ops.count_cut(_topology(store), together, _threads(threads))
+    cut = ops.count_cut(topology_of(store), together, _threads(threads))
     return {relation.key: int(count) for relation, count in zip(store.schema.relations, cut, strict=True)}
 
 
@@ -131,7 +131,7 @@ def _by_range(store: Store, num_parts: int) -> Mapping[str, Tensor]:
 # --- by the edges --------------------------------------------------------------------------------
 
 
-def _topology(store: Store, *, mapped: bool = False) -> Topology:
+def topology_of(store: Store, *, mapped: bool = False) -> Topology:
     schema, parts = store.schema, opened_parts(store)
     relations = [
         RelationLists(

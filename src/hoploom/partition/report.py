@@ -153,7 +153,7 @@ def report(
     seed_type, seed_ids = schema.node_types[0].name, torch.empty(0, dtype=torch.int64)
     if seeds is not None:
         seed_type, seed_ids = read_seeds(opened.store, seeds)
-    cuts = tuple(_cut(opened, index) for index in range(len(schema.relations)))
+    cuts = tuple(_count_cut(opened, index) for index in range(len(schema.relations)))
     type_index = schema.type_index[seed_type]
     firsts = torch.tensor([part.first_nodes[type_index] for part in opened.ranges])
     own = seed_ids.tensor_split(torch.searchsorted(seed_ids, firsts[1:]))  # they ascend
@@ -187,7 +187,7 @@ def _plain(fanouts: NumNeighbors) -> Any:
     return list(fanouts)
 
 
-def _cut(opened: BoundedStore, index: int) -> Cut:
+def _count_cut(opened: BoundedStore, index: int) -> Cut:
     relation, source = opened.schema.relations[index], opened.schema.sources[index]
     inside = 0
     for number, part in enumerate(opened.ranges):

@@ -13,7 +13,7 @@ from support.watched import Watched, watched
 import hoploom
 from hoploom import ConfigError, ops
 from hoploom.ops import Frontier, PartitionRule
-from hoploom.partition.assign import _topology
+from hoploom.partition.assign import topology_of
 from hoploom.partition.bounded_store import BoundedStore, pieces
 from hoploom.partition.partition import partition
 from hoploom.partition.report import report
@@ -126,14 +126,14 @@ def test_assigning_from_a_map_leaves_none_of_it_in_memory(tmp_path: Path) -> Non
     folder = save_linked(tmp_path / "store", 20_000, 300, 1, 100)  # 24 MB
     store = hoploom.open(folder)
     rule = PartitionRule(4, 2, 0.05, 2, 1)
-    dropped = ops.assign_parts(_topology(store, mapped=True), None, rule)
+    dropped = ops.assign_parts(topology_of(store, mapped=True), None, rule)
     assert mapped_kilobytes(folder)["Rss"] < 2048
-    cut = ops.count_cut(_topology(store, mapped=True), dropped, 2)
+    cut = ops.count_cut(topology_of(store, mapped=True), dropped, 2)
     assert mapped_kilobytes(folder)["Rss"] < 2048
-    kept = ops.assign_parts(_topology(store), None, rule)
+    kept = ops.assign_parts(topology_of(store), None, rule)
     assert mapped_kilobytes(folder)["Rss"] > 20 * 1024
     assert torch.equal(kept, dropped)
-    assert torch.equal(ops.count_cut(_topology(store), kept, 1), cut)
+    assert torch.equal(ops.count_cut(topology_of(store), kept, 1), cut)
 
 
 def test_what_was_written_to_a_store_of_the_users_stays(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """NumPy and SciPy archives as stores: the layouts that graphs are commonly shared in.
 
-What an archive holds is told from the names of its arrays; nothing is unpickled. An array of numbers that fits no
+The names of its arrays say what an archive holds; nothing is unpickled. An array of numbers that fits no
 name and has a row neither per node nor per edge is an error, so that nothing is left behind unseen.
 """
 

@@ -32,8 +32,8 @@ def import_glt(
 ) -> Store:
     """Write a store from a GLT partition folder and open it: a part for each of GLT's, `edge_id` for its edge ids.
 
-    GLT keeps labels and splits elsewhere: give the .pt (or .npy) file of the labels, and for each split a file of ids,
-    or a folder of them. With several node types, give both by type.
+    GLT keeps labels and splits in other folders: give the .pt (or .npy) file of the labels, and for each split a file
+    of ids, or a folder of them. With several node types, give both by type.
 
     >>> import_glt("products-partitions", "products.store", labels="label.pt", splits={"train": "train-partitions"})
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 from hoploom.schema import Field, RelationName
 
 LEAST_MEMORY = 64 << 20
-Progress = Callable[[str], None]  # told what is done now
+Progress = Callable[[str], None]  # called with what is done now
 
 
 class Rows(NamedTuple):
@@ -36,7 +36,7 @@ Chunk = Mapping[str, Tensor]  # fields of consecutive nodes, in the order of the
 
 @dataclass(frozen=True)
 class Finish:
-    """A last step over rows that stand in order already, such as a division by what the whole column tells.
+    """A last step over rows that stand in order already, such as a division by a mean over the column.
 
     `prepare` reads all chunks of the type and returns what is then applied to each. Chunks are cut alike whatever
     the memory, so sums over them come out the same to the last bit.
@@ -106,6 +106,6 @@ class StoreOptions:
     weight: str | None = None
     time: str | None = None
     homogeneous: bool = False
-    memory: int = 4 << 30  # bytes of the whole process
+    memory: int = 4 << 30  # bytes that the process may hold
     least_memory: int = LEAST_MEMORY  # bytes that a step has, however much the process holds already
     chunk_rows: int = 1 << 16  # nodes that a Finish gets at once: the last bits of its sums follow from it

@@ -1,4 +1,4 @@
-"""Streams become a store: nodes first, then relation by relation. Nothing is held whole but what lists are ordered by.
+"""Streams become a store: nodes first, then relation by relation, bucket by bucket.
 
 Memory: an eighth of the budget for a bucket, a quarter for records that wait. Beyond it go the longest list (about 20
 bytes an edge), and where source nodes carry the times, eight bytes for each of them.
