@@ -295,6 +295,13 @@ def test_a_killed_rank_is_restarted_by_torchrun_from_the_last_checkpoint(here: P
     ]
 
 
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_others_and_is_named(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "trap").write_text("1 7 self SIGKILL")
+    assert train(here, "--processes", "2") == 1
+    assert "hoploom: rank 1 was killed by SIGKILL" in capfd.readouterr().err.splitlines()[-1]
+
+
 # --- faults --------------------------------------------------------------------------------------
 
 
