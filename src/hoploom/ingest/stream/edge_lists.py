@@ -49,12 +49,18 @@ class WrittenRelation:
     def is_timed(self) -> bool:
         return self.time is not None or self.source_times is not None
 
+    def files(self, part: int) -> dict[str, Field]:
+        """Every file of a part, in the order of store.json."""
+        columns = {"indptr": INDPTR, "indices": Field(id_dtype(self.num_sources))}
+        columns |= {"weight": WEIGHT} if self.weight is not None else {}
+        columns |= {"time": TIME} if self.is_timed else {}
+        files = {layout.topology_file(part, self.relation, name): field for name, field in columns.items()}
+        return files | {layout.edge_file(part, self.relation, name): f for name, f in self.relation.fields.items()}
+
     def columns(self, part: int = 0) -> dict[str, Field]:
         """What a record holds behind its key, by the file that it goes to."""
-        relation = self.relation
-        columns = {layout.topology_file(part, relation, "indices"): Field(id_dtype(self.num_sources))}
-        columns |= {layout.topology_file(part, relation, "time"): TIME} if self.is_timed else {}
-        return columns | {layout.edge_file(part, relation, name): field for name, field in relation.fields.items()}
+        derived = {layout.topology_file(part, self.relation, name) for name in ("indptr", "weight")}
+        return {name: field for name, field in self.files(part).items() if name not in derived}
 
 
 def write_relations(
@@ -120,8 +126,7 @@ def _write_lists(writer: StoreWriter, topology: WrittenRelation, spool: Spool) -
     """Write the lists of all parts, one part after the other; returns the number of edges by part."""
     num_edges = []
     for part, buckets in by_part(topology.bounds, spool.buckets()):
-        files = {layout.topology_file(part, topology.relation, "indptr"): INDPTR, **topology.columns(part)}
-        files |= {layout.topology_file(part, topology.relation, "weight"): WEIGHT} if topology.weight else {}
+        files = topology.files(part)
         writer.append(next(iter(files)), INDPTR, torch.zeros(1, dtype=torch.int64))
         written = 0
         for bucket in buckets:
