@@ -69,14 +69,14 @@ _HOMES = {
 _HOMES |= {"infer": "inference.infer", "init": "ranks.context", "spawn": "ranks.spawn"}
 _HOMES |= {"Checkpoint": "train.learner", "evaluate": "train.evaluation", "fit": "train.loop"}
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
-_ROOMS = {"batch", "config", "deploy", "ranks", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}
-_ROOMS |= {"ops", "partition", "sample", "scale", "schema", "serve", "store", "train"}
+_PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}
+_PACKAGES |= {"ops", "partition", "sample", "scale", "schema", "serve", "store", "train"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(_import(_HOMES[name]), "open_store" if name == "open" else name)
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return _import(name)
     raise AttributeError(f"module 'hoploom' has no attribute {name!r}")
 
@@ -95,4 +95,4 @@ def _import(room: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS, "__version__"])
+    return sorted([*__all__, *_PACKAGES, "__version__"])
