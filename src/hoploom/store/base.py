@@ -164,11 +164,10 @@ class Part:
         return out
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
-        tables = [self.tables[want.owner, want.field].rows for want in wanted]
-        outs = [
-            ops.empty((want.ids.numel(), *rows.shape[1:]), rows.dtype, pinned=pinned)
-            for want, rows in zip(wanted, tables, strict=True)
-        ]
+        outs = []
+        for owner, field, ids in wanted:
+            rows = self.tables[owner, field].rows
+            outs.append(ops.empty((ids.numel(), *rows.shape[1:]), rows.dtype, pinned=pinned))
         self._gather_at(wanted, [None] * len(wanted), outs)
         return outs
 

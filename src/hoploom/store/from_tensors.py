@@ -1,7 +1,7 @@
 """A store over tensors in memory: ids stay the user's own, features are not copied."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ def build_store(
     tables: dict[tuple[Owner, str], Table] = {}
     node_types = []
     for name, fields in nodes.items():
-        described = {field: _describe(f"{name}.{field}", rows, counts[name]) for field, rows in fields.items()}
+        described = {field: _describe(f"{name}.{field}", rows, counts[name], "node") for field, rows in fields.items()}
         tables.update({(name, field): Table(rows.contiguous()) for field, rows in fields.items()})
         sizes = {split: ids.numel() for (owner, split), ids in split_ids.items() if owner == name}
         node_types.append(NodeType(name, counts[name], described, sizes))
@@ -155,11 +155,11 @@ def _num_nodes(name: str, fields: Fields, given: Mapping[str, Any]) -> int:
     return as_int(f"num_nodes of {name!r}", count, 0, "give a count")
 
 
-def _describe(what: str, rows: Tensor, count: int) -> Field:
+def _describe(what: str, rows: Tensor, count: int, one: Literal["node", "edge"]) -> Field:
     if rows.dtype not in DTYPE_NAMES:
         raise DataError(f"{what} has dtype {rows.dtype}; cast it to one of {sorted(DTYPE_NAMES.values())}")
     if rows.dim() == 0 or rows.shape[0] != count:
-        raise DataError(f"{what} has shape {tuple(rows.shape)}; give {count} rows")
+        raise DataError(f"{what} has shape {tuple(rows.shape)} for {count} {one}s; give one row per {one}")
     return Field(DTYPE_NAMES[rows.dtype], tuple(rows.shape[1:]))
 
 
@@ -178,7 +178,7 @@ def _build_relation(
         raise DataError(f"{key} has a field {EDGE_ID!r}, the name of the edges' own ids; rename it")
     fields = {name: rows for name, rows in given.items() if name not in TOPOLOGY}
     num_edges = _num_edges(key, given)
-    described = {name: _describe(f"{key}.{name}", rows, num_edges) for name, rows in fields.items()}
+    described = {name: _describe(f"{key}.{name}", rows, num_edges, "edge") for name, rows in fields.items()}
     times = _times(key, fields, nodes, time_attr)
     csc = _topology(key, given, (counts[key[0]], counts[key[2]]), times)
     tables: dict[tuple[Owner, str], Table] = {

@@ -110,7 +110,7 @@ def test_lists_out_of_time_order_are_put_in_order(on_nodes: bool, edge_id: Tenso
 
 
 BAD_FEATURES: dict[str, tuple[Any, ...]] = {
-    "too few rows": ({"x": X, "y": torch.zeros(7)}, "node.y", "7 rows", "8 nodes"),
+    "too few rows": ({"x": X, "y": torch.zeros(7)}, "node.y", "(7,)", "8 nodes"),
     "a number": ({"x": X, "y": torch.tensor(1.0)}, "node.y", "8 nodes"),
     "a list": ({"x": [[0.0, 0.0]] * 8}, "node.x", "list"),
     "an array": ({"x": X.numpy()}, "node.x", "ndarray"),
