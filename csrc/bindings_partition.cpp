@@ -59,7 +59,7 @@ void assign(nb::list lists, Array<int64_t> bounds, Optional<uint8_t> is_seed, in
   const Topology topology = topology_of(lists, bounds, INT64_MAX, kept);
   require(int64_t(out.shape(0)) == topology.num_nodes() && (!is_seed || is_seed->shape(0) == out.shape(0)),
           "one part and one mark per node are needed");
-  require(num_parts >= 1 && num_parts <= kMostParts && imbalance >= 0 && passes >= 0 && threads >= 1,
+  require(num_parts >= 1 && num_parts <= kMostParts && imbalance >= 0 && passes >= 1 && threads >= 1,
           "a number is out of range");
   nb::gil_scoped_release release;
   read_maps(arrays_of(topology), [&] {

@@ -12,7 +12,7 @@ constexpr int64_t kMostNodes = UINT32_MAX - 1;
 
 struct PartitionRule {
   int64_t num_parts;
-  int passes;        // of refinement, each reads every edge
+  int passes;        // of refinement, each reads every edge; at least one, which places the nodes in no cluster
   double imbalance;  // how much more than the mean a part may hold of anything
   int threads;
   uint64_t key;

@@ -86,7 +86,7 @@ def _check(store: Store, num_parts: int, method: str, passes: int, imbalance: fl
     num_nodes, num_parts = _bounds(store)[-1], as_int("num_parts", num_parts, 1, f"give 1 to {MOST_PARTS}")
     if num_parts > min(MOST_PARTS, num_nodes):
         raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give 1 to {min(MOST_PARTS, num_nodes)}")
-    as_int("passes", passes, 0, f"give 0 or more, e.g. {PASSES}")
+    as_int("passes", passes, 1, f"give 1 or more, e.g. {PASSES}")
     as_number("imbalance", imbalance, "give a share, e.g. 0.05 for 5 % above the mean")
     if num_nodes > MOST_NODES and method in ("stream", "metis"):
         raise ConfigError(f"{num_nodes} nodes are too many for method {method!r}; use 'hash' or 'range'")
