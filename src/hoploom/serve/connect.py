@@ -100,9 +100,10 @@ def connect(
     mapped = None
     if path is not None:
         folder = Path(path)
-        own = sorted(set(held_parts(folder) if parts is None else parts))
+        given = held_parts(folder) if parts is None else parts
         all_lists = topology == "local" or (topology == "auto" and topology_fits(folder))
-        mapped = open_store(folder, parts=own, topology="all" if all_lists else "own")
+        mapped = open_store(folder, parts=given, topology="all" if all_lists else "own")
+        own = sorted(set(map(int, given)))  # open_store has checked them
     peers = Peers(addresses, shown, seconds, own=own)
     try:
         store = _without_graph(peers) if mapped is None else _beside(peers, mapped, own or [])

@@ -1,6 +1,6 @@
 """What a user holds: a graph with its features, labels and splits, wherever they live."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -233,6 +233,8 @@ def open_store(
 
 
 def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
+    if not isinstance(parts, Iterable):
+        raise ConfigError(f"parts are {parts!r:.80}, not a list; give numbers below {num_parts}")
     numbers = tuple(sorted({as_int("part", part, 0, f"give numbers below {num_parts}") for part in parts}))
     if not numbers or numbers[-1] >= num_parts:
         raise ConfigError(f"parts are {list(numbers)}, the store has {num_parts}; give numbers below {num_parts}")

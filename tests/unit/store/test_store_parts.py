@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,9 +94,16 @@ def test_all_parts_are_the_whole(whole: Store, tmp_path: Path) -> None:
 
 
 def test_parts_that_are_not_there_are_refused(whole: Store, second: Store, tmp_path: Path) -> None:
-    for parts, message in (([3], r"parts are \[3\], the store has 3"), ([], "parts are"), ([-1], "part is -1")):
+    bad: list[tuple[Any, str]] = [
+        *(([3], r"parts are \[3\], the store has 3"), ([], "parts are"), ([-1], "part is -1")),
+        *(([0, "a"], "part is 'a'; give numbers below 3"), ([[0]], r"part is \[0\]"), ([0, None], "part is None")),
+        (0, "parts are 0, not a list; give numbers below 3"),
+    ]
+    for parts, message in bad:
         with pytest.raises(ConfigError, match=message):
             hoploom.open(tmp_path / "ring", parts=parts)
+        with pytest.raises(ConfigError, match=message):
+            hoploom.connect("127.0.0.1:9", tmp_path / "ring", parts=parts)
     with pytest.raises(StoreError, match=r"part-00000.* is missing"):
         hoploom.open(tmp_path / "copy")
     with pytest.raises(StoreError, match=r"part-00002.* is missing"):
