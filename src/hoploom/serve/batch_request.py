@@ -135,7 +135,7 @@ def _sampling(values: Mapping[str, Any], schema: Schema) -> Sampling:
 def _negatives(values: Mapping[str, Any]) -> Negatives:
     mode, amount = values["mode"], values["amount"]
     require(mode in ("binary", "triplet"), "mode of negatives", mode, "'binary' or 'triplet'")
-    fits = isinstance(amount, int | float) and 0 < amount <= MAX_SEEDS and (mode == "binary" or amount == int(amount))
+    fits = type(amount) in (int, float) and 0 < amount <= MAX_SEEDS and (mode == "binary" or amount == int(amount))
     require(fits, "amount", amount, f"negatives per link, at most {MAX_SEEDS}, whole ones for triplets")
     for name in ("src_weight", "dst_weight"):
         is_hash = isinstance(values[name], str) and len(values[name]) == HASH_LENGTH

@@ -79,6 +79,8 @@ def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
 def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
     """The frontier of each node type. The header lists which types have one, and what comes with its nodes."""
     schema, listed = part.schema, request.header.get("frontiers")
+    fits = isinstance(listed, list) and len(listed) <= len(schema.node_types)
+    require(fits, "frontiers", listed, "a list of [type, trees, times], each type once")
     found: list[Frontier | None] = [None] * len(schema.node_types)
     columns = iter(_tensors(request))
     try:

@@ -73,6 +73,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown kind of negatives": ({"description.negatives.mode": "quadruplet"}, "quadruplet"),
     "negatives without number": ({"description.negatives.amount": float("nan")}, "nan"),
     "no negatives at all": ({"description.negatives.amount": 0}, "amount"),
+    "negatives as true": ({"description.negatives.amount": True}, "amount of a request is True"),
     "10^9 negatives": ({"description.negatives.amount": 10**9}, "amount"),
     "10^6 negatives for two": ({"description.negatives.amount": 2 * 10**6}, str(MAX_SEEDS)),
     "half a triplet": ({"description.negatives.mode": "triplet", "description.negatives.amount": 1.5}, "1.5"),

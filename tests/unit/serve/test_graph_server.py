@@ -139,6 +139,12 @@ def test_picks_that_fail_give_their_memory_back(monkeypatch: pytest.MonkeyPatch,
     assert serving.budget.taken == 0
 
 
+@pytest.mark.parametrize("frontiers", [None, {}, "", 0, False, [[0, False, False]] * 2])
+def test_picks_of_no_list_of_frontiers_are_refused(frontiers: Any, whole: Store) -> None:
+    with pytest.raises(ConfigError, match=r"frontiers of a request is .*; it needs a list"):
+        _service(whole, 1 << 20).answer(_sample(whole, 1, frontiers=frontiers))
+
+
 # --- whose store ---------------------------------------------------------------------------------
 
 GATHER = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}
