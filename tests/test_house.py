@@ -106,6 +106,13 @@ def test_a_public_class_name_exists_once() -> None:
     assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
 
 
+def test_the_tree_of_errors_is_the_one_drawn() -> None:
+    """An error elsewhere is of a kind that is drawn, so that users can catch it as that."""
+    drawn = re.findall(r"── (\w+)", ast.get_docstring(_tree(PACKAGE / "errors.py")) or "")
+    classes = [node for path in SOURCES for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)]
+    assert drawn == [cls.name for cls in classes if any(ast.unparse(base) == "HoploomError" for base in cls.bases)]
+
+
 def test_no_test_imports_a_test() -> None:
     for path in _tracked("tests/*.py"):
         modules = [node.module or "" for node in ast.walk(_tree(path)) if isinstance(node, ast.ImportFrom)]

@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from hoploom.errors import ConfigError, HoploomError
+from hoploom.errors import ConfigError, PeerError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Field, Owner, Schema
 from hoploom.store import Draw, Store, Wanted
@@ -20,7 +20,7 @@ PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_inde
 PIECE = 256  # nodes whose picks are made together where their number is not known before
 
 
-class BusyError(HoploomError):
+class BusyError(PeerError):
     """A server could answer later; another one may now."""
 
     def __init__(self, reason: str) -> None:
