@@ -165,8 +165,8 @@ class Part:
 
     def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
         outs = []
-        for owner, field, ids in wanted:
-            rows = self.tables[owner, field].rows
+        for owner, name, ids in wanted:
+            rows = self.tables[owner, name].rows
             outs.append(ops.empty((ids.numel(), *rows.shape[1:]), rows.dtype, pinned=pinned))
         self._gather_at(wanted, [None] * len(wanted), outs)
         return outs
