@@ -29,7 +29,7 @@ COMMANDS = {
     "init": ("training", "write a commented run.toml or graph.toml to start from"),
     "train": ("training", "train as a run.toml describes"),
     "serve": ("serving", "serve parts of a store to other processes"),
-    "certs": ("serving", "make a test CA and certificates for servers and clients"),
+    "certs": ("certs", "make a test CA and certificates for servers and clients"),
     "launch": ("launching", "start servers and trainers on one or many hosts"),
     "plan": ("scaling", "work out what a graph of some size takes on some hosts"),
     "bench": ("scaling", "measure what plan reckons with on this machine"),

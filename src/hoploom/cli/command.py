@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoploom.config.values import nearest, parse_count, parse_fanouts
 from hoploom.errors import ConfigError
-from hoploom.schema import Schema
+
+if TYPE_CHECKING:
+    from hoploom.schema import Schema  # brings torch, which many commands do without
 
 Arguments = argparse.Namespace
 NONE = "none"
@@ -57,7 +59,7 @@ def fanouts_of(flag: str, text: str) -> list[int] | None:
     return None if text == NONE else list(parse_fanouts(flag, text))
 
 
-def seeds_of(schema: Schema, text: str | None) -> str | tuple[str, str] | None:
+def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None:
     """A split as loaders take it, from SPLIT, TYPE:SPLIT or none; left out: train, where just one type has members."""
     if text == NONE:
         return None

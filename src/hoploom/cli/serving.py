@@ -1,4 +1,4 @@
-"""The commands that serve parts of a store to other processes, and that make certificates for it."""
+"""The command that serves parts of a store to other processes."""
 
 import argparse
 import os
@@ -151,39 +151,4 @@ def _asked_to_stop() -> Iterator[threading.Event]:
         put_back(before)
 
 
-# --- certs ---------------------------------------------------------------------------------------
-
-WHAT = {
-    "ca.pem": "the CA, for everyone; its key is not kept",
-    "server.pem": "the servers' certificate, for {hosts}",
-    "server.key": "its key, secret, for the servers alone",
-    "client.pem": "the trainers' certificate",
-    "client.key": "its key, secret, for the trainers alone",
-}
-
-
-def _certs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="where to write them; must not exist")
-    parser.add_argument(
-        "--hosts", required=True, metavar="HOST,...", help="names and addresses by which the servers are asked"
-    )
-    parser.add_argument("--days", type=int, default=30, metavar="N", help="how long they count (default: 30)")
-
-
-def _certs(arguments: Arguments) -> int:
-    from hoploom.serve.certs import write_certificates
-
-    folder: Path = arguments.folder
-    hosts = arguments.hosts.split(",")
-    for path in write_certificates(folder, hosts, arguments.days):
-        print(f"{path}: {WHAT[path.name].format(hosts=arguments.hosts)}")
-    print(f"they count for {arguments.days} day{'s' * (arguments.days > 1)}\n")
-    print("servers:")
-    print(f"  hoploom serve STORE --part K --listen HOST:PORT --cert {folder}/server.pem --key {folder}/server.key \\")
-    print(f"    --client-ca {folder}/ca.pem")
-    print("trainers:")
-    print(f'  hoploom.connect(servers, ca="{folder}/ca.pem", cert="{folder}/client.pem", key="{folder}/client.key")')
-    return 0
-
-
-COMMANDS = {"serve": Command(_serve_arguments, _serve), "certs": Command(_certs_arguments, _certs)}
+COMMANDS = {"serve": Command(_serve_arguments, _serve)}

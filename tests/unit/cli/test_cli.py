@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -42,6 +43,23 @@ def test_what_a_command_imports_is_left_to_no_collection(folder: Path, monkeypat
     assert main() == 0
     assert collecting == [False]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--version"], ["certs", "--help"], ["launch", "--dry-run", "c.toml", "--", "t.py"]]
+)
+def test_what_needs_no_torch_does_not_import_it(argv: list[str], tmp_path: Path) -> None:
+    """torch takes seconds, and 200 MB."""
+    (tmp_path / "c.toml").write_text('hosts = ["gpu1"]')
+    code = (
+        "import sys, hoploom.cli\n"
+        "try:\n    sys.argv[1:] and hoploom.cli.main(sys.argv[1:])\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    words = [sys.executable, "-c", code, *argv]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- info ----------------------------------------------------------------------------------------

@@ -1,0 +1,42 @@
+"""The command that makes certificates for servers and clients. It is apart from `serve`, which imports torch."""
+
+import argparse
+from pathlib import Path
+
+from hoploom.cli.command import Arguments, Command
+from hoploom.config.extras import needs
+
+WHAT = {
+    "ca.pem": "the CA, for everyone; its key is not kept",
+    "server.pem": "the servers' certificate, for {hosts}",
+    "server.key": "its key, secret, for the servers alone",
+    "client.pem": "the trainers' certificate",
+    "client.key": "its key, secret, for the trainers alone",
+}
+
+
+def _certs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="where to write them; must not exist")
+    parser.add_argument(
+        "--hosts", required=True, metavar="HOST,...", help="names and addresses by which the servers are asked"
+    )
+    parser.add_argument("--days", type=int, default=30, metavar="N", help="how long they count (default: 30)")
+
+
+def _certs(arguments: Arguments) -> int:
+    with needs("cluster"):
+        from hoploom.serve.certs import write_certificates
+    folder: Path = arguments.folder
+    hosts = arguments.hosts.split(",")
+    for path in write_certificates(folder, hosts, arguments.days):
+        print(f"{path}: {WHAT[path.name].format(hosts=arguments.hosts)}")
+    print(f"they count for {arguments.days} day{'s' * (arguments.days > 1)}\n")
+    print("servers:")
+    print(f"  hoploom serve STORE --part K --listen HOST:PORT --cert {folder}/server.pem --key {folder}/server.key \\")
+    print(f"    --client-ca {folder}/ca.pem")
+    print("trainers:")
+    print(f'  hoploom.connect(servers, ca="{folder}/ca.pem", cert="{folder}/client.pem", key="{folder}/client.key")')
+    return 0
+
+
+COMMANDS = {"certs": Command(_certs_arguments, _certs)}
