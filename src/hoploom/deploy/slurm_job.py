@@ -1,7 +1,7 @@
 """A batch job of Slurm, from sbatch to its end, in one terminal: its output as it comes, its state, its exit status.
 
 Slurm is asked for the job's state, often at first, then every few seconds, as operators of large clusters wish.
-A job that ended is known for some minutes only (MinJobAge).
+Its controller knows a job that ended for some minutes only (MinJobAge); the accounting does for longer.
 """
 
 import re
@@ -119,7 +119,7 @@ def look(job: str) -> JobState | None:
     """The job as it is now; None: Slurm does not answer."""
     shown = _ask("scontrol", "--oneliner", "show", "job", job)
     if shown.returncode != 0:
-        return None
+        return _look_back(job) if "Invalid job id" in shown.stderr else None
     found = dict(re.findall(r"(?:^| )(\w+)=(.*?)(?= [\w/:]+=|$)", shown.stdout.strip()))
     code = int(found.get("ExitCode", "0:0").split(":")[0])
     reason = "" if found.get("Reason") in (None, "None") else found["Reason"]
@@ -127,6 +127,13 @@ def look(job: str) -> JobState | None:
         found.get("StdOut", "").replace("%j", job).replace("%x", found.get("JobName", ""))
     )  # some versions leave it
     return JobState(found.get("JobState", ""), code, reason, output, found.get("BatchHost", ""))
+
+
+def _look_back(job: str) -> JobState | None:
+    """From Slurm's accounting, where there is one: the controller has forgotten the job."""
+    shown = _ask("sacct", "--jobs", job, "--allocations", "--noheader", "--parsable2", "--format", "State,ExitCode")
+    found = re.match(r"(\w+)[^|]*\|(\d+):", shown.stdout)  # "CANCELLED by 1000|0:15"
+    return JobState(found[1], int(found[2])) if found else None
 
 
 # --- from submission to end ----------------------------------------------------------------------
