@@ -53,7 +53,8 @@ def script_words(command: Sequence[str]) -> tuple[str, ...]:
         raise ConfigError(f"there is no command behind --; {FORMS}")
     if words[0] == "train":
         return ("-m", "hoploom", *words)
-    if words[0].endswith(".py") or (words[0] == "-m" and len(words) > 1):
+    is_option = words[0].startswith("-")
+    if (words[0].endswith(".py") and not is_option) or (words[0] == "-m" and len(words) > 1):
         return words
     raise ConfigError(f"the command begins with {words[0]!r:.80}, which is nothing that trains; {FORMS}")
 

@@ -323,6 +323,9 @@ def test_a_command_is_a_recipe_a_script_or_a_module(command: str, words: str) ->
         "-m hoploom",
         "torchrun --nproc-per-node 2 t.py",
         "python -O t.py",
+        "torchrun --log-dir=x.py t.py",
+        "python -W=a.py t.py",
+        "--epochs=t.py",
     ],
 )
 def test_a_command_that_trains_nothing_is_refused(command: str) -> None:
