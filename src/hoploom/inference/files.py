@@ -90,9 +90,14 @@ class ParquetFile(Closing):
         self._arrow: Any = pyarrow
         schema = _table(self._arrow, like).schema
         self._file = path.open("wb")
-        self._writer: Any = self._arrow.parquet.ParquetWriter(
-            self._file, schema, compression="none", use_dictionary=False, write_statistics=["id"]
-        )
+        self._writer: Any = None
+        try:
+            self._writer = self._arrow.parquet.ParquetWriter(
+                self._file, schema, compression="none", use_dictionary=False, write_statistics=["id"]
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, columns: Columns) -> None:
         """A row group."""
