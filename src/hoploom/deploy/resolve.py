@@ -202,7 +202,7 @@ def _mistakes(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]
         yield "max_restarts", f"{what}, which torchrun does not bring together again reliably; {way_out}"
     yield from _about_security(cluster)
     if cluster.mode != "none":
-        yield from _about_store(cluster)
+        yield from _about_store(document, cluster)
         yield from _about_parts(cluster)
 
 
@@ -259,7 +259,7 @@ def _about_security(cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "security.mutual", "security.mutual needs security.ca, cert and private_key; `hoploom certs` writes them"
 
 
-def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
+def _about_store(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
     if cluster.store is None:
         what = f'mode is "{cluster.mode}", but there is no store to serve'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
@@ -267,7 +267,7 @@ def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
         if cluster.executor == "local" and number_of_parts(cluster) is None:
             yield "store", f"store is {cluster.store}, which does not exist; `hoploom partition` writes one"
     except StoreError as error:
-        yield "store", f"store is {cluster.store}: {error}"
+        raise document.problem("store", f"store is {cluster.store}: {error}") from error
 
 
 def _about_parts(cluster: Cluster) -> Iterator[tuple[str, str]]:

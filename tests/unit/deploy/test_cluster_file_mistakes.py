@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.cluster_files import GLT
 
-from hoploom import ConfigError
+from hoploom import ConfigError, StoreError
 from hoploom.deploy.resolve import read_cluster
 
 Write = Callable[..., Path]
@@ -197,8 +197,9 @@ def test_a_part_that_nobody_serves_is_refused(write: Write, ring_folder: Path) -
 def test_a_damaged_store_is_refused(write: Write, ring_folder: Path) -> None:
     shutil.rmtree(ring_folder)
     ring_folder.mkdir()
-    with pytest.raises(ConfigError, match=r"cluster.toml:2: store is .*store.json"):
+    with pytest.raises(ConfigError, match=r"cluster.toml:2: store is .*store.json") as raised:
         read_cluster(write(f'hosts = ["localhost"]\nstore = "{ring_folder}"'))
+    assert isinstance(raised.value.__cause__, StoreError)
 
 
 @pytest.mark.parametrize(("name", "message"), [("cluster.json", "name it .toml, .yaml or .yml")])
