@@ -198,8 +198,8 @@ def texts(expects: str, *, single: bool = False) -> KeyRule:
     return KeyRule(expects, read)
 
 
-def ids(what: str) -> KeyRule:
-    """A list of whole numbers from 0, each once; "0,1" will do, too."""
+def ids(what: str, *, least: int = 0) -> KeyRule:
+    """A list of at least so many whole numbers from 0, each once; "0,1" will do, too."""
     one = whole(0)
 
     def read(value: Any) -> tuple[int, ...] | None:
@@ -209,7 +209,7 @@ def ids(what: str) -> KeyRule:
         elif isinstance(value, int):
             value = [value]
         good = isinstance(value, list) and all(one.read(entry) is not None for entry in value)
-        return tuple(value) if good and len(set(value)) == len(value) else None
+        return tuple(value) if good and least <= len(value) == len(set(value)) else None
 
     return KeyRule(f"a list of {what}, each once, e.g. [0, 1]", read)
 

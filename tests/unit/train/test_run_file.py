@@ -103,6 +103,7 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[cluster]\nservers = 7000\n", 3, "cluster.servers is 7000; give a list of host:port, e.g. "),
     (STORE + "[cluster]\nservers = ['10.0.0.1']\n", 3, "cluster.servers is .*; give a list of host:port"),
     (STORE + "[cluster]\nparts = [-1]\n", 3, r"cluster.parts is \[-1\]; give a list of parts, each once"),
+    (STORE + "[cluster]\nparts = []\n", 3, r"cluster.parts is \[\]; give a list of parts, each once"),
     (STORE + "[cluster]\ncache = '120%'\n", 3, 'cluster.cache is .*; give a share or a size in quotes, e.g. "20%"'),
     (STORE + "[cluster]\ncache = 0.2\n", 3, "cluster.cache is 0.2; give a share or a size"),
     (STORE + "[cluster]\ncache = '4 gigs'\n", 3, "cluster.cache is '4 gigs'"),

@@ -218,7 +218,11 @@ class ClusterSection:
         example=("10.0.0.1:7000", "10.0.0.2:7000"),
     )
     parts: tuple[int, ...] | None = key(
-        None, "the parts that this host maps; left out: its share", rules.ids("parts"), example=(0,), only=WITH_STORE
+        None,
+        "the parts that this host maps; left out: its share",
+        rules.ids("parts", least=1),
+        example=(0,),
+        only=WITH_STORE,
     )
     topology: str = key(
         "auto",
