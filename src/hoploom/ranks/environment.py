@@ -156,7 +156,7 @@ def _from_slurm(variables: Variables) -> RankPlace:
     restarts = _number(variables, "SLURM_RESTART_COUNT", 0, default=0)
     if world_size == 1:
         return RankPlace(source="slurm", restarts=restarts)
-    node_list = variables[_present(variables, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")]
+    node_list = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     local_rank = _number(variables, "SLURM_LOCALID", 0)
     num_tasks = world_size if re.fullmatch(r"[^\[,]+", node_list) else _tasks_of_this_host(variables)
     local_world_size = min(world_size, max(local_rank + 1, num_tasks))
@@ -182,7 +182,8 @@ def first_host(node_list: str) -> str:
     first = re.match(r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", node_list)
     if first is None:
         raise ConfigError(
-            f"the list of Slurm's nodes is {node_list!r}, which names no first host; set MASTER_ADDR to rank 0's host"
+            f"the list of Slurm's nodes (SLURM_JOB_NODELIST) is {node_list!r}, which names no first host; set "
+            "MASTER_ADDR to rank 0's host"
         )
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
 

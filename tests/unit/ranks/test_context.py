@@ -49,6 +49,15 @@ def test_a_batch_script_may_choose_the_meeting_point() -> None:
     assert (place.address, place.port, place.world_size, place.source) == ("10.0.0.9", 4711, 8, "slurm")
 
 
+def test_tasks_that_are_told_their_meeting_point_need_no_list_of_nodes() -> None:
+    told = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "MASTER_ADDR": "h0", "MASTER_PORT": "2000"}
+    assert read(told) == RankPlace(1, 0, 4, 1, "slurm", 0, "h0", 2000)
+
+
+def test_an_empty_list_of_a_steps_nodes_leaves_that_of_the_job() -> None:
+    assert read(SLURM | {"SLURM_STEP_NODELIST": ""}) == read(SLURM)
+
+
 @pytest.mark.parametrize(
     "variables",
     [
@@ -107,7 +116,10 @@ def test_a_list_of_nodes_that_names_no_host_is_refused(nodes: str) -> None:
         ({"SLURM_PROCID": "0"}, "SLURM_PROCID is '0', but SLURM_NTASKS is not set"),
         (SLURM | {"SLURM_PROCID": "8"}, "SLURM_PROCID is 8, but SLURM_NTASKS is 8"),
         (SLURM | {"SLURM_NTASKS": "many"}, "SLURM_NTASKS is 'many'"),
-        ({name: text for name, text in SLURM.items() if name != "SLURM_JOB_NODELIST"}, "SLURM_JOB_NODELIST is not set"),
+        (
+            {name: text for name, text in SLURM.items() if name != "SLURM_JOB_NODELIST"},
+            r"\(SLURM_JOB_NODELIST\) is ''.*set MASTER_ADDR",
+        ),
         (
             {name: text for name, text in SLURM.items() if name != "SLURM_JOB_ID"},
             "SLURM_JOB_ID is not set.*MASTER_PORT",
