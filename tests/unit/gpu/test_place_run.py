@@ -1,6 +1,7 @@
 """`hoploom train` over a placed store: [placement] is done, and changes nothing of what is learned."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.place_workers import own_folder
 import hoploom
 from hoploom import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
+from hoploom.gpu.place import request
 from hoploom.ranks.context import init
 from hoploom.train.runs.reading import parse_run_file, to_toml
 from hoploom.train.runs.run import Result, run
@@ -77,8 +79,25 @@ def test_a_run_file_that_cannot_be_placed_says_where_it_is_wrong(here: Path) -> 
         _run(here, "refused", "placement.features=7B")
 
 
-@pytest.mark.parametrize("given", ["topology=cuda", "features=cuda"])
-def test_a_run_on_the_cpu_cannot_place_its_store_on_a_gpu(here: Path, given: str) -> None:
-    said = f"^--set placement.{given}: the store cannot be placed: .*; or leave .placement. out$"
-    with pytest.raises(ConfigError, match=said), init(device="cpu") as context:
-        run(_run_file(here, "refused", f"placement.{given}"), context, progress=False)
+def no_triton() -> bool:
+    raise ConfigError("placing needs Triton")
+
+
+KERNELS = {"interpreted": lambda: True, "not interpreted": lambda: False, "no Triton": no_triton}
+ALL, NAMED = ("topology=cuda", "features=cuda", "topology=auto", "features=20%"), ("topology=cuda", "features=cuda")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "given"),
+    [(kernels, given) for kernels in KERNELS for given in (NAMED if kernels == "interpreted" else ALL)],
+)
+def test_a_run_on_the_cpu_is_told_to_leave_placement_out(
+    here: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, given: str
+) -> None:
+    monkeypatch.setattr(request, "kernels_are_interpreted", KERNELS[kernels])
+    key = f"placement.{given.partition('=')[0]}"
+    no_gpu = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
+    for why, overrides in {no_gpu: (), 'train.device is "cpu"': ("train.device=cpu",)}.items():
+        said = f"--set placement.{given}: {key} has no effect: this run is on cpu ({why}); leave [placement] out"
+        with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"), init(device="cpu") as context:
+            run(_run_file(here, "refused", f"placement.{given}", *overrides), context, progress=False)

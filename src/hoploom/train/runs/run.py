@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from hoploom.config.values import as_toml
 from hoploom.deploy.open import CONNECT
 from hoploom.errors import ConfigError, StoreError
+from hoploom.gpu.place import request
 from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import Context
@@ -172,14 +173,26 @@ def with_placement(run_file: RunFile, goal: Goal, context: Context) -> Goal:
     section = run_file.placement
     if section.topology is None and section.features is None:
         return goal
+    name = "placement.features" if section.topology is None else "placement.topology"
+    _check_kernels_run(run_file, name, context.device)
     try:
         store = goal.store.place(
             section.topology, section.features, dtype=section.dtype, device=context.device, among=context
         )
     except ConfigError as error:
-        name = "placement.features" if section.topology is None else "placement.topology"
         raise run_file.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
     return replace(goal, store=store)
+
+
+def _check_kernels_run(run_file: RunFile, name: str, device: torch.device) -> None:
+    """Raise ConfigError on a CPU, unless kernels are interpreted there and no GPU is named."""
+    names_gpu = "cuda" in f"{run_file.placement.topology} {run_file.placement.features}"
+    with suppress(ConfigError):  # there is no Triton
+        if device.type != "cpu" or (request.kernels_are_interpreted() and not names_gpu):
+            return
+    why = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
+    why = 'train.device is "cpu"' if run_file.train.device == "cpu" else why
+    raise run_file.problem(name, f"{name} has no effect: this run is on cpu ({why}); leave [placement] out")
 
 
 def with_cache(run_file: RunFile, goal: Goal, context: Context) -> Goal:
