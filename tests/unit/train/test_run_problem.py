@@ -13,7 +13,14 @@ import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.ingest.synthetic import generate
 from hoploom.train.runs.link_splits import LinkShares, hold_out
-from hoploom.train.runs.problem import goal_of, model_of, optimizer_of, scheduler_of, train_loader
+from hoploom.train.runs.problem import (
+    goal_of,
+    model_of,
+    optimizer_of,
+    relation_of,
+    scheduler_of,
+    train_loader,
+)
 from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run_file import RunFile
 
@@ -90,6 +97,17 @@ def test_a_run_file_that_does_not_fit_the_store_is_refused(
         goal_of(run_file_with(*overrides), small_store(**fields))
 
 
+def test_a_mistyped_short_name_of_a_relation_gets_a_hint() -> None:
+    edges = {
+        ("author", "writes", "paper"): torch.zeros(2, 1).long(),
+        ("paper", "cites", "paper"): torch.ones(2, 1).long(),
+    }
+    schema = hoploom.from_tensors({"author": {}, "paper": {}}, edges, num_nodes={"author": 1, "paper": 2}).schema
+    for name, meant in {"writs": "writes", "author writ paper": "author writes paper"}.items():
+        with pytest.raises(ConfigError, match=f"task.relation names '{name}', no relation; .* did you mean '{meant}'"):
+            relation_of(run_file_with(), "task.relation", schema, name)
+
+
 def test_the_classes_of_all_splits_are_counted() -> None:
     labels = torch.zeros(10, dtype=torch.int64)
     labels[9] = 5  # in the test split only
@@ -106,14 +124,15 @@ def test_more_ranks_than_seeds_are_refused(graph: Path) -> None:
 
 
 FACTORIES = [  # my_model.py, what the message says
-    ("import nowhere", "my_model:make cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
-    ("def built(store, n): ...", "has no attribute 'make'"),
+    ("import nowhere", "my_model cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+    ("def built(store, n): ...", r"my_model \(/.*my_model.py\) has no function 'make'; write one"),
+    ("make = 128", r"my_model \(/.*my_model.py\) has no function 'make'; write one"),
     ("def make(store, n): return 3", r"returned a int; return a torch.nn.Module"),
     ("def make(store): ...", r"failed: TypeError: make\(\) takes 1 positional argument but 2 were given"),
 ]
 
 
-@pytest.mark.parametrize(("code", "message"), FACTORIES, ids=["import", "name", "type", "signature"])
+@pytest.mark.parametrize(("code", "message"), FACTORIES, ids=["import", "name", "number", "type", "signature"])
 def test_a_factory_that_makes_no_model_is_named(
     graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:

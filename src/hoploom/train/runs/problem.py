@@ -6,10 +6,10 @@ from run.toml and know nothing of an early stop.
 """
 
 import math
-import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -71,8 +71,10 @@ def _check_monitor(run_file: RunFile, task: Task) -> None:
         raise _unknown(run_file, "train.monitor", f"train.monitor is {wanted!r}", wanted, known)
 
 
-def _unknown(run_file: RunFile, key: str, what: str, name: str, known: Sequence[str]) -> ConfigError:
-    alike = nearest(name, known)
+def _unknown(
+    run_file: RunFile, key: str, what: str, name: str, known: Sequence[str], short: Sequence[str] = ()
+) -> ConfigError:
+    alike = nearest(name, [*known, *short])
     hint = f"; did you mean {alike!r}?" if alike else ""
     return run_file.problem(key, f"{what}; there are {list(known)}{hint}")
 
@@ -84,7 +86,8 @@ def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> Relat
     if len(found) == 1:
         return found[0]
     what = f"{key} names {name!r}, {'several relations' if found else 'no relation'}"
-    raise _unknown(run_file, key, what, name, list(words))
+    short = [] if found else [r.name for r in schema.relations]
+    raise _unknown(run_file, key, what, name, list(words), short)
 
 
 # --- nodes ---------------------------------------------------------------------------------------
@@ -244,11 +247,16 @@ def _from_factory(run_file: RunFile, goal: Goal) -> nn.Module:
     address, folder, options = str(run_file.model.factory), run_file.model.modules, run_file.model.options
     if folder is not None and str(folder) not in sys.path:  # its modules come first
         sys.path.insert(0, str(folder))
+    module_name, _, name = address.partition(":")
     try:
-        make = pkgutil.resolve_name(address)
+        module = import_module(module_name)
     except Exception as error:
-        message = f"{address} cannot be imported: {_one_line(error)}; mend it, or name its folder in model.modules"
+        message = f"{module_name} cannot be imported: {_one_line(error)}; mend it, or name its folder in model.modules"
         raise run_file.problem("model.factory", message) from error
+    make = getattr(module, name, None)
+    if not callable(make):
+        message = f"{module_name} ({module.__file__}) has no function {name!r}; write one"
+        raise run_file.problem("model.factory", message)
     try:
         model = make(goal.store, goal.num_outputs, **options)
     except HoploomError:
