@@ -171,6 +171,21 @@ def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Stor
         store.placed.gather(wanted, [None, torch.tensor(1, device=device)])  # the others do not count
 
 
+def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:
+    with ring_store.place(features="50%", device=ON_DEVICE) as store:
+        placed = store.placed
+        assert placed is not None
+        outs = [placed.empty("node", name, 1).fill_(7) for name in ("y", "x")]
+        wanted = [
+            Wanted("node", name, torch.tensor([row], device=placed.device)) for name, row in (("y", 99), ("x", 5))
+        ]
+        with pytest.raises(IndexError, match=r"id 99 is out of range .* of 'y'"):
+            placed.gather(wanted, outs=outs)
+        assert outs[1].tolist() == [[5] * 4]
+        with pytest.raises(ValueError, match="shorter"):
+            placed.gather(wanted[1:], outs=[])
+
+
 # --- narrower ------------------------------------------------------------------------------------
 
 

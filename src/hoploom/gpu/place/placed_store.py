@@ -100,12 +100,14 @@ class PlacedStore:
     def __str__(self) -> str:
         """A table of what lies where."""
         titles = ("what", "dtype", "where", "rows on device", "device bytes", "host bytes")
-        sums = (sum(p.device_bytes for p in self.report), sum(p.host_bytes for p in self.report))
-        total = ("all", "", "", "", *map(as_bytes, sums))
+        total = ("all", "", "", "", *self._totals())
         rows = [titles, *(placement.cells for placement in self.report), total]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
         return "\n".join([f"placed on {self.device}", *(line.rstrip() for line in lines), self.chosen]).rstrip("\n")
+
+    def _totals(self) -> tuple[str, str]:
+        return as_bytes(sum(p.device_bytes for p in self.report)), as_bytes(sum(p.host_bytes for p in self.report))
 
     def gather(
         self,
@@ -124,9 +126,14 @@ class PlacedStore:
         >>> (x,) = store.placed.gather([Wanted("node", "x", ids)])
         """
         self.lease.check()
+        noted = torch.zeros(1, dtype=torch.int64, device=self.device) if faults is None else faults
         none = [None] * len(wanted)
-        each = zip(wanted, sizes or none, outs or none, strict=True)
-        return [self._rows(want, size, out, faults) for want, size, out in each]
+        sizes = none if sizes is None else sizes
+        each = zip(wanted, sizes, none if outs is None else outs, strict=True)
+        rows = [self._rows(want, size, out, noted) for want, size, out in each]
+        if faults is None and bool(noted):  # the one wait
+            self._refuse_ids(wanted, sizes)
+        return rows
 
     def empty(self, owner: Owner, name: str, count: int) -> Tensor:
         """Memory on the device for rows of a field."""
@@ -158,15 +165,12 @@ class PlacedStore:
             raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(described.fields)}")
         return described.fields[name]  # type: ignore[no-any-return]
 
-    def _rows(self, want: Wanted, size: Tensor | None, out: Tensor | None, faults: Tensor | None) -> Tensor:
+    def _rows(self, want: Wanted, size: Tensor | None, out: Tensor | None, faults: Tensor) -> Tensor:
         owner, name, ids = want
         self._check_ids(want)
         segments = self.fields.get((owner, name))
         out = self.empty(owner, name, ids.numel()) if out is None else out
         if segments is not None:
-            if faults is None:
-                _check_range(want, segments.end, size)
-                faults = torch.zeros(1, dtype=torch.int64, device=self.device)
             gather(segments, ids.contiguous(), out, faults=faults, size=size)
             return out
         count = ids.numel() if size is None else int(size)
@@ -184,11 +188,15 @@ class PlacedStore:
             given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)} on {ids.device}"
             raise ConfigError(f"the ids of {want.field!r} are {given}; give int64 of shape [n] on {self.device}")
 
-
-def _check_range(want: Wanted, end: int, size: Tensor | None) -> None:
-    """Raise IndexError for the first id that is out of range. Waits for the device."""
-    counted = want.ids if size is None else want.ids[: int(size)]
-    wrong = counted[(counted < 0) | (counted >= end)]
-    if wrong.numel():
-        of = f"{want.field!r} of {want.owner!r}"
-        raise IndexError(f"id {int(wrong[0])} is out of range [0, {end}) of {of}; give ids in it")
+    def _refuse_ids(self, wanted: Sequence[Wanted], sizes: Sequence[Tensor | None]) -> None:
+        """Raise IndexError for the first id that is out of range of what is placed; the host looked at the others."""
+        for (owner, name, ids), size in zip(wanted, sizes, strict=True):
+            segments = self.fields.get((owner, name))
+            if segments is None:
+                continue
+            end, counted = segments.end, ids if size is None else ids[: int(size)]
+            wrong = counted[(counted < 0) | (counted >= end)]
+            if wrong.numel():
+                raise IndexError(
+                    f"id {int(wrong[0])} is out of range [0, {end}) of {name!r} of {owner!r}; give ids in it"
+                )
