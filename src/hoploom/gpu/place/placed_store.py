@@ -97,6 +97,9 @@ class PlacedStore:
         self.lease.check()
         return self.relations
 
+    def __repr__(self) -> str:
+        return "PlacedStore({}: {}, host: {})".format(self.device, *self._totals())
+
     def __str__(self) -> str:
         """A table of what lies where."""
         titles = ("what", "dtype", "where", "rows on device", "device bytes", "host bytes")
