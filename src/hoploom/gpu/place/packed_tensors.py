@@ -183,7 +183,7 @@ class FieldColumn:
     def _too_wide(self, what: str) -> ConfigError:
         has = f"{self.name!r} of {self.owner!r} has {what}"
         kept = str(self.kept).removeprefix("torch.")
-        return ConfigError(f"{has}, which {kept} cannot hold; leave dtype out, or give a wider one")
+        return ConfigError(f"{has}, which {kept} cannot hold; leave dtype out")
 
 
 def kept_dtype(field: Field, narrow: torch.dtype | None) -> torch.dtype:

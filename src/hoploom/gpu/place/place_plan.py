@@ -178,7 +178,9 @@ def _check_among(among: object) -> None:
 def _check_reach(store: "Store", request: PlaceRequest) -> None:
     """Raise ConfigError unless all that is to be placed lies in this process."""
     if store.placed is not None:
-        raise ConfigError("the store is placed already, or was; give topology and features in one call")
+        raise ConfigError(
+            "the store is placed already, or was; give topology and features in one call, on the opened store again"
+        )
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
     if request.topology is not None and not covers(store.schema, store.topology):
         raise ConfigError(f"the topology cannot be placed: some of it is on another host; {here}")
