@@ -1,7 +1,6 @@
 """Placements on a real GPU: memory is measured, host memory pinned and read by kernels, a peer's read in place."""
 
 import gc
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -103,7 +102,7 @@ def test_a_refusal_to_pin_does_not_fail_the_next_kernel() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     with place_workers.own_folder() as folder, pytest.MonkeyPatch.context() as patched:
         patched.setattr(hostmemory, "FOLDER", folder)
-        with closing(HostMemory("a", 1 << 20, lambda raw: raw.fill_(7))) as memory:
+        with HostMemory("a", 1 << 20, lambda raw: raw.fill_(7)) as memory:
             memory.register(device)
             with pytest.raises(ConfigError, match=r"cannot be pinned for cuda:\d \(CUDA error 712\)"):
                 memory.register(device)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ def never(raw: Tensor) -> None:
 
 
 def test_the_second_one_reads_what_the_first_has_written(folder: Path) -> None:
-    with closing(HostMemory("a", 100, sevens)) as one, closing(HostMemory("a", 100, never)) as other:
+    with HostMemory("a", 100, sevens) as one, HostMemory("a", 100, never) as other:
         assert other.bytes.tolist() == [7] * 100
         one.bytes[3] = 1
         assert other.bytes[3] == 1  # the same pages
@@ -227,7 +227,7 @@ def test_a_refusal_to_pin_is_said_and_not_left_to_the_next_kernel(
     runtime.refuses = True
     asked: list[torch.device] = []
     monkeypatch.setattr(hostmemory, "_forget_refusal", asked.append)
-    with closing(HostMemory("a", 100, sevens)) as memory:
+    with HostMemory("a", 100, sevens) as memory:
         with pytest.raises(ConfigError, match=r"100 B of host memory cannot be pinned for cuda:0 \(CUDA error 712\)"):
             memory.register(GPU)
         assert asked == [GPU]
@@ -235,7 +235,7 @@ def test_a_refusal_to_pin_is_said_and_not_left_to_the_next_kernel(
 
 
 def test_nothing_is_needed_for_no_bytes(folder: Path) -> None:
-    with closing(HostMemory("a", 0, sevens)) as memory:
+    with HostMemory("a", 0, sevens) as memory:
         assert memory.bytes.numel() == 0
 
 
@@ -245,9 +245,9 @@ def test_a_killed_writer_leaves_no_half_and_a_killed_reader_no_lock(folder: Path
     done = subprocess.run(words, cwd=TESTS, timeout=100, check=False)
     assert done.returncode == -signal.SIGKILL
     assert (folder / half).stat().st_size == (folder / whole).stat().st_size == HEADER + 1000
-    with closing(HostMemory(half, 1000, sevens)) as memory:
+    with HostMemory(half, 1000, sevens) as memory:
         assert memory.bytes.tolist() == [7] * 1000
-    with closing(HostMemory(whole, 1000, never)) as memory:
+    with HostMemory(whole, 1000, never) as memory:
         assert memory.bytes.tolist() == [5] * 1000
 
 
@@ -255,7 +255,7 @@ def test_what_nobody_uses_is_swept_away(folder: Path) -> None:
     left, wanted, used = name_of("left"), name_of("wanted"), name_of("used")
     for name in (left, wanted, "not-ours"):
         (folder / name).write_bytes(b"left by a killed process")
-    with closing(HostMemory(used, 100, sevens)):
+    with HostMemory(used, 100, sevens):
         sweep(keep=[wanted])
         assert sorted(os.listdir(folder)) == sorted([wanted, used, "not-ours"])
     sweep()
@@ -283,7 +283,7 @@ def test_who_comes_second_waits_for_the_writer_but_not_for_ever(folder: Path) ->
     with pytest.raises(StoreError, match=r"was being written by another process for 0.1 seconds; look"):
         HostMemory("a", 100, never, seconds=0.1)
     go_on.set()
-    with closing(HostMemory("a", 100, never)) as memory:
+    with HostMemory("a", 100, never) as memory:
         assert memory.bytes.tolist() == [7] * 100
     writer.join()
     held[0].close()

@@ -22,6 +22,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from hoploom.closing import Closing
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
@@ -43,10 +44,10 @@ def name_of(*what: Any) -> str:
     return f"{_prefix()}{digest[:40]}"
 
 
-class HostMemory:
+class HostMemory(Closing):
     """Bytes that every process of this host which opens the same name shares.
 
-    >>> with closing(HostMemory(name_of("papers", "x"), size, fill)) as memory:
+    >>> with HostMemory(name_of("papers", "x"), size, fill) as memory:
     ...     rows = memory.bytes.view(torch.float32)
     """
 
