@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.kernel_forms import fenced, ids, no_faults, number
 from torch import Tensor
 
-from hoploom.errors import DataError
+from hoploom.errors import ConfigError, DataError
 from hoploom.ops.kernels import gather as kernels
 from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
 from hoploom.ops.kernels.gather import Segments, columns_of, gather, quantise
@@ -233,7 +233,8 @@ def test_hot_rows_on_the_device_and_the_rest_in_pinned_memory_are_one_gather() -
     assert torch.equal(gathered(segments, wanted, device)[0], rows[wanted])
 
 
-@pytest.mark.gpu
-def test_host_memory_that_is_not_pinned_is_refused() -> None:
-    with pytest.raises(AssertionError, match="pinned"):
+def test_rows_that_addresses_do_not_lead_to_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rows of shape \[4, 4\] are in host memory that cuda cannot read; pin them"):
         Segments.of([(0, torch.zeros(4, 4))], torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"rows of shape \[3, 4\] are not contiguous; make them so"):
+        Segments.of([(0, torch.zeros(4, 3).t())], torch.device("cpu"))

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hoploom.errors import DataError
+from hoploom.errors import ConfigError, DataError
 from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
 from hoploom.ops.kernels.launch import blocks_of, launch
 
@@ -132,9 +132,12 @@ def _check(kept: torch.dtype, out: torch.dtype, has_scales: bool, held: Sequence
     """Kernels read through addresses, which nothing checks later."""
     converts = kept == torch.int8 and out in FLOATS if has_scales else kept == out or {kept, out} <= {*FLOATS}
     assert converts, f"rows of {kept} cannot be gathered as {out}; floats convert, and int8 with scales to floats"
-    assert all(tensor.is_contiguous() for tensor in held), "rows lie one after another"
-    if device.type == "cuda":
-        assert all(t.is_cuda or t.is_pinned() for t in held if t.numel()), "host memory that kernels read is pinned"
+    for tensor in held:
+        rows = f"rows of shape {list(tensor.shape)} are"
+        if not tensor.is_contiguous():
+            raise ConfigError(f"{rows} not contiguous; make them so")
+        if device.type == "cuda" and tensor.numel() and not (tensor.is_cuda or tensor.is_pinned()):
+            raise ConfigError(f"{rows} in host memory that {device} cannot read; pin them")
 
 
 def _addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
