@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config.extras import needs
-from hoploom.config.rules import REQUIRED, Headings, default_of, key_of, keys_in, problem
+from hoploom.config.rules import REQUIRED, Headings, KeyRule, default_of, key_of, keys_in, problem
 from hoploom.config.values import as_key, as_toml, nearest, quoted
 from hoploom.errors import ConfigError
 
@@ -93,9 +93,7 @@ class Document:
             value = place.partition("=")[2].strip()  # --set task.label=12
         read = rule.read(value)
         if read is None:
-            alike = nearest(value, rule.words) if isinstance(value, str) else None
-            hint = f"; did you mean {quoted(alike)}?" if alike else ""
-            raise self.problem(name, f"{name} is {value!r:.80}; give {rule.expects}{hint}")
+            raise self.problem(name, _refusal(name, value, rule))
         if isinstance(read, Path):
             return absolute(Path() if place.startswith(SET) else self.folder, read)
         return read
@@ -106,7 +104,8 @@ class Document:
             return default
         if name in optional:
             return None
-        line = f"{described.name} = {as_toml(key_of(described).example)}"
+        equals = ": " if self.where[""].endswith(YAML_SUFFIXES) else " = "
+        line = f"{described.name}{equals}{as_toml(key_of(described).example)}"
         raise self.problem(full_name(path), f"{name} is missing; add a line such as {line}")
 
     # --- keys that are not known -----------------------------------------------------------------
@@ -131,6 +130,17 @@ class Document:
     def _sections(self) -> dict[str, str]:
         """Headings by their first word."""
         return {heading.partition(".")[0]: heading for heading in self.headings if heading}
+
+
+def _refusal(name: str, value: Any, rule: KeyRule) -> str:
+    """What is wrong with a value, or with the first such entry of a list."""
+    if rule.entry is not None and isinstance(value, list):
+        for entry in value:
+            if rule.entry.read(entry) is None:
+                return f"{name} has {entry!r:.80}; give {rule.entry.expects}"
+    alike = nearest(value, rule.words) if isinstance(value, str) else None
+    hint = f"; did you mean {quoted(alike)}?" if alike else ""
+    return f"{name} is {value!r:.80}; give {rule.expects}{hint}"
 
 
 def absolute(folder: Path, path: str | Path) -> Path:

@@ -28,6 +28,7 @@ class KeyRule:
     read: Callable[[Any], Any]
     words: tuple[str, ...] = ()  # all that may be given, where that is a list
     is_text: bool = False  # `--set key=12` then means "12"
+    entry: "KeyRule | None" = None  # of a list's entries, where a message names the one that will not do
 
 
 # --- keys ----------------------------------------------------------------------------------------

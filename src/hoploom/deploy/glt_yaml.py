@@ -11,7 +11,8 @@ from typing import Any
 
 from hoploom.config import rules
 from hoploom.config.document import Document
-from hoploom.config.rules import REQUIRED, KeyRule, key
+from hoploom.config.rules import REQUIRED, KeyRule, key, keys_in
+from hoploom.config.values import as_key, nearest
 from hoploom.deploy.cluster_file import SECTIONS, Host, TopKeys, Written
 
 
@@ -20,7 +21,7 @@ def _each(entry: KeyRule) -> KeyRule:
         entries = [entry.read(one) for one in value] if isinstance(value, list) else [None]
         return None if None in entries or not entries else entries
 
-    return KeyRule(f"a list with one entry per node: {entry.expects}", read)
+    return KeyRule("a list with one entry per node", read, entry=entry)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class GltKeys:
 
 def keys_of_glt(document: Document) -> Written:
     """The same cluster in our keys."""
+    _check_known(document)
     given = GltKeys(**document.section((), owner=GltKeys))
     count = len(given.nodes)
     for field in fields(given):
@@ -54,6 +56,17 @@ def keys_of_glt(document: Document) -> Written:
     hosts = tuple(_host(given, node) for node in sorted(range(count), key=ranks.__getitem__))
     sections = {name: make() for name, make in SECTIONS.items()}
     return Written(document, TopKeys(executor="ssh", mode="none"), hosts, sections)
+
+
+def _check_known(document: Document) -> None:
+    """Our own keys have no meaning in GLT's file, so none of them is offered."""
+    known = list(keys_in(GltKeys))
+    for name in document.parsed:
+        if name not in known:
+            alike = nearest(name, known)
+            way_out = f"did you mean {alike}?" if alike else "leave it out, or give hosts instead of nodes"
+            what = f"unknown key {as_key(name)} beside nodes, which GLT's files have"
+            raise document.problem(as_key(name), f"{what}; {way_out}")
 
 
 def _host(given: GltKeys, node: int) -> Host:

@@ -163,17 +163,29 @@ def test_a_mistake_in_yaml_is_named_with_its_line(
     [
         ("ports: [22, 22]", "ports: [22]", "ports has 1 entries for 2 nodes; give one per node"),
         ("ports: [22, 22]", "ports: 22", "ports is 22; give a list with one entry per node"),
-        (
-            "ports: [22, 22]",
-            "ports: [22, ssh]",
-            "ports is [22, 'ssh']; give a list with one entry per node: a whole number",
-        ),
+        ("ports: [22, 22]", "ports: []", "ports is []; give a list with one entry per node"),
+        ("ports: [22, 22]", "ports: [22, ssh]", "glt.yml:8: ports has 'ssh'; give a whole number from 1 to 65535"),
         ("node_ranks: [0, 1]", "node_ranks: [0, 0]", "node_ranks is [0, 0]; give each of 0 to 1 once"),
         ("in_channel: 100", "in_channel: many", "in_channel is 'many'; give a whole number of at least 1"),
-        ("dst_paths:", "dst_path:", "unknown key dst_path; did you mean dst_paths?"),
-        ("  - 4,5,6,7", "  - all", "'all']; give a list with one entry per node: a list of GPUs"),
+        (
+            "dst_paths:",
+            "dst_path:",
+            "unknown key dst_path beside nodes, which GLT's files have; did you mean dst_paths?",
+        ),
+        (
+            "in_channel: 100",
+            "executor: ssh",
+            "glt.yml:22: unknown key executor beside nodes, which GLT's files have; "
+            "leave it out, or give hosts instead of nodes",
+        ),
+        (
+            "  - 4,5,6,7",
+            "  - all",
+            "glt.yml:32: visible_devices has 'all'; give a list of GPUs, each once, e.g. [0, 1]",
+        ),
+        ("  - 0,1,2,3", "  - ''", "visible_devices has ''; give a list of GPUs"),
         ("  - 4,5,6,7", "", "visible_devices has 1 entries for 2 nodes"),
-        ("usernames:\n  - root\n  - root", "", 'usernames is missing; add a line such as usernames = ["root"]'),
+        ("usernames:\n  - root\n  - root", "", 'glt.yml: usernames is missing; add a line such as usernames: ["root"]'),
     ],
 )
 def test_a_mistake_in_glts_file_is_named(write: Write, before: str, after: str, message: str) -> None:
