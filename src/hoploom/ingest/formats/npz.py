@@ -300,14 +300,16 @@ def dense_rows(matrix: Matrix) -> RowSource:
         entries = _major(matrix)
         for first, (rows, places, found) in in_step([entries, indices, values], _count(matrix, "entries")):
             check_values(places, columns, indices.name, first, "column")
-            for reached in range(int(rows[0]) // step, int(rows[-1]) // step + 1):
-                while block < reached:
+            begin = 0
+            while begin < len(rows):  # rows ascend, so those of a block are a slice
+                while block < int(rows[begin]) // step:
                     yield dense
                     block += 1
                     dense = torch.zeros(min(step, num_rows - block * step), columns)
-                inside = rows // step == reached
-                at = (rows[inside] - block * step, places[inside].to(torch.int64))
-                dense.index_put_(at, found[inside], accumulate=True)
+                end = int(torch.searchsorted(rows, (block + 1) * step))
+                at = (rows[begin:end] - block * step, places[begin:end].to(torch.int64))
+                dense.index_put_(at, found[begin:end], accumulate=True)
+                begin = end
         yield dense
         for begin in range((block + 1) * step, num_rows, step):
             yield torch.zeros(min(step, num_rows - begin), columns)
