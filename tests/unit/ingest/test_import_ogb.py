@@ -129,6 +129,13 @@ def test_rows_of_a_csv_come_in_chunks(tmp_path: Path) -> None:
     assert torch.equal(torch.cat(chunks), torch.tensor(rows))
 
 
+@pytest.mark.parametrize("word", ["", "NA", "N/A", "null", "#N/A", "nan"])
+def test_what_pandas_takes_for_missing_is_nan(tmp_path: Path, word: str) -> None:
+    write_csv(tmp_path / "a.csv.gz", [[1.5, 2.5], [word, 3.5]])
+    (chunk,) = csv_table(tmp_path / "a.csv.gz", "float32").chunks()
+    assert torch.equal(chunk.isnan(), torch.tensor([[False, False], [True, False]]))
+
+
 def test_rows_are_counted_over_chunks(tmp_path: Path) -> None:
     values = [v % 5 for v in range(1000)]
     write_csv(tmp_path / "rows.csv.gz", column([*values[:-1], 5]))

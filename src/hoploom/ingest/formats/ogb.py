@@ -238,7 +238,7 @@ DAMAGE = (OSError, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
 def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
-    """The rows of a file, [n, columns] of this dtype. An empty field is NaN among floats, an error among integers."""
+    """The rows of a file, [n, columns] of this dtype. Empty and NA are NaN among floats, errors among integers."""
     with _reading(path), gzip.open(path, "rb") as file:
         line = file.readline()
     columns = line.count(b",") + 1
@@ -268,9 +268,8 @@ def _chunks(path: Path, dtype: str, columns: int, block: int) -> Iterator[Tensor
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
     names = [str(column) for column in range(columns)]
-    parsed = arrow_csv.ConvertOptions(
-        column_types=dict.fromkeys(names, PARSED[dtype]), null_values=[] if dtype == "int64" else [""]
-    )
+    nulls: list[str] | None = [] if dtype == "int64" else None  # None: the words that pandas takes for NaN, too
+    parsed = arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, PARSED[dtype]), null_values=nulls)
     with _reading(path):
         try:
             with pa.input_stream(str(path), compression="gzip") as stream:
