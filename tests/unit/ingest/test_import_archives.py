@@ -216,6 +216,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"row": IDS, "col": IDS, "year": IDS, "x": features()},
         "year has shape (10,) for 10 nodes and 10 edges; give a row for each of one; leave it out with ignore, or call",
     ),
+    "a format that is a list": (
+        {"format": ["csr", "x"], "data": IDS},
+        "format holds <U3 (2,); a short text was expect",
+    ),
+    "a format that is empty": ({"format": np.array([], "U3"), "data": IDS}, "format holds <U3 (0,); a short text"),
+    "a format that is a number": ({"format": 5, "data": IDS}, "format holds int64 (); a short text was expected"),
+    "a format that is no text": ({"format": b"\xff\xfe", "data": IDS}, "holds a matrix of format"),
+    "a format that is a book": ({"format": "x" * 9999, "data": IDS}, "format holds <U9999 (); a short text"),
+    "a format alone": ({"format": "csr"}, "a csr matrix lacks ['data', 'shape', 'indices', 'indptr']"),
+    "another format alone": ({"format": "dia"}, "graph.npz holds a matrix of format 'dia'; save matrix.tocsr()"),
     "a negative weight": (LONE | SHORT | {"edge_weight": -np.arange(20.0)}, "weight"),
 }
 

@@ -31,6 +31,7 @@ from hoploom.ingest.formats.row_source import (
 from hoploom.schema import DTYPES, Field
 
 MOST_AT_ONCE = 256 << 20  # bytes of an array in Fortran's order, which is read at once
+MOST_TEXT = 1 << 10  # bytes of the name of a format
 DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError)
 VALUES = ("data", "values")  # of a sparse matrix
 WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # what tensors lack
@@ -202,10 +203,11 @@ def take_adjacency(left: dict[str, NpzArray]) -> Matrix | None:
     """The matrix that `scipy.sparse.save_npz` wrote, or one under the names adj_data, adj_indices, ..."""
     if "format" not in left:
         return take_matrix(left, "adj")
-    kind = npz_values(left.pop("format")).astype(str).item()
+    stated = left.pop("format")
+    kind = _text(stated)
     left.pop("_is_array", None)
     if kind not in ("csr", "csc", "coo"):
-        raise DataError(f"{left['data'].path} holds a matrix of format {kind!r}; save matrix.tocsr() instead")
+        raise DataError(f"{stated.path} holds a matrix of format {kind!r}; save matrix.tocsr() instead")
     names = ("row", "col") if kind == "coo" else ("indices", "indptr")
     missing = [name for name in ("data", "shape", *names) if name not in left]
     if missing:
@@ -224,6 +226,14 @@ def take_matrix(left: dict[str, NpzArray], prefix: str) -> Matrix | None:
         return None
     values, shape, indices, indptr = (left.pop(name) for name in (value, *names))
     return Matrix(values.label, _shape(shape), values, (indices,), indptr)
+
+
+def _text(array: NpzArray) -> str:
+    """A short text."""
+    if array.dtype.kind not in "SU" or array.shape not in ((), (1,)) or array.dtype.itemsize > MOST_TEXT:
+        raise DataError(f"{array.label} holds {array.dtype} {array.shape}; a short text was expected")
+    text = npz_values(array).item()
+    return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
 
 
 def _shape(array: NpzArray) -> tuple[int, int]:
