@@ -1,5 +1,6 @@
 """GraphLearn-for-PyTorch's partitions become stores of as many parts; nothing in them is unpickled."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def test_the_parts_and_their_nodes_are_glts(tmp_path: Path, labels: Path, train:
     assert torch.equal(rows_of(store, "node", "y"), ids)
     assert sorted(ids[store.split("train")].tolist()) == list(range(6))
     assert list(problems(tmp_path / "out")) == []
+
+
+def test_store_json_lists_the_labels_of_all_parts_before_their_ids(tmp_path: Path, labels: Path) -> None:
+    import_glt(glt_folder(tmp_path / "glt"), tmp_path / "out", labels=labels)
+    files = [file for file in json.loads((tmp_path / "out/store.json").read_text())["files"] if "/nodes/" in file]
+    assert [Path(file).stem for file in files] == ["x"] * 3 + ["y"] * 3 + [ORIGINAL_ID] * 3
 
 
 def test_edges_keep_their_ids_ends_and_features(tmp_path: Path) -> None:

@@ -82,27 +82,32 @@ def _renumber(book: Tensor, num_parts: int) -> Renumbering:
 
 
 def _nodes(layout: GltFolder, name: str, new: Renumbering, labels: Any, splits: Mapping[str, Any]) -> NodeStream:
-    blocks, by_id, ids = [], {}, torch.arange(new.num_nodes)
+    blocks = []
     if folders := layout.node_features(name):
         blocks.append(_feature_block(folders, new))
     if labels is not None:
         values = read_tensor(Path(labels))
         if len(values) != new.num_nodes:
             raise DataError(f"{labels} has {len(values)} rows for {new.num_nodes} nodes; give one row per node")
-        by_id["y"] = values.view(-1) if values.shape[1:] == (1,) else values
-    if not torch.equal(new.store_ids, ids):
-        by_id[ORIGINAL_ID] = ids
-    if by_id:
-        fields = {field: _field(values, Path(labels or name)) for field, values in by_id.items()}
-        blocks.append(NodeFields(fields, partial(_rows_by_id, by_id, fields, new)))
+        values = values.view(-1) if values.shape[1:] == (1,) else values
+        blocks.append(_in_order("y", _field(values, Path(labels)), new, values))
+    if not torch.equal(new.store_ids, torch.arange(new.num_nodes)):
+        blocks.append(_in_order(ORIGINAL_ID, Field("int64"), new))
     return NodeStream(
         name, new.bounds, blocks, {split: partial(_members, Path(splits[split]), new) for split in splits}
     )
 
 
-def _rows_by_id(tables: Mapping[str, Tensor], fields: Mapping[str, Field], new: Renumbering) -> Iterator[Rows]:
-    for begin, ids in _pieces(new.store_ids, sum(field.row_bytes for field in fields.values())):
-        yield Rows(ids, {name: values[begin : begin + len(ids)] for name, values in tables.items()})
+def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None = None) -> NodeFields:
+    """Values by GLT's ids, or these ids themselves, in the store's order: rows that come so need no spool."""
+
+    def rows() -> Iterator[Rows]:
+        originals = torch.empty_like(new.store_ids)
+        originals[new.store_ids] = torch.arange(new.num_nodes)
+        for first, ids in _pieces(originals, field.row_bytes):
+            yield Rows(torch.arange(first, first + len(ids)), {name: ids if values is None else values[ids]})
+
+    return NodeFields({name: field}, rows)
 
 
 def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
