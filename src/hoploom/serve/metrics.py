@@ -5,7 +5,9 @@ loopback both are free, as the server is. prometheus_client's own endpoint has n
 """
 
 import functools
+import http.client
 import http.server
+import io
 import socket
 import socketserver
 import ssl
@@ -30,6 +32,8 @@ KINDS = ("info", "sample", "gather", "split", "batch")
 OTHER = "other"  # what a client may call a request is unbounded, what is counted is not
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # as generate_latest writes it
+PLAIN = "text/plain; charset=utf-8"
+MAX_REQUEST = 16 * 1024  # bytes of a request line and its headers
 CONNECTIONS = 16  # of /metrics and /health at once
 CONNECTED = 10.0  # seconds for one, from its first byte to its last
 CLOSING = 5.0  # seconds for the thread to end
@@ -253,6 +257,19 @@ class _Server(http.server.ThreadingHTTPServer):
         """A client's broken connection is no event for the server's output."""
 
 
+class _Bounded(io.BufferedReader):
+    """Lines of a request until they are too many bytes: http.server would keep 6 MB before it looks for a token."""
+
+    left = MAX_REQUEST
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(self.left + 1)
+        self.left -= len(line)
+        if self.left < 0:
+            raise http.client.LineTooLong("request")
+        return line
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     """One request, one answer, and the connection is closed."""
 
@@ -264,17 +281,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def setup(self) -> None:
-        """The handshake, in this thread."""
+        """The handshake, in this thread, and a reader that stops at so many bytes."""
         self.request.settimeout(self._seconds)
         super().setup()
         if isinstance(self.connection, ssl.SSLSocket):
             self.connection.do_handshake()
+        self.rfile = _Bounded(self.rfile.detach())
 
     def do_GET(self) -> None:  # http.server's name
-        status, text = self._reply(self.path.partition("?")[0])
+        path = self.path.partition("?")[0]
+        status, text = self._reply(path)
         content = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", METRICS_TYPE)
+        self.send_header("Content-Type", METRICS_TYPE if (path, status) == ("/metrics", 200) else PLAIN)
         self.send_header("Content-Length", str(len(content)))
         if status == 401:
             self.send_header("WWW-Authenticate", "Bearer")

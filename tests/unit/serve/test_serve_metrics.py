@@ -14,7 +14,7 @@ from support.certificates import TOKEN, certificates, mutual_server, server_pair
 from support.until import until
 
 from hoploom import ConfigError
-from hoploom.serve.metrics import BUCKETS, KINDS, OTHER, Metrics, MetricsEndpoint
+from hoploom.serve.metrics import BUCKETS, KINDS, MAX_REQUEST, OTHER, Metrics, MetricsEndpoint
 from hoploom.serve.security import ServerSecurity, load_pair
 
 DEADLINE = 10.0
@@ -207,14 +207,18 @@ def test_on_loopback_it_tells_everybody(metrics: Metrics, served: MetricsEndpoin
 
 
 def test_health_says_when_the_server_drains(metrics: Metrics, served: MetricsEndpoint) -> None:
-    assert get(served, "/health")[::2] == (200, "ok\n")
+    got = get(served, "/health")
+    assert got[::2] == (200, "ok\n")
+    assert got.headers["content-type"] == "text/plain; charset=utf-8"
     metrics.draining = True
     assert get(served, "/health")[::2] == (503, "draining\n")
 
 
 def test_other_paths_and_verbs_are_refused(served: MetricsEndpoint) -> None:
     for path in ("/", "/metrics/", "/../etc/passwd", "http://x/metrics", "/%6detrics"):
-        assert get(served, path)[::2] == (404, "there are /metrics and /health\n"), path
+        got = get(served, path)
+        assert got[::2] == (404, "there are /metrics and /health\n"), path
+        assert got.headers["content-type"] == "text/plain; charset=utf-8"
     for verb in ("POST", "PUT", "DELETE", "OPTIONS", "NONSENSE"):
         assert get(served, "/metrics", verb=verb).status == 501
     assert get(served, "/health").headers["server"].strip() == "hoploom"
@@ -240,6 +244,7 @@ def test_beyond_loopback_it_asks_for_the_token(metrics: Metrics) -> None:
             got = get(served, "/metrics", *headers)
             assert got.status == 401, headers
             assert got.headers["www-authenticate"] == "Bearer"
+            assert got.headers["content-type"] == "text/plain; charset=utf-8"
             assert "hoploom_" not in got.text
         assert get(served, "/health").status == 200  # for probes, which have no token
         assert get(served, "/nothing").status == 401
@@ -294,6 +299,19 @@ def test_junk_and_large_requests_are_ended_and_it_goes_on(served: MetricsEndpoin
         except ConnectionError:  # it has hung up on what was still being sent
             continue
     assert get(served, "/metrics").status == 200
+
+
+@pytest.mark.parametrize("longest", [MAX_REQUEST, 1000])
+def test_a_request_is_read_up_to_its_bound_and_no_further(longest: int, served: MetricsEndpoint) -> None:
+    """However long its lines are: the bound is of all of them together, since nobody has shown a token yet."""
+    start, end = b"GET /metrics HTTP/1.1\r\n", b"\r\n"
+    left = MAX_REQUEST - len(start) - len(end)
+    lines = [longest] * (left // longest) + [left % longest]
+    headers = b"".join(b"A: " + b"x" * (length - 5) + b"\r\n" for length in lines if length)
+    for more, status in ((b"", b" 200 "), (b"x", b" 431 ")):
+        content = start + headers[:-2] + more + b"\r\n" + end
+        assert len(content) == MAX_REQUEST + len(more)
+        assert status in send(served, content).partition(b"\r\n")[0]
 
 
 def dripped(connection: socket.socket) -> float:
