@@ -63,6 +63,8 @@ class Metrics:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.draining = False
+        self.under_way = 0  # requests being answered
+        self._ended = threading.Condition()
         self._clock = clock
         self.registry = at = _Registry()
         self._requests = Counter(
@@ -76,7 +78,8 @@ class Metrics:
         )
         self._received = Counter("hoploom_received_bytes", "Bytes of tensors in requests.", ("kind",), registry=at)
         self._sent = Counter("hoploom_sent_bytes", "Bytes of tensors in answers.", ("kind",), registry=at)
-        self._under_way = Gauge("hoploom_requests_under_way", "Requests being answered now.", registry=at)
+        under_way = Gauge("hoploom_requests_under_way", "Requests being answered now.", registry=at)
+        under_way.set_function(lambda: self.under_way)
         self._streams = Gauge("hoploom_open_streams", "Streams that clients hold open.", registry=at)
         self.batches = Counter("hoploom_batches", "Batches made.", registry=at)
         at.register(_CacheRows(cache_rows))
@@ -91,7 +94,7 @@ class Metrics:
         known = kind if kind in KINDS else OTHER
         count, begun = RequestCount(), self._clock()
         try:
-            with self._under_way.track_inprogress():
+            with self._as_under_way():
                 yield count
         except BaseException:
             count.outcome = "failed"
@@ -101,6 +104,22 @@ class Metrics:
             self._requests.labels(known, count.outcome).inc()
             self._received.labels(known).inc(count.received)
             self._sent.labels(known).inc(count.sent)
+
+    @contextmanager
+    def _as_under_way(self) -> Iterator[None]:
+        with self._ended:
+            self.under_way += 1
+        try:
+            yield
+        finally:
+            with self._ended:
+                self.under_way -= 1
+                self._ended.notify_all()
+
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Whether there came a moment without a request under way."""
+        with self._ended:
+            return self._ended.wait_for(lambda: self.under_way == 0, seconds)
 
     @contextmanager
     def stream(self) -> Iterator[None]:

@@ -7,7 +7,6 @@ from here: they break as the process ends, and the clients go to another server.
 import contextlib
 import socket
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,6 @@ from hoploom.serve.wire import MalformedError, Message
 GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_STREAMS = 1024
 LOOK_UP = 1.0  # seconds after which a waiting main thread sees a signal that another thread has caught
-TICK = 0.05  # seconds between two looks whether requests are under way
 LAST_WORDS = 1.0  # seconds for Flight to shut down; streams of idle clients would hold it up for ever
 
 
@@ -68,15 +66,12 @@ class Server(Closing):
     @property
     def under_way(self) -> int:
         """How many requests are being answered."""
-        return int(self._metrics.value("hoploom_requests_under_way"))
+        return self._metrics.under_way
 
     def drain(self, grace: float = GRACE) -> bool:
         """Refuse what is new, wait for what is under way; whether all of it was finished."""
         self._metrics.draining = True
-        end = time.monotonic() + grace
-        while self.under_way and time.monotonic() < end:
-            time.sleep(TICK)
-        return self.under_way == 0
+        return self._metrics.wait_until_idle(grace)
 
     def close(self) -> None:
         """Stop listening. Requests under way are cut off; `drain` comes first where that matters."""

@@ -1,12 +1,19 @@
-"""host:port, read and written, and where a server may listen."""
+"""host:port, read and written, where a server may listen, and how it stops."""
 
 import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from hoploom import ConfigError
 from hoploom.config.values import join_address, split_address
-from hoploom.serve.server import check_free
+from hoploom.serve.metrics import Metrics
+from hoploom.serve.security import ServerSecurity
+from hoploom.serve.server import Server, check_free
 
 
 @pytest.mark.parametrize(("written", "parts"), [("gpu1:7", ("gpu1", 7)), ("[::1]:65535", ("::1", 65535))])
@@ -39,3 +46,52 @@ def test_loopback_by_its_own_name_and_every_address_are_listened_on(monkeypatch:
         check_free(host, 0)
     resolving(monkeypatch, "127.0.0.1", "10.0.0.7")
     check_free("gpu1", 0)  # others reach it by the second
+
+
+# --- stopping ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def server(metrics: Metrics) -> Iterator[Server]:
+    """One without a service, whose requests the tests count themselves."""
+    service: Any = None
+    with Server(service, "127.0.0.1:0", ServerSecurity(), metrics) as server:
+        yield server
+
+
+def test_a_server_that_stops_waits_for_what_is_under_way(server: Server, metrics: Metrics) -> None:
+    with ExitStack() as requests:
+        for _ in range(2):
+            requests.enter_context(metrics.request("gather"))
+        assert server.under_way == metrics.value("hoploom_requests_under_way") == 2
+        assert not server.drain(0.01)
+        ending = threading.Timer(0.05, requests.pop_all().close)
+        ending.start()
+    assert server.drain(30.0)
+    ending.join()
+    assert server.under_way == metrics.value("hoploom_requests_under_way") == 0
+
+
+def test_requests_that_come_and_are_refused_cut_nothing_off(server: Server, metrics: Metrics) -> None:
+    """Clients go on asking while the server stops, so that some request begins right after the last has ended."""
+    over, switching = threading.Event(), sys.getswitchinterval()
+
+    def ask() -> None:
+        while not over.is_set():
+            with metrics.request("gather"):
+                over.wait(1e-4)
+
+    asking = threading.Thread(target=ask)
+    sys.setswitchinterval(1e-5)  # seconds, so that threads take turns in the midst of everything
+    asking.start()
+    try:
+        assert all(server.drain(30.0) for _ in range(100))
+    finally:
+        sys.setswitchinterval(switching)
+        over.set()
+        asking.join()
