@@ -101,10 +101,8 @@ def _of_layers(values: Mapping[str, Any], where: Mapping[str, str]) -> Disagreem
     lists = {f"loader.relation_fanouts, {name!r},": counts for name, counts in others.items()}
     for name, counts in (lists | {"loader.eval_fanouts": values["loader.eval_fanouts"] or fanouts}).items():
         if len(counts) != len(fanouts):
-            message = (
-                f"{name} has {len(counts)} entr{'y' if len(counts) == 1 else 'ies'}, loader.fanouts {len(fanouts)}"
-            )
-            yield name.partition(",")[0], f"{message}; give one per layer"
+            message = f"{name} has {_entries(counts)}, loader.fanouts {len(fanouts)}; give one per layer"
+            yield name.partition(",")[0], message
     hidden, heads = values["model.hidden"], values["model.heads"]
     beside = len(fanouts) > 1 or values["model.residual"]  # else they are averaged
     if applies("model.heads", values) and beside and hidden % heads:
