@@ -180,7 +180,8 @@ class Progress:
         steps = training.epochs * -(-len(learner.loader) // training.accumulate)
         self._num_steps = steps if training.max_steps is None else min(steps, training.max_steps)
         self._num_epochs, self._first_step = training.epochs, learner.standing.steps
-        self._bar = bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=redraw)
+        self._bar = bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=0.0)
+        self._pause = PLAIN_SECONDS if self._bar.disable else redraw
         self._began = self._last_shown = clock()
         self._loss = 0.0
         self._seeds = self._seconds = self._wait_seconds = 0.0
@@ -194,16 +195,18 @@ class Progress:
         self._seeds += report.seeds
         self._seconds += report.seconds
         self._wait_seconds += report.wait_seconds
-        seconds = max(self._seconds, 1e-9)
+        now = self._clock()
+        if now - self._last_shown < self._pause:
+            return
+        self._last_shown, seconds = now, max(self._seconds, 1e-9)
         place = f"epoch {report.epoch + 1}/{self._num_epochs}  step {report.step}/{self._num_steps}"
         rate, waited = tqdm.format_sizeof(self._seeds / seconds), 100 * self._wait_seconds / seconds
         figures = f"loss {self._loss:.4g}  {rate} seeds/s  waiting {waited:.1f} %"
         if not self._bar.disable:
             self._bar.bar_format = f"{place}  [{{bar:20}}]  {figures}  {{remaining}} left"
             self._bar.update(report.step - self._bar.n)
-        elif self._clock() - self._last_shown >= PLAIN_SECONDS:
-            self._last_shown = self._clock()
-            left = (self._last_shown - self._began) / taken * max(0, self._num_steps - report.step)
+        else:
+            left = (now - self._began) / taken * max(0, self._num_steps - report.step)
             self._print(f"{place}  {figures}  {tqdm.format_interval(left)} left")
 
     def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:

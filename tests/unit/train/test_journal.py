@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import pytest
 from support.fit_workers import QUIET, alone, learner_of
+from tqdm.auto import tqdm
 
 from hoploom import StoreError
 from hoploom.train.journal import Journal, Progress
@@ -160,10 +161,10 @@ def seen_on(screen: int) -> str:
     return seen.decode()
 
 
-def show(stream: TextIO, *, seconds: float = 0.5) -> None:
+def show(stream: TextIO, *, seconds: float = 0.5, redraw: float = 0.0) -> None:
     """Two epochs of four steps; every reading of the clock is as much later as a step takes."""
     now = itertools.count(0.0, seconds)
-    with Progress(stream, learner_of(), Training(2), redraw=0.0, clock=lambda: next(now)) as shown:
+    with Progress(stream, learner_of(), Training(2), redraw=redraw, clock=lambda: next(now)) as shown:
         for step in range(1, 9):
             shown.step(report(step, epoch=(step - 1) // 4, seconds=seconds, wait_seconds=seconds / 50))
             if step % 4 == 0:
@@ -198,6 +199,15 @@ def test_elsewhere_there_are_few_and_plain_lines() -> None:
         "epoch 2/2  train_loss 0.4321  accuracy 0.9",
     ]
     assert "\r" not in stream.getvalue()
+
+
+def test_only_what_is_drawn_is_formatted(terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr(tqdm, "format_sizeof", lambda rate: rates.append(rate) or "1")
+    show(terminal[0], seconds=10, redraw=25)
+    assert len(rates) == 2  # of eight steps at 10, 20, ... seconds
+    show(io.StringIO(), seconds=10)
+    assert len(rates) == 4  # of those, by PLAIN_SECONDS
 
 
 def test_a_rank_that_does_not_show_and_a_stream_that_is_gone_are_silent() -> None:
