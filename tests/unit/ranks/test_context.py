@@ -264,12 +264,20 @@ gc.freeze()
 """
 
 
-@pytest.mark.slow  # three processes; spawned ranks meet in the same way
-def test_torchruns_ranks_do_together_what_one_process_does(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(folder=tmp_path))
+def torchrun(script: Path, code: str) -> None:
+    script.write_text(code)
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     subprocess.run(line, env=os.environ | {"PYTHONPATH": str(TESTS)}, timeout=90, check=True)
+
+
+def test_torchruns_ranks_meet(tmp_path: Path) -> None:
+    code = "import hoploom\nwith hoploom.init(device='cpu', timeout=60) as c:\n    assert c.sum(c.rank + 1) == 3\n"
+    torchrun(tmp_path / "train.py", code)
+
+
+@pytest.mark.slow  # all the rest; spawned ranks do it in the same way
+def test_torchruns_ranks_do_together_what_one_process_does(tmp_path: Path) -> None:
+    torchrun(tmp_path / "train.py", SCRIPT.format(folder=tmp_path))
     check_two_ranks(tmp_path)
 
 
