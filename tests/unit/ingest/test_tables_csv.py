@@ -103,6 +103,21 @@ def test_integers_that_pandas_wrote_as_fractions_are_cast(folder: Path) -> None:
     assert rows_in(read(folder, nodes="columns.id.cast = 'int64'", table="n.csv")[NODES])["id"] == [3, 2**53 + 1]
 
 
+def test_ids_with_a_cast_may_have_spaces_and_signs_and_null_words(folder: Path) -> None:
+    values = [" 1", "2 ", "+3", "-4", "05", "6.0", "NA", "null", "nan"]
+    as_csv(folder / "n.csv", {"id": values})
+    rows = rows_in(read(folder, "columns.id.cast = 'int64'", table="n.csv")[NODES])
+    assert rows["id"] == [1, 2, 3, -4, 5, 6, None, None, None]
+    for value in "+-7", "1 2", "0x1":
+        as_csv(folder / "n.csv", {"id": [1, value]})
+        refused(folder, f"n.csv, row 2: id is '{value}', not int64", nodes="columns.id.cast='int64'", table="n.csv")
+
+
+def test_ids_that_are_the_splits_too_stay_integers(folder: Path) -> None:
+    as_csv(folder / "n.csv", {"id": [1, 2]})
+    assert rows_in(read(folder, "split = 'id'", table="n.csv")[NODES])["id"] == [1, 2]
+
+
 def test_ids_written_as_fractions_are_not_taken_for_text(folder: Path) -> None:
     as_csv(folder / "e.csv", {"s": ["1", "2"], "d": ['""', "2.0"]})
     said = 'e.csv, row 2: the id d is \'2.0\', a fraction; [edges."node to node".columns.d] cast = "int64" makes them'

@@ -23,7 +23,9 @@ from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable, Table, rule_o
 from hoploom.ingest.tables.table_files import TableFile, stage
 
 INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
-CAST_INTEGER, FRACTION = r"^-?[0-9]+$", r"\.0+$"  # with a cast, 007 is 7 and 1.0 is 1
+FRACTION = r"\.0+$"
+CAST_INTEGER = r"^\s*(?:\+|(-))?([0-9]+)(?:\.0+)?\s*$"  # with a cast, 007 is 7, 1.0 is 1, and so is " +1"
+NULLS = csv.ConvertOptions().null_values
 CONVERSION = re.compile(
     r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\S+): invalid (value '|UTF8)(.*)", re.S
 )
@@ -170,7 +172,9 @@ def _without_empty(column: Any) -> Any:
 def _integers(column: Any, file: CsvFile, name: str, first: int) -> Any:
     """Text as int64, or an error that names the first row that is none."""
     is_cast = rule_of(file.table, name).cast is not None
-    column = pc.replace_substring_regex(column, FRACTION, "") if is_cast else column
+    if is_cast:
+        column = pc.if_else(pc.is_in(column, pa.array(NULLS)), None, column)
+        column = pc.replace_substring_regex(column, CAST_INTEGER, r"\1\2")
     fits = pc.match_substring_regex(column, CAST_INTEGER if is_cast else INTEGER)
     if pc.all(fits).as_py() is not False:
         try:
@@ -192,7 +196,7 @@ def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
     ids = set(table.id_columns.values())
     casts = {name: cast for name in used if (cast := rule_of(table, name).cast)}
     decided = {name: pa.type_for_alias(cast) for name, cast in casts.items() if "int" not in cast or name in ids}
-    if isinstance(table, NodeTable) and isinstance(table.split, str):
+    if isinstance(table, NodeTable) and isinstance(table.split, str) and table.split not in ids:
         decided.setdefault(table.split, pa.string())
     numbers = _numbers(table, used)
     read_as = decided | dict.fromkeys(ids, pa.string())
