@@ -1,5 +1,6 @@
 """A drafted graph.toml says what the tables say, is read back, and builds as it stands."""
 
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,22 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     text = draft(tmp_path, tmp_path)
     assert "# words.csv is left out: no ids are seen among of, by, in" in text
     assert "# likes.csv is left out: no table has the ids of user_id; add one as [nodes.user]" in text
+
+
+@pytest.mark.parametrize("name", ["extra.csv", "edges_1.csv", "extra.csv.gz", "more/extra.tsv"])
+@pytest.mark.parametrize("text", [b"", b" \n\n"])
+def test_an_empty_file_is_left_out(tmp_path: Path, name: str, text: bytes) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    graph = _drafted(tmp_path, {"nodes.csv": {"id": NUMBERS}, "edges_0.csv": RING})
+    assert graph.edges["node", "to", "node"].files == ("edges_0.csv",)
+    assert f"# {name} is left out: it is empty\n" in draft(tmp_path, tmp_path)
+
+
+def test_a_relation_of_one_type_may_be_undirected(tmp_path: Path) -> None:
+    _drafted(tmp_path, {"nodes.csv": {"id": NUMBERS}, "edges.csv": RING})
+    assert "\n# undirected = true  # every edge counts for both directions\n" in draft(tmp_path, tmp_path)
 
 
 def test_paths_are_relative_to_where_the_text_is_written(tmp_path: Path) -> None:

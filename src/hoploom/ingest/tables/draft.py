@@ -30,6 +30,7 @@ HEADER = """\
 # Lines that say "guessed" are worth a look; a line behind `# ` is not in force.
 
 """
+UNDIRECTED = "# undirected = true  # every edge counts for both directions\n"
 FEW = 8  # columns that are listed one by one
 
 
@@ -48,8 +49,9 @@ def draft(folder: Path, beside: Path) -> str:
 
     >>> Path("graph.toml").write_text(draft(Path("tables"), Path()))
     """
-    found, sections = _Draft(), list[Section]()
-    for table in survey(folder):
+    tables, blank = survey(folder)
+    found, sections = _Draft(notes=[f"{path} is left out: it is empty" for path in blank]), list[Section]()
+    for table in tables:
         section = section_of(table)
         if section is None:
             columns = ", ".join(list(table.types)[:FEW])
@@ -177,17 +179,19 @@ def _text(found: _Draft, prefix: str) -> str:
             section.why |= {end: section.why[end].format(type_)} if end in section.why else {}
         if key[0] != key[2]:
             section.keys["reverse"], section.why["reverse"] = True, "guessed: messages flow both ways"
-        text += _section_text(f"edges.{as_key(' '.join(key))}", section, prefix)
+        hint = UNDIRECTED if key[0] == key[2] else ""
+        text += _section_text(f"edges.{as_key(' '.join(key))}", section, prefix, hint)
     if not found.relations:
         found.notes.append('no edges were found; add a section such as [edges."author writes paper"]')
     return text + "".join(map(_comment, found.notes))
 
 
-def _section_text(owner: str, section: Section, prefix: str) -> str:
+def _section_text(owner: str, section: Section, prefix: str, hint: str = "") -> str:
     files = os.path.normpath(os.path.join(prefix, section.table.files))
     text = f"[{owner}]\nfiles = {as_toml(files)}\n"
     for key, value in section.keys.items():
         text += f"{key} = {as_toml(value)}" + (f"  {_comment(section.why[key])}" if key in section.why else "\n")
+    text += hint
     if section.unused:
         shown = [f"{name} ({section.table.types[name]})" for name in section.unused[:FEW]]
         more = f" and {len(section.unused) - FEW} more" if len(section.unused) > FEW else ""

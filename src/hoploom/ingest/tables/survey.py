@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,21 +44,33 @@ class Surveyed:
             yield from (batch.column(column).cast(kind) for batch in _batches(place, {column: kind}))
 
 
-def survey(folder: Path) -> list[Surveyed]:
-    """The tables in a folder, by name."""
+def survey(folder: Path) -> tuple[list[Surveyed], list[Path]]:
+    """The tables in a folder, by name, and the files below it that are empty."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; give the folder with the tables")
-    tables = list(_tables(folder, folder))
+    blank = [path for path in sorted(folder.rglob("*")) if _is_table(path, folder) and _is_blank(_place(path))]
+    tables = list(_tables(folder, folder, blank))
     if not tables:
         raise ConfigError(f"{folder} holds no table; give a folder with Parquet, CSV or Arrow files")
-    return tables
+    return tables, [path.relative_to(folder) for path in blank]
 
 
-def _tables(folder: Path, root: Path) -> Iterator[Surveyed]:
+def _is_blank(file: TableFile) -> bool:
+    """Whether a file has not even a header."""
+    if file.kind not in ("csv", "tsv"):
+        return False
+    try:
+        with file.open() as opened:
+            return not opened.read(64).strip()
+    except OSError:  # it is damaged, which is said where its columns are read
+        return False
+
+
+def _tables(folder: Path, root: Path, blank: Collection[Path]) -> Iterator[Surveyed]:
     """Files whose names differ by numbers only are one table, and so are all files of a folder, if they are alike."""
     shards: dict[str, list[Path]] = {}
     for file in sorted(folder.iterdir()):
-        if _is_table(file, folder):
+        if _is_table(file, folder) and file not in blank:
             shards.setdefault(_pattern(file), []).append(file)
     for pattern, files in shards.items():
         if len(files) > 1 and sorted(folder.glob(pattern)) == files and _alike(files):
@@ -67,11 +79,12 @@ def _tables(folder: Path, root: Path) -> Iterator[Surveyed]:
         else:
             yield from (_surveyed(_stem(file), [file], file.relative_to(root)) for file in files)
     for child in sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] not in "._"):
-        inside = sorted(path for path in child.rglob("*") if _is_table(path, child))
-        if len({path.parent for path in inside}) == 1 and _alike(inside):
+        inside = sorted(path for path in child.rglob("*") if _is_table(path, child) and path not in blank)
+        is_whole = not any(path.is_relative_to(child) for path in blank)
+        if is_whole and len({path.parent for path in inside}) == 1 and _alike(inside):
             yield _surveyed(child.name, inside, child.relative_to(root))
         elif inside:
-            yield from _tables(child, root)
+            yield from _tables(child, root, blank)
 
 
 def _is_table(path: Path, root: Path) -> bool:
