@@ -210,6 +210,11 @@ def test_names_that_need_quotes_are_found_in_their_line() -> None:
         parse_graph(text)
 
 
+def test_no_fields_may_be_given_with_a_count() -> None:
+    graph = parse_graph(NODES + EDGES + "[nodes.a]\ncount = 3\nfields = {}\n")
+    assert graph.nodes["a"].count == 3
+
+
 def test_reverse_false_is_no_reverse() -> None:
     (table,) = parse_graph(WITH + "reverse = false\n").edges.values()
     assert table.reverse is None

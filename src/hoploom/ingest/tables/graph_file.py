@@ -272,7 +272,8 @@ def _check_nodes(graph: GraphFile, table: NodeTable) -> None:
         raise graph.problem(table.owner, f"files is missing; {message}")
     for name, described in keys_in(NodeTable).items():
         only, at = key_of(described).only, f"{table.owner}.{name}"
-        if at in graph.where and only is not None and not only.allows(getattr(table, only.selector) or None):
+        is_said = at in graph.where and getattr(table, name) != {}  # an empty table says nothing
+        if is_said and only is not None and not only.allows(getattr(table, only.selector) or None):
             raise graph.problem(at, f"it {only.refusal(None)}")
     if table.count is None and table.id is None:
         raise graph.problem(table.owner, f'id is missing; add a line such as id = "{table.name}_id"')
