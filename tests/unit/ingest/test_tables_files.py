@@ -17,7 +17,7 @@ from pyarrow import ipc
 from support.table_files import EDGES, NODES, as_csv, read, refused, rows_in, small_tables
 
 from hoploom import ConfigError
-from hoploom.ingest.tables.table_files import TableFile, arrow_batches
+from hoploom.ingest.tables.table_files import TableFile, array_rows, arrow_batches
 
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 
@@ -130,7 +130,7 @@ def test_a_url_names_a_file_a_folder_or_a_pattern(folder: Path) -> None:
     ("files", "said"),
     [
         ("node.csv", 'node.csv does not exist; did you mean "nodes.csv"?'),
-        ("m/*.csv", "/m/*.csv does not exist; paths are relative to the folder of graph.toml"),
+        ("m/*.csv", "nodes.node.files: nothing matches /"),
         ("n/README.md", "README.md has no known format; give one of .arrow"),
         ("empty", "empty holds nothing that ends in .arrow, .arrows, .csv"),
         ("file:///not/there", "nodes.node.files: file:///not/there cannot be listed"),
@@ -268,3 +268,20 @@ def test_no_edges_at_all_are_refused_and_a_shard_without_rows_is_not(folder: Pat
     refused(folder, 'edges."node to node": there are no rows in', links="none.csv")
     source = read(folder, links='["none.csv", "edges.csv"]')
     assert source[EDGES].num_rows == 9
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("float", "halffloat"), ("timestamp[us]", "timestamp[ms]"), ("date32", "timestamp[us]")]
+)
+def test_arrow_files_of_a_table_have_the_same_types_of_their_own(folder: Path, one: str, two: str) -> None:
+    for name, kind in ("n0.arrow", one), ("n1.arrow", two):
+        table = pa.table({"id": [int(name[1])], "a": pa.nulls(1, pa.type_for_alias(kind))})
+        with ipc.new_file(folder / name, table.schema) as writer:
+            writer.write_table(table)
+    refused(folder, "n1.arrow: a is ", "in ", "n0.arrow; write all", nodes="label = 'a'", table="n*.arrow")
+
+
+def test_an_array_without_columns_has_rows(folder: Path) -> None:
+    np.save(folder / "x.npy", np.zeros((10, 0), np.float32))
+    (array,) = read(folder, "features_npy = 'x.npy'")[NODES].arrays
+    assert array_rows(array, 2, 5).shape == (5, 0)

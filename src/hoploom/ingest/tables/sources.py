@@ -177,17 +177,23 @@ def _staged(
     if found[0].kind in ("csv", "tsv"):
         stage_csv([CsvFile(file, table, limits.csv_block) for file in found], used, paths, limits.row_group)
     elif found[0].kind == "arrow":
-        for file, path in zip(found, paths, strict=True):
-            schema = plain_schema(arrow_schema(file), used)
+        schemas = [plain_schema(arrow_schema(file), used) for file in found]
+        _check_alike(found, schemas)  # before float16 becomes float32
+        for file, path, schema in zip(found, paths, schemas, strict=True):
             stage(_arrow_rows(file, used), schema, Path(path), limits.row_group)
     footers = [parquet_footer(TableFile(path, file.shown, "parquet")) for file, path in zip(found, paths, strict=True)]
-    first, *others = [plain_schema(schema, used) for schema, _ in footers]
-    for file, other in zip(found[1:], others, strict=True):
-        for one, two in zip(first, other, strict=True):
+    schemas = [plain_schema(schema, used) for schema, _ in footers]
+    _check_alike(found, schemas)
+    return schemas[0], sum(rows for _, rows in footers)
+
+
+def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> None:
+    """Raise DataError unless a column has one type in all files of the table."""
+    for file, schema in zip(found, schemas, strict=True):
+        for one, two in zip(schemas[0], schema, strict=True):
             if one.type != two.type:
                 message = f"{file.shown}: {one.name} is {two.type}, but {one.type} in {found[0].shown}"
                 raise DataError(f"{message}; write all files of a table with the same types")
-    return first, sum(rows for _, rows in footers)
 
 
 def _arrow_rows(file: TableFile, used: Sequence[str]) -> Iterator[Any]:

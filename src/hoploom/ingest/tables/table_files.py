@@ -86,8 +86,12 @@ def _local(graph: GraphFile, key: str, pattern: str, kinds: Mapping[str, str]) -
         beside = sorted(os.listdir(exact.parent)) if not entries and exact.parent.is_dir() else []
         alike = nearest(exact.name, beside)
         hint = "paths are relative to the folder of graph.toml" if alike is None else f"did you mean {quoted(alike)}?"
-        what = f"holds nothing that ends in {', '.join(sorted(kinds))}" if entries else "does not exist"
-        raise graph.problem(key, f"{exact} {what}; {hint}")
+        what = (
+            f"{exact} holds nothing that ends in {', '.join(sorted(kinds))}" if entries else f"{exact} does not exist"
+        )
+        if not entries and any(sign in pattern for sign in MAGIC):
+            what = f"nothing matches {exact}"
+        raise graph.problem(key, f"{what}; {hint}")
     return files
 
 
@@ -215,6 +219,8 @@ def open_array(file: TableFile) -> "np.memmap[Any, Any]":
 def array_rows(array: "np.memmap[Any, Any]", begin: int, count: int) -> np.ndarray[Any, Any]:
     """Some rows of a .npy file, read from it: pages of a mapping that were read would count as memory."""
     width = array.shape[1]
+    if width == 0:  # nothing is mapped, so the array does not say where it begins
+        return np.empty((count, 0), array.dtype.newbyteorder("="))
     offset = array.offset + begin * width * array.dtype.itemsize
     rows = np.fromfile(str(array.filename), array.dtype, count * width, offset=offset).reshape(count, width)
     return rows.astype(rows.dtype.newbyteorder("="), copy=False)
