@@ -186,12 +186,14 @@ class Part:
 
     def _gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
         edge_ids: dict[tuple[Owner, int, int], Tensor] = {}  # read once, however many fields stand in the user's order
-        for (owner, name, ids), place, out in zip(wanted, places, outs, strict=True):
+        asked = zip(wanted, places, outs, strict=True)
+        for (owner, name, ids), place, out in sorted(asked, key=lambda one: one[0].field != EDGE_ID):  # they come first
             if place is not None and place.numel() == 0:
                 continue
-            table = self.tables[owner, name]
-            if table.by_edge_id:
-                key = owner, id(ids), id(place)
+            table, key = self.tables[owner, name], (owner, id(ids), id(place))
+            if name == EDGE_ID:
+                edge_ids[key] = out
+            elif table.by_edge_id:
                 if key not in edge_ids:
                     edge_ids[key] = ops.empty((ids.numel(),), torch.int64)
                     self.tables[owner, EDGE_ID].gather_at(place, ids, edge_ids[key])

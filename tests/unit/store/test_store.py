@@ -12,7 +12,7 @@ from torch import Tensor
 import hoploom
 from hoploom import NeighborLoader, Store
 from hoploom.schema import DTYPES, HOMOGENEOUS_RELATION
-from hoploom.store import Draw, assemble
+from hoploom.store import Draw, Table, Wanted, assemble
 from hoploom.store.check import problems
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -69,6 +69,20 @@ def test_a_batch_from_disk_names_the_users_own_edges(library_store: Store, tmp_p
         assert torch.equal(batch["paper"].y, batch["paper"].n_id)
         for key in batch.edge_types:
             assert torch.equal(batch[key].edge_attr, batch[key].e_id.float())
+
+
+def test_edge_ids_are_read_once_for_all_fields_in_the_users_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    edges, a, b = torch.tensor([[1, 2, 0], [2, 0, 1]]), torch.tensor([10, 20, 30]), torch.tensor([1, 2, 3])
+    store = hoploom.from_tensors({"x": torch.zeros(3)}, {"edge_index": edges, "a": a, "b": b})
+    read, gather_at = [], Table.gather_at
+    monkeypatch.setattr(Table, "gather_at", lambda self, *asked: (read.append(self), gather_at(self, *asked)))
+    positions = torch.tensor([2, 0])  # by destination: into node 2, the user's first edge, and into node 0, the second
+    for names in (["a", "edge_id", "b"], ["edge_id", "a", "b"], ["a", "b"]):
+        read.clear()
+        rows = store.features.gather([Wanted(HOMOGENEOUS_RELATION, name, positions) for name in names])
+        expected = {"a": [10, 20], "edge_id": [0, 1], "b": [1, 2]}
+        assert [of_field.tolist() for of_field in rows] == [expected[name] for name in names]
+        assert sum(table is store.parts[0].tables[HOMOGENEOUS_RELATION, "edge_id"] for table in read) == 1
 
 
 def test_opened_weights_decide_the_picks(tmp_path: Path) -> None:
