@@ -16,7 +16,7 @@ from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Producer, Work, in_order
-from hoploom.schema import read_ids
+from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
 
 CALLS = (1 << 64) - 1  # the step that loader([ids]) draws from: no epoch gets there
@@ -168,10 +168,17 @@ class Loader:
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds."""
-        indices = read_ids("index", torch.as_tensor(index), self._order.num_seeds, ConfigError)
+        indices = torch.as_tensor(index)
+        if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
+            of = f"dtype {indices.dtype} and shape {tuple(indices.shape)}"
+            raise ConfigError(f"index has {of}; give a list of positions")
+        limit = self._order.num_seeds
+        outside = indices[(indices < 0) | (indices >= limit)]
+        if outside.numel():
+            raise ConfigError(f"index holds {outside[0]}, out of range [0, {limit}); give positions among the seeds")
         key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
         try:
-            made = self._producer.make(indices, 0, key)
+            made = self._producer.make(indices.to(torch.int64).contiguous(), 0, key)
         except TimeoutError as error:
             raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
         return received(self._mover.send(made))
