@@ -31,17 +31,22 @@ for check in damaged_files.CHECKS:
 
 
 @pytest.fixture(scope="module")
-def outlived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str]:
-    """What a process that damages one store after the other says; its errors, too."""
+def outlived(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[str], str]:
+    """The exit status of a process that damages one store after the other, and what it says; its errors, too."""
     script = SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path_factory.mktemp("damaged")))
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
-    return ended.stdout.splitlines(), f"exit status {ended.returncode}\n{ended.stderr[-6000:]}"
+    return ended.returncode, ended.stdout.splitlines(), f"exit status {ended.returncode}\n{ended.stderr[-6000:]}"
 
 
 @pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
-def test_a_file_that_gets_shorter_is_one_error(check: str, outlived: tuple[list[str], str]) -> None:
-    lines, errors = outlived
+def test_a_file_that_gets_shorter_is_one_error(check: str, outlived: tuple[int, list[str], str]) -> None:
+    _, lines, errors = outlived
     assert f"{check} outlived it" in lines, errors
+
+
+def test_a_process_whose_files_got_shorter_ends_cleanly(outlived: tuple[int, list[str], str]) -> None:
+    status, _, errors = outlived
+    assert status == 0, errors
 
 
 def test_a_server_outlives_a_file_that_gets_shorter(tmp_path: Path) -> None:

@@ -273,15 +273,17 @@ next(unfinished)
 stuck = lambda batch: threading.Event().wait()
 loader = hoploom.NeighborLoader(data, [1], batch_size=5, num_workers=2, timeout=0.2, transform=stuck)
 loader._delivery = replace(loader._delivery, close_deadline=0.2)
-list(loader)
+try:
+    list(loader)
+except hoploom.BatchError as error:
+    print(error)
 """
 
 
 def test_threads_in_the_middle_of_an_epoch_or_that_never_return_do_not_hold_up_the_end_of_a_process() -> None:
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert "BatchError: step 0 was not made within 0.2 s" in last
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("step 0 was not made within 0.2 s")
 
 
 def test_buffers_recycle_when_batches_are_dropped() -> None:
@@ -326,6 +328,21 @@ def test_calling_a_loader_samples_just_these_positions() -> None:
     assert batch.n_id[:3].tolist() == [3, 1, 4]
     assert batch.input_id.tolist() == [3, 1, 4]
     assert torch.equal(batch.x[:, 0].long(), batch.n_id)
-    for bad in ([50], [-1], [0.5], torch.tensor([True])):
-        with pytest.raises(hoploom.ConfigError):
-            loader(bad)
+    assert loader(torch.empty(0, dtype=torch.int64)).n_id.numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ([], r"has dtype torch.float32 and shape \(0,\); give a list of positions"),
+        (torch.empty(0, dtype=torch.bool), r"has dtype torch.bool and shape \(0,\); give a list of positions"),
+        ([0.5], r"has dtype torch.float32 and shape \(1,\); give a list of positions"),
+        (torch.tensor([True]), r"has dtype torch.bool and shape \(1,\); give a list of positions"),
+        (3, r"has dtype torch.int64 and shape \(\); give a list of positions"),
+        ([0, 50], r"holds 50, out of range \[0, 50\); give positions among the seeds"),
+        ([-1, 50], r"holds -1, out of range \[0, 50\); give positions among the seeds"),
+    ],
+)
+def test_a_loader_is_called_with_positions_among_the_seeds(index: Any, said: str) -> None:
+    with pytest.raises(hoploom.ConfigError, match=f"^index {said}$"):
+        _loader()(index)
