@@ -162,15 +162,14 @@ def parse_document(
     text: str, headings: Headings, *, name: str, folder: Path, overrides: Sequence[str] = ()
 ) -> Document:
     """A text as a document. `name` is what messages call it; YAML is known by its suffix."""
-    if Path(name).suffix in YAML_SUFFIXES:
-        parsed, lines = _parse_yaml(text, name)
-    else:
-        parsed = parse_toml(text, name)
-        lines = lines_of(text)
+    try:
+        parsed, lines = (_parse_yaml if Path(name).suffix in YAML_SUFFIXES else _parse_toml)(text, name)
+    except RecursionError as error:
+        raise ConfigError(f"{name}: brackets or dotted keys are nested too deep; use fewer levels") from error
     where = {"": name} | {full_name(path): f"{name}:{line}" for path, line in lines.items()}
     for override in overrides:
-        given = _parse_override(override)
-        where |= dict.fromkeys(map(full_name, _paths(given)), f"{SET}{override}")
+        given, paths = _parse_override(override)
+        where |= dict.fromkeys(map(full_name, paths), f"{SET}{override}")
         parsed = _merged(parsed, given)
     return Document(parsed, where, folder, headings)
 
@@ -192,12 +191,9 @@ def _read_text(file: Path, absent: str) -> str:
 # --- TOML ----------------------------------------------------------------------------------------
 
 
-def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """The tables of a text; `name` is what messages call it."""
+def _parse_toml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, int]]:
     try:
-        return tomllib.loads(text)
-    except RecursionError as error:
-        raise ConfigError(f"{name}: brackets are nested too deep; close them") from error
+        return tomllib.loads(text), lines_of(text)
     except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         found = re.search(r"at line (\d+)", str(error))
         line = int(found[1]) if found else text.rstrip().count("\n") + 1
@@ -234,8 +230,8 @@ def lines_of(text: str) -> Mapping[KeyPath, int]:
 # --- --set ---------------------------------------------------------------------------------------
 
 
-def _parse_override(override: str) -> dict[str, Any]:
-    """As TOML; what is no TOML value is text."""
+def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
+    """Its tables and their keys, as TOML; what is no TOML value is text."""
     name, equals, raw = override.partition("=")
     if "\n" in override:
         raise ConfigError(f"{SET}{override.splitlines()[0]}: there is a line end behind it; give one --set per key")
@@ -243,7 +239,8 @@ def _parse_override(override: str) -> dict[str, Any]:
         raise ConfigError(f"{SET}{override}: there is no key=value; give one, e.g. --set train.epochs=3")
     for value in (raw, quoted(raw.strip())):
         try:
-            return tomllib.loads(f"{name} = {value}")
+            given = tomllib.loads(f"{name} = {value}")
+            return given, list(_paths(given))
         except (ValueError, RecursionError):
             if raw.strip()[:1] in ("[", "{", '"', "'"):
                 break
@@ -279,8 +276,6 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
         if tree is not None:
             _note_lines(tree, (), lines, name)
         parsed = yaml.safe_load(text)
-    except RecursionError as error:
-        raise ConfigError(f"{name}: brackets are nested too deep; close them") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that there is not
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark is not None else name

@@ -152,9 +152,20 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes(b'store = "s"\n# caf\xe9\n')
     with pytest.raises(ConfigError, match=r"run.toml:2: byte 0xe9 is not UTF-8"):
         read_run_file(tmp_path / "run.toml")
-    (tmp_path / "run.toml").write_text("a = " + "[" * 100_000)
-    with pytest.raises(ConfigError, match="nested too deep"):
-        read_run_file(tmp_path / "run.toml")
+
+
+DEEP = ".".join("a" * 1500)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, f'graph = "x"\n{DEEP} = 1'], ids=["brackets", "keys"])
+def test_brackets_and_keys_that_are_nested_too_deep_are_one_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^run.toml: brackets or dotted keys are nested too deep; use fewer levels$"):
+        parse_run_file(text)
+
+
+def test_an_override_whose_key_is_nested_too_deep_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^--set a\.a\..*: not TOML; give a key and a value"):
+        parse_run_file(STORE, [f"{DEEP}=1"])
 
 
 @pytest.mark.parametrize("mark", ["﻿", ""], ids=["with", "without"])
