@@ -233,7 +233,8 @@ def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | Non
     try:
         return None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"neg_sampling is {neg_sampling!r:.80} ({error}); give 'binary' or 'triplet'") from error
+        way_out = "give 'binary', 'triplet' or a NegativeSampling"
+        raise ConfigError(f"neg_sampling is {neg_sampling!r:.80} ({error}); {way_out}") from error
 
 
 def _labels(edge_label: Any, count: int, negatives: NegativeSampling | None) -> Tensor | None:

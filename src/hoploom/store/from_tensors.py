@@ -33,6 +33,7 @@ from hoploom.store import Part, Store, Table, assemble
 Fields = Mapping[str, Tensor]
 Times = tuple[Tensor | None, Tensor | None]  # of the edges [e] int64, or else of the sources [n] int64
 TOPOLOGY = ("edge_index", "indptr", "indices", EDGE_ID)  # what of a relation is no field
+OF_EDGES = "an edge_index tensor or a mapping"
 
 
 def from_tensors(
@@ -59,7 +60,7 @@ def from_tensors(
     return build_store(
         {name: _mapping(f"fields of {name!r}", given) for name, given in _mapping("nodes", nodes).items()},
         {
-            key: {"edge_index": given} if isinstance(given, Tensor) else _mapping(f"edges of {key}", given)
+            key: _mapping(f"edges of {key}", {"edge_index": given} if isinstance(given, Tensor) else given, OF_EDGES)
             for key, given in edges.items()
         },
         num_nodes=_mapping(f"num_nodes={num_nodes!r:.40}", {} if num_nodes is None else num_nodes),
@@ -110,9 +111,9 @@ def build_store(
     return assemble(schema, [part])
 
 
-def _mapping(what: str, given: Any) -> dict[Any, Any]:
+def _mapping(what: str, given: Any, wanted: str = "a mapping") -> dict[Any, Any]:
     if not isinstance(given, Mapping):
-        raise DataError(f"{what} is of type {type(given).__name__}; give a mapping")
+        raise DataError(f"{what} is of type {type(given).__name__}; give {wanted}")
     return dict(given)
 
 

@@ -37,7 +37,7 @@ BAD_EDGES: dict[str, tuple[Any, ...]] = {
     "booleans": (EDGES.bool(), "bool"),
     "three rows": (torch.zeros(3, 2, dtype=torch.int64), "(3, 2)", "[2, e]"),
     "a vector": (EDGES[0], "(3,)", "[2, e]"),
-    "a list": ([[0], [1]], "list"),
+    "a list": ([[0], [1]], "edges of", "list", "give an edge_index tensor or a mapping"),
     "an array": (EDGES.numpy(), "ndarray"),
     "a list in a mapping": ({"edge_index": [[0], [1]]}, "list"),
     "on another device": (EDGES.to("meta"), "meta"),
