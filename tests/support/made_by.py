@@ -47,8 +47,8 @@ def look_ahead(made: Made) -> None:
     ahead = [producer for producer in made.producers if isinstance(producer, LookAhead)]
     assert len(ahead) == len(made.loaders)
     assert all(producer.num_steps > 1 for producer in ahead)
-    assert sum(producer.fetches["groups"] for producer in ahead) > 0
-    assert sum(producer.fetches["fetched"] for producer in ahead) > 0
+    assert sum(producer.fetches.num_groups for producer in ahead) > 0
+    assert sum(producer.fetches.num_fetched for producer in ahead) > 0
 
 
 def a_cache(made: Made) -> None:

@@ -5,10 +5,10 @@ request per peer, and then each batch is assembled. A row that the group before 
 memory of two groups' rows, and a first batch that waits for its group.
 """
 
-from collections import Counter
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -25,6 +25,15 @@ from hoploom.store.sharded import empty_rows
 Rows = Mapping[Owner, HeldRows]
 
 
+@dataclass
+class Fetches:
+    """What look-ahead has asked for."""
+
+    num_groups: int = 0  # of steps: each asks every peer at most once
+    num_fetched: int = 0  # rows
+    num_reused: int = 0  # rows that the group before had fetched
+
+
 class Fetched(NamedTuple):
     """The rows of a group, and what assembles its batches from them."""
 
@@ -37,7 +46,8 @@ class LookAhead(Producer):
 
     def __init__(self, maker: Maker, features: Sharded, num_steps: int) -> None:
         self.num_steps = num_steps
-        self.fetches: Counter[str] = Counter()  # groups of steps, rows fetched, rows reused
+        self.fetches = Fetches()
+        self._counting = threading.Lock()  # every loop has its own threads
         self._maker, self._features = maker, features
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
@@ -82,7 +92,10 @@ class LookAhead(Producer):
             num_reused += 0 if found is None else found.hits.numel()
             num_fetched += len(ids) if found is None else found.misses.numel()
         self._features.gather_at(wanted, places, outs)
-        self.fetches.update(groups=1, fetched=num_fetched, reused=num_reused)
+        with self._counting:
+            self.fetches.num_groups += 1
+            self.fetches.num_fetched += num_fetched
+            self.fetches.num_reused += num_reused
         return Fetched(rows, self._assembler(rows))
 
     def _missing(self, drawn: Sequence[Drawn], before: Rows) -> dict[Owner, tuple[IdMap, list[str]]]:

@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from support.shards import Elsewhere, elsewhere_of, spread
 
 import hoploom
 from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store
-from hoploom.load.look_ahead import LookAhead
+from hoploom.load.look_ahead import Fetches, LookAhead
 from hoploom.load.pipeline import UntilOneFails, at_once
 from hoploom.serve.connect import Connected
 from hoploom.store.row_cache import cached, report
@@ -65,8 +66,32 @@ def test_what_is_fetched_and_reused_is_counted() -> None:
     list(loader)
     fetches = _ahead(loader).fetches
     first, second, third = (_rows(*steps) for steps in ((0, 3), (3, 6), (6, 8)))
-    assert (fetches["groups"], fetches["fetched"]) == (3, len(first) + len(second - first) + len(third - second))
-    assert fetches["reused"] == len(second & first) + len(third & second) > 0
+    assert fetches.num_groups == 3
+    assert fetches.num_fetched == len(first) + len(second - first) + len(third - second)
+    assert fetches.num_reused == len(second & first) + len(third & second) > 0
+
+
+def test_no_group_is_lost_to_the_count_where_two_threads_fetch() -> None:
+    both = threading.Barrier(2)
+
+    class MeetingFetches(Fetches):
+        """Who reads the count waits until somebody else has read it, too, unless nobody can."""
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            with suppress(threading.BrokenBarrierError):
+                if name == "num_groups":
+                    both.wait(0.2)
+            return value
+
+    ahead = _ahead(_loader(_ring()))
+    ahead.fetches = MeetingFetches()
+    threads = [threading.Thread(target=ahead.fetch, args=([], None)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert vars(ahead.fetches)["num_groups"] == 2
 
 
 def _rows(first_step: int, end_step: int) -> set[tuple[str, int]]:
