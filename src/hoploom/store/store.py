@@ -63,7 +63,10 @@ class Store:
         return self
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise ConfigError("a store is never pickled; save it, and hoploom.open its path in the other process")
+        raise ConfigError(
+            "a store is never pickled; give the other process its path and hoploom.open it there, which shares its "
+            "pages; save one that is in memory first"
+        )
 
     def close(self) -> None:
         """Leave the peers, where it has some, and give back what `place` shares with other processes.
