@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hoploom.store import open_store as open
     from hoploom.store.from_pyg import from_pyg
     from hoploom.store.from_tensors import from_tensors
+    from hoploom.train.checkpoint import Checkpoint
     from hoploom.train.evaluation import evaluate
-    from hoploom.train.learner import Checkpoint
     from hoploom.train.loop import fit
 
 __version__ = "0.1.0"
@@ -67,7 +67,7 @@ _HOMES = {
     "open": "store",
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {"infer": "inference.infer", "init": "ranks.context", "spawn": "ranks.spawn"}
-_HOMES |= {"Checkpoint": "train.learner", "evaluate": "train.evaluation", "fit": "train.loop"}
+_HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}
 _PACKAGES |= {"ops", "partition", "sample", "scale", "schema", "serve", "store", "train"}

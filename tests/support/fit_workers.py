@@ -16,8 +16,9 @@ import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader, Store
 from hoploom.load.loader import Loader
 from hoploom.ranks.context import Context, init
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
-from hoploom.train.learner import Checkpoint, Learner, Training
+from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, fit
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
 from hoploom.train.tensorfile import encode

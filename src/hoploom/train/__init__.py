@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from hoploom.inference.infer import Inference, infer
     from hoploom.ranks.context import Context, init, unwrap
     from hoploom.ranks.spawn import spawn
+    from hoploom.train.checkpoint import Checkpoint
     from hoploom.train.evaluation import evaluate
     from hoploom.train.journal import Journal
-    from hoploom.train.learner import Checkpoint, Learner, Training
+    from hoploom.train.learner import Learner, Training
     from hoploom.train.loop import Outcome, fit
     from hoploom.train.step import StepReport
     from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
@@ -23,7 +24,8 @@ _HOMES = {
     "inference.infer": ("Inference", "infer"),
     "train.evaluation": ("evaluate",),
     "train.journal": ("Journal",),
-    "train.learner": ("Checkpoint", "Learner", "Training"),
+    "train.checkpoint": ("Checkpoint",),
+    "train.learner": ("Learner", "Training"),
     "train.loop": ("Outcome", "fit"),
     "train.step": ("StepReport",),
     "train.tasks": ("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression", "Task"),

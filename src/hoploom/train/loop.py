@@ -15,8 +15,9 @@ import torch
 from hoploom.errors import ConfigError, TrainError
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal, Progress
-from hoploom.train.learner import Checkpoint, Ending, Learner, Training
+from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.step import StepCounts, Stepper, StepReport, check_closure
 from hoploom.train.tasks import check_labels
 

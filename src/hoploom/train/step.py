@@ -23,7 +23,8 @@ from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.learner import Checkpoint, Learner, Training, mixed
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.learner import Learner, Training, mixed
 
 
 @dataclass(frozen=True)

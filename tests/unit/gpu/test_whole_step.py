@@ -28,8 +28,9 @@ from hoploom.gpu.whole_step import epoch
 from hoploom.gpu.whole_step.cuda_graph import Recording
 from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
 from hoploom.ranks.context import init
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
-from hoploom.train.learner import Checkpoint, Learner, Training
+from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, fit
 from hoploom.train.runs.reading import check_whole_steps, parse_run_file
 from hoploom.train.runs.run import run, summary

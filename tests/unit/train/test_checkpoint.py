@@ -10,7 +10,7 @@ from torch import nn
 
 from hoploom import ConfigError, StoreError
 from hoploom.train import tensorfile
-from hoploom.train.learner import Checkpoint
+from hoploom.train.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 

@@ -10,7 +10,8 @@ from support.fit_workers import QUIET, alone, assert_close, learner_of, paramete
 from hoploom import TrainError
 from hoploom.ranks.spawn import spawn
 from hoploom.train import tensorfile
-from hoploom.train.learner import Checkpoint, Training
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.learner import Training
 from hoploom.train.loop import fit
 
 COUNTED = ("accuracy", "f1", "confusion")  # integers summed up: equal to the last bit

@@ -17,8 +17,9 @@ from support.fit_workers import QUIET, alone, learner_of
 from tqdm.auto import tqdm
 
 from hoploom import StoreError
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal, Progress
-from hoploom.train.learner import Checkpoint, Learner, Training
+from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
 from hoploom.train.step import StepReport
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hoploom import ConfigError, StoreError
 from hoploom.train import tensorfile
-from hoploom.train.learner import Checkpoint
+from hoploom.train.checkpoint import Checkpoint
 
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": [torch.tensor(7), "text"]}
 

@@ -20,8 +20,8 @@ from hoploom.ingest.synthetic import generate
 from hoploom.nn import KINDS
 from hoploom.ranks import environment
 from hoploom.ranks.context import init
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
-from hoploom.train.learner import Checkpoint
 from hoploom.train.runs.problem import eval_loader, goal_of, model_of
 from hoploom.train.runs.reading import parse_run_file, read_run_file
 from hoploom.train.runs.run import run

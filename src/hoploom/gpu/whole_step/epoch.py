@@ -26,7 +26,8 @@ from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
 from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.learner import Checkpoint, Learner, Training, mixed
+from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.learner import Learner, Training, mixed
 from hoploom.train.step import StepCounts, Stepper, StepReport, Taken
 from hoploom.train.tasks import NodeTask
 

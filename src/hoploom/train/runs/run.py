@@ -26,9 +26,10 @@ from hoploom.store import Store
 from hoploom.store.base import Part
 from hoploom.store.format import write_whole
 from hoploom.store.row_cache import CacheReport, cached, report
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
-from hoploom.train.learner import Checkpoint, Learner, Training
+from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, Validate, fit
 from hoploom.train.runs.problem import (
     Goal,
