@@ -5,7 +5,7 @@ Weights of negatives, a number for each node, go with a batch once a server says
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +30,7 @@ class ServedBatches(Producer):
     """A loader's batches, made by any of the servers; with what stays here put in place."""
 
     peers: Peers
+    sending: threading.Lock  # held while weights are sent, so that nobody else sends the same
     description: Description
     columns: Mapping[str, Tensor]  # one entry per seed of the loader
     weights: Mapping[str, Tensor]  # of negatives, by hash
@@ -37,7 +38,6 @@ class ServedBatches(Producer):
     transform: Callable[[Batch], Any] | None
     pinned: bool
     max_request: int = wire.MAX_REQUEST
-    _sending: threading.Lock = field(default_factory=threading.Lock)  # so that not every thread sends the same weights
 
     @property
     def least_threads(self) -> int:
@@ -60,8 +60,8 @@ class ServedBatches(Producer):
         answer = self._ask(request, [])
         if answer.header.get("error") != "need":
             return answer
-        with self._sending:
-            answer = self._ask(request, [])  # another thread may have sent them by now
+        with self.sending:
+            answer = self._ask(request, [])  # another thread or loader may have sent them by now
             return self._ask(request, list(self.weights)) if answer.header.get("error") == "need" else answer
 
     def _ask(self, request: BatchRequest, attached: list[str]) -> Message:
@@ -76,7 +76,7 @@ class ServedBatches(Producer):
         return self.peers.ask(Message(header, tensors), pinned=self.pinned)
 
 
-def served(maker: Maker, peers: Peers) -> ServedBatches:
+def served(maker: Maker, peers: Peers, sending: threading.Lock) -> ServedBatches:
     """The same batches as the maker's, of servers."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
@@ -98,7 +98,7 @@ def served(maker: Maker, peers: Peers) -> ServedBatches:
     added = maker.assembler
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives)
     given = {name: column for name, column in columns.items() if column is not None}
-    return ServedBatches(peers, description, given, weights, input_id, maker.transform, added.pinned)
+    return ServedBatches(peers, sending, description, given, weights, input_id, maker.transform, added.pinned)
 
 
 def _negatives(task: LinkTask, weights: dict[str, Tensor]) -> Negatives | None:

@@ -4,8 +4,9 @@ With a `path` (worker mode) this host's parts are mapped and batches are made he
 process holds no graph, and servers make the batches.
 """
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -42,6 +43,7 @@ class Connected(Deployment):
     peers: Peers
     by_servers: bool  # they make the batches; else they are made here
     look_ahead: int
+    sending: threading.Lock = field(default_factory=threading.Lock)  # weights of negatives: one for all loaders
 
     @property
     def makes_batches(self) -> bool:
@@ -49,7 +51,9 @@ class Connected(Deployment):
 
     def producer(self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Producer:
         """The servers, or this process with look-ahead."""
-        return served(maker, self.peers) if self.by_servers else made_here(maker, look_ahead or self.look_ahead)
+        if self.by_servers:
+            return served(maker, self.peers, self.sending)
+        return made_here(maker, look_ahead or self.look_ahead)
 
     def traffic(self) -> dict[str, int]:
         return self.peers.traffic()

@@ -1,5 +1,6 @@
 """Invariant 1 where a trainer holds no graph: servers make its batches, and no bit tells."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -107,6 +108,35 @@ def test_weights_are_sent_once_to_each_server() -> None:
     assert_same_batches(_weighted(store, seed=2), _weighted(trainer, seed=2))
     assert sum(len(header["weights"]) for header in servers.requests) == 2
     assert servers.answers.count("ok") == 8
+
+
+def test_two_loaders_that_begin_at_once_send_the_same_weights_once() -> None:
+    """The second is told that they are needed while the first sends them: it waits, and does not send its own."""
+    store = hoploom.from_pyg(random_graph(60, 500, seed=1))
+    trainer, servers = without_graph(store)
+    first_loader, second_loader = _weighted(trainer), _weighted(trainer)
+    second = threading.Thread(target=second_loader._producer.make, args=(torch.arange(5), 0, 1))
+    told, sent_too = threading.Event(), threading.Event()
+    ask = servers.ask
+
+    def asked(request: Message, **options: Any) -> Message:
+        is_second = threading.current_thread() is second
+        if request.header["weights"] and is_second:
+            sent_too.set()
+        elif request.header["weights"]:
+            second.start()
+            assert told.wait(30)
+            sent_too.wait(0.2)  # what must not come has this long
+        answer = ask(request, **options)
+        if is_second:
+            told.set()
+        return answer
+
+    servers.ask = asked  # type: ignore[method-assign,assignment]
+    first_loader._producer.make(torch.arange(5), 0, 1)
+    second.join(30)
+    assert not sent_too.is_set()
+    assert sum(len(header["weights"]) for header in servers.requests) == 2
 
 
 def test_a_server_without_memory_for_weights_still_makes_batches() -> None:
