@@ -28,6 +28,7 @@ from hoploom.store.system_memory import resident_bytes
 
 CHUNK_BYTES = 4 << 20
 PIECE = 256  # nodes, over all relations, sampled between two looks at the memory: each may map 128 KiB
+FAILURES = (IndexError, ValueError, RuntimeError, MemoryError)  # of a sampler whose topology is damaged
 SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
 
 
@@ -167,8 +168,11 @@ class BoundedGraph:
     def _picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         try:
             picked = self.inner.sample(frontiers, draw)
-        except (IndexError, ValueError, RuntimeError, MemoryError) as error:
-            raise StoreError(f"sampling fails: {error}; the store is damaged, run hoploom check on it") from error
+        except FAILURES as error:
+            name = self._failing(frontiers, draw)
+            raise StoreError(
+                f"sampling {name} fails: {error}; the store is damaged, run hoploom check on it"
+            ) from error
         for relation, source, picks in zip(self.schema.relations, self.schema.sources, picked, strict=True):
             limit = self.schema.node_types[source].num_nodes
             if picks is not None and picks.sources.numel():
@@ -177,3 +181,13 @@ class BoundedGraph:
                     wrong = f"source id {low if low < 0 else high} of {relation.key} is out of range [0, {limit})"
                     raise StoreError(f"{wrong}; the store is damaged, run hoploom check on it")
         return picked
+
+    def _failing(self, frontiers: Sequence[Frontier | None], draw: Draw) -> str:
+        """The relation that fails on its own; for the text of an error only."""
+        for index, (relation, fanout) in enumerate(zip(self.schema.relations, draw.fanouts, strict=True)):
+            alone = [fanout if other == index else 0 for other in range(len(draw.fanouts))]
+            try:
+                self.inner.sample(frontiers, draw._replace(fanouts=alone))
+            except FAILURES:
+                return str(relation.key)
+        return "the topology"

@@ -310,3 +310,19 @@ def test_a_damaged_id_is_an_error_that_names_it(ring_store: Store, tmp_path: Pat
     with pytest.raises(hoploom.DataError, match=message):
         partition(tmp_path / "store", tmp_path / "parts", 2, method="range", seeds=None)
     assert not (tmp_path / "parts").exists()
+
+
+def test_a_damaged_indptr_names_its_relation(tmp_path: Path) -> None:
+    ends = torch.stack([torch.arange(12), torch.arange(12).roll(-1)])
+    edges = {("node", "to", "node"): {"edge_index": ends}, ("node", "past", "node"): {"edge_index": ends.flip(0)}}
+    store = hoploom.from_tensors({"node": {"x": torch.zeros(12, 1)}}, edges, splits={"node": {"train": ends[0]}})
+    store.save(tmp_path / "store")
+    file = next((tmp_path / "store").rglob("*past*/csc.indptr.npy"))
+    contents = bytearray(file.read_bytes())
+    contents[-64:-56] = (99).to_bytes(8, "little")
+    file.write_bytes(contents)
+    message = (
+        r"sampling \('node', 'past', 'node'\) fails: indptr is damaged at node \d+; the store is damaged, run hoploom"
+    )
+    with pytest.raises(hoploom.StoreError, match=message):
+        partition(tmp_path / "store", tmp_path / "parts", 2, method="hash", fanouts=[2])
