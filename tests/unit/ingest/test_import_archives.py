@@ -90,10 +90,11 @@ def test_an_empty_list_of_ids_may_be_of_any_dtype(tmp_path: Path) -> None:
     assert store.schema.relations[0].num_edges == store.split("val").numel() == 0
 
 
-def test_several_masks_under_one_name_are_numbered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk_bytes", [1, 6, 1 << 20])
+def test_several_masks_under_one_name_are_numbered(tmp_path: Path, chunk_bytes: int) -> None:
     masks = np.stack([IDS < 6, IDS > 6])
     path = archive(tmp_path / "graph.npz", edge_index=ring_edges(), x=features(), train_masks=masks, val_mask=masks.T)
-    store = import_archive(path, tmp_path / "out")
+    store = import_archive(path, tmp_path / "out", chunk_bytes=chunk_bytes)
     for name in ("train", "val"):
         assert [store.split(f"{name}{number}").tolist() for number in (0, 1)] == [[0, 1, 2, 3, 4, 5], [7, 8, 9]]
 

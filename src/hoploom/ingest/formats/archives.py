@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom.errors import DataError
@@ -154,25 +152,34 @@ def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
     for theirs, ours in SPLITS.items():
         for array in (left.pop(f"{theirs}_{name}", None) for name in ("mask", "masks")):
             if array is not None:
-                is_single = array.shape in ((nodes.rows,), (nodes.rows, 1))
-                for number, mask in enumerate(_masks(array, nodes)):
-                    found[ours if is_single else f"{ours}{number}"] = partial(_marked, mask)
+                found |= _masks(array, ours, nodes)
         if f"{theirs}_idx" in left:
             found[ours] = members(npz_table(left.pop(f"{theirs}_idx")), nodes.rows)
     return found
 
 
-def _masks(array: NpzArray, nodes: Count) -> NDArray[np.bool_]:
-    """[number of masks, num_nodes], stored like that or the other way round."""
+def _masks(array: NpzArray, name: str, nodes: Count) -> dict[str, Members]:
+    """One mask, or several: of shape [number of masks, num_nodes], or the other way round."""
     if nodes.rows not in array.shape or len(array.shape) > 2 or not array.is_numeric:
         hint = f"give masks of one entry per node ({nodes.rows})"
         raise DataError(f"{array.label} has shape {array.shape} and dtype {array.dtype}; {hint}")
-    masks = np.atleast_2d(npz_values(array) != 0)
-    return masks if masks.shape[1] == nodes.rows else masks.T
+    if array.shape in ((nodes.rows,), (nodes.rows, 1)):
+        return {name: partial(_marked, array, 0, by_row=False)}
+    by_row = array.shape[1] == nodes.rows
+    numbers = range(array.shape[0 if by_row else 1])
+    return {f"{name}{number}": partial(_marked, array, number, by_row=by_row) for number in numbers}
 
 
-def _marked(mask: NDArray[np.bool_]) -> Iterator[Tensor]:
-    yield torch.from_numpy(np.flatnonzero(mask))
+def _marked(array: NpzArray, number: int, *, by_row: bool) -> Iterator[Tensor]:
+    """The nodes of a mask, which is a row or a column."""
+    first = 0
+    for rows in npz_table(array).chunks():
+        if not by_row:
+            column = rows[:, number] if rows.dim() == 2 else rows
+            yield torch.nonzero(column).view(-1) + first
+        elif first <= number < first + len(rows):
+            yield torch.nonzero(rows[number - first]).view(-1)
+        first += len(rows)
 
 
 # --- edges ----------------------------------------------------------------------------------
