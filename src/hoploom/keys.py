@@ -1,10 +1,6 @@
 """The keys that all randomness derives from: 64-bit mixes of seed, epoch and step."""
 
-import numpy as np
-from numpy.typing import NDArray
-
 MASK = (1 << 64) - 1
-Words = NDArray[np.uint64]
 
 
 def mix(state: int, value: int) -> int:
@@ -13,14 +9,6 @@ def mix(state: int, value: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
-
-
-def mix_words(state: Words, value: Words) -> Words:
-    """mix, of many values at once."""
-    z: Words = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 def epoch_key(seed: int, epoch: int) -> int:

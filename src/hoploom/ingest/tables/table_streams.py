@@ -27,7 +27,8 @@ from hoploom.ingest.tables.ids import NULL, Numbering, cast_ids, file_name, int6
 from hoploom.ingest.tables.sources import TableSource
 from hoploom.ingest.tables.table_files import array_rows
 from hoploom.ingest.tables.transforms import UnfitError, check_range, signed, standardise
-from hoploom.keys import Words, mix, mix_words
+from hoploom.keys import mix
+from hoploom.ops.mixing import Words, mix_words
 from hoploom.schema import DTYPES, ORIGINAL_ID, Field
 
 ENDS = ("source", "destination")

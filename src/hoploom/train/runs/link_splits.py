@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.ops import EdgeLists
+from hoploom.ops.mixing import Words, mix_words
 from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema
 from hoploom.store import Store
 from hoploom.store.base import Part, Table
@@ -49,14 +50,14 @@ class LinkShares:
         if undirected:
             first, second = np.minimum(first, second), np.maximum(first, second)
         key = np.full(1, keys.mix(keys.mix(0, HELD_OUT), self.seed), dtype=np.uint64)
-        drawn = (keys.mix_words(keys.mix_words(key, first), second) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        drawn = (mix_words(mix_words(key, first), second) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         out = np.full(len(drawn), TRAIN, dtype=np.uint8)
         out[drawn < self.val + self.test] = TEST
         out[drawn < self.val] = VAL
         return torch.from_numpy(out)
 
 
-def _words(ids: Tensor) -> keys.Words:
+def _words(ids: Tensor) -> Words:
     return ids.to(torch.int64).numpy().view(np.uint64)
 
 
