@@ -1,7 +1,7 @@
 """A checkpoint puts a run's parts back exactly, or says why it cannot."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -9,8 +9,11 @@ from support.fit_workers import Sage, alone, assert_same_state, learner_of, para
 from torch import nn
 
 from hoploom import ConfigError, StoreError
+from hoploom.load.loader import Loader
 from hoploom.train import tensorfile
 from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.learner import Learner
+from hoploom.train.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -184,3 +187,8 @@ def test_a_state_that_cannot_be_saved_leaves_the_old_checkpoint(tmp_path: Path) 
     with pytest.raises(ConfigError, match="holds a object at 'parts/odd/lock'"):
         checkpoint.save("last", {"odd": Odd()}, number=2)
     assert checkpoint.restore("last", {}) == {"number": 1}
+
+
+def test_a_learners_annotations_can_be_read() -> None:
+    hints = get_type_hints(Learner)
+    assert (hints["task"], hints["loader"]) == (Task, Loader)

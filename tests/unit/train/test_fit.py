@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -29,11 +29,10 @@ from support.fit_workers import (
 from torch import nn
 
 from hoploom import ConfigError, StoreError, TrainError
-from hoploom.load.loader import Loader
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.learner import Learner, Training
+from hoploom.train.learner import Training
 from hoploom.train.loop import Outcome
-from hoploom.train.tasks import NodeClassification, Task
+from hoploom.train.tasks import NodeClassification
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 STEPS = 4  # of an epoch: 53 seeds in batches of 16
@@ -397,8 +396,3 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     run(learner, clip_norm=1.0, accumulate=2)
     assert all(map(torch.equal, before, frozen.parameters()))
     assert isinstance(learner.model, nn.Module)
-
-
-def test_a_learners_annotations_can_be_read() -> None:
-    hints = get_type_hints(Learner)
-    assert (hints["task"], hints["loader"]) == (Task, Loader)
