@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,9 @@ from hoploom import Store
 
 
 def pytest_configure() -> None:
-    """Child processes import what tests import."""
+    """Child processes import what tests import, and see a Ctrl-C also where tests run in the background of a shell."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([inherited] if inherited else [])])
 

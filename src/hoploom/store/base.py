@@ -186,8 +186,9 @@ class Part:
 
     def _gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
         edge_ids: dict[tuple[Owner, int, int], Tensor] = {}  # read once, however many fields stand in the user's order
-        asked = zip(wanted, places, outs, strict=True)
-        for (owner, name, ids), place, out in sorted(asked, key=lambda one: one[0].field != EDGE_ID):  # they come first
+        found = [(Wanted(*want), place, out) for want, place, out in zip(wanted, places, outs, strict=True)]
+        found.sort(key=lambda one: one[0].field != EDGE_ID)  # edge ids come first
+        for (owner, name, ids), place, out in found:
             if place is not None and place.numel() == 0:
                 continue
             table, key = self.tables[owner, name], (owner, id(ids), id(place))
