@@ -186,20 +186,20 @@ class Part:
 
     def _gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
         edge_ids: dict[tuple[Owner, int, int], Tensor] = {}  # read once, however many fields stand in the user's order
-        found = [(Wanted(*want), place, out) for want, place, out in zip(wanted, places, outs, strict=True)]
-        found.sort(key=lambda one: one[0].field != EDGE_ID)  # edge ids come first
-        for (owner, name, ids), place, out in found:
-            if place is not None and place.numel() == 0:
-                continue
-            table, key = self.tables[owner, name], (owner, id(ids), id(place))
-            if name == EDGE_ID:
-                edge_ids[key] = out
-            elif table.by_edge_id:
-                if key not in edge_ids:
-                    edge_ids[key] = ops.empty((ids.numel(),), torch.int64)
-                    self.tables[owner, EDGE_ID].gather_at(place, ids, edge_ids[key])
-                ids = edge_ids[key]
-            table.gather_at(place, ids, out)
+        for are_edge_ids in (True, False):  # these first
+            for (owner, name, ids), place, out in zip(wanted, places, outs, strict=True):
+                if (name == EDGE_ID) is not are_edge_ids or (place is not None and place.numel() == 0):
+                    continue
+                table = self.tables[owner, name]
+                if are_edge_ids:
+                    edge_ids[owner, id(ids), id(place)] = out
+                elif table.by_edge_id:
+                    key = owner, id(ids), id(place)
+                    if key not in edge_ids:
+                        edge_ids[key] = ops.empty((ids.numel(),), torch.int64)
+                        self.tables[owner, EDGE_ID].gather_at(place, ids, edge_ids[key])
+                    ids = edge_ids[key]
+                table.gather_at(place, ids, out)
 
 
 @dataclass(frozen=True)
