@@ -246,7 +246,8 @@ def two_ranks(context: Context, folder: str) -> None:
 
         tensorfile.write(Path(folder) / "found", found)
     resume_of_one_by_two(context, folder)
-    for check in (a_loss_that_is_not_finite_on_rank_1, a_signal_for_rank_1, a_full_disk_for_rank_0):
+    checks = (a_loss_that_is_not_finite_on_rank_1, a_signal_for_rank_1, a_full_disk_for_rank_0)
+    for check in (*checks, rank_0_alone_says_when_to_save):
         check(context, folder)
 
 
@@ -304,6 +305,25 @@ def a_full_disk_for_rank_0(context: Context, folder: str) -> None:
     kind = hoploom.StoreError if context.is_main else hoploom.PeerError
     with pytest.raises(kind, match=r"cannot write .*blocked/last.safetensors"):
         fit(learner_of(context), Training(1, **QUIET), context, checkpoint=Checkpoint(blocked, context))
+
+
+def killed_in_step_3(context: Context, folder: str) -> None:
+    """Ends within the first epoch, long before the interval between two checkpoints."""
+    learner = learner_of(context, dropout=0.4)
+    kill_at(learner.model, 3, signal.SIGKILL)
+    fit(learner, Training(2, **QUIET), context, checkpoint=Checkpoint(Path(folder), context))
+
+
+def rank_0_alone_says_when_to_save(context: Context, folder: str) -> None:
+    """Clocks differ, and even their intervals here: all ranks save when rank 0 does, or they would wait for ever."""
+    for minutes, expected in ((5.0, 2), (0.0, 1)):  # within the epoch and at its end
+        checkpoint, saved = Checkpoint(Path(folder) / f"clock-{minutes}", context), []
+        own = minutes if context.is_main else 5.0 - minutes
+        save = checkpoint.save
+        checkpoint.save = lambda *given, save=save, saved=saved: (saved.append(given[0]), save(*given))  # type: ignore
+        training = Training(1, max_steps=3, checkpoint_minutes=own, **QUIET)
+        fit(learner_of(context), training, context, checkpoint=checkpoint)
+        assert len(saved) == expected, (context.rank, minutes, saved)
 
 
 def rank_1_is_killed(context: Context, folder: str) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from hoploom.cli.command import Arguments, Command
 from hoploom.config.values import as_int
-from hoploom.errors import ConfigError
+from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
 from hoploom.ranks.spawn import spawn
+from hoploom.train.checkpoint import last_good
 from hoploom.train.runs.reading import check_world, read_run_file
 from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
 from hoploom.train.runs.run_file import RunFile
@@ -45,6 +46,8 @@ def _train(arguments: Arguments) -> int:
             complete = (run_file.output.folder / RESULT_FILE).exists()
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(*_way_on(arguments, run_file)) from interrupt
+    except (TrainError, PeerError, BatchError) as error:
+        raise type(error)(_lost(error, arguments, run_file, started)) from error
     if not complete:
         raise KeyboardInterrupt(*_way_on(arguments, run_file))
     return 0
@@ -71,6 +74,14 @@ def _num_processes(arguments: Arguments, run_file: RunFile, started: environment
 
 def _device(run_file: RunFile) -> str | None:
     return None if run_file.train.device == "auto" else run_file.train.device
+
+
+def _lost(error: HoploomError, arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> str:
+    """What ended the run, what it can go on from, and how."""
+    path = run_file.output.folder / f"{LAST}.safetensors"
+    said = [str(error), *(way for way in [last_good(path)] if way not in str(error))]
+    by_launcher = started.source != "single" and path.exists()
+    return "; ".join([*said, "start it again with --resume" if by_launcher else _way_on(arguments, run_file)[0]])
 
 
 def _way_on(arguments: Arguments, run_file: RunFile) -> list[str]:

@@ -3,7 +3,10 @@
 They are apart from the learner since who only saves them need not import PyG, which takes seconds.
 """
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +19,8 @@ from hoploom.ranks.context import Context, unwrap
 from hoploom.train import tensorfile
 
 FORMAT = 1
+MINUTES = 5.0  # between two checkpoints
+COST = 0.01  # the largest share of the time that writing them may take
 
 
 class Stateful(Protocol):
@@ -75,6 +80,45 @@ class Checkpoint:
             _set_random_states(self._context, state["random"])
         extra: dict[str, Any] = state["extra"]
         return extra
+
+
+def saved_steps(path: Path) -> int | None:
+    """After how many steps training was saved, from the header alone; None where nothing whole is there."""
+    with suppress(StoreError, KeyError, TypeError):
+        return int(tensorfile.read_tree(path)["parts"]["standing"]["steps"])
+    return None
+
+
+def last_good(path: Path | None) -> str:
+    """What there is to go on from, for messages."""
+    num_steps = None if path is None else saved_steps(path)
+    return (
+        "there is no checkpoint" if num_steps is None else f"the last good checkpoint is {path}, after step {num_steps}"
+    )
+
+
+class SaveClock:
+    """When a checkpoint within an epoch is due, by this process's clock: after the first step, then every few minutes.
+
+    Less often where writing one takes more than 1 % of that time. 0 minutes: never.
+    """
+
+    def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pause, self._clock = 60 * minutes, clock
+        self._next = -math.inf if minutes else math.inf
+
+    @property
+    def is_due(self) -> bool:
+        return self._clock() >= self._next
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within: a checkpoint is written."""
+        began = self._clock()
+        yield
+        ended = self._clock()
+        if self._pause:
+            self._next = ended + max(self._pause, (ended - began) / COST)
 
 
 def _unwrapped(part: Any) -> Any:

@@ -61,8 +61,7 @@ class Journal:
 
     def step(self, report: StepReport) -> None:
         """Write a step down."""
-        line = asdict(report)
-        line.pop("asked")
+        line = {name: value for name, value in asdict(report).items() if name not in ("asked", "is_due")}
         self._append(self.steps_file, line)
         if self._board is not None:
             for name in ("loss", "learning_rate", "seconds", "wait_seconds"):

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.load.loader import Loader
-from hoploom.train.checkpoint import Stateful
+from hoploom.train.checkpoint import MINUTES, Stateful
 from hoploom.train.tasks import Mode, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -27,7 +27,9 @@ class Training:
     """How long and how training goes.
 
     A step takes `accumulate` batches of the loader. `patience`: epochs without a better validation before it ends.
-    `checkpoint_every`: steps between checkpoints within an epoch; one is taken at every epoch's end anyway.
+    `checkpoint_minutes`: a checkpoint is taken after the first step and then so often, by rank 0's clock, besides those
+    at every epoch's end; 0: none. Less often where writing one takes more than 1 % of that time.
+    `checkpoint_every`: the same in steps, besides.
     `whole_steps`: sampling, gathering and learning are recorded and replayed; for stores that are placed on a device.
     `margin`: how much larger than some sampled batches their buffers are, as a share.
     """
@@ -38,6 +40,7 @@ class Training:
     precision: Precision = "fp32"
     seed: int = 0
     patience: int | None = None
+    checkpoint_minutes: float = MINUTES
     checkpoint_every: int | None = None
     max_steps: int | None = None
     progress: bool = True  # a bar on rank 0's stderr
@@ -53,6 +56,7 @@ class Training:
                 as_int(name, getattr(self, name), 1, "give at least 1, or leave it out")
         if self.clip_norm is not None and as_number("clip_norm", self.clip_norm, "give a positive number") == 0:
             raise ConfigError("clip_norm is 0, no gradient would be left; give a positive number")
+        as_number("checkpoint_minutes", self.checkpoint_minutes, "give minutes, or 0")
         as_number("margin", self.margin, "give a share of what batches take, e.g. 0.1")
         check_precision(self.precision)
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hoploom.errors import ConfigError, TrainError
+from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.journal import Journal, Progress
 from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.step import StepCounts, Stepper, StepReport, check_closure
@@ -64,8 +64,12 @@ def fit(
         journal.rewind(learner.standing.steps, learner.standing.epoch)
     progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)
     with taking as stepper, StopRequests() as requests, progress:
-        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepper)
-        ending = run.until_it_ends()
+        clock = SaveClock(0.0 if checkpoint is None else training.checkpoint_minutes)
+        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepper, clock)
+        try:
+            ending = run.until_it_ends()
+        except PeerError as error:
+            raise PeerError(f"{error}; {last_good(checkpoint and checkpoint.path('last'))}") from error
     standing, counts = learner.standing, stepper.counts
     if counts is not None and counts.overflow_often:
         warnings.warn(
@@ -132,6 +136,7 @@ class _Run:
     progress: Progress
     requests: StopRequests
     stepper: "Stepper | WholeStep"
+    clock: SaveClock
 
     def until_it_ends(self) -> Ending:
         """Steps and validations in turn; a run that is resumed may begin with either."""
@@ -156,10 +161,11 @@ class _Run:
         asked = False
         with self.stepper.steps() as steps:
             while not (asked or steps.is_empty) and standing.is_over(training) is None:
-                reports, asked = steps.take(self.requests)
+                reports, asked, is_due = steps.take(self.requests, is_due=self.clock.is_due)
                 self._report(reports)
                 every = training.checkpoint_every
-                if every is not None and standing.steps % every == 0 and not (asked or steps.is_empty):
+                is_due = is_due or (every is not None and standing.steps % every == 0)
+                if is_due and not (asked or steps.is_empty):
                     self._report(steps.rest())
                     self._save("last")
             self._report(steps.rest())
@@ -208,4 +214,5 @@ class _Run:
                     f"parameter {parameter_name!r} is not finite after step {self.learner.standing.steps}; "
                     f"lower the learning rate, or clip gradients (clip_norm=1.0); no checkpoint was written"
                 )
-        self.checkpoint.save(name, self.learner.parts())
+        with self.clock.saving():
+            self.checkpoint.save(name, self.learner.parts())

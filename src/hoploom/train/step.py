@@ -23,7 +23,7 @@ from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
-from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.checkpoint import Checkpoint, last_good
 from hoploom.train.learner import Learner, Training, mixed
 
 
@@ -40,6 +40,7 @@ class StepReport:
     seconds: float
     wait_seconds: float  # of them, for batches
     asked: bool  # some rank was asked to stop
+    is_due: bool = False  # rank 0 says that it is time for a checkpoint
 
 
 class Taken(NamedTuple):
@@ -47,6 +48,7 @@ class Taken(NamedTuple):
 
     reports: list[StepReport]  # of steps whose losses are known by now, in order
     asked: bool  # some rank was asked to stop
+    is_due: bool = False  # rank 0 says that it is time for a checkpoint
 
 
 @dataclass
@@ -112,8 +114,10 @@ class Stepper:
         """What is left of the loader's epoch."""
         return EagerSteps(self, self._learner.loader, self._training.accumulate)
 
-    def take(self, batches: Batches, expected: int, requests: StopRequests) -> StepReport:
-        """The next step, of about as many seeds as expected. Where this rank was asked to stop, all learn it."""
+    def take(self, batches: Batches, expected: int, requests: StopRequests, *, is_due: bool = False) -> StepReport:
+        """The next step, of about as many seeds as expected. Where this rank was asked to stop, all learn it, and
+        where rank 0 says that a checkpoint is due."""
+        is_due = is_due and self._context.is_main
         began, standing = time.perf_counter(), self._learner.standing
         is_alone = self._context.world_size == 1  # a backward pass waits for nobody, and the loss is read beside it
         loss_sums, rows, seeds, waited, last = [], 0, 0, 0.0, False
@@ -129,11 +133,11 @@ class Stepper:
                 loss_sums.append(HostNumber(losses.detach().double().sum()))
                 rows += losses.numel()
                 if last and not is_alone:
-                    totals = self._agree(loss_sums, rows, asked=requests.asked)
+                    totals = self._agree(loss_sums, rows, asked=requests.asked, is_due=is_due)
                 self._backward(losses.sum() * (self._context.world_size / expected))
         if is_alone:
-            totals = self._agree(loss_sums, rows, asked=requests.asked)
-        loss_sum_everywhere, rows_everywhere, num_asked = totals
+            totals = self._agree(loss_sums, rows, asked=requests.asked, is_due=is_due)
+        loss_sum_everywhere, rows_everywhere, num_asked, num_due = totals
         learning_rate = self._learner.learning_rate
         if self._update(expected / rows_everywhere):
             self.schedule()
@@ -149,6 +153,7 @@ class Stepper:
             time.perf_counter() - began,
             waited,
             num_asked > 0,
+            num_due > 0,
         )
 
     def reseed(self) -> None:
@@ -173,18 +178,19 @@ class Stepper:
         with mixed(self._training.precision, self._context.device):
             return task.losses(task.outputs(self._learner.model, batch), targets)
 
-    def _agree(self, loss_sums: Sequence[HostNumber], rows: int, *, asked: bool) -> tuple[float, float, float]:
-        """Loss sum, rows and how many were asked to stop, over all ranks; all raise if some loss is not finite."""
+    def _agree(self, loss_sums: Sequence[HostNumber], rows: int, *, asked: bool, is_due: bool) -> list[float]:
+        """Loss sum, rows, how many were asked to stop and say that a checkpoint is due, over all ranks; all raise if
+        some loss is not finite."""
         with self.in_time(self._learner.standing.steps + 1):
             loss_sum = sum(value.wait(self._context.timeout) for value in loss_sums)
         finite = math.isfinite(loss_sum)
-        mine = torch.tensor([loss_sum if finite else 0.0, rows, asked, not finite], dtype=torch.float64)
-        totals = self._context.sum(mine).tolist()
-        if totals[3]:
+        mine = torch.tensor([loss_sum if finite else 0.0, rows, asked, is_due, not finite], dtype=torch.float64)
+        *totals, num_broken = self._context.sum(mine).tolist()
+        if num_broken:
             sums = [float(each) for each in self._context.gather(torch.tensor([loss_sum], dtype=torch.float64))]
             rank = next(rank for rank, each in enumerate(sums) if not math.isfinite(each))
             self.refuse(sums[rank], self._learner.standing.steps + 1, rank)
-        return totals[0], totals[1], totals[2]
+        return totals
 
     @contextmanager
     def in_time(self, step: int) -> Iterator[None]:
@@ -208,8 +214,7 @@ class Stepper:
         )
 
     def _last_good(self) -> str:
-        path = None if self._checkpoint is None else self._checkpoint.path("last")
-        return "there is no checkpoint" if path is None or not path.exists() else f"the last good checkpoint is {path}"
+        return last_good(None if self._checkpoint is None else self._checkpoint.path("last"))
 
     def _backward(self, loss: Tensor) -> None:
         standing = self._learner.standing
@@ -259,11 +264,11 @@ class EagerSteps:
         """Whether all of them are taken."""
         return self._loader.epoch != self._epoch
 
-    def take(self, requests: StopRequests) -> Taken:
+    def take(self, requests: StopRequests, *, is_due: bool = False) -> Taken:
         """Take the next one."""
         expected = self._loader.num_seeds(self._step) * self._accumulate  # the same number on all ranks
-        report = self._stepper.take(self._group(), expected, requests)
-        return Taken([report], report.asked)
+        report = self._stepper.take(self._group(), expected, requests, is_due=is_due)
+        return Taken([report], report.asked, report.is_due)
 
     def _group(self) -> Batches:
         """The batches of the next step."""

@@ -296,10 +296,21 @@ def test_a_killed_rank_is_restarted_by_torchrun_from_the_last_checkpoint(here: P
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_others_and_is_named(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (here / "trap").write_text("1 7 self SIGKILL")
+def test_a_killed_rank_ends_the_others_and_the_command_that_it_names_goes_on(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))
+    (here / "trap").write_text("1 3 self SIGKILL")
     assert train(here, "--processes", "2") == 1
-    assert "hoploom: rank 1 was killed by SIGKILL" in capfd.readouterr().err.splitlines()[-1]
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("hoploom: rank 1 was killed by SIGKILL")
+    assert f"; the last good checkpoint is {here}/run/last.safetensors, after step 1; continue with: hoploom " in said
+    assert main(said.partition("continue with: hoploom ")[2].split()) == 0
+    assert train(here, output="other") == 0
+    assert result(here)["test"] == pytest.approx(result(here, "other")["test"], abs=2e-3)
+    assert [step["step"] for step in lines(here / "run" / "steps-rank1.jsonl")] == [
+        *range(1, result(here)["steps"] + 1)
+    ]
 
 
 # --- faults --------------------------------------------------------------------------------------

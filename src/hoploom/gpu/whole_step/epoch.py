@@ -180,7 +180,7 @@ class WholeSteps:
     def is_empty(self) -> bool:
         return self._begun is None and not self._left
 
-    def take(self, requests: StopRequests) -> Taken:
+    def take(self, requests: StopRequests, *, is_due: bool = False) -> Taken:
         """Take the next step; the reports are of steps before it."""
         began = time.perf_counter()
         step, slot = self._begun or self._begin()
@@ -198,7 +198,7 @@ class WholeSteps:
             self._begun = self._begin()
         report = replace(report, seconds=time.perf_counter() - began)
         self._open.append((report, slot if fits else None))
-        return Taken(known, requests.asked)
+        return Taken(known, requests.asked, is_due)
 
     def rest(self) -> list[StepReport]:
         """Wait for all losses."""

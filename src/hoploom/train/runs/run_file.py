@@ -27,6 +27,7 @@ from hoploom.config.rules import (
 from hoploom.errors import ConfigError
 from hoploom.gpu.place.request import NARROW, read_features, read_topology
 from hoploom.nn import KINDS
+from hoploom.train.checkpoint import MINUTES
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
@@ -195,9 +196,12 @@ class TrainSection:
     )
     patience: int | None = key(None, "epochs without a better validation before it ends", rules.whole(1), example=5)
     max_steps: int | None = key(None, "optimizer steps before it ends", rules.whole(1), example=10_000)
-    checkpoint_every: int | None = key(
-        None, "steps between two checkpoints, besides one per epoch", rules.whole(1), example=1000
+    checkpoint_minutes: float = key(
+        MINUTES,
+        "minutes between two checkpoints within an epoch; one is taken after the first step, too; 0: none",
+        rules.number(),
     )
+    checkpoint_every: int | None = key(None, "the same in steps, besides", rules.whole(1), example=1000)
     whole_steps: bool = key(
         False, "sampling and learning replayed as CUDA graphs; one process, [placement] set", rules.FLAG
     )
