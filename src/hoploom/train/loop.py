@@ -69,7 +69,7 @@ def fit(
         try:
             ending = run.until_it_ends()
         except PeerError as error:
-            raise PeerError(f"{error}; {last_good(checkpoint and checkpoint.path('last'))}") from error
+            raise PeerError(f"{error}; {last_good(None if checkpoint is None else checkpoint.path('last'))}") from error
     standing, counts = learner.standing, stepper.counts
     if counts is not None and counts.overflow_often:
         warnings.warn(
