@@ -44,6 +44,7 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "timeout": 0,
     "pin_memory": False,
     "persistent_workers": False,
+    "sampler": None,
     "least_tail": 1,
     "locality": False,
     "look_ahead": None,
@@ -56,8 +57,8 @@ COUNTS = {  # those that are counts: the least, and what to give
     "look_ahead": (1, "give a count of steps, 1 for none ahead"),
 }
 UNSUPPORTED = {
-    "sampler": "give the seeds as input_nodes and shuffle=True",
-    "batch_sampler": "give batch_size and shuffle",
+    "batch_sampler": "give sampler=, batch_size= and drop_last=, so that ranks share a step; a DynamicBatchSampler "
+    "measures whole graphs, while num_neighbors= and batch_size= bound a batch here",
     "worker_init_fn": "workers are threads of this process",
     "multiprocessing_context": "workers are threads of this process",
     "generator": "give seed=",

@@ -70,7 +70,7 @@ class Loader:
     @property
     def dataset(self) -> range:
         """What PyG's loaders call their dataset: the positions of the seeds."""
-        return range(self._order.num_seeds)
+        return self._order.dataset
 
     @property
     def batch_size(self) -> int:
@@ -105,12 +105,12 @@ class Loader:
         start = self._next
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
-        self._looping = self._order.after(start.step, start.num_seeds)
+        self._looping = self._order.of(start.epoch).after(start.step, start.num_seeds)
         return self._walk(self._looping, start.epoch, self._num_loops)
 
     def rehearsal(self) -> Walk:
         """The steps of epoch 0, wherever the loader is; it stays there."""
-        return self._walk(replace(self._order, first_step=0, first_seed=0), 0, 0)
+        return self._walk(replace(self._order.of(0), first_step=0, first_seed=0), 0, 0)
 
     def _walk(self, order: Order, epoch: int, loop: int) -> Walk:
         work = Work(order, epoch, self._mover.send)
@@ -141,7 +141,7 @@ class Loader:
         """
         if len(steps) and not 0 <= min(steps) <= max(steps) < self._order.num_steps:
             raise ConfigError(f"steps are {steps}, but an epoch has {self._order.num_steps}; stay within it")
-        return self._made(replace(self._order, first_step=0, first_seed=0), 0, steps)
+        return self._made(replace(self._order.of(0), first_step=0, first_seed=0), 0, steps)
 
     def num_seeds(self, step: int) -> int:
         """The seeds of a step of the newest loop, over all ranks."""
@@ -172,7 +172,7 @@ class Loader:
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
             of = f"dtype {indices.dtype} and shape {tuple(indices.shape)}"
             raise ConfigError(f"index has {of}; give a list of positions")
-        limit = self._order.num_seeds
+        limit = len(self.dataset)
         outside = indices[(indices < 0) | (indices >= limit)]
         if outside.numel():
             raise ConfigError(f"index holds {outside[0]}, out of range [0, {limit}); give positions among the seeds")
@@ -200,7 +200,7 @@ class Loader:
             "num_seeds": order.num_seeds,
             "seed": order.seed,
             "shuffle": int(order.shuffle),
-            "layout": order.layout,
+            "layout": (order.of(at.epoch) if at.step else order).layout,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -218,10 +218,9 @@ class Loader:
         position = Position(*(as_int(f"the state's {name}", state.get(name), 0, way_out) for name in names))
         if position.num_seeds > order.num_seeds:
             raise ConfigError(f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds")
-        if position.step and state.get("layout", 0) != order.layout:
+        if position.step and state.get("layout", 0) != order.of(position.epoch).layout:
             raise ConfigError(
-                f"the state lies inside epoch {position.epoch}, which was dealt out to other ranks, parts or batch "
-                "sizes; resume with the same locality, world size and batch size, or go on with "
+                f"the state lies inside epoch {position.epoch}, {order.other_layout}, or go on with "
                 f"set_epoch({position.epoch + 1})"
             )
         left = order.num_seeds - position.num_seeds

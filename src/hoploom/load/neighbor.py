@@ -13,6 +13,7 @@ from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
 from hoploom.load.arguments import NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch, Mover
+from hoploom.load.drawn_order import drawn
 from hoploom.load.loader import Loader, made_here
 from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
 from hoploom.load.order import Order, localised
@@ -48,7 +49,11 @@ class SamplingLoader(Loader):
         pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
         assembler = Assembler(store, graph.template, graph.field_order, pinned, reduce, given["degrees"])
         maker, node_type, nodes = self._maker_and_seeds(given, sampler, assembler)
-        order = localised(_order(nodes.numel(), given, arguments), store, node_type, nodes, arguments["locality"])
+        order = _order(nodes.numel(), given, arguments)
+        if arguments["sampler"] is None:
+            order = localised(order, store, node_type, nodes, arguments["locality"])
+        else:
+            order = drawn(order, arguments["sampler"], arguments["locality"])
         ahead, deadline = arguments["look_ahead"], arguments["timeout"] or DEADLINE
         deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
         producer = made_here(maker, ahead or 1) if deployed is None else deployed

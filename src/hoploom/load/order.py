@@ -63,9 +63,26 @@ class Order:
         return self.first_step + full + (not joins)
 
     @property
+    def dataset(self) -> range:
+        """The positions of the seeds, of which the order is made."""
+        return range(self.num_seeds)
+
+    @property
     def layout(self) -> int:
         """What a position inside an epoch hangs on besides the seeds' order; 0: on nothing."""
         return 0
+
+    @property
+    def other_layout(self) -> str:
+        """What to say of an epoch that was left in another layout."""
+        return (
+            "which was dealt out to other ranks, parts or batch sizes, or by a sampler; resume with the same locality, "
+            "world size, batch size and sampler"
+        )
+
+    def of(self, epoch: int) -> "Order":
+        """The order of one epoch; called by the thread that loops, before any of its steps is made."""
+        return self
 
     def step_span(self, step: int) -> tuple[int, int]:
         """The epoch positions of a step, over all ranks."""

@@ -101,7 +101,6 @@ def test_pinned_memory_without_cuda_is_as_good_as_none(monkeypatch: pytest.Monke
 
 
 UNSUPPORTED: dict[str, Any] = {
-    "sampler": [0],
     "batch_sampler": [[0]],
     "worker_init_fn": print,
     "multiprocessing_context": "fork",

@@ -1,0 +1,238 @@
+"""`sampler=` of a PyG script: any torch sampler gives an epoch's order, dealt out to ranks and resumed like our own."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.batches import assert_same_batches
+from support.graphs import library, ring
+from support.refusals import assert_refused
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch_geometric.data import Data
+from torch_geometric.loader import DynamicBatchSampler, ImbalancedSampler
+
+import hoploom
+
+NUM_NODES = 50
+
+
+class Coins(Sampler[int]):
+    """Positions from Python's and NumPy's own generators."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([random.randrange(NUM_NODES) for _ in range(20)] + np.random.permutation(20).tolist())
+
+    def __len__(self) -> int:
+        return 40
+
+
+class Turning(Sampler[int]):
+    """Another order each time that nothing but the number of calls decides."""
+
+    calls = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.calls += 1
+        return iter([(place + self.calls) % NUM_NODES for place in range(NUM_NODES)])
+
+    def __len__(self) -> int:
+        return NUM_NODES
+
+
+WEIGHTS = torch.arange(NUM_NODES, dtype=torch.double)
+SAMPLERS = {
+    "weighted": lambda: WeightedRandomSampler(WEIGHTS, 70),
+    "weighted with a generator": lambda: WeightedRandomSampler(WEIGHTS, 30, generator=torch.Generator().manual_seed(1)),
+    "imbalanced": lambda: ImbalancedSampler(torch.arange(NUM_NODES) // 40),
+    "random": lambda: RandomSampler(range(NUM_NODES), replacement=True, num_samples=60),
+    "a subset": lambda: SubsetRandomSampler([1, 4, 9, 16, 25, 36, 49]),
+    "a subset in order": lambda: SequentialSampler(range(10)),
+    "one share of one": lambda: DistributedSampler(range(NUM_NODES), num_replicas=1, rank=0),
+    "Python and NumPy": Coins,
+    "a list": lambda: [3, 3, 7, 0, 49, 3, 12],
+}
+each_sampler = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def _loader(sampler: Any, **options: Any) -> hoploom.NeighborLoader:
+    return hoploom.NeighborLoader(ring(NUM_NODES), [2, 2], **{"batch_size": 4, "sampler": sampler, **options})
+
+
+def _seeds(batches: Any) -> list[int]:
+    return [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
+
+
+@each_sampler
+def test_an_epoch_is_what_the_sampler_gives_and_ranks_share_it_out(make: Any) -> None:
+    alone = _seeds(_loader(make(), batch_size=6))
+    ranks = [list(_loader(make(), batch_size=2, rank=rank, world_size=3)) for rank in range(3)]
+    shared = _seeds(batch for step in zip(*ranks, strict=True) for batch in step)
+    assert shared == alone  # every position of the order once, where it stands in the order
+    assert len(alone) == len(make())
+
+
+def test_a_list_is_walked_as_it_stands_and_positions_are_among_the_seeds() -> None:
+    loader = _loader([1, 1, 0, 2], input_nodes=[30, 20, 10])
+    (batch,) = loader
+    assert batch.n_id[:4].tolist() == [20, 20, 30, 10]
+    assert batch.input_id.tolist() == [1, 1, 0, 2]
+    assert loader.dataset == range(3)
+    assert loader([2]).n_id[0] == 10
+
+
+def test_an_imbalanced_graph_is_drawn_evenly_over_its_classes() -> None:
+    y = (torch.arange(400) < 40).long()
+    data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), y=y, num_nodes=400)
+    mask = torch.arange(400) < 300
+    sampler = ImbalancedSampler(data, input_nodes=mask)
+    drawn = torch.cat([b.y for b in hoploom.NeighborLoader(data, [-1], mask, sampler=sampler, batch_size=50)])
+    assert drawn.numel() == 300
+    assert 0.4 < drawn.float().mean() < 0.6
+
+
+@each_sampler
+def test_a_sampler_changes_nobodys_random_numbers_and_nobody_changes_its_own(make: Any) -> None:
+    sampler = make()
+    own = getattr(sampler, "generator", None) or torch.Generator()
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), own.get_state(), random.getstate(), np.random.get_state()[1].tolist()
+    first = _seeds(_loader(sampler))
+    after = torch.get_rng_state(), own.get_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert all(torch.equal(a, b) for a, b in zip(before[:2], after[:2], strict=True))
+    assert before[2:] == after[2:]
+    torch.manual_seed(4)
+    random.seed(4)
+    assert _seeds(_loader(make())) == first
+
+
+def test_epochs_seeds_and_generators_draw_anew() -> None:
+    def made(seed: int = 0, of_generator: int | None = None) -> hoploom.NeighborLoader:
+        generator = None if of_generator is None else torch.Generator().manual_seed(of_generator)
+        return _loader(WeightedRandomSampler(WEIGHTS, 70, generator=generator), seed=seed)
+
+    loader = made()
+    first, second = _seeds(loader), _seeds(loader)
+    loader.set_epoch(0)
+    assert _seeds(loader) == first
+    drawn = [first, second, *(_seeds(made(*given)) for given in [(1, None), (0, 1), (0, 2), (1, 1)])]
+    assert len({tuple(seeds) for seeds in drawn}) == len(drawn)
+
+
+@each_sampler
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_continues_at_every_step(make: Any, num_workers: int) -> None:
+    whole = _loader(make(), num_workers=num_workers)
+    list(whole)
+    batches = []
+    states = []
+    for batch in whole:  # epoch 1
+        batches.append(batch)
+        states.append(whole.state_dict())
+    for step, state in enumerate(states):
+        resumed = _loader(make(), num_workers=num_workers)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        if step + 1 < len(states):
+            assert_same_batches(list(resumed), batches[step + 1 :])
+
+
+def test_an_epoch_continues_at_another_number_of_ranks() -> None:
+    made = SAMPLERS["weighted"]
+    first = _loader(made(), batch_size=5)
+    it = iter(first)
+    seen = _seeds([next(it) for _ in range(4)])
+    for rank in range(2):
+        rest = _loader(made(), batch_size=50, rank=rank, world_size=2)
+        rest.load_state_dict(first.state_dict())
+        seen += _seeds(rest)
+    assert seen == _seeds(_loader(made()))
+
+
+def test_a_sampler_that_draws_differently_again_cannot_resume_and_says_so() -> None:
+    loader = _loader(Turning())
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed = _loader(Turning())
+    resumed.set_epoch(3)  # as of now it has turned further
+    list(resumed)
+    assert_refused(lambda: resumed.load_state_dict(state), "epoch 0", "Turning", "set_epoch(1)")
+    with pytest.raises(hoploom.ConfigError, match=r"or by a sampler; resume with .* sampler, or go on with set_epoch"):
+        _loader(None).load_state_dict(state)
+
+
+def test_a_sampler_that_knows_its_epoch_is_told_it() -> None:
+    def made() -> Any:
+        return DistributedSampler(range(NUM_NODES), num_replicas=1, rank=0, shuffle=True)
+
+    loader, theirs = _loader(made()), made()
+    list(loader)
+    theirs.set_epoch(1)
+    assert _seeds(loader) == list(theirs)
+
+
+class Unending(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield 0
+
+
+class Longer(Unending):
+    def __len__(self) -> int:
+        return 3
+
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "with shuffle": ({"sampler": [0], "shuffle": True}, "mutually exclusive with shuffle"),
+    "with locality": ({"sampler": [0], "locality": True}, "locality"),
+    "that deals out shares": (
+        {"sampler": DistributedSampler(range(16), num_replicas=2, rank=1)},
+        "DistributedSampler",
+        "2 ranks",
+        "leave it out",
+        "shuffle=True",
+    ),
+    "of more nodes than seeds": ({"sampler": range(17)}, "range", "position 16", "16 seeds", "the same seeds"),
+    "that counts from the end": ({"sampler": [-1]}, "position -1", "16 seeds"),
+    "of batches": ({"sampler": BatchSampler(range(16), 4, False)}, "BatchSampler", "[0, 1, 2, 3]", "no batches"),
+    "of uneven batches": ({"sampler": BatchSampler(range(16), 5, False)}, "BatchSampler", "one position"),
+    "of words": ({"sampler": ["a"]}, "'a'", "one position"),
+    "of fractions": ({"sampler": [0.5]}, "0.5", "one position"),
+    "without a length": ({"sampler": Unending()}, "Unending", "length"),
+    "that never ends": ({"sampler": Longer()}, "Longer", "more than 3", "len()"),
+    "that is none": ({"sampler": 5}, "int", "torch Sampler"),
+    "of nothing": ({"sampler": []}, "no positions"),
+    "too short for the ranks": ({"sampler": [0, 1], "world_size": 3}, "2 seeds", "3 ranks"),
+    "batches": ({"batch_sampler": BatchSampler(range(16), 4, False)}, "batch_sampler=", "sampler=", "batch_size="),
+    "graphs by size": (
+        {"batch_sampler": DynamicBatchSampler([Data(num_nodes=3)], max_num=10)},
+        "DynamicBatchSampler",
+        "whole graphs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), [(case[0], case[1:]) for case in WRONG.values()], ids=WRONG)
+def test_a_sampler_that_cannot_work_is_refused_when_the_loader_is_made(
+    given: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    assert_refused(lambda: hoploom.NeighborLoader(ring(16), [2], batch_size=4, **given), *said)
+
+
+def test_links_are_drawn_like_nodes() -> None:
+    data = library()
+    key = data.edge_types[0]
+    count = data[key].edge_index.shape[1]
+    sampler = WeightedRandomSampler(torch.ones(count), 11)
+    batches = list(hoploom.LinkNeighborLoader(data, [2], key, batch_size=4, sampler=sampler))
+    assert [batch[key].input_id.numel() for batch in batches] == [4, 4, 3]
