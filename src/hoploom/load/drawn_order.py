@@ -58,6 +58,9 @@ class DrawnOrder(Order):
             self._newest[epoch] = drawn
         return self._newest[epoch]
 
+    def undealt(self) -> "DrawnOrder":
+        return replace(self, rank=0, world_size=1, _newest={})
+
     def indices(self, epoch: int, begin: int, end: int) -> Tensor:
         assert self.positions is not None
         return self.positions[begin:end]

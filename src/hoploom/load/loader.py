@@ -16,6 +16,7 @@ from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Producer, Work, in_order
+from hoploom.ranks.share import Share
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
 
@@ -53,8 +54,9 @@ def made_here(maker: Maker, num_steps: int) -> Producer:
 class Loader:
     """Yields the batches of one epoch per loop. Made by NeighborLoader and LinkNeighborLoader."""
 
-    def __init__(self, order: Order, producer: Producer, delivery: Delivery, mover: Mover) -> None:
+    def __init__(self, order: Order, producer: Producer, delivery: Delivery, mover: Mover, share: Share) -> None:
         order.check()
+        self.share = share  # of which seeds, and who said so
         self._order, self._producer, self._mover = order, producer, mover
         self._delivery = replace(delivery, num_threads=max(delivery.num_threads, producer.least_threads))
         self._next = self._consumed = Position()
@@ -134,14 +136,26 @@ class Loader:
             at_end = step == order.num_steps - 1
             self._consumed = Position(epoch + 1) if at_end else Position(epoch, step + 1, order.step_span(step)[1])
 
-    def steps(self, steps: range) -> Generator[Batch, None, None]:
-        """These steps of epoch 0, wherever the loader is: `loader.steps(range(rank, len(loader), world_size))`.
+    def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
+        """These steps of epoch 0, wherever the loader is; `dealt=False`: as one process would make them.
 
-        Ranks that share out whole steps of a loader see the batches that one process would see.
+        Ranks that take whole steps in turn see the batches that one process would see:
+        `loader.steps(range(rank, loader.num_whole_steps, world_size), dealt=False)`.
         """
-        if len(steps) and not 0 <= min(steps) <= max(steps) < self._order.num_steps:
-            raise ConfigError(f"steps are {steps}, but an epoch has {self._order.num_steps}; stay within it")
-        return self._made(replace(self._order.of(0), first_step=0, first_seed=0), 0, steps)
+        order = self._order if dealt else self._order.undealt()
+        if len(steps) and not 0 <= min(steps) <= max(steps) < order.num_steps:
+            raise ConfigError(f"steps are {steps}, but an epoch has {order.num_steps}; stay within it")
+        if dealt and not self.share.is_given and order.world_size > 1 and steps.step > 1:
+            raise ConfigError(
+                f"steps are {steps} of a loader whose seeds are dealt over {order.world_size} ranks already "
+                f"({self.share.origin}); give dealt=False to take whole steps in turn"
+            )
+        return self._made(replace(order.of(0), first_step=0, first_seed=0), 0, steps)
+
+    @property
+    def num_whole_steps(self) -> int:
+        """The steps of an epoch that one process walks alone."""
+        return self._order.undealt().num_steps
 
     def num_seeds(self, step: int) -> int:
         """The seeds of a step of the newest loop, over all ranks."""
@@ -232,4 +246,9 @@ class Loader:
         self._next = self._consumed = position
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        order = self._order
+        seeds = f"{order.num_seeds} seeds, batch_size={order.batch_size}, {order.num_steps} steps"
+        return f"{type(self).__name__}({seeds}; {self.share})"
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}()"  # as PyG's

@@ -18,6 +18,7 @@ from hoploom.load.loader import Loader, made_here
 from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
 from hoploom.load.order import Order, localised
 from hoploom.load.pipeline import DEADLINE, Delivery, Producer
+from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.hops import NumNeighbors as Fanouts
 from hoploom.sample.hops import make_sampling
@@ -49,7 +50,8 @@ class SamplingLoader(Loader):
         pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
         assembler = Assembler(store, graph.template, graph.field_order, pinned, reduce, given["degrees"])
         maker, node_type, nodes = self._maker_and_seeds(given, sampler, assembler)
-        order = _order(nodes.numel(), given, arguments)
+        share = read_share(given["rank"], given["world_size"])
+        order = _order(nodes.numel(), share, given["seed"], arguments)
         if arguments["sampler"] is None:
             order = localised(order, store, node_type, nodes, arguments["locality"])
         else:
@@ -58,7 +60,7 @@ class SamplingLoader(Loader):
         deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
         producer = made_here(maker, ahead or 1) if deployed is None else deployed
         delivery = Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline)
-        super().__init__(order, producer, delivery, mover)
+        super().__init__(order, producer, delivery, mover, share)
         self.data, self.store, self.maker = given["data"], store, maker
 
 
@@ -78,15 +80,15 @@ def _sampler(store: Store, given: Given) -> Sampler:
     return Sampler(store.graph, sampling, hook)
 
 
-def _order(num_seeds: int, given: Given, arguments: Given) -> Order:
+def _order(num_seeds: int, share: Share, seed: Any, arguments: Given) -> Order:
     return Order(
         num_seeds,
         arguments["batch_size"],
         bool(arguments["shuffle"]),
         bool(arguments["drop_last"]),
-        as_int("seed", given["seed"], None, "give an integer"),
-        as_int("rank", given["rank"], 0, "give this process's number among world_size, 0 for the first"),
-        as_int("world_size", given["world_size"], 1, "give the number of ranks"),
+        as_int("seed", seed, None, "give an integer"),
+        share.rank,
+        share.world_size,
         least_tail=arguments["least_tail"],
     )
 
@@ -97,7 +99,9 @@ class NeighborLoader(SamplingLoader):
     Takes PyG's arguments and yields PyG's batches. Beyond PyG: `data` may be a store or its path, `input_nodes` a
     split's name, `num_workers` are threads, and:
 
-    - `seed`, `rank`, `world_size`: the same batches everywhere, every seed once over all ranks
+    - `seed`: the one number that all randomness comes from
+    - `rank`, `world_size`: this rank's share, so that every seed comes once over all ranks; where you give neither,
+      those of the process group, else of torchrun's or Slurm's environment. `rank=0, world_size=1` reads all seeds
     - `least_tail`: a last step of fewer seeds joins the one before it; at or above every number of ranks that a run
       may have, it makes the steps the same for all of them
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
@@ -141,8 +145,8 @@ class NeighborLoader(SamplingLoader):
         degrees: bool = False,
         device: torch.device | str | None = None,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         given = locals()
@@ -204,8 +208,8 @@ class LinkNeighborLoader(SamplingLoader):
         degrees: bool = False,
         device: torch.device | str | None = None,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         given = locals()

@@ -49,7 +49,10 @@ class Order:
         if self.num_seeds == 0:
             raise ConfigError("there are no seeds; check input_nodes (an empty split or mask?)")
         if self.num_seeds < self.world_size:
-            raise ConfigError(f"{self.num_seeds} seeds cannot feed {self.world_size} ranks; use fewer ranks")
+            raise ConfigError(
+                f"{self.num_seeds} seeds cannot feed {self.world_size} ranks; use fewer ranks, "
+                "or rank=0, world_size=1 for a loader that reads all seeds on each rank"
+            )
 
     @property
     def global_batch(self) -> int:
@@ -102,6 +105,10 @@ class Order:
             return torch.arange(begin, end)
         return ops.permute(keys.epoch_key(self.seed, epoch), self.num_seeds, begin, end)
 
+    def undealt(self) -> "Order":
+        """The order of one process that reads all seeds."""
+        return replace(self, rank=0, world_size=1)
+
     def after(self, step: int, num_seeds: int) -> "Order":
         """The rest of an epoch of which `step` steps took `num_seeds` seeds, at any world size."""
         return replace(self, first_step=step, first_seed=num_seeds)
@@ -147,6 +154,10 @@ class LocalOrder(Order):
                 self._newest.clear()
                 self._newest[epoch] = self._arranged(epoch)
             return self._newest[epoch][begin:end]
+
+    def undealt(self) -> Order:
+        plain = {name: getattr(self, name) for name in Order.__dataclass_fields__}
+        return Order(**plain | {"rank": 0, "world_size": 1})
 
     def _arranged(self, epoch: int) -> Tensor:
         """Which seed stands at each position of the epoch: [positions of all steps] int64."""

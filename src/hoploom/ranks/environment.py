@@ -55,6 +55,13 @@ def read(variables: Variables | None = None) -> RankPlace:
     return _from_torchrun(variables, present[0]) if present else RankPlace()
 
 
+def read_started(variables: Variables | None = None) -> RankPlace:
+    """The same for who asks without wanting to meet others: an address without a rank starts nobody."""
+    variables = os.environ if variables is None else variables
+    told = any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(variables)
+    return read(variables) if told else RankPlace()
+
+
 @dataclass(frozen=True)
 class LaunchSettings:
     """Where `hoploom launch` says that the graph is. Without servers: in files that this process can open."""

@@ -27,7 +27,8 @@ def evaluate(
 ) -> dict[str, float]:
     """The task's metrics and the mean loss, the same on every rank. All ranks call.
 
-    A loader made for one rank is shared out by whole steps; one made with rank and world_size is walked whole.
+    A loader is shared out by whole steps, so that batches are those of one process; one that was given its rank and
+    world_size is walked whole.
 
     >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
     """
@@ -55,14 +56,18 @@ def _steps(loader: Loader, context: Context) -> range:
     """The steps of this rank."""
     if loader.drop_last:
         raise ConfigError("the loader has drop_last=True, which leaves seeds out; evaluate with drop_last=False")
-    if loader.world_size == 1:
-        return range(context.rank, len(loader), context.world_size)
+    if _takes_turns(loader):
+        return range(context.rank, loader.num_whole_steps, context.world_size)
     if (loader.rank, loader.world_size) != (context.rank, context.world_size):
         raise ConfigError(
             f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
             f"{context.world_size}; leave rank and world_size out"
         )
     return range(len(loader))
+
+
+def _takes_turns(loader: Loader) -> bool:
+    return loader.world_size == 1 or not loader.share.is_given
 
 
 @contextmanager
@@ -84,7 +89,7 @@ def _rows(
     """Outputs and targets, step by step."""
     task, context, precision = how
     device = context.device
-    with closing(loader.steps(steps)) as batches:
+    with closing(loader.steps(steps, dealt=not _takes_turns(loader))) as batches:
         for made in batches:
             batch: Batch = made if device.type == "cpu" else made.to(device, non_blocking=True)
             targets = task.targets(batch)

@@ -97,7 +97,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
     if (loader.rank, loader.world_size) != (context.rank, context.world_size):
         raise ConfigError(
             f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
-            f"{context.world_size}; give it rank=context.rank, world_size=context.world_size"
+            f"{context.world_size}; make it after hoploom.init(), without rank and world_size"
         )
     check_closure(learner.optimizer)
     if learner.plateau is not None:

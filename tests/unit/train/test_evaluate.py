@@ -132,7 +132,7 @@ def test_what_would_leave_seeds_out_is_refused() -> None:
     with pytest.raises(ConfigError, match="drop_last=True, which leaves seeds out"):
         evaluate(Sage(), val_loader(drop_last=True), task, context)
     with pytest.raises(ConfigError, match="is for rank 0 of 2, this is rank 0 of 1; leave rank and world_size out"):
-        evaluate(Sage(), val_loader(world_size=2), task, context)
+        evaluate(Sage(), val_loader(rank=0, world_size=2), task, context)
     with pytest.raises(ConfigError, match="precision is 'int8'"):
         evaluate(Sage(), val_loader(), task, context, precision="int8")
 

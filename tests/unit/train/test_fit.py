@@ -354,7 +354,7 @@ def test_wrong_options_are_refused(options: Mapping[str, Any], said: str) -> Non
 
 def test_a_loader_for_other_ranks_is_refused() -> None:
     loader = type(train_loader())(train_loader().store, [2], "train", batch_size=4, rank=1, world_size=2)
-    with pytest.raises(ConfigError, match=r"is for rank 1 of 2, this is rank 0 of 1; give it rank=context.rank"):
+    with pytest.raises(ConfigError, match=r"is for rank 1 of 2, this is rank 0 of 1; make it after hoploom.init"):
         run(learner_of(loader=loader))
 
 

@@ -300,7 +300,9 @@ def eval_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Modul
     section = run_file.loader
     fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(run_file, goal)
     batch_size = section.eval_batch_size or section.batch_size
-    return _loader(run_file, goal, model, split, fanouts, batch_size=batch_size, device=context.device)
+    return _loader(
+        run_file, goal, model, split, fanouts, batch_size=batch_size, rank=0, world_size=1, device=context.device
+    )
 
 
 def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **given: Any) -> Loader:

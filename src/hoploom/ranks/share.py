@@ -1,0 +1,66 @@
+"""Which share of the seeds is a loader's: as the user says, else as the process group or the launcher does."""
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch.distributed as dist
+
+from hoploom.config.values import as_int
+from hoploom.errors import ConfigError
+from hoploom.ranks import environment
+
+GIVEN, GROUP, ALONE = "as given", "from the process group", "the only process"
+LAUNCHERS = {"torchrun": "from torchrun's environment", "slurm": "from Slurm's environment", "single": ALONE}
+
+
+@dataclass(frozen=True)
+class Share:
+    """The seeds are dealt over `world_size` ranks; this is one of them."""
+
+    rank: int = 0
+    world_size: int = 1
+    origin: str = GIVEN
+
+    @property
+    def is_given(self) -> bool:
+        return self.origin == GIVEN
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size}, {self.origin}"
+
+
+def read_share(rank: Any, world_size: Any) -> Share:
+    """What a loader was given; where it was given neither, what the process group or the environment says."""
+    if rank is None and world_size is None:
+        share = _own_share()
+        if share.world_size > 1 and share.rank == 0:
+            _tell(share.world_size, share.origin)
+        return share
+    if rank is None or world_size is None:
+        given, missing = (
+            (f"world_size is {world_size!r:.80}", "rank") if rank is None else (f"rank is {rank!r:.80}", "world_size")
+        )
+        raise ConfigError(
+            f"{given}, but {missing} is not given; give both, or neither: the process group, else torchrun's or "
+            "Slurm's environment then says who this rank is"
+        )
+    return Share(
+        as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first"),
+        as_int("world_size", world_size, 1, "give the number of ranks"),
+    )
+
+
+def _own_share() -> Share:
+    if dist.is_initialized():
+        return Share(dist.get_rank(), dist.get_world_size(), GROUP)
+    place = environment.read_started()
+    return Share(place.rank, place.world_size, LAUNCHERS[place.source] if place.world_size > 1 else ALONE)
+
+
+@cache
+def _tell(world_size: int, origin: str) -> None:
+    """Once a process: the first loader that took its share from somewhere."""
+    line = f"a loader deals its seeds over {world_size} ranks ({origin}); rank=0, world_size=1 reads all on each rank"
+    print(f"hoploom: {line}", file=sys.stderr, flush=True)
