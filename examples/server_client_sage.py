@@ -32,7 +32,7 @@ NUM_NEIGHBORS, BATCH_SIZE, LEARNING_RATE = [15, 10], 512, 0.003
 
 def make_model(store: hoploom.Store) -> tuple[GraphSAGE, int]:
     """GraphSAGE for the store's features and classes, and the number of classes."""
-    [labels] = store.features.gather([hoploom.store.Wanted("node", "y", store.split("train"))])  # the servers' rows
+    [labels] = store.features.gather([("node", "y", store.split("train"))])  # the servers' rows
     num_features, num_classes = store.schema.node_type("node").fields["x"].shape[0], int(labels.max()) + 1
     torch.manual_seed(12345)
     return GraphSAGE(num_features, hidden_channels=128, num_layers=2, out_channels=num_classes), num_classes

@@ -17,7 +17,7 @@ from support.made_by import Made
 from support.placements import ENDS, PLACEMENTS, Placement, Site
 
 import hoploom
-from hoploom import HoploomError
+from hoploom import ConfigError, HoploomError
 from hoploom.load.loader import Loader
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -84,3 +84,20 @@ def test_the_users_own_data_gives_the_batches_of_its_store() -> None:
         hoploom.NeighborLoader(given, [3, 2], batch_size=7, shuffle=True) for given in (data, hoploom.from_pyg(data))
     ]
     assert_same_batches(*(map(_comparable, loader) for loader in loaders))
+
+
+ROWS = [("node", "x", torch.tensor([41, 0, 59, 41])), ("node", "node_time", torch.arange(0, 60, 7))]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS.keys())
+def test_rows_are_gathered_by_plain_triples_wherever_they_are(placement: Placement, site: Site) -> None:
+    case = CASES["uniform"]
+    store, _ = placement.place(case, site)
+    rows = store.features.gather([*ROWS, (("node", "to", "node"), "weight", torch.tensor([3, 499]))])
+    tables = case.store.parts[0].tables
+    for (owner, name, ids), found in zip(ROWS, rows, strict=False):
+        assert torch.equal(found.cpu(), tables[owner, name].rows[ids])
+    with pytest.raises(ConfigError, match=r"'node' has no field 'z'; it has \['node_time', 'train_mask', 'x'\]"):
+        store.features.gather([("node", "z", torch.tensor([0]))])
+    with pytest.raises(ConfigError, match="unknown node type 'nobody'"):
+        store.features.gather([("nobody", "x", torch.tensor([0]))])

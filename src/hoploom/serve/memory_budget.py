@@ -14,7 +14,8 @@ import torch
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Field, Owner, Schema
-from hoploom.store import Draw, Store, Wanted
+from hoploom.store import Draw, Store
+from hoploom.store.base import Triple
 
 PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_index
 PIECE = 256  # nodes whose picks are made together where their number is not known before
@@ -144,9 +145,9 @@ class MeteredStore:
                 total += frontier.nodes.numel() * (fanout if fanout >= 0 else 1 << 40)
         return total
 
-    def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[torch.Tensor]:
+    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[torch.Tensor]:
         """Rows, once there is memory for them."""
-        size = sum(want.ids.numel() * self._row_bytes[want.owner, want.field] for want in wanted)
+        size = sum(ids.numel() * self._row_bytes[owner, name] for owner, name, ids in wanted)
         self._of_thread.reservation.take(size)
         return self._features.gather(wanted, pinned=pinned)
 

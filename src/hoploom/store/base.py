@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Never, Protocol
+from typing import Any, NamedTuple, Never, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hoploom import keys, ops
-from hoploom.errors import StoreError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, Frontier, Picks, Rule
 from hoploom.schema import EDGE_ID, Owner, Schema
 from hoploom.store.format import PartRange
@@ -40,6 +40,19 @@ class Wanted(NamedTuple):
     ids: Tensor  # [n] int64
 
 
+Triple: TypeAlias = tuple[Owner, str, Tensor]  # what users may write for a Wanted, which is one itself
+
+
+def read_wanted(schema: Schema, wanted: Sequence[Triple]) -> list[Wanted]:
+    """What is wanted, by name; ConfigError for what the graph does not have. Every `gather` of a store begins so."""
+    read = [want if isinstance(want, Wanted) else Wanted(*want) for want in wanted]
+    for owner, name, _ in read:
+        fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
+        if name not in fields:
+            raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(fields)}")
+    return read
+
+
 class GraphStore(Protocol):
     """Topology. Frontiers are listed by node type, picks by relation."""
 
@@ -56,7 +69,7 @@ class FeatureStore(Protocol):
     @property
     def schema(self) -> Schema: ...
 
-    def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
+    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
         """The wanted rows, in order, in fresh (recycled) memory."""
 
 
@@ -163,8 +176,8 @@ class Part:
             out.append(None if skip or frontier is None else ops.sample(lists, frontier, draw.rule(index)))
         return out
 
-    def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
-        outs = []
+    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
+        wanted, outs = read_wanted(self.schema, wanted), []
         for owner, name, ids in wanted:
             rows = self.tables[owner, name].rows
             outs.append(ops.empty((ids.numel(), *rows.shape[1:]), rows.dtype, pinned=pinned))

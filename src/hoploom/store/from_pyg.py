@@ -21,6 +21,7 @@ from hoploom.schema import (
 )
 from hoploom.store import FeatureStore as HoploomFeatures
 from hoploom.store import Store, Wanted
+from hoploom.store.base import Triple, read_wanted
 from hoploom.store.from_tensors import as_tensor, build_store
 
 MASK_SUFFIX = "_mask"
@@ -216,7 +217,8 @@ class _Joined:
     nodes: PairFeatures
     edges: HoploomFeatures
 
-    def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
+    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
+        wanted = read_wanted(self.schema, wanted)
         of_nodes = [want for want in wanted if isinstance(want.owner, str)]
         of_edges = [want for want in wanted if not isinstance(want.owner, str)]
         rows = iter(self.nodes.rows(of_nodes) if of_nodes else [])

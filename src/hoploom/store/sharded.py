@@ -15,7 +15,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import DTYPES, Owner, Schema
-from hoploom.store.base import Draw, Shard, Wanted
+from hoploom.store.base import Draw, Shard, Triple, Wanted, read_wanted
 from hoploom.store.format import PartRange
 
 Answer = TypeVar("Answer")
@@ -63,8 +63,9 @@ class Sharded:
             out.append(stitch(picks, owned, frontier) if frontier is not None and owned else None)
         return out
 
-    def gather(self, wanted: Sequence[Wanted], *, pinned: bool = False) -> list[Tensor]:
+    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
         """Rows: one request to every shard, for all fields."""
+        wanted = read_wanted(self.schema, wanted)
         outs = [empty_rows(self.schema, owner, name, ids.numel(), pinned=pinned) for owner, name, ids in wanted]
         self.gather_at(wanted, [None] * len(wanted), outs)
         return outs

@@ -71,14 +71,6 @@ def test_a_batch_from_disk_names_the_users_own_edges(library_store: Store, tmp_p
             assert torch.equal(batch[key].edge_attr, batch[key].e_id.float())
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_rows_are_gathered_by_plain_triples(num_parts: int, ring_store: Store, tmp_path: Path) -> None:
-    save_in_parts(ring_store, tmp_path / "s", num_parts)
-    ids = torch.tensor([7, 0, 11])
-    (rows,) = hoploom.open(tmp_path / "s").features.gather([("node", "x", ids)])  # type: ignore[list-item]
-    assert torch.equal(rows[:, 0], ids.to(rows.dtype))
-
-
 def test_edge_ids_are_read_once_for_all_fields_in_the_users_order(monkeypatch: pytest.MonkeyPatch) -> None:
     edges, a, b = torch.tensor([[1, 2, 0], [2, 0, 1]]), torch.tensor([10, 20, 30]), torch.tensor([1, 2, 3])
     store = hoploom.from_tensors({"x": torch.zeros(3)}, {"edge_index": edges, "a": a, "b": b})

@@ -18,7 +18,7 @@ from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.ops.kernels.forms import DeviceLists
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, Schema
-from hoploom.store.base import FeatureStore, Wanted
+from hoploom.store.base import FeatureStore, Triple, Wanted
 
 
 @dataclass
@@ -114,7 +114,7 @@ class PlacedStore:
 
     def gather(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[Triple],
         sizes: Sequence[Tensor | None] | None = None,
         *,
         outs: Sequence[Tensor] | None = None,
@@ -168,9 +168,9 @@ class PlacedStore:
             raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(described.fields)}")
         return described.fields[name]  # type: ignore[no-any-return]
 
-    def _rows(self, want: Wanted, size: Tensor | None, out: Tensor | None, faults: Tensor) -> Tensor:
+    def _rows(self, want: Triple, size: Tensor | None, out: Tensor | None, faults: Tensor) -> Tensor:
         owner, name, ids = want
-        self._check_ids(want)
+        self._check_ids(owner, name, ids)
         segments = self.fields.get((owner, name))
         out = self.empty(owner, name, ids.numel()) if out is None else out
         if segments is not None:
@@ -184,14 +184,13 @@ class PlacedStore:
             out[:count].copy_(rows)
         return out
 
-    def _check_ids(self, want: Wanted) -> None:
-        ids = want.ids
-        is_there = ids.device == self.device or (want.owner, want.field) not in self.fields
+    def _check_ids(self, owner: Owner, name: str, ids: Tensor) -> None:
+        is_there = ids.device == self.device or (owner, name) not in self.fields
         if ids.dtype != torch.int64 or ids.dim() != 1 or not is_there:
             given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)} on {ids.device}"
-            raise ConfigError(f"the ids of {want.field!r} are {given}; give int64 of shape [n] on {self.device}")
+            raise ConfigError(f"the ids of {name!r} are {given}; give int64 of shape [n] on {self.device}")
 
-    def _refuse_ids(self, wanted: Sequence[Wanted], sizes: Sequence[Tensor | None]) -> None:
+    def _refuse_ids(self, wanted: Sequence[Triple], sizes: Sequence[Tensor | None]) -> None:
         """Raise IndexError for the first id that is out of range of what is placed; the host looked at the others."""
         for (owner, name, ids), size in zip(wanted, sizes, strict=True):
             segments = self.fields.get((owner, name))
