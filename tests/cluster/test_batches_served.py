@@ -42,6 +42,18 @@ def test_two_trainers_with_different_options_do_not_meet(saved: tuple[Path, Stor
                 assert_same(one, other)
 
 
+def test_locality_is_a_note_where_servers_make_the_batches(saved: tuple[Path, Store], tight: list[str]) -> None:
+    """So that one script runs in both modes."""
+    with hoploom.connect(tight) as trainer:
+        with pytest.warns(UserWarning, match="locality=True changes nothing: servers make the batches") as notes:
+            loaders = [_loader(trainer, locality=True, rank=rank, world_size=2, batch_size=5) for rank in (0, 1)]
+        assert len(notes) == 1  # of rank 0
+        for rank, loader in enumerate(loaders):
+            expected = _loader(saved[1], rank=rank, world_size=2, batch_size=5)
+            for one, other in zip(loader, expected, strict=True):
+                assert_same(one, other)
+
+
 def test_what_a_server_refuses_the_trainer_reads(tight: list[str]) -> None:
     with hoploom.connect(tight) as trainer:
         assert len(list(_loader(trainer))) == 60  # what is sent makes room again

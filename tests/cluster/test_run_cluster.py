@@ -143,15 +143,14 @@ def test_links_count_both_of_their_ends(here: Path, servers: list[str]) -> None:
 
 
 def test_what_has_no_say_where_servers_make_the_batches_is_named(
-    here: Path, servers: list[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, alone: Result, servers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOPLOOM_SERVERS", servers[2])  # as hoploom launch does: run.toml names a store
-    for key, message in (
-        ("cache=20%", "cluster.cache has no effect where servers make the batches; .* start them with --cache"),
-        ("locality=true", "cluster.locality has no effect .*: no process holds a part; leave it out"),
-    ):
-        with pytest.raises(ConfigError, match=f"^--set cluster.{key}: {message}"):
-            _run(_run_file(here, "refused", f"cluster.{key}"))
+    message = "cluster.cache has no effect where servers make the batches; .* start them with --cache"
+    with pytest.raises(ConfigError, match=f"^--set cluster.cache=20%: {message}"):
+        _run(_run_file(here, "refused", "cluster.cache=20%"))
+    with pytest.warns(UserWarning, match="locality=True changes nothing"):  # one run.toml for both modes
+        assert _numbers(_run(_run_file(here, "both", "cluster.locality=true"))) == _numbers(alone)
     with pytest.raises(ConfigError, match=r"task.links is missing, and edges can be held out only where a process"):
         _run(_run_file(here, "refused", "task.kind=link-prediction"))
 

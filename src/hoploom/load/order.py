@@ -6,6 +6,7 @@ memory; they are worked out once an epoch, alike on every rank.
 
 import hashlib
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.store import Store
 
+NO_LOCALITY = "locality=True changes nothing: servers make the batches here, and no rank holds a part"
 DEALING = 0x6465616C  # folded into the epoch's key, to stay apart from its permutation
 
 
@@ -208,9 +210,14 @@ def _shared_out(owners: Tensor, homes: Homes, sizes: Sequence[int]) -> list[Tens
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
     """The order with its seeds near the ranks that hold them, as `locality` asks; `nodes` are the seeds: [n] int64.
 
-    `locality` lists the parts of every rank; True: those that `Context.open` found.
+    `locality` lists the parts of every rank; True: those that `Context.open` found. Where servers make the batches True
+    changes nothing, so that one script runs in both modes.
     """
     if locality is False or locality is None:
+        return order
+    if locality is True and store.deployment.makes_batches:
+        if order.rank == 0:
+            warnings.warn(NO_LOCALITY, stacklevel=4)  # where the loader is made
         return order
     index, num_parts = store.schema.type_index[node_type], max(1, len(store.ranges))
     held = _held(locality, store, num_parts, order.world_size)

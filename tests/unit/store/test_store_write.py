@@ -248,7 +248,10 @@ def test_a_store_whose_features_lie_elsewhere_is_not_saved(tmp_path: Path) -> No
     data["paper"].x = torch.zeros(3, 2)
     data["paper", "cites", "paper"].edge_index = torch.tensor([[0, 1], [1, 2]])
     store = read_pair(data, data).store
-    assert store.features.gather([("paper", "x", torch.tensor([2]))])[0].shape == (1, 2)  # its rows are read all the same
+    assert store.features.gather([("paper", "x", torch.tensor([2]))])[0].shape == (
+        1,
+        2,
+    )  # its rows are read all the same
     with pytest.raises(hoploom.HoploomError, match="cannot be saved"):
         store.save(tmp_path / "store")
     assert left_in(tmp_path) == []

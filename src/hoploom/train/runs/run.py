@@ -48,7 +48,6 @@ RUN_FILE, RESULT_FILE = "run.toml", "result.json"
 LAST, BEST = "last", "best"
 NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
 CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
-NO_LOCALITY = "cluster.locality has no effect where servers make the batches: no process holds a part; leave it out"
 # What may differ between a run and its continuation: how long and where, not what is learned.
 MAY_CHANGE = {"store", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
 MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placement.", "output.", "train."))}
@@ -164,8 +163,6 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
     store = context.open(run_file.store, parts=section.parts, servers=section.servers, **options)
     if store.deployment.makes_batches and section.cache is not None:
         raise run_file.problem("cluster.cache", NO_CACHE)
-    if store.deployment.makes_batches and section.locality:
-        raise run_file.problem("cluster.locality", NO_LOCALITY)
     return store
 
 
