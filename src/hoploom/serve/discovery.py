@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve.client import LostError, Peer, read_message
 from hoploom.serve.requests import read_integer, read_text
+from hoploom.serve.stranger import stranger
 from hoploom.serve.wire import PROTOCOL, Message
 from hoploom.store.disk import check_manifest
 from hoploom.store.format import Manifest, from_json
@@ -36,6 +38,7 @@ class ServerInfo:
 
 
 MAKES = "batch"  # the answer of those that make whole batches
+PATIENCE = 5.0  # seconds until one is told what is waited for
 LATECOMERS = 1.0  # seconds to wait for the rest once all parts are there
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to reach a peer that is away
 ENDING = 2.0  # seconds that the threads get at the end: an attempt to connect takes at most one
@@ -75,15 +78,27 @@ class Discovery:
             return self._error is not None or len(self._known) == len(self._peers)
 
         with self._changed:
-            self._changed.wait_for(lambda: is_over() or missing(self._known) is None, seconds)
-            self._changed.wait_for(is_over, LATECOMERS)
+            found = self._changed.wait_for(lambda: is_over() or missing(self._known) is None, min(seconds, PATIENCE))
+            if not found and seconds > PATIENCE:
+                said = self._losses() or missing(self._known)
+                warnings.warn(f"still waiting for graph servers, {seconds:g} seconds at most: {said}", stacklevel=4)
+                self._changed.wait_for(lambda: is_over() or missing(self._known) is None, seconds - PATIENCE)
+            if self._known:
+                self._changed.wait_for(is_over, LATECOMERS)
             if self._error:
                 raise self._error
+            losses = self._losses()
+            if not self._known:
+                told = losses or f"{', '.join(peer.address for peer in self._peers)} have said nothing; give more time"
+                raise PeerError(f"no graph server answers within {seconds:g} seconds: {told}")
             reason = missing(self._known)
             if reason is not None:
-                losses = "; ".join(peer.last_loss for peer in self._peers if peer not in self._known and peer.last_loss)
                 raise PeerError(f"{reason} ({losses})" if losses else reason)
             return next(iter(self._known.values()))
+
+    def _losses(self) -> str:
+        """Why those that have not been met could not be."""
+        return "; ".join(peer.last_loss for peer in self._peers if peer not in self._known and peer.last_loss)
 
     def wait_for(self, find: Callable[[Mapping[Peer, ServerInfo]], Found | None], deadline: float) -> Found | None:
         """What `find` finds among those present, as soon as it does; None when the time is over, or all is."""
@@ -115,9 +130,11 @@ class Discovery:
                 self._add(peer, read_info(answer, peer.address))
                 return
             except HoploomError as error:
-                peer.last_loss = str(error)
+                met = peer in self.known()
+                told = error if met or isinstance(error, ConfigError | StoreError) else stranger(peer.address) or error
+                peer.last_loss = str(told)
                 with self._changed:
-                    self._error = self._error if isinstance(error, LostError) else error
+                    self._error = self._error if isinstance(told, LostError) else told
                     self._changed.notify_all()
             self._closed.wait(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
