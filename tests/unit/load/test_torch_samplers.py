@@ -212,7 +212,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "that never ends": ({"sampler": Longer()}, "Longer", "more than 3", "len()"),
     "that is none": ({"sampler": 5}, "int", "torch Sampler"),
     "of nothing": ({"sampler": []}, "no positions"),
-    "too short for the ranks": ({"sampler": [0, 1], "world_size": 3}, "2 seeds", "3 ranks"),
+    "too short for the ranks": ({"sampler": [0, 1], "rank": 0, "world_size": 3}, "2 seeds", "3 ranks"),
     "batches": ({"batch_sampler": BatchSampler(range(16), 4, False)}, "batch_sampler=", "sampler=", "batch_size="),
     "graphs by size": (
         {"batch_sampler": DynamicBatchSampler([Data(num_nodes=3)], max_num=10)},
