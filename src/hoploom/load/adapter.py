@@ -3,7 +3,6 @@
 Batches depend on the seeds and on how many batches came before; PyG's loaders keep no position to resume from.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,9 @@ from torch_geometric.sampler import (
     SamplerOutput,
 )
 
-from hoploom import keys
 from hoploom.batch import Sampled
 from hoploom.load.arguments import PairOrData, fanouts_of, read_input
+from hoploom.load.calls import Calls
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.sample.hops import NumNeighbors as Fanouts
@@ -55,7 +54,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._store, self._schema = store, schema
         self._sampler = Sampler(store.graph, sampling)
         self._times = NodeTimes(store)
-        self._seed, self._calls = seed, itertools.count()
+        self._calls = Calls(seed, store)
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
         """What PyG's NodeLoader calls."""
@@ -66,7 +65,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
                 0
             ].long()
         seeds = one_type_seeds(self._sampler, node_type, index.node.to(torch.int64).contiguous(), times, 0)
-        out = self._output(self._sampler.sample(seeds, self._key()))
+        out = self._output(self._sampler.sample(seeds, self._calls.key()))
         out.metadata = (index.input_id, index.time)
         return out
 
@@ -76,7 +75,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """What PyG's LinkLoader calls."""
         relation = self._schema.relation_index[index.input_type or self._schema.relations[0].key]
         links = Links(index.row.to(torch.int64), index.col.to(torch.int64), index.label, index.time)
-        key = self._key()
+        key = self._calls.key()
         times = None if neg_sampling is None else self._times
         task = make_link_task(relation, neg_sampling, node_times=times)
         seeds = make_link_seeds(self._store.graph, links, task, key, disjoint=self._sampler.sampling.disjoint)
@@ -86,9 +85,6 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         out = self._output(sampled)
         out.metadata = (index.input_id, *seeds.fields.values())
         return out
-
-    def _key(self) -> int:
-        return keys.batch_key(self._seed, 0, next(self._calls))
 
     def _output(self, sampled: Sampled) -> SamplerOutput | HeteroSamplerOutput:
         of_nodes: dict[str, Any] = {

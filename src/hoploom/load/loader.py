@@ -182,6 +182,9 @@ class Loader:
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds."""
+        return self._make_of(index, keys.batch_key(self._order.seed, self._consumed.epoch, CALLS))
+
+    def _make_of(self, index: Tensor | list[int], key: int) -> Batch:
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
             of = f"dtype {indices.dtype} and shape {tuple(indices.shape)}"
@@ -190,7 +193,6 @@ class Loader:
         outside = indices[(indices < 0) | (indices >= limit)]
         if outside.numel():
             raise ConfigError(f"index holds {outside[0]}, out of range [0, {limit}); give positions among the seeds")
-        key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
         try:
             made = self._producer.make(indices.to(torch.int64).contiguous(), 0, key)
         except TimeoutError as error:

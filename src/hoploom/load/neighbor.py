@@ -13,6 +13,7 @@ from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
 from hoploom.load.arguments import NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch, Mover
+from hoploom.load.calls import Calls
 from hoploom.load.drawn_order import drawn
 from hoploom.load.loader import Loader, made_here
 from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
@@ -62,6 +63,15 @@ class SamplingLoader(Loader):
         delivery = Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline)
         super().__init__(order, producer, delivery, mover, share)
         self.data, self.store, self.maker = given["data"], store, maker
+        self._calls = Calls(order.seed, store)
+
+    def collate_fn(self, index: Tensor | list[int]) -> Batch:
+        """The batch of these positions among the seeds, for PyG's ZipLoader: another one at every call."""
+        return self._make_of(index, self._calls.key())
+
+    def filter_fn(self, batch: Batch) -> Batch:
+        """What ZipLoader calls on a batch afterwards: nothing is left to do."""
+        return batch
 
 
 def _sampler(store: Store, given: Given) -> Sampler:
