@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
@@ -26,7 +25,7 @@ from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.environment import RankPlace
-from hoploom.ranks.rendezvous import RankNotes, meeting_point
+from hoploom.ranks.rendezvous import RankNotes, meet
 from hoploom.store import Store
 
 Value = TypeVar("Value", Tensor, int, float)
@@ -38,7 +37,13 @@ LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?
 
 
 def init(
-    *, device: str | torch.device | None = None, backend: str | None = None, timeout: float = DEADLINE
+    *,
+    device: str | torch.device | None = None,
+    backend: str | None = None,
+    timeout: float = DEADLINE,
+    rank: int | None = None,
+    world_size: int | None = None,
+    address: str | None = None,
 ) -> "Context":
     """Meet the other ranks that torchrun, Slurm or `spawn` started; alone where nobody did.
 
@@ -46,14 +51,56 @@ def init(
     ...     model = context.wrap(model)
 
     `device` is this rank's GPU where there is one, else the CPU; `backend` is "nccl" or "gloo". `timeout` is the
-    deadline, in seconds, of every wait for another rank, and of a step's for the device.
+    deadline, in seconds, of every wait for another rank, and of a step's for the device. A launcher of your own gives
+    `rank`, `world_size` and `address`, HOST:PORT of rank 0; then the environment is not asked. A process group that
+    you have made already is used, and left to you when the context is closed.
     """
-    place = environment.read()
     seconds = as_number("timeout", timeout, "give the seconds that a rank may wait for another")
     if seconds == 0:
         raise ConfigError("timeout is 0; give the seconds that a rank may wait for another")
-    chosen = _device(device, place)
-    return Context(place, chosen, _backend(backend, chosen), seconds)
+    place = _place(rank, world_size, address)
+    _backend(backend, _device(device, place))  # a mistake is told before anybody is waited for
+    notes = meet(place, seconds) if place.world_size > 1 else None
+    try:
+        if notes is not None and place.uncounted:
+            place = _counted(place, notes, device)
+        chosen = _device(device, place)
+        return Context(place, chosen, _backend(backend, chosen), seconds, notes)
+    except BaseException as error:
+        if notes is not None:
+            notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
+            notes.outlast()
+        raise
+
+
+def _place(rank: int | None, world_size: int | None, address: str | None) -> RankPlace:
+    """By the process group of the user's own, else by the arguments, else by the environment."""
+    named = (rank, world_size, address) != (None, None, None)
+    if not dist.is_initialized():
+        return environment.given(rank, world_size, address) if named else environment.read()
+    own = dist.get_rank(), dist.get_world_size()
+    if named and (rank, world_size) not in (own, (None, None)):
+        raise ConfigError(
+            f"rank and world_size are {rank} and {world_size}, but torch.distributed is in use already with {own[0]} "
+            f"and {own[1]}; leave them out"
+        )
+    return environment.in_group(*own)
+
+
+def _counted(place: RankPlace, notes: RankNotes, device: str | torch.device | None) -> RankPlace:
+    """With its number among the ranks of its host. Variables without it are half a set: other libraries read it too."""
+    neighbours = notes.neighbours()
+    if (
+        "LOCAL_RANK" in place.uncounted
+        and place.source == "torchrun"
+        and len(neighbours) > 1
+        and (device is None or str(device) == "cuda")
+    ):
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set, LOCAL_RANK is not, and ranks {neighbours} share a host, where each would "
+            "take GPU 0; set LOCAL_RANK for each, or give device='cuda:1', say, or device='cpu'"
+        )
+    return environment.counted(place, neighbours)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -64,7 +111,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 class Context:
     """One rank among the others. Made by `init`; leaves its peers when closed."""
 
-    def __init__(self, place: RankPlace, device: torch.device, backend: str, timeout: float) -> None:
+    def __init__(
+        self, place: RankPlace, device: torch.device, backend: str, timeout: float, notes: RankNotes | None = None
+    ) -> None:
         self.rank = place.rank
         self.local_rank = place.local_rank
         self.world_size = place.world_size
@@ -73,14 +122,15 @@ class Context:
         self.timeout = timeout  # seconds that this rank waits for another
         self._place = place
         self._opened = ExitStack()
-        self._peers: RankNotes | None = None
+        self._peers = notes
+        self._group: dist.ProcessGroup | None = None  # of what ranks do besides averaging gradients
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
             ops.keep_freed_memory()  # faulting in each step's pages anew took a third of its time
         if place.num_threads is not None:
             torch.set_num_threads(place.num_threads)
-        if self.world_size > 1:
+        if notes is not None:
             self._join(place, backend)
 
     @property
@@ -160,13 +210,13 @@ class Context:
             return [tensor.detach().clone()]
         sent = _bytes_of(tensor)
         received = [torch.empty_like(sent) for _ in range(self.world_size)]
-        self._together(tensor, "gathering a tensor", lambda: dist.all_gather(received, sent))
+        self._together(tensor, "gathering a tensor", lambda: dist.all_gather(received, sent, self._group))
         return [_tensor_of(entry, tensor) for entry in received]
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor; the others give one of the same shape and dtype, whose values do not matter."""
         sent = _bytes_of(tensor).clone()
-        self._together(tensor, "receiving a tensor of rank 0", lambda: dist.broadcast(sent, src=0))
+        self._together(tensor, "receiving a tensor of rank 0", lambda: dist.broadcast(sent, 0, self._group))
         return _tensor_of(sent, tensor)
 
     @contextmanager
@@ -234,37 +284,36 @@ class Context:
             self._opened.__exit__(*raised)
 
     def _join(self, place: RankPlace, backend: str) -> None:
-        if dist.is_initialized():
-            raise ConfigError("torch.distributed is in use already; leave init_process_group to hoploom.init()")
+        """The group that DDP uses, unless the user made it, and one for what ranks do besides."""
         if place.on_one_host:
             environment.stay_on_loopback()
         wait = timedelta(seconds=self.timeout)
-        store = PrefixStore(f"hoploom/{place.restarts}", meeting_point(place, wait))
-        self._peers = RankNotes(place, store)
-        try:
-            with self.guard("meeting the other ranks"):
-                dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=self.world_size)
-        except BaseException:
-            self._leave("could not meet the others")
-            raise
+        assert self._peers is not None
+        with self.guard("meeting the other ranks"):
+            if place.source == "group":
+                self._group = dist.new_group(backend="gloo", timeout=wait)
+                return
+            store, size = self._peers.store, self.world_size
+            dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)
+            self._group = dist.group.WORLD
 
     def _leave(self, farewell: str) -> None:
         peers, self._peers = self._peers, None
         if peers is not None:
-            peers.leave(farewell)
+            peers.leave(farewell, lambda: dist.destroy_process_group(self._group) if dist.is_initialized() else None)
 
     def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType, doing: str) -> Any:
         if isinstance(value, Tensor):
             exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
-            self._together(value, doing, lambda: dist.all_reduce(exact, operation))
+            self._together(value, doing, lambda: dist.all_reduce(exact, operation, self._group))
             return exact.to(value.device)
         is_float = torch.tensor(not isinstance(value, Integral), dtype=torch.int64)  # on one rank: so it is on all
         with self.guard(doing):
             if self.world_size > 1:
-                dist.all_reduce(is_float, dist.ReduceOp.MAX)
+                dist.all_reduce(is_float, dist.ReduceOp.MAX, self._group)
             number = torch.tensor(value, dtype=torch.float64 if is_float else torch.int64)
             if self.world_size > 1:
-                dist.all_reduce(number, operation)
+                dist.all_reduce(number, operation, self._group)
         return number.item()
 
     def _together(self, tensor: Tensor, doing: str, talk: Callable[[], object]) -> None:
@@ -275,7 +324,7 @@ class Context:
         own = torch.tensor(list(label.encode().ljust(LABEL)[:LABEL]), dtype=torch.uint8)
         labels = [torch.empty_like(own) for _ in range(self.world_size)]
         with self.guard(doing):
-            dist.all_gather(labels, own)
+            dist.all_gather(labels, own, self._group)
             for rank, other in enumerate(bytes(entry.tolist()).decode().strip() for entry in labels):
                 if other != label:
                     raise ConfigError(
@@ -307,9 +356,21 @@ def _device(wanted: str | torch.device | None, place: RankPlace) -> torch.device
 def _backend(wanted: str | None, device: torch.device) -> str:
     allowed = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}.get(device.type, ("gloo",))
     chosen = allowed[0] if wanted is None else wanted
-    if chosen not in allowed:
+    if dist.is_initialized():
+        _check_group(wanted, device)
+    elif chosen not in allowed:
         raise ConfigError(f"backend is {wanted!r}, but on {device.type} it is one of {list(allowed)}")
     return "cpu:gloo,cuda:nccl" if chosen == "nccl" else "gloo"
+
+
+def _check_group(wanted: str | None, device: torch.device) -> None:
+    """Whether the process group that the user made is one that can average gradients there."""
+    there = dist.get_backend_config()
+    if f"{device.type}:" not in there or (wanted or "") not in there:
+        raise ConfigError(
+            f"torch.distributed is in use already, with {there!r}, which does not go with device={str(device)!r} and "
+            f"backend={wanted!r}; change it, or leave init_process_group to hoploom.init()"
+        )
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -8,10 +8,12 @@ where the graph is.
 import os
 import re
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from hoploom.config.values import as_int, split_address
 from hoploom.errors import ConfigError
 
 Variables = Mapping[str, str]
@@ -19,6 +21,7 @@ Variables = Mapping[str, str]
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SERVERS, STORE, PARTS = "HOPLOOM_SERVERS", "HOPLOOM_STORE", "HOPLOOM_PARTS"
 SECURITY = {"token_file": "HOPLOOM_TOKEN_FILE", "ca": "HOPLOOM_CA", "cert": "HOPLOOM_CERT", "key": "HOPLOOM_KEY"}
+LOCALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
@@ -32,12 +35,13 @@ class RankPlace:
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
-    source: Literal["torchrun", "slurm", "single"] = "single"
+    source: Literal["torchrun", "slurm", "single", "arguments", "group"] = "single"
     restarts: int = 0
     address: str = "127.0.0.1"
     port: int = 0
     hosted: bool = False  # whether the launcher holds the meeting point; else rank 0 does
     num_threads: int | None = None  # this rank's share of the cores; None: leave torch's threads alone
+    uncounted: tuple[str, ...] = ()  # of LOCALS, what nobody told; the ranks find it out where they meet
 
     @property
     def on_one_host(self) -> bool:
@@ -49,7 +53,7 @@ def read(variables: Variables | None = None) -> RankPlace:
     variables = os.environ if variables is None else variables
     if "RANK" not in variables and _in_slurm_step(variables):
         return _from_slurm(variables)
-    present = [name for name in (*REQUIRED, "LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in variables]
+    present = [name for name in (*REQUIRED, *LOCALS) if name in variables]
     if "RANK" not in variables and "SLURM_JOB_ID" in variables:
         present = []  # batch scripts export the rest of them for srun
     return _from_torchrun(variables, present[0]) if present else RankPlace()
@@ -60,6 +64,43 @@ def read_started(variables: Variables | None = None) -> RankPlace:
     variables = os.environ if variables is None else variables
     told = any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(variables)
     return read(variables) if told else RankPlace()
+
+
+def given(rank: int | None, world_size: int | None, address: str | None) -> RankPlace:
+    """The place that the caller gives this process, whatever the variables say."""
+    size = as_int("world_size", world_size, 1, "give the number of ranks, with rank and address")
+    place = as_int("rank", rank, 0, f"give this process's number, from 0 to {size - 1}")
+    if place >= size:
+        raise ConfigError(f"rank is {place}, but world_size is {size}, and ranks count from 0")
+    if size == 1:
+        return RankPlace(source="arguments")
+    host, port = meeting_address(address)
+    return RankPlace(place, 0, size, 1, "arguments", address=host, port=port, uncounted=LOCALS)
+
+
+def in_group(rank: int, world_size: int) -> RankPlace:
+    """The place of a rank whose process group exists: the variables tell the rest where they say the same."""
+    with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
+        told = read_started()
+        if (told.rank, told.world_size) == (rank, world_size):
+            return replace(told, source="group", hosted=False)
+    return RankPlace(rank, 0, world_size, 1, "group", uncounted=LOCALS)
+
+
+def meeting_address(address: str | None) -> tuple[str, int]:
+    """Host and port where ranks are to meet."""
+    host, port = split_address(address) if isinstance(address, str) else ("", 0)
+    if port == 0:
+        raise ConfigError(f"address is {address!r:.100}; give HOST:PORT of rank 0's host, e.g. gpu1:29500")
+    return host, port
+
+
+def counted(place: RankPlace, neighbours: Sequence[int]) -> RankPlace:
+    """The place of a rank that has found out which ranks are on its host."""
+    local_rank = neighbours.index(place.rank) if "LOCAL_RANK" in place.uncounted else place.local_rank
+    local_world_size = max(local_rank + 1, len(neighbours))
+    threads = _num_threads(os.environ, local_world_size)
+    return replace(place, local_rank=local_rank, local_world_size=local_world_size, num_threads=threads, uncounted=())
 
 
 @dataclass(frozen=True)
@@ -149,6 +190,7 @@ def _from_torchrun(variables: Variables, present: str) -> RankPlace:
         port=_port(variables),
         hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
         num_threads=_num_threads(variables, local_world_size),
+        uncounted=() if world_size == 1 else tuple(name for name in LOCALS if name not in variables),
     )
 
 

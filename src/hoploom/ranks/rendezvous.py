@@ -3,38 +3,84 @@
 The notes are of torch's TCPStore, which rank 0 or the launcher keeps. What asks it never waits longer than it says.
 """
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
-import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_store
 
+from hoploom.config.values import join_address
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks.environment import RankPlace
 
 FAREWELL = 3.0  # seconds for what ranks say to each other at the end; peers that hang can hold it up
 ROLL_CALL = 1.0  # seconds to find out which peer it was
+PAUSES = 0.005, 0.25  # seconds between two looks whether all are here: at first, and at most
+ATTEMPT, ATTEMPT_ENDS = 5.0, 1.0  # seconds of one attempt to reach the meeting point, and what torch takes longer
+STRANGER = "Ping failed"  # torch, of one who answers otherwise than its store does
 LOOPBACK = "127.0.0.1"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class RankNotes:
-    """Short notes that ranks leave for each other where they met, to say who is to blame when talking fails."""
+    """Short notes that ranks leave for each other where they met, to say who is to blame when talking fails.
 
-    def __init__(self, place: RankPlace, notes: PrefixStore) -> None:
-        self._rank, self._notes = place.rank, notes
-        self._keeper = _keeper(place)
+    `kind` is what messages call those who meet.
+    """
+
+    def __init__(self, place: RankPlace, notes: PrefixStore, kind: str = "rank") -> None:
+        self.store = notes
+        self._rank, self._world_size, self._kind = place.rank, place.world_size, kind
+        self._keeper, self._keeps = _keeper(place), place.rank == 0 and not place.hosted
         self._others = [rank for rank in range(place.world_size) if rank != place.rank]
         self._lost = False
 
-    def leave(self, farewell: str) -> None:
+    def arrive(self, said: str, seconds: float) -> None:
+        """Wait until all are here. One that leaves before that ends the waiting of all."""
+        deadline, pause, reason = time.monotonic() + seconds, PAUSES[0], ""
+        try:
+            self.store.set(f"here/{self._rank}", said)
+            if self.store.add("arrived", 1) == self._world_size:
+                self.store.set("complete", "")
+            while not reason and not self.store.check(["complete"]):  # torch's own wait prints when it is over
+                reason = self._why_not(deadline)
+                threading.Event().wait(pause)
+                pause = min(2 * pause, PAUSES[1])
+        except RuntimeError:
+            reason = f"{self._keeper} ended or cannot be reached"
+        if reason:
+            self._lost = True
+            raise PeerError(f"{self._kind} {self._rank} of {self._world_size} was meeting the others, and {reason}")
+
+    def _why_not(self, deadline: float) -> str:
+        """Why not all can be here any more; "": they still can."""
+        if self.store.check(["gone"]):
+            return f"{self._kind} {self.store.get('gone').decode(errors='replace')}"
+        if time.monotonic() < deadline:
+            return ""
+        absent = [f"{self._kind} {rank}" for rank in self._others if not self.store.check([f"here/{rank}"])]
+        return f"{', '.join(absent)} did not come in time; see whether it was started, and what it says itself"
+
+    def said(self) -> list[str]:
+        """What all said when they arrived."""
+        return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
+
+    def neighbours(self) -> list[int]:
+        """The ranks that said the same as this one, itself among them."""
+        said = self.said()
+        return [rank for rank, text in enumerate(said) if text == said[self._rank]]
+
+    def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
         """Say why, unless it is because the others are lost; then close what connects the ranks."""
         if not self._lost:
             _within(FAREWELL, lambda: self._note("ended", farewell))
-        _within(FAREWELL, _destroy_group)
+        _within(FAREWELL, close)
 
     def missing(self) -> str:
         """Which peer ended, or else which ones give no sign of life while this rank waits a moment for one."""
@@ -49,9 +95,9 @@ class RankNotes:
         try:
             while silent and time.monotonic() < deadline:
                 for rank in silent:
-                    if self._notes.check([f"ended/{rank}"]):
-                        return f"rank {rank} {self._notes.get(f'ended/{rank}').decode(errors='replace')}"
-                silent = {rank for rank in silent if not self._notes.check([f"lost/{rank}"])}
+                    if self.store.check([f"ended/{rank}"]):
+                        return f"rank {rank} {self.store.get(f'ended/{rank}').decode(errors='replace')}"
+                silent = {rank for rank in silent if not self.store.check([f"lost/{rank}"])}
                 threading.Event().wait(ROLL_CALL / 20)
         except RuntimeError:
             return f"{self._keeper} ended or cannot be reached"
@@ -66,6 +112,11 @@ class RankNotes:
             _within(seconds, lambda: self._watch_the_others(ended))
         ended.set()
 
+    def outlast(self) -> None:
+        """Let the others find the notes, if they are kept in this process."""
+        if self._keeps:
+            self.wait_for_the_others(FAREWELL)
+
     def _watch_the_others(self, ended: threading.Event) -> None:
         staying = set(self._others)
         with suppress(RuntimeError):  # who keeps the notes has left too
@@ -73,11 +124,43 @@ class RankNotes:
                 staying = {rank for rank in staying if not self._is_gone(rank)}
 
     def _is_gone(self, rank: int) -> bool:
-        return any(self._notes.check([f"{kind}/{rank}"]) for kind in ("ended", "lost"))
+        return any(self.store.check([f"{kind}/{rank}"]) for kind in ("ended", "lost"))
 
     def _note(self, kind: str, text: str) -> None:
         with suppress(RuntimeError):  # whoever keeps the notes may itself be gone
-            self._notes.set(f"{kind}/{self._rank}", text)
+            self.store.set(f"{kind}/{self._rank}", text)
+            if kind == "ended":
+                self.store.set("gone", f"{self._rank} {text}")
+
+
+def meet(place: RankPlace, seconds: float) -> RankNotes:
+    """Wait until all ranks are here, and keep their notes: beside the user's own process group, or where they meet."""
+    if place.source == "group":
+        store = PrefixStore("hoploom", _get_default_store())
+    else:
+        store = PrefixStore(f"hoploom/{place.restarts}", meeting_point(place, timedelta(seconds=seconds)))
+        _claim(store, place)
+    times = store.add(f"joined/{place.rank}", 1)  # a process may close its context and make another
+    notes = RankNotes(place, PrefixStore(str(times), store))
+    notes.arrive(this_host(), seconds)
+    return notes
+
+
+def _claim(store: PrefixStore, place: RankPlace) -> None:
+    """Refuse a second process with the same rank."""
+    own = f"{os.getpid()} on {this_host()}"
+    holder = store.compare_set(f"process/{place.rank}", "", own).decode()
+    if holder != own:
+        there, here = (text.rpartition(" ")[0] for text in (holder, own))
+        raise ConfigError(
+            f"rank {place.rank} of {place.world_size} is taken already: by process {there}, and this is process "
+            f"{here}; give each process a rank of its own"
+        )
+
+
+def this_host() -> str:
+    """What processes of one host have in common: its name, and where the system tells, which start of it this is."""
+    return f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else '?'}"
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
@@ -103,26 +186,68 @@ def meeting_point(place: RankPlace, wait: timedelta) -> TCPStore:
     """The store that all ranks reach, held by rank 0 where no launcher holds it."""
     holds = place.rank == 0 and not place.hosted
     address = LOOPBACK if place.on_one_host and not place.hosted else place.address
+    where, seconds = join_address(address, place.port), wait.total_seconds()
     try:
         if holds and place.on_one_host:
             return hold_meeting_point(place.port, wait)
-        return TCPStore(address, place.port, is_master=holds, wait_for_workers=False, timeout=wait)
+        return _result_within(seconds, lambda: _store_at(address, place.port, wait, holds=holds))
     except (RuntimeError, OSError) as error:
-        where = f"{address}:{place.port}"
         if holds:
             raise ConfigError(
-                f"rank 0 cannot listen on {where}; set MASTER_PORT to a port that is free there"
+                f"rank 0 cannot listen on {where}; set MASTER_PORT to a port that is free there, and see that no other "
+                "process is rank 0, too"
+            ) from error
+        who = f"rank {place.rank} of {place.world_size}"
+        if STRANGER in str(error) or _listens(address, place.port):
+            raise PeerError(
+                f"{who} reached {where}, but what answers there is not {_keeper(place)}; another program may have the "
+                "port: set MASTER_PORT to one that is free on that host"
             ) from error
         raise PeerError(
-            f"rank {place.rank} of {place.world_size} cannot reach {_keeper(place)} at {where} within "
-            f"{wait.total_seconds():g} seconds; see whether it runs, and whether this host may connect to it"
+            f"{who} cannot reach {_keeper(place)} at {where} within {seconds:g} seconds; see whether it runs, and "
+            "whether this host may connect to it"
         ) from error
+
+
+def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
+    """Made in attempts: by itself torch goes on asking one who answers nonsense until `wait` is over."""
+    deadline = time.monotonic() + wait.total_seconds()
+    while True:
+        attempt = timedelta(seconds=max(0.1, min(ATTEMPT, deadline - time.monotonic())))
+        try:
+            store = TCPStore(address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
+        except RuntimeError as error:
+            if holds or STRANGER in str(error) or time.monotonic() >= deadline:
+                raise
+        else:
+            store.set_timeout(wait)
+            return store
+
+
+def _result_within(seconds: float, make: Callable[[], TCPStore]) -> TCPStore:
+    """What it makes. torch waits for ever for one who accepts connections and says nothing, so it is left behind."""
+    made: list[TCPStore] = []
+    raised: list[Exception] = []
+
+    def call() -> None:
+        try:
+            made.append(make())
+        except (RuntimeError, OSError) as error:
+            raised.append(error)
+
+    _within(seconds + ATTEMPT_ENDS, call)
+    if made:
+        return made[0]
+    raise raised[0] if raised else TimeoutError("no answer")
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), ROLL_CALL):
+            return True
+    except OSError:
+        return False
 
 
 def _keeper(place: RankPlace) -> str:
     return "the launcher" if place.hosted else "rank 0"
-
-
-def _destroy_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

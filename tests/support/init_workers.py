@@ -1,0 +1,69 @@
+"""Two processes that meet in every way that `init` knows: python init_workers.py RANK PORT PORT PORT."""
+
+import os
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hoploom
+from hoploom import ConfigError
+from hoploom.ranks.context import Context
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def main(rank: int, *ports: int) -> None:
+    by_arguments(rank, ports[0])
+    half_a_set(rank, *ports[1:3])
+    adopted(rank, ports[3])
+
+
+def check_two(context: Context, rank: int) -> None:
+    assert (context.rank, context.world_size, context.local_rank) == (rank, 2, rank)
+    assert context.sum(rank + 1) == 3
+    assert torch.get_num_threads() == max(1, CORES // 2)
+
+
+def by_arguments(rank: int, port: int) -> None:
+    """The environment, which says otherwise, is not asked."""
+    os.environ.update(RANK="7", WORLD_SIZE="5")
+    with hoploom.init(rank=rank, world_size=2, address=f"127.0.0.1:{port}", timeout=30) as context:
+        check_two(context, rank)
+
+
+def half_a_set(rank: int, first: int, second: int) -> None:
+    """RANK without LOCAL_RANK: both would take GPU 0; whoever names his device needs none."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(first))
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK is not, and ranks \[0, 1\] share a host"):
+        hoploom.init(timeout=30)
+    os.environ.update(MASTER_PORT=str(second))
+    with hoploom.init(device="cpu", timeout=30) as context:
+        check_two(context, rank)
+        with pytest.raises(ConfigError, match=r"torch\.distributed is in use already, with .*backend='nccl'"):
+            hoploom.init(backend="nccl")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+
+
+def adopted(rank: int, port: int) -> None:
+    """The user's own group: used, never closed, and not crossed by what a context does."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"  # as PyG's examples set it
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for _ in range(2):
+        with hoploom.init(timeout=30) as context:
+            check_two(context, rank)
+            pending = dist.all_reduce(torch.tensor(float(rank)), async_op=True)
+            context.barrier()
+            pending.wait()
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    assert total == 3
+    with pytest.raises(ConfigError, match="rank and world_size are 0 and 3, but torch"):
+        hoploom.init(rank=0, world_size=3, address="127.0.0.1:1")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""How a process meets the others: by arguments, half a set of variables, a group that exists; and strangers there."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import pytest
+from support import TESTS
+from support.ports import free_ports
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+from hoploom import ConfigError, PeerError
+from hoploom.ranks.context import init
+from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.rendezvous import RankNotes, _claim, _listens
+
+
+def processes(module: str, arguments: list[list[str]]) -> list[tuple[int, str]]:
+    """The exit code and stderr of each of some processes that run together."""
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    started = [
+        subprocess.Popen([sys.executable, "-m", module, *words], env=environment, stderr=subprocess.PIPE, text=True)
+        for words in arguments
+    ]
+    try:
+        said = [process.communicate(timeout=90)[1] for process in started]
+        return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+    finally:
+        for process in started:
+            process.kill()
+
+
+def test_ranks_meet_by_arguments_by_half_a_set_of_variables_and_in_a_group_that_exists() -> None:
+    ports = [str(port) for port in free_ports(4)]
+    for code, said in processes("support.init_workers", [[str(rank), *ports] for rank in range(2)]):
+        assert code == 0, said
+
+
+@contextmanager
+def listener(kind: str) -> Iterator[int]:
+    """Somebody else at the meeting point: the port."""
+    kept: list[socket.socket] = []
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(50)
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    one, _ = listening.accept()
+                    kept.append(one)
+                    if kind == "talks":
+                        one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    elif kind == "closes":
+                        one.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+    for one in kept:
+        one.close()
+
+
+@pytest.mark.parametrize("kind", ["talks", "is silent", "closes"])
+def test_a_stranger_at_the_meeting_point_is_told_within_the_deadline(kind: str) -> None:
+    begin = time.monotonic()
+    with (
+        listener(kind) as port,
+        pytest.raises(PeerError, match=f"rank 1 of 2 reached 127.0.0.1:{port}, but what answers there is not rank 0"),
+    ):
+        init(device="cpu", rank=1, world_size=2, address=f"127.0.0.1:{port}", timeout=1)
+    assert time.monotonic() - begin < 10
+
+
+def test_what_talks_nonsense_is_told_long_before_the_deadline() -> None:
+    begin = time.monotonic()
+    with listener("talks") as port, pytest.raises(PeerError, match="what answers there is not rank 0"):
+        init(device="cpu", rank=1, world_size=2, address=f"127.0.0.1:{port}", timeout=600)
+    assert time.monotonic() - begin < 60
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(PeerError, match="rank 0 of 3 was meeting the others, and rank 1, rank 2 did not come in time"):
+        init(device="cpu", rank=0, world_size=3, address=f"127.0.0.1:{port}", timeout=0.3)
+    assert not _listens("127.0.0.1", port)
+
+
+def test_a_rank_that_fails_before_all_have_met_ends_the_waiting_of_all() -> None:
+    store = PrefixStore("test", HashStore())
+    RankNotes(RankPlace(1, 1, 2, 2), store).leave("ended with ConfigError: no GPU 1")
+    with pytest.raises(PeerError, match="was meeting the others, and rank 1 ended with ConfigError: no GPU 1"):
+        RankNotes(RankPlace(0, 0, 2, 2), store).arrive("here", 600)
+
+
+def test_a_second_process_with_the_same_rank_is_refused() -> None:
+    store = PrefixStore("test", HashStore())
+    store.set("process/1", "4711 on gpu7 some-boot")
+    store.set_timeout(timedelta(seconds=5))
+    with pytest.raises(
+        ConfigError, match=r"rank 1 of 2 is taken already: by process 4711 on gpu7, and this is process"
+    ):
+        _claim(store, RankPlace(1, 1, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rank": 0}, "world_size is None; give the number of ranks, with rank and address"),
+        ({"rank": 0, "world_size": 2}, "address is None; give HOST:PORT of rank 0's host"),
+        ({"world_size": 2, "address": "gpu1:29500"}, "rank is None; give this process's number, from 0 to 1"),
+        ({"rank": 2, "world_size": 2, "address": "gpu1:29500"}, "rank is 2, but world_size is 2, and ranks count from"),
+        ({"rank": 0, "world_size": 2, "address": "gpu1"}, "the address is 'gpu1'; give HOST:PORT"),
+        ({"rank": 0, "world_size": 2, "address": "gpu1:0"}, "address is 'gpu1:0'; give HOST:PORT of rank 0's host"),
+    ],
+)
+def test_half_of_the_arguments_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        init(**arguments)  # type: ignore[arg-type]
+
+
+def test_one_rank_needs_no_address() -> None:
+    with init(device="cpu", rank=0, world_size=1) as context:
+        assert (context.rank, context.world_size) == (0, 1)
