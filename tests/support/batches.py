@@ -58,6 +58,10 @@ class ReferenceGraph:
             if frontier is None or draw.fanouts[index] == 0:
                 found.append(None)
                 continue
+            if draw.counts_only:
+                counts = lists.indptr.diff()[frontier.nodes - lists.first_node]
+                found.append(Picks(counts, frontier.nodes[:0], frontier.nodes[:0]))
+                continue
             weight = lists.weight if draw.weighted else None
             rule = draw.rule(index)._replace(weighted=weight is not None)
             picks = reference.sample(

@@ -58,7 +58,8 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
     """How a hop is drawn."""
     fanouts = read_fanouts(header.get("fanouts"), num_relations)
     key, hop = read_integer("key", header.get("key"), 0, 1 << 64), read_integer("hop", header.get("hop"), 0, 1 << 16)
-    return Draw(key, hop, fanouts, *(read_flag(header, name) for name in ("replace", "last", "labor", "weighted")))
+    flags = ("replace", "last", "labor", "weighted", "counts_only")
+    return Draw(key, hop, fanouts, *(read_flag({"counts_only": False, **header}, name) for name in flags))
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
@@ -110,6 +111,8 @@ def _tensors(request: Message) -> list[Tensor]:
 
 def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw, limit: int) -> int:
     """No more picks than this will be made, over all relations; ConfigError if there are more than `limit`."""
+    if how.counts_only:
+        return 0
     drawn = [
         (lists, frontier.nodes, fanout)
         for lists, destination, fanout in zip(part.lists, part.schema.destinations, how.fanouts, strict=True)

@@ -25,6 +25,7 @@ class Draw(NamedTuple):
     last: bool = False
     labor: bool = False
     weighted: bool = False
+    counts_only: bool = False  # how many in-edges every node has; no picks
 
     def rule(self, relation: int) -> Rule:
         """The part of it that concerns one relation."""
@@ -129,6 +130,16 @@ NOWHERE = Deployment()
 
 # --- arrays in reach of this process, in memory or mapped ---------------------------------------
 
+NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+def in_degrees_of(lists: EdgeLists, nodes: Tensor) -> Tensor:
+    """How many edges lead to each of these nodes, loops counted: [n] int64."""
+    begins, ends = (ops.empty((nodes.numel(),), torch.int64) for _ in range(2))
+    for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
+        ops.gather(ops.byte_rows(pointers), nodes, ops.byte_rows(out), lists.first_node)
+    return ends - begins
+
 
 @dataclass(frozen=True)
 class Table:
@@ -172,8 +183,12 @@ class Part:
         out: list[Picks | None] = []
         for index, lists in enumerate(self.lists):
             frontier = frontiers[self.schema.destinations[index]]
-            skip = frontier is None or draw.fanouts[index] == 0
-            out.append(None if skip or frontier is None else ops.sample(lists, frontier, draw.rule(index)))
+            if frontier is None or draw.fanouts[index] == 0:
+                out.append(None)
+            elif draw.counts_only:
+                out.append(Picks(in_degrees_of(lists, frontier.nodes), NO_IDS, NO_IDS))
+            else:
+                out.append(ops.sample(lists, frontier, draw.rule(index)))
         return out
 
     def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:

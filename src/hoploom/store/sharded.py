@@ -15,7 +15,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import DTYPES, Owner, Schema
-from hoploom.store.base import Draw, Shard, Triple, Wanted, read_wanted
+from hoploom.store.base import NO_IDS, Draw, Shard, Triple, Wanted, read_wanted
 from hoploom.store.format import PartRange
 
 Answer = TypeVar("Answer")
@@ -60,7 +60,10 @@ class Sharded:
         for relation, destination in enumerate(self.schema.destinations):
             frontier, owned = frontiers[destination], places[destination]
             picks = [answers[index][relation] if index in answers else None for index in range(len(self.shards))]
-            out.append(stitch(picks, owned, frontier) if frontier is not None and owned else None)
+            if frontier is None or not owned:
+                out.append(None)
+            else:
+                out.append(stitch(picks, owned, frontier, counts_only=draw.counts_only))
         return out
 
     def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
@@ -115,13 +118,18 @@ def select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
     return Frontier(nodes[places], None if trees is None else trees[places], None if times is None else times[places])
 
 
-def stitch(parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier) -> Picks | None:
+def stitch(
+    parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier, *, counts_only: bool = False
+) -> Picks | None:
+    """The parts' picks in the frontier's order."""
     answered = [(picks, place) for picks, place in zip(parts, places, strict=True) if picks is not None]
     if not answered:
         return None
     counts = torch.zeros_like(frontier.nodes)
     for picks, place in answered:
         counts[place] = picks.counts
+    if counts_only:
+        return Picks(counts, NO_IDS, NO_IDS)
     begins = torch.zeros(counts.numel() + 1, dtype=torch.int64)
     torch.cumsum(counts, 0, out=begins[1:])
     sources, edges = (ops.empty((int(begins[-1]),), torch.int64) for _ in range(2))

@@ -16,7 +16,18 @@ from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import InEdges
 from hoploom.schema import NodeType, Owner, Relation, RelationName, Schema
 from hoploom.store import format as layout
-from hoploom.store.base import NOWHERE, Absent, Deployment, FeatureStore, GraphStore, Part, Shard, Wanted, range_of
+from hoploom.store.base import (
+    NOWHERE,
+    Absent,
+    Deployment,
+    FeatureStore,
+    GraphStore,
+    Part,
+    Shard,
+    Wanted,
+    in_degrees_of,
+    range_of,
+)
 from hoploom.store.disk import check_manifest, open_part, open_topology
 from hoploom.store.edges import Loops, covers, loops_of
 from hoploom.store.format import Manifest, PartRange
@@ -170,10 +181,7 @@ class Store:
         for number, lists in enumerate(parts):
             places = None if owners is None else torch.nonzero(owners == number).view(-1)
             own = nodes if places is None else nodes[places]
-            begins, ends = (ops.empty((own.numel(),), torch.int64) for _ in range(2))
-            for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
-                ops.gather(ops.byte_rows(pointers), own, ops.byte_rows(out), lists.first_node)
-            degrees[places if places is not None else slice(None)] = ends - begins
+            degrees[places if places is not None else slice(None)] = in_degrees_of(lists, own)
         if key not in self._loops:
             self._loops[key] = loops_of(self.topology, key)
         loops = self._loops[key]
