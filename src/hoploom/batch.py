@@ -44,6 +44,7 @@ class Block:
     e_id: Tensor | Mapping[RelationName, Tensor | None] | None  # None where a frontier hook gave no positions
     num_sources: int | Mapping[str, int]
     num_destinations: int | Mapping[str, int]
+    data: Mapping[Any, Any] = field(default_factory=dict)  # by name, what a frontier hook gave with its edges: [e, ...]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Block":
         """The same block on another device."""
@@ -58,4 +59,5 @@ class Block:
                 return {key: applied(entry) for key, entry in value.items()}
             return None if value is None else function(value)
 
-        return Block(applied(self.edge_index), applied(self.e_id), self.num_sources, self.num_destinations)
+        columns = applied(self.edge_index), applied(self.e_id)
+        return Block(*columns, self.num_sources, self.num_destinations, applied(self.data))

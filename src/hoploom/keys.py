@@ -16,9 +16,23 @@ def epoch_key(seed: int, epoch: int) -> int:
     return mix(mix(0, seed), epoch)
 
 
-def batch_key(seed: int, epoch: int, step: int) -> int:
+class BatchKey(int):
+    """The key of a step's picks; it says which step that is."""
+
+    epoch: int
+    step: int
+
+
+def batch_key(seed: int, epoch: int, step: int) -> BatchKey:
     """What the picks of one step derive from, on every rank."""
-    return mix(epoch_key(seed, epoch), step)
+    key = BatchKey(mix(epoch_key(seed, epoch), step))
+    key.epoch, key.step = epoch, step
+    return key
+
+
+def hook_key(key: int, layer: int, call: int) -> int:
+    """What the draws of one call of a frontier hook derive from."""
+    return mix(mix(mix(key, HOOK), layer), call)
 
 
 def stream(hop: int, relation: int) -> int:
@@ -28,3 +42,4 @@ def stream(hop: int, relation: int) -> int:
 
 # Streams that no hop uses: hops end well below 2^15.
 NEGATIVE_STREAM = 0x8000_0000
+HOOK = 0x486F_6F6B_0000_0000  # no tree, which is mixed into a key as well, has this number

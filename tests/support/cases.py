@@ -69,6 +69,18 @@ def _two_picks(layer: int, graph: Any, seeds: Any) -> Any:
     return graph.sample_neighbors(seeds, fanout=2)
 
 
+def _drawn_by_the_hook(layer: int, graph: Any, seeds: Any) -> Any:
+    """Half of the edges by numbers of their own, and the nodes that walks visit, with degrees as data."""
+    found = graph.in_edges(seeds)
+    found = found[graph.uniform(found.positions) < 0.5]
+    visited = graph.most_visited(seeds, 2, num_walks=4, length=3, restart=0.3)
+    more = graph.sample_neighbors(seeds.repeat(2), 1, independent=True)
+    sources = torch.cat([found.sources, visited.sources, more.sources])
+    ends = torch.cat([found.destinations, visited.destinations, more.destinations])
+    data = {"degree": graph.in_degrees(sources), "drawn": graph.integers(9, ends)}
+    return hoploom.Edges(sources, ends, None, data)
+
+
 def _own_ids(batch: Any) -> Any:
     batch.seen = batch.n_id + 1
     return batch
@@ -95,6 +107,7 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "blocks": (_nodes(mode="blocks"), {}),
     "blocks, disjoint": (_nodes(mode="blocks", disjoint=True), {}),
     "blocks, a frontier hook": (_nodes(mode="blocks", sample_frontier=_two_picks), {}),
+    "blocks, draws of a frontier hook": (_nodes(mode="blocks", sample_frontier=_drawn_by_the_hook), {}),
     "repeated seeds": (_nodes(input_nodes=torch.arange(40) % 7), {}),
     "repeated seeds, blocks": (_nodes(input_nodes=torch.arange(40) % 7, mode="blocks"), {}),
     "a split": (_nodes(input_nodes="train"), {}),
@@ -147,6 +160,7 @@ HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
         {"time_attr": "year"},
     ),
 }
+HOOKS = ("blocks, a frontier hook", "blocks, draws of a frontier hook")
 CASES = {name: Case(name, *case) for name, case in HOMOGENEOUS.items()}
 CASES |= {f"heterogeneous {name}": Case(f"heterogeneous {name}", *case, True) for name, case in HETEROGENEOUS.items()}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -11,10 +11,10 @@ from hoploom.load.pipeline import Producer
 from hoploom.serve.batch_client import ServedBatches
 from hoploom.store import Store
 from hoploom.store.row_cache import report
-from support.cases import Case
+from support.cases import HOOKS, Case
 from support.shards import elsewhere_of
 
-NOT_ON_DEVICE = ("induced", "bidirectional", "blocks, a frontier hook", "heterogeneous induced")
+NOT_ON_DEVICE = ("induced", "bidirectional", *HOOKS, "heterogeneous induced")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hoploom.store.row_cache import cached
 from support import made_by
 from support.batch_servers import makers_of, without_graph
 from support.batches import with_reference
-from support.cases import CASES, Case
+from support.cases import CASES, HOOKS, Case
 from support.device_loaders import loading
 from support.graphs import cut, save_in_parts
 from support.made_by import MadeBy
@@ -138,13 +138,13 @@ def _remote(case: Case, *, rows_alone: bool = False) -> Store:
 
 
 NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
-NO_HOOK = {"blocks, a frontier hook": "sample_frontier is a function, which cannot go to the servers"}
+NO_HOOK = dict.fromkeys(HOOKS, "sample_frontier is a function, which cannot go to the servers")
 THREADS = {"num_workers": 2}
 THREE = ("uniform", "blocks", "links, binary")
 A_FEW = ("uniform", "node times", "blocks", "links, binary", "heterogeneous uniform")
 SAMPLED_THERE = (  # one of each kind
     *("uniform", "all", "replace", "node times", "edge times", "disjoint", "induced", "blocks", "blocks, disjoint"),
-    *("repeated seeds", "links, binary", "aggregated", "degrees", "blocks, a frontier hook", "heterogeneous uniform"),
+    *("repeated seeds", "links, binary", "aggregated", "degrees", *HOOKS, "heterogeneous uniform"),
     *("heterogeneous blocks",),
 )
 

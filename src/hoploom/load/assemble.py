@@ -5,7 +5,7 @@ A finished batch goes to its device: pinned buffers, a side stream, copies that 
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
@@ -110,6 +110,8 @@ class Assembler:
     def _aggregated(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
         """The neighbours' features of layer one, aggregated where they lie: their own rows are not in the batch."""
         schema = self.store.schema
+        if any("weight" in data for block in sampled.blocks[:1] for data in block.data.values()):
+            raise ConfigError("aggregate= adds rows up without the weights that sample_frontier gives; leave it out")
         out: dict[tuple[Owner, str], Tensor] = {}
         for index, relation in enumerate(schema.relations):
             nodes = sampled.nodes[schema.sources[index]]
@@ -199,9 +201,9 @@ def _presented(block: Block, schema: Schema, rows: Mapping[tuple[Owner, str], Te
         for key, positions in block.e_id.items()  # type: ignore[union-attr]
     }
     if not schema.homogeneous:
-        return Block(block.edge_index, e_id, block.num_sources, block.num_destinations)
-    parts = (block.edge_index, e_id, block.num_sources, block.num_destinations)
-    return Block(*(next(iter(part.values())) for part in parts))  # type: ignore[union-attr, arg-type]
+        return replace(block, e_id=e_id)
+    columns = (block.edge_index, e_id, block.num_sources, block.num_destinations, block.data or {"": {}})
+    return Block(*(next(iter(column.values())) for column in columns))  # type: ignore[union-attr, arg-type]
 
 
 # --- onto a device --------------------------------------------------------------------------

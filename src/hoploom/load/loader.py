@@ -20,7 +20,7 @@ from hoploom.ranks.share import Share
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
 
-CALLS = (1 << 64) - 1  # the step that loader([ids]) draws from: no epoch gets there
+CALLS = -1  # the step that loader([ids]) draws from: no epoch has it
 
 
 @dataclass(frozen=True)

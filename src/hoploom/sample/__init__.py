@@ -1,8 +1,9 @@
 """Seeds -> subgraph or blocks."""
 
 from hoploom.sample.bidirectional import make_bidirectional
-from hoploom.sample.frontier_hook import Edges, LayerGraph, SampleFrontier
+from hoploom.sample.frontier_hook import SampleFrontier
 from hoploom.sample.hops import Workspace, sample_hops
+from hoploom.sample.layer_graph import Edges, LayerGraph
 from hoploom.sample.links import Links, LinkSeeds, LinkTask, make_link_seeds, make_link_task
 
 __all__ = [

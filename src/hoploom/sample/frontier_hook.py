@@ -1,96 +1,55 @@
-"""A frontier of the user's own: `sample_frontier(layer, graph, seeds)` says which edges lead to a layer's seeds."""
+"""A frontier of the user's own: `sample_frontier(layer, graph, seeds)` says which edges lead to a layer's seeds.
+
+What it returns is checked; a mistake is told with the layer.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, Picks
-from hoploom.schema import RelationName
-from hoploom.store import Draw, GraphStore
+from hoploom.sample.layer_graph import Edges, HookEdges, LayerGraph, Nodes
+from hoploom.schema import ID_DTYPES, Relation, RelationName, Schema
+
+SampleFrontier = Callable[[int, LayerGraph, Nodes], HookEdges]
+EdgeData = Mapping[str, Tensor]  # rows by name, one per edge
 
 
-@dataclass(frozen=True)
-class Edges:
-    """Edges into a layer's seeds, in global ids: what a frontier hook returns."""
+class Answer(NamedTuple):
+    """The edges of one layer: picks by relation, and what the hook gave with them."""
 
-    sources: Tensor  # [e] int64
-    destinations: Tensor  # [e] int64, each of them one of the seeds
-    positions: Tensor | None = None  # [e] int64 positions in the store, where they are known
+    picks: list[Picks | None]
+    data: dict[RelationName, EdgeData]
 
 
-HookEdges = Edges | Mapping[RelationName, Edges]
-SampleFrontier = Callable[[int, "LayerGraph", Tensor | Mapping[str, Tensor]], HookEdges]
-
-
-class LayerGraph:
-    """What a frontier hook sees of the graph, with the layer's randomness bound.
-
-    >>> def sample_frontier(layer, graph, seeds):
-    ...     return graph.sample_neighbors(seeds, fanout=10)
-    """
-
-    def __init__(self, graph: GraphStore, key: int, layer: int) -> None:
-        self.schema = graph.schema
-        self._graph, self._key, self._layer = graph, key, layer
-
-    def sample_neighbors(
-        self,
-        seeds: Tensor | Mapping[str, Tensor],
-        fanout: int | Mapping[RelationName, int],
-        *,
-        replace: bool = False,
-        labor: bool = False,
-        weighted: bool = False,
-    ) -> HookEdges:
-        """Picks of in-edges, as the sampler itself would make them; fanout -1 gives all."""
-        relations = self.schema.relations
-        if weighted and self.schema.weight is None:
-            raise ConfigError("weighted=True needs a store built with weight_attr; leave it out")
-        if isinstance(fanout, Mapping):
-            for key in fanout:
-                self.schema.relation(key)
-            fanouts = [fanout.get(relation.key, 0) for relation in relations]
-        else:
-            fanouts = [fanout] * len(relations)
-        given = seeds if isinstance(seeds, Mapping) else {self.schema.node_types[0].name: seeds}
-        by_type = {name: _as_ids(f"seeds of {name!r}", nodes) for name, nodes in given.items()}
-        frontiers = [Frontier(by_type[t.name]) if t.name in by_type else None for t in self.schema.node_types]
-        draw = Draw(self._key, self._layer, fanouts, replace, False, labor, weighted)
-        found = {}
-        for relation, picks in zip(relations, self._graph.sample(frontiers, draw), strict=True):
-            if picks is not None:
-                destinations = torch.repeat_interleave(by_type[relation.destination], picks.counts)
-                found[relation.key] = Edges(picks.sources, destinations, picks.edges)
-        return next(iter(found.values())) if self.schema.homogeneous and found else found
-
-    def in_edges(self, seeds: Tensor | Mapping[str, Tensor]) -> HookEdges:
-        """All in-edges of the seeds."""
-        return self.sample_neighbors(seeds, -1)
-
-
-def ask_hook(
-    hook: SampleFrontier, graph: GraphStore, key: int, layer: int, frontiers: Sequence[Frontier | None]
-) -> list[Picks | None]:
+def ask_hook(hook: SampleFrontier, graph: LayerGraph, frontiers: Sequence[Frontier | None]) -> Answer:
     """The edges that the hook gives for a layer's frontiers, checked."""
-    schema = graph.schema
+    schema, answer = graph.schema, Answer([], {})
     nodes = {
         t.name: torch.empty(0, dtype=torch.int64) if f is None else f.nodes
         for t, f in zip(schema.node_types, frontiers, strict=True)
     }
     by_type = {name: _distinct(seeds) for name, seeds in nodes.items()}
     seeds = by_type[schema.node_types[0].name] if schema.homogeneous else by_type
-    answer = hook(layer, LayerGraph(graph, key, layer), seeds)
-    by_relation = {schema.relations[0].key: answer} if isinstance(answer, Edges) else dict(answer)
-    for name, edges in by_relation.items():
-        schema.relation(name)
-        if not isinstance(edges, Edges):
-            raise ConfigError(f"sample_frontier returned a {type(edges).__name__} for {name}; return hoploom.Edges")
-    return [
-        _as_picks(by_relation[r.key], nodes[r.destination]) if r.key in by_relation else None for r in schema.relations
-    ]
+    who = f"sample_frontier, at layer {graph.layer},"
+    given = _by_relation(hook(graph.layer, graph, seeds), schema, who)
+    for relation in schema.relations:
+        edges = given.get(relation.key)
+        if edges is None:
+            answer.picks.append(None)
+            continue
+        of_relation = who if schema.homogeneous else f"{who} for {relation.key}"
+        edges = _checked(edges, relation, schema, by_type[relation.destination], of_relation)
+        counts, chosen = _places(edges.destinations, nodes[relation.destination])
+        edges = edges[chosen]
+        positions = torch.full_like(edges.sources, -1) if edges.positions is None else edges.positions
+        answer.picks.append(Picks(counts, edges.sources, positions))
+        if edges.data is not None:
+            answer.data[relation.key] = edges.data
+    return answer
 
 
 def _distinct(nodes: Tensor) -> Tensor:
@@ -102,34 +61,82 @@ def _distinct(nodes: Tensor) -> Tensor:
     return nodes[torch.sort(first).values]
 
 
-def _as_picks(edges: Edges, seeds: Tensor) -> Picks:
-    """The hook's edges grouped by seed; a repeated seed has the same edges at every place."""
+def _places(destinations: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+    """How many edges each seed has, and which; a repeated seed has the same edges at every place."""
     unique, inverse = torch.unique(seeds, return_inverse=True)
-    edges = _checked(edges, unique)
-    group = torch.searchsorted(unique, edges.destinations)
+    group = torch.searchsorted(unique, destinations)
     by_group = torch.argsort(group, stable=True)
     group_counts = torch.bincount(group, minlength=unique.numel())
     begins = torch.cumsum(group_counts, 0) - group_counts
     counts = group_counts[inverse]
     shift = begins[inverse] - (torch.cumsum(counts, 0) - counts)
-    chosen = by_group[torch.repeat_interleave(shift, counts) + torch.arange(int(counts.sum()))]
-    positions = torch.full_like(edges.sources, -1) if edges.positions is None else edges.positions
-    return Picks(counts, edges.sources[chosen], positions[chosen])
+    return counts, by_group[torch.repeat_interleave(shift, counts) + torch.arange(int(counts.sum()))]
 
 
-def _as_ids(what: str, ids: Tensor) -> Tensor:
-    if ids.is_floating_point() or ids.dtype == torch.bool or ids.dim() != 1:
-        raise ConfigError(f"{what} have dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
+# --- what is checked ------------------------------------------------------------------------
+
+
+def _by_relation(answer: Any, schema: Schema, who: str) -> Mapping[RelationName, Edges]:
+    """A hook's answer by relation."""
+    if isinstance(answer, Edges):
+        if len(schema.relations) > 1:
+            raise ConfigError(
+                f"{who} returned Edges of no relation; return a mapping, from {list(schema.relation_index)}"
+            )
+        return {schema.relations[0].key: answer}
+    if not isinstance(answer, Mapping):
+        what = "hoploom.Edges" if len(schema.relations) == 1 else "a mapping from relations to hoploom.Edges"
+        raise ConfigError(f"{who} returned {_shown(answer)}; return {what}, also where there are none")
+    for key, edges in answer.items():
+        if key not in schema.relation_index:
+            raise ConfigError(f"{who} returned edges of {key!r:.200}; the relations are {list(schema.relation_index)}")
+        if not isinstance(edges, Edges):
+            raise ConfigError(f"{who} returned {_shown(edges)} for {key}; return hoploom.Edges")
+    return answer
+
+
+def _checked(edges: Edges, relation: Relation, schema: Schema, seeds: Tensor, who: str) -> Edges:
+    """The same on the CPU, as int64."""
+    ends = [schema.node_type(name).num_nodes for name in (relation.source, relation.destination)]
+    sources = _ids(edges.sources, f"{who} gave sources", 0, ends[0])
+    destinations = _ids(edges.destinations, f"{who} gave destinations", 0, ends[1])
+    positions = edges.positions
+    if positions is not None:
+        positions = _ids(positions, f"{who} gave positions", -1, relation.num_edges)
+    data = edges.data
+    if data is not None:
+        _check_data(data, who)
+        data = {name: rows.cpu() for name, rows in data.items()}
+    lengths = {"sources": len(sources), "destinations": len(destinations)}
+    lengths |= {} if positions is None else {"positions": len(positions)}
+    lengths |= {f"data[{name!r}]": len(rows) for name, rows in (data or {}).items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"{who} gave columns of different lengths: {lengths}; give one row per edge in each")
+    strangers = destinations[~torch.isin(destinations, seeds)]
+    if strangers.numel():
+        raise ConfigError(f"{who} gave an edge to {int(strangers[0])}, which is no seed of the layer; leave it out")
+    return Edges(sources, destinations, positions, data)
+
+
+def _check_data(data: Any, who: str) -> None:
+    rows = data if isinstance(data, Mapping) else {None: data}
+    for name, values in rows.items():
+        if not isinstance(name, str) or not isinstance(values, Tensor) or values.dim() == 0:
+            raise ConfigError(f"{who} gave {_shown(values)} as data; give tensors by name, a row per edge in each")
+
+
+def _ids(ids: Any, what: str, least: int, limit: int) -> Tensor:
+    if not isinstance(ids, Tensor) or ids.dim() != 1 or (ids.dtype not in ID_DTYPES and ids.numel()):
+        raise ConfigError(f"{what} as {_shown(ids)}; give a tensor of integer ids, one per edge")
+    if ids.numel():
+        lowest, highest = (int(bound) for bound in ids.aminmax())
+        if lowest < least or highest >= limit:
+            wrong = lowest if lowest < least else highest
+            raise ConfigError(f"{what} that hold {wrong}, out of range [{least}, {limit}); give ids of the whole graph")
     return ids.to("cpu", torch.int64).contiguous()
 
 
-def _checked(edges: Edges, seeds: Tensor) -> Edges:
-    columns = [edges.sources, edges.destinations, *([] if edges.positions is None else [edges.positions])]
-    edges = Edges(*(_as_ids("edges of sample_frontier", column) for column in columns))
-    shapes = {column.numel() for column in columns}
-    if len(shapes) != 1:
-        raise ConfigError(f"sample_frontier gave columns of {sorted(shapes)} edges; give one source per destination")
-    strangers = edges.destinations[~torch.isin(edges.destinations, seeds)]
-    if strangers.numel():
-        raise ConfigError(f"sample_frontier gave an edge to {int(strangers[0])}, no seed of the layer; leave it out")
-    return edges
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    return f"{value!r:.80}" if value is None else f"a {type(value).__name__}"

@@ -16,7 +16,8 @@ from hoploom.batch import Block, Sampled, Seeds
 from hoploom.config.values import as_fanouts
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, NodeMap, Picks
-from hoploom.sample.frontier_hook import SampleFrontier, ask_hook
+from hoploom.sample.frontier_hook import EdgeData, SampleFrontier, ask_hook
+from hoploom.sample.layer_graph import LayerGraph
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Draw, GraphStore
 
@@ -217,10 +218,12 @@ def sample_hops(
     for hop in range(sampling.num_hops):
         frontiers = [frontier_of(m, begin, seeds, sampling.disjoint) for m, begin in zip(maps, begins, strict=True)]
         ends = [len(node_map) for node_map in maps]
+        data: Mapping[RelationName, EdgeData] = {}
         if sample_frontier is None:
             answers = graph.sample(frontiers, make_draw(sampling, key, hop))
         else:
-            answers = ask_hook(sample_frontier, graph, key, hop, frontiers)
+            layer_graph = LayerGraph(graph, key, hop, sampling.fanouts[hop])
+            answers, data = ask_hook(sample_frontier, layer_graph, frontiers)
         for relation, picks in enumerate(answers):
             source, destination = schema.sources[relation], schema.destinations[relation]
             frontier = frontiers[destination]
@@ -231,7 +234,7 @@ def sample_hops(
         for node_map, end, counts in zip(maps, ends, num_nodes, strict=True):
             counts.append(len(node_map) - end)
         if in_blocks:
-            blocks.insert(0, _block(schema, hop_edges, maps, ends))
+            blocks.insert(0, _block(schema, hop_edges, maps, ends, data))
             hop_edges = [HopEdges() for _ in schema.relations]
         else:
             begins = ends
@@ -245,7 +248,13 @@ def sample_hops(
     return Sampled(nodes, trees, [one.edge_index() for one in hop_edges], edges, num_nodes, num_edges)
 
 
-def _block(schema: Schema, edges: Sequence[HopEdges], maps: Sequence[NodeMap], ends: Sequence[int]) -> Block:
+def _block(
+    schema: Schema,
+    edges: Sequence[HopEdges],
+    maps: Sequence[NodeMap],
+    ends: Sequence[int],
+    data: Mapping[RelationName, EdgeData],
+) -> Block:
     """The block of one layer; its destinations are the nodes before `ends`."""
     names = [node_type.name for node_type in schema.node_types]
     keys = [relation.key for relation in schema.relations]
@@ -254,6 +263,7 @@ def _block(schema: Schema, edges: Sequence[HopEdges], maps: Sequence[NodeMap], e
         {key: _known(one.edges()) for key, one in zip(keys, edges, strict=True)},
         {name: len(node_map) for name, node_map in zip(names, maps, strict=True)},
         dict(zip(names, ends, strict=True)),
+        data,
     )
 
 

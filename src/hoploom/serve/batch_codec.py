@@ -41,7 +41,7 @@ def _plain(value: Any, tensors: list[Tensor], narrow_from: int) -> Any:
         tensors.append(value if narrow is None else narrow)
         return {"tensor": len(tensors) - 1, "wide": narrow is not None}
     if isinstance(value, Block):
-        parts = (value.edge_index, value.e_id, value.num_sources, value.num_destinations)
+        parts = (value.edge_index, value.e_id, value.num_sources, value.num_destinations, value.data)
         return {"block": [_plain(part, tensors, narrow_from) for part in parts]}
     if isinstance(value, Mapping):
         return {"keys": list(value), "values": [_plain(entry, tensors, narrow_from) for entry in value.values()]}

@@ -373,9 +373,9 @@ def test_a_hook_sees_every_seed_once_and_may_leave_out_relations() -> None:
 
 
 WRONG = {
-    "no seed": (Edges(torch.tensor([1]), torch.tensor([5])), "an edge to 5, no seed"),
-    "lengths": (Edges(torch.tensor([1, 2]), torch.tensor([0])), "one source per destination"),
-    "relation": ({("a", "b", "c"): Edges(torch.tensor([1]), torch.tensor([0]))}, "unknown relation"),
+    "no seed": (Edges(torch.tensor([1]), torch.tensor([5])), "at layer 0, gave an edge to 5, which is no seed"),
+    "lengths": (Edges(torch.tensor([1, 2]), torch.tensor([0])), "different lengths"),
+    "relation": ({("a", "b", "c"): Edges(torch.tensor([1]), torch.tensor([0]))}, "the relations are"),
     "type": ({("node", "to", "node"): torch.tensor([1])}, "return hoploom.Edges"),
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.batch_servers import makers_of, over_the_wire, without_graph
 from support.batches import assert_same, assert_same_batches
-from support.cases import Case, every_case, store_of
+from support.cases import HOOKS, Case, every_case, store_of
 from support.graphs import random_graph, ring
 from support.shards import elsewhere_of, spread
 from torch_geometric.data import HeteroData
@@ -84,7 +84,7 @@ def test_two_requests_for_each_server_are_under_way() -> None:
 @every_case
 def test_a_description_is_read_as_it_was_written(case: Case) -> None:
     trainer, servers = without_graph(case.store)
-    if case.name == "blocks, a frontier hook":
+    if case.name in HOOKS:
         pytest.skip("functions do not travel")
     loader = case.make(trainer)
     next(iter(loader))

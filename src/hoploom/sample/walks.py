@@ -1,0 +1,99 @@
+"""Random walks through the sampling seam, a hop of single picks per step, so that they are the same on any store.
+
+Costs a round trip per step where parts are remote.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hoploom import keys, ops
+from hoploom.config.values import as_int
+from hoploom.errors import ConfigError
+from hoploom.ops import Frontier
+from hoploom.schema import RelationName, Schema
+from hoploom.store import Draw, GraphStore
+
+
+def apart(ids: Tensor) -> Tensor:
+    """The ids, where every repetition has a number of its own: the second 7 of a list always has the same one."""
+    ordered, order = torch.sort(ids, stable=True)
+    nth = torch.arange(ids.numel()) - torch.searchsorted(ordered, ordered)
+    again = nth > 0
+    if not again.any():
+        return ids
+    out = ids.clone()
+    words = ops.draw_words(0, ordered[again], 0)[:, :2].contiguous()
+    out[order[again]] = words.view(torch.int64).view(-1) + nth[again]
+    return out
+
+
+def relation_index(schema: Schema, what: str, relation: RelationName | None) -> int:
+    """A relation's number; None stands for the only one."""
+    if relation is None and len(schema.relations) > 1:
+        raise ConfigError(f"{what} is missing; choose from {list(schema.relation_index)}")
+    return 0 if relation is None else schema.relation_index[schema.relation(relation).key]
+
+
+def read_path(schema: Schema, path: Sequence[RelationName] | None, length: int, restart: float) -> list[int]:
+    """The relation of each step of a path, checked: each leads to where the one before it comes from."""
+    as_int("length", length, 0, "give a count of steps")
+    if not 0 <= restart <= 1:
+        raise ConfigError(f"restart is {restart!r}; give a probability, from 0 to 1")
+    if path is None:
+        path = [schema.relations[relation_index(schema, "path", None)].key]
+    if not path:
+        raise ConfigError(f"path is empty; choose from {list(schema.relation_index)}")
+    steps = [relation_index(schema, "path", name) for name in path]
+    for number in range(1, len(path) + (length > len(path))):
+        before, after = schema.relations[steps[number - 1]], schema.relations[steps[number % len(path)]]
+        if before.source != after.destination:
+            raise ConfigError(
+                f"path has {after.key} after {before.key}, which leads a walk to {before.source!r}; walks go from "
+                "an edge's destination to its source, so name a relation with that destination"
+            )
+    return steps
+
+
+def walk(graph: GraphStore, key: int, steps: Sequence[int], starts: Tensor, length: int, restart: float) -> Tensor:
+    """Walks [n, length + 1] int64 against the edges, by these relations over and over; -1 where a walk has ended."""
+    schema, walkers = graph.schema, apart(starts)
+    trace = torch.full((length + 1, starts.numel()), -1)
+    trace[0] = starts
+    for step in range(length):
+        relation = steps[step % len(steps)]
+        step_key, at = keys.mix(key, step), trace[step]
+        if restart and step % len(steps) == 0:
+            bound = 1 << 53
+            is_back = ops.draw_bounded(step_key, walkers, 1, 0, bound) < int(restart * bound)
+            at = torch.where(is_back & (at >= 0), starts, at)
+        walking = at >= 0
+        whole = bool(walking.all())
+        nodes, trees = (at, walkers) if whole else (at[walking], walkers[walking])
+        if not nodes.numel():
+            break
+        frontiers: list[Frontier | None] = [None] * len(schema.node_types)
+        frontiers[schema.destinations[relation]] = Frontier(nodes, trees)
+        fanouts = [int(other == relation) for other in range(len(schema.relations))]
+        picks = graph.sample(frontiers, Draw(step_key, 0, fanouts, replace=True))[relation]
+        if picks is None:
+            break
+        walking[walking.clone()] = picks.counts > 0
+        trace[step + 1, walking] = picks.sources
+    return trace.t().contiguous()
+
+
+def most_visited(seeds: Tensor, visited: Tensor, num_nodes: int, fanout: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the nodes visited from each seed, a row each, those visited most: the seed's place, the node, its visits.
+
+    By seed, the most visited first, of equal ones the lowest id; -1 and the seed itself do not count.
+    """
+    owners, nodes = torch.arange(seeds.numel()).repeat_interleave(visited.shape[1]), visited.reshape(-1)
+    counts_as = (nodes >= 0) & (nodes != seeds[owners])
+    pairs, visits = torch.unique(owners[counts_as] * num_nodes + nodes[counts_as], return_counts=True)
+    order = torch.argsort(visits, descending=True, stable=True)
+    order = order[torch.argsort(pairs[order] // num_nodes, stable=True)]
+    owners = pairs[order] // num_nodes
+    order = order[torch.arange(owners.numel()) - torch.searchsorted(owners, owners) < fanout]
+    return pairs[order] // num_nodes, pairs[order] % num_nodes, visits[order]
