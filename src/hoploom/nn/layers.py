@@ -2,11 +2,12 @@
 
 A view has what the layers after it still need, whatever the batch is: blocks, a sampled subgraph, a whole graph. A
 convolution has two halves: `project` acts on every source by itself, `propagate` aggregates projected sources into
-destinations. There are no messages in memory, edge weights or edge features. torch.compile leaves aggregation as it is.
+destinations. There are no messages in memory and no edge features; sums and means take edge weights. torch.compile
+leaves aggregation as it is.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeVar
@@ -25,6 +26,7 @@ from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 Ends = tuple[int, int]  # channels of sources and destinations
 Aggr = Literal["sum", "add", "mean", "max"]
+EDGE_WEIGHT = "weight"  # what a frontier hook calls the data of its edges that layers multiply by
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -56,17 +58,13 @@ def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
 
     >>> for view in views_of(batch, 3): ...
     """
-    for name in ("views", "blocks"):  # views are of padded batches, which only their maker can make
-        if name in batch and len(getattr(batch, name)) != num_layers:
-            raise ConfigError(
-                f"the batch has {len(getattr(batch, name))} {name} for {num_layers} layers; give as many fanouts"
-            )
     edge_index, counts = by_relation(batch, "edge_index"), by_type(batch, "num_sampled_nodes")
-    if "views" in batch:
-        views = batch.views
+    if "views" in batch:  # of a padded batch, which only its maker can make
+        views = list(one_per_layer(batch.views, num_layers))
     elif "blocks" in batch:
-        views = [_of_block(block) for block in batch.blocks]
+        views = [_of_block(block) for block in one_per_layer(batch.blocks, num_layers)]
     elif counts:
+        one_per_layer(next(iter(counts.values()))[1:], num_layers)
         running = {name: list(accumulate(map(int, hops))) for name, hops in counts.items()}
         views = _of_subgraph(edge_index, running, num_layers)
     else:
@@ -77,6 +75,16 @@ def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
         return [LayerView(_grouped(edge_index, num_nodes, num_nodes), num_nodes, num_nodes)] * num_layers
     degrees = batch.in_degree if isinstance(batch, Data) and "in_degree" in batch else None
     return views if degrees is None else [_with_degrees(view, degrees) for view in views]
+
+
+def one_per_layer(hops: Sequence[Any], num_layers: int) -> Sequence[Any]:
+    """The same hops; ConfigError unless there is one for each layer."""
+    if len(hops) != num_layers:
+        raise ConfigError(
+            f"the batch was sampled with {len(hops)} fanouts, the model has {num_layers} layers; give num_neighbors "
+            "one fanout per layer, that of the hop at the seeds first"
+        )
+    return hops
 
 
 def _with_degrees(view: LayerView, degrees: Tensor) -> LayerView:
@@ -94,10 +102,18 @@ def _grouped(
 def _of_block(block: Block) -> LayerView:
     if isinstance(block.edge_index, Mapping):
         sources, destinations = block.num_sources, block.num_destinations
-        return LayerView(_grouped(block.edge_index, sources, destinations), sources, destinations)  # type: ignore[arg-type]
+        grouped = _grouped(block.edge_index, sources, destinations)  # type: ignore[arg-type]
+        for key, data in block.data.items():
+            grouped[key] = _weighted(grouped[key], data)
+        return LayerView(grouped, sources, destinations)  # type: ignore[arg-type]
     edges = InEdges.of(block.edge_index, block.num_sources, block.num_destinations)  # type: ignore[arg-type]
+    edges = _weighted(edges, block.data)
     counts = {HOMOGENEOUS_TYPE: edges.num_sources}, {HOMOGENEOUS_TYPE: edges.num_destinations}
     return LayerView({HOMOGENEOUS_RELATION: edges}, *counts)
+
+
+def _weighted(edges: InEdges, data: Mapping[str, Tensor]) -> InEdges:
+    return edges.weighted(data[EDGE_WEIGHT]) if EDGE_WEIGHT in data else edges
 
 
 def _of_subgraph(
@@ -139,15 +155,23 @@ class Conv(nn.Module):
     needs_degrees = False  # works best with the sources' in-degrees in the whole graph
 
     def forward(
-        self, x: Tensor, edges: InEdges | Tensor, x_dst: Tensor | None = None, aggregated: Tensor | None = None
+        self,
+        x: Tensor,
+        edges: InEdges | Tensor,
+        x_dst: Tensor | None = None,
+        aggregated: Tensor | None = None,
+        edge_weight: Tensor | None = None,
     ) -> Tensor:
         """Destinations [num_destinations, out_channels] from sources x [num_sources, in_channels].
 
         `edges` may be PyG's edge_index: then all nodes are destinations. `x_dst` are the destinations' own rows, by
-        default their rows in x. `aggregated` [num_destinations, in_channels] stands in for aggregating x.
+        default their rows in x. `aggregated` [num_destinations, in_channels] stands in for aggregating x. `edge_weight`
+        [num_edges], in the order of edge_index, multiplies what is summed; a mean still divides by the number of edges.
         """
         if isinstance(edges, Tensor):
             edges = group(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
+        if edge_weight is not None:
+            edges = edges.weighted(edge_weight)
         if x_dst is None:
             x_dst = x[edges.first : edges.first + edges.num_destinations]
         return self.propagate(x if aggregated is not None else self.project(x), edges, x_dst, aggregated)
@@ -190,6 +214,14 @@ def _plus_bias(out: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias.to(out.dtype)
 
 
+def _refuse_weights(conv: Conv, edges: InEdges) -> None:
+    if edges.weights is not None:
+        raise ConfigError(
+            f"{type(conv).__name__} takes no edge weights; use SAGEConv or GINConv, or call the hook's data other than "
+            f"{EDGE_WEIGHT!r}"
+        )
+
+
 def _inverse_root(degrees: Tensor) -> Tensor:
     """1 / sqrt(degree), a loop counted."""
     return (degrees + 1).to(torch.float32).rsqrt()
@@ -220,7 +252,7 @@ class SAGEConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         assert self.reduce is not None
-        out: Tensor = self.lin_l(aggregate(z, edges, self.reduce) if aggregated is None else aggregated)
+        out: Tensor = self.lin_l(aggregate(z, edges, self.reduce, edges.weights) if aggregated is None else aggregated)
         if self.lin_r is not None:
             out = _plus_linear(out, self.lin_r, x_dst)
         return F.normalize(out, dim=-1) if self.normalize else out
@@ -245,6 +277,7 @@ class GCNConv(Conv):
         return self.lin(x)  # type: ignore[no-any-return]
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        _refuse_weights(self, edges)
         looped, weights = _normalised(edges)
         return _plus_bias(aggregate(z, looped, "sum", weights), self.bias)
 
@@ -309,6 +342,7 @@ class GATConv(Conv):
         return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        _refuse_weights(self, edges)
         if self.add_self_loops:
             edges = _looped(edges)
         rows, of_sources = torch.split(z, [self.heads * self.width, self.heads], dim=1)
@@ -344,5 +378,5 @@ class GINConv(Conv):
             self.register_buffer("eps", torch.tensor([float(eps)]))
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        total = aggregate(z, edges, "sum") if aggregated is None else aggregated
+        total = aggregate(z, edges, "sum", edges.weights) if aggregated is None else aggregated
         return self.nn(total + (1 + self.eps).to(x_dst.dtype) * x_dst)  # type: ignore[no-any-return]

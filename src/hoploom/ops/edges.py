@@ -7,7 +7,7 @@ array does.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -87,6 +87,7 @@ class InEdges:
     source_degrees: Tensor | None = None  # [num_sources] int64 in-degrees in the whole graph; None: by these edges
     whole: "InEdges | None" = None  # of which these are the head
     num_edges_below: Mapping[int, int] | None = None  # how many edges the first so many lists have, where that is known
+    weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: what sums and means of layers multiply rows by
 
     def __post_init__(self) -> None:
         """Where there is no node at one end there is no edge, and places for some would lead nowhere."""
@@ -111,6 +112,11 @@ class InEdges:
             return InEdges(indptr, sources.clone(), num_sources, num_edges_below=known)
         indptr, order = _sorted(destinations, num_destinations)
         return InEdges(indptr, sources.index_select(0, order), num_sources, order)
+
+    def weighted(self, weights: Tensor) -> "InEdges":
+        """The same with a weight for every edge, in the order of the edges that they were made `of`."""
+        in_order = weights if self.permutation is None else weights.index_select(0, self.permutation)
+        return replace(self, weights=in_order)
 
     @property
     def num_destinations(self) -> int:

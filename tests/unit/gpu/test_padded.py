@@ -92,5 +92,5 @@ def test_a_layer_has_the_edges_of_the_batch_s_own_views() -> None:
 
 def test_views_for_another_number_of_layers_are_refused() -> None:
     batch = next(iter(NeighborLoader(graph(), [4, 3], batch_size=7)))
-    with pytest.raises(hoploom.ConfigError, match="has 2 views for 3 layers"):
+    with pytest.raises(hoploom.ConfigError, match="with 2 fanouts, the model has 3 layers"):
         views_of(padded(batch, 2), 3)

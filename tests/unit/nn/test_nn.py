@@ -224,15 +224,6 @@ def test_a_layer_gets_only_what_later_layers_see() -> None:
     assert [view.edges[key].num_sources for view in views] == [sum(nodes), sum(nodes[:3]), sum(nodes[:2])]
 
 
-def test_fewer_layers_than_hops_use_the_inner_hops() -> None:
-    data = random_graph(200, 800, 4)
-    data.x = torch.randn(200, 8)
-    batch = next(iter(NeighborLoader(data, [3, 3, 3], batch_size=5)))
-    model = homogeneous("sage")
-    whole = model(Data(x=batch.x, edge_index=batch.edge_index))[:5]
-    torch.testing.assert_close(model(batch)[:5], whole, atol=1e-5, rtol=1e-5)
-
-
 def test_mixed_precision_runs_forward_and_backward() -> None:
     data = random_graph(60, 400, 1)
     data.x = torch.randn(60, 8)
@@ -261,10 +252,14 @@ def test_a_model_that_cannot_be_is_refused(make: Callable[[], Any], message: str
         make()
 
 
-def test_blocks_that_are_too_few_are_refused() -> None:
-    batch = next(iter(NeighborLoader(random_graph(60, 400, 1), [3], batch_size=4, mode="blocks")))
-    with pytest.raises(hoploom.ConfigError, match="1 blocks for 2 layers"):
-        views_of(batch, 2)
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+@pytest.mark.parametrize("fanouts", [[3], [3, 3, 3]])
+def test_other_fanouts_than_layers_are_refused(fanouts: list[int], mode: str) -> None:
+    data = random_graph(60, 400, 1)
+    data.x = torch.randn(60, 8)
+    batch = next(iter(NeighborLoader(data, fanouts, batch_size=4, mode=mode)))
+    with pytest.raises(hoploom.ConfigError, match=f"with {len(fanouts)} fanouts, the model has 2 layers"):
+        homogeneous("sage")(batch)
 
 
 def test_edges_of_a_relation_may_come_grouped() -> None:

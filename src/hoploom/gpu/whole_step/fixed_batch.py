@@ -21,6 +21,7 @@ from hoploom.gpu.whole_step.fixed_sizes import FixedSizes
 from hoploom.load.assemble import FEATURES, IN_DEGREE, Batch
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN, LayerView
+from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
 from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.schema import RelationName
@@ -171,7 +172,8 @@ class FixedBatch:
         hops = [self._edges(hop) for hop in range(spec.plan.sampling.num_hops)]
         names = [node_type.name for node_type in spec.plan.schema.node_types]
         most_nodes = dict(zip(names, spec.sizes.nodes, strict=True))
-        return padded_views(hops, most_nodes, spec.model.num_layers, are_blocks=spec.plan.is_blocks)
+        num_layers = spec.model.num_layers
+        return padded_views(one_per_layer(hops, num_layers), most_nodes, num_layers, are_blocks=spec.plan.is_blocks)
 
     def _edges(self, hop: int) -> "dict[RelationName, PaddedEdges]":
         plan = self._spec.plan
