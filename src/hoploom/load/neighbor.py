@@ -22,7 +22,7 @@ from hoploom.load.pipeline import DEADLINE, Delivery, Producer
 from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.hops import NumNeighbors as Fanouts
-from hoploom.sample.hops import make_sampling
+from hoploom.sample.hops import Sampling, make_sampling
 from hoploom.schema import Schema
 from hoploom.store import Store
 
@@ -83,11 +83,28 @@ def _sampler(store: Store, given: Given) -> Sampler:
     for name in ("sample_frontier", "transform"):
         if given[name] is not None and not callable(given[name]):
             raise ConfigError(f"{name} is of type {type(given[name]).__name__}; give a function")
-    if hook is not None and sampling.mode != "blocks":
-        raise ConfigError("sample_frontier needs mode='blocks'")
-    if hook is not None and sampling.disjoint:
-        raise ConfigError("sample_frontier cannot be disjoint or temporal; drop one of the two")
+    if hook is not None:
+        _check_hook(sampling)
     return Sampler(store.graph, sampling, hook)
+
+
+def _check_hook(sampling: Sampling) -> None:
+    """A hook chooses the edges: raise for options that it would override."""
+    if sampling.mode != "blocks":
+        raise ConfigError("sample_frontier needs mode='blocks'")
+    if sampling.disjoint:
+        raise ConfigError("sample_frontier cannot be disjoint or temporal; drop one of the two")
+    if sampling.weighted:
+        raise ConfigError(
+            "weight_attr has no effect beside sample_frontier; build the store with it, as in hoploom.from_pyg(data, "
+            "weight_attr=...), and let the hook call graph.sample_neighbors(..., weighted=True)"
+        )
+    for name in ("replace", "labor"):
+        if getattr(sampling, name):
+            raise ConfigError(
+                f"{name}=True has no effect beside sample_frontier; leave it out, and let the hook call "
+                f"graph.sample_neighbors(..., {name}=True)"
+            )
 
 
 def _order(num_seeds: int, share: Share, seed: Any, arguments: Given) -> Order:

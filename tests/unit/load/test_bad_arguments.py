@@ -59,6 +59,8 @@ BAD_ARGUMENTS: dict[str, tuple[Any, ...]] = {
         "sample_frontier",
         "disjoint",
     ),
+    "a hook and labor": ({"sample_frontier": print, "mode": "blocks", "labor": True}, "labor=True", "no effect"),
+    "a hook and replace": ({"sample_frontier": print, "mode": "blocks", "replace": True}, "replace=True", "no effect"),
     "a hook that cannot be called": ({"sample_frontier": 5, "mode": "blocks"}, "sample_frontier", "int"),
     "a transform that cannot be called": ({"transform": 5}, "transform", "int"),
     "device meta": ({"device": "meta"}, "device", "meta"),
@@ -76,6 +78,11 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], said: tuple[str, ...
 BAD_WITH_COLUMNS: dict[str, tuple[Any, ...]] = {
     "induced and time": ({"time_attr": "node_time", "subgraph_type": "induced"}, "induced", "temporal"),
     "labor and time": ({"time_attr": "node_time", "labor": True}, "labor", "time"),
+    "a hook and weights": (
+        {"sample_frontier": print, "mode": "blocks", "weight_attr": "weight"},
+        "weight_attr",
+        "weighted=True",
+    ),
     "labor and weights": ({"weight_attr": "weight", "labor": True}, "labor", "weights"),
 }
 
