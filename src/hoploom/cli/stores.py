@@ -103,7 +103,13 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     glt = kinds.add_parser("glt", help="a folder of GraphLearn-for-PyTorch's partitions")
     glt.add_argument("folder", type=Path, help="the folder with META")
     glt.add_argument("--labels", type=Path, metavar="FILE", help="the .pt or .npy with the labels")
-    glt.add_argument("--split", action="append", default=[], metavar="NAME=FILE", help="the ids of a split")
+    glt.add_argument(
+        "--split",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="ids of a split; the same name given again adds to it",
+    )
     for parser_of_kind in (ogb, archive, glt):
         _add_out(parser_of_kind)
 
@@ -129,13 +135,13 @@ def _import(arguments: Arguments) -> int:
     return 0
 
 
-def _splits(given: list[str]) -> Mapping[str, Path]:
-    splits = {}
+def _splits(given: list[str]) -> Mapping[str, list[Path]]:
+    splits: dict[str, list[Path]] = {}
     for entry in given:
         name, equals, path = entry.partition("=")
         if not equals or not name or not path:
             raise ConfigError(f"--split is {entry!r}; give a name and a file, e.g. train=train_idx.pt")
-        splits[name] = Path(path)
+        splits.setdefault(name, []).append(Path(path))
     return splits
 
 

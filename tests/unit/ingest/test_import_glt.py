@@ -11,7 +11,9 @@ from support.raw_layouts import GLT_PARTS, NUM_NODES, features, glt_book, glt_fo
 from support.stores import left_in, rows_of
 from torch import Tensor
 
+import hoploom
 from hoploom import ConfigError, DataError, NeighborLoader, Store
+from hoploom.cli import main
 from hoploom.ingest.formats import import_glt
 from hoploom.schema import EDGE_ID, ORIGINAL_ID, RelationName
 from hoploom.store.check import problems
@@ -65,6 +67,19 @@ def test_the_parts_and_their_nodes_are_glts(tmp_path: Path, labels: Path, train:
     assert torch.equal(rows_of(store, "node", "y"), ids)
     assert sorted(ids[store.split("train")].tolist()) == list(range(6))
     assert list(problems(tmp_path / "out")) == []
+
+
+def test_a_split_given_twice_has_the_ids_of_both_files(tmp_path: Path, labels: Path, train: Path) -> None:
+    """GLT's scripts keep a file of training ids for each partition."""
+    folder, files = glt_folder(tmp_path / "glt"), [train / "partition1.pt", train / "partition0.pt"]
+    twice = refused(folder, tmp_path, splits={"train": [*files, train]})
+    assert twice == f"split 'train' of 'node': node 0 is in {files[1]} and {files[1]}; list a node once"
+    command = ["import", "glt", str(folder), *(word for file in files for word in ("--split", f"train={file}"))]
+    assert main([*command, "-o", str(tmp_path / "out")]) == 0
+    store = hoploom.open(tmp_path / "out")
+    assert sorted(originals(store, "node")[store.split("train")].tolist()) == list(range(6))
+    listed = import_glt(folder, tmp_path / "listed", splits={"train": files})
+    assert torch.equal(listed.split("train"), store.split("train"))
 
 
 def test_store_json_lists_the_labels_of_all_parts_before_their_ids(tmp_path: Path, labels: Path) -> None:
@@ -289,7 +304,7 @@ def test_labels_and_splits_must_fit(tmp_path: Path, labels: Path, train: Path) -
     torch.save(torch.arange(9), tmp_path / "short.pt")
     torch.save(torch.tensor([2, 2]), train / "partition1.pt")
     assert "short.pt has 9 rows for 10 nodes" in refused(folder, tmp_path, labels=tmp_path / "short.pt")
-    assert "train: node 2 is there twice" in refused(folder, tmp_path, splits={"train": train})
+    assert "node 2 is in" in refused(folder, tmp_path, splits={"train": train})
     assert "none.pt does not exist" in refused(folder, tmp_path, labels=tmp_path / "none.pt")
     torch.save(torch.tensor([0.5, 1.5]), train / "partition1.pt")
     assert "partition1.pt has dtype torch.float32 and shape" in refused(folder, tmp_path, splits={"train": train})

@@ -33,7 +33,7 @@ def import_glt(
     """Write a store from a GLT partition folder and open it: a part for each of GLT's, `edge_id` for its edge ids.
 
     GLT keeps labels and splits in other folders: give the .pt (or .npy) file of the labels, and for each split a file
-    of ids, or a folder of them. With several node types, give both by type.
+    of ids, a folder of them, or a list of either. With several node types, give both by type.
 
     >>> import_glt("products-partitions", "products.store", labels="label.pt", splits={"train": "train-partitions"})
     """
@@ -94,7 +94,7 @@ def _nodes(layout: GltFolder, name: str, new: Renumbering, labels: Any, splits: 
     if not torch.equal(new.store_ids, torch.arange(new.num_nodes)):
         blocks.append(_in_order(ORIGINAL_ID, Field("int64"), new))
     return NodeStream(
-        name, new.bounds, blocks, {split: partial(_members, Path(splits[split]), new) for split in splits}
+        name, new.bounds, blocks, {split: partial(_members, _id_files(splits[split]), new) for split in splits}
     )
 
 
@@ -132,15 +132,26 @@ def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
     return NodeFields({"x": field}, rows)
 
 
-def _members(path: Path, new: Renumbering) -> Iterator[Tensor]:
-    files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
-    if not files:
-        raise DataError(f"{path} holds no .pt file; give a file of node ids, or a folder of them")
-    found = torch.cat([new.of(read_ids(file), file) for file in files])
-    counts = torch.bincount(found, minlength=new.num_nodes)[new.store_ids]
+def _id_files(given: Any) -> list[Path]:
+    """The files of a split: of a file, a folder of them, or a list of either."""
+    files: list[Path] = []
+    for path in map(Path, given if isinstance(given, list | tuple) else [given]):
+        found = sorted(path.glob("*.pt")) if path.is_dir() else [path]
+        if not found:
+            raise DataError(f"{path} holds no .pt file; give a file of node ids, or a folder of them")
+        files += found
+    return files
+
+
+def _members(files: Sequence[Path], new: Renumbering) -> Iterator[Tensor]:
+    found = [new.of(read_ids(file), file) for file in files]
+    counts = torch.bincount(torch.cat(found), minlength=new.num_nodes)[new.store_ids]
     if (counts > 1).any():
-        raise DataError(f"{path}: node {int(counts.argmax())} is there twice; list a node once")
-    yield found
+        node = int(counts.argmax())
+        having = [str(file) for file, ids in zip(files, found, strict=True) if (ids == new.store_ids[node]).any()]
+        where = f"in {having[0]} and {having[1]}" if len(having) > 1 else f"twice in {having[0]}"
+        raise DataError(f"node {node} is {where}; list a node once")
+    yield torch.cat(found)
 
 
 # --- edges ----------------------------------------------------------------------------------
