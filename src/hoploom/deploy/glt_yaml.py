@@ -1,19 +1,29 @@
 """The YAML of GraphLearn-for-PyTorch's run_dist_train_sage_sup.py, read as a cluster file of ours.
 
-It knows no store: trainers start without servers beside them, and the run's own store is the one they open. dataset,
-in_channel and out_channel are read and checked, but the store says what they say.
+It knows no store: trainers start without servers beside them, and the run's own store is the one they open. in_channel
+and out_channel go with them, and are checked against that store when it is opened; dataset is a name that nothing uses.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+from torch import Tensor
 
 from hoploom.config import rules
 from hoploom.config.document import Document
 from hoploom.config.rules import REQUIRED, KeyRule, key, keys_in
 from hoploom.config.values import as_key, nearest
 from hoploom.deploy.cluster_file import SECTIONS, Host, TopKeys, Written
+from hoploom.errors import ConfigError
+from hoploom.ranks.collectives import gather_json
+from hoploom.ranks.context import Context
+from hoploom.ranks.environment import WIDTHS
+from hoploom.store import Store
+
+WAY_OUT = "correct it there, or open the store that it is about"
 
 
 def _each(entry: KeyRule) -> KeyRule:
@@ -80,5 +90,38 @@ def _host(given: GltKeys, node: int) -> Host:
         processes=max(1, len(devices)),
         devices=devices,
         python=given.python_bins[node],
+        environment={WIDTHS[name]: str(width) for name in WIDTHS if (width := getattr(given, name)) is not None},
         folder=given.dst_paths[node],
     )
+
+
+# --- the widths, once a store is opened ------------------------------------------------------------
+
+
+def check_widths(context: Context, store: Store, widths: Mapping[str, int]) -> None:
+    """Raise ConfigError where the store's features or labels are not as wide as the file says. All ranks call."""
+    if not widths:
+        return
+    features = {t.name: t.fields["x"].shape for t in store.schema.node_types if "x" in t.fields}
+    wanted = widths.get("in_channel")
+    if wanted is not None and (wanted,) not in features.values():
+        found = ", ".join(f"x of {name!r} has shape {list(shape)}" for name, shape in features.items()) or "it has no x"
+        raise ConfigError(f"in_channel is {wanted} in the cluster's YAML, but in the store {found}; {WAY_OUT}")
+    most = max(gather_json(context, _num_classes(store)))
+    wanted = widths.get("out_channel")
+    if wanted is not None and most > wanted:
+        message = f"out_channel is {wanted} in the cluster's YAML, but the store's labels y need {most}"
+        raise ConfigError(f"{message}; {WAY_OUT}")
+
+
+def _num_classes(store: Store) -> int:
+    """How many outputs the labels need that this process can read; 0 where it reads none."""
+    labels = [table.rows for part in store.parts for (_, name), table in part.tables.items() if name == "y"]
+    return max((_width(rows) for rows in labels if rows.numel()), default=0)
+
+
+def _width(rows: Tensor) -> int:
+    """A column per label, or classes counted from 0."""
+    if rows.dim() > 1 and rows.shape[1] > 1:
+        return int(rows.shape[1])
+    return 1 if rows.dtype.is_floating_point else int(rows.max()) + 1

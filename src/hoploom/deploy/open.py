@@ -55,7 +55,17 @@ def open_for(context: Context, place: RankPlace, opening: Opening, closing: Exit
     """The store; what has to be closed with it is put on `closing`. All ranks call."""
     opening.check()
     deployment = environment.read_launch_settings()
-    opening = _as_deployed(opening, deployment)
+    store = _open(context, place, deployment, _as_deployed(opening, deployment), closing)
+    if deployment.widths:
+        from hoploom.deploy.glt_yaml import check_widths  # of a file that only GLT's users have
+
+        check_widths(context, store, deployment.widths)
+    return store
+
+
+def _open(
+    context: Context, place: RankPlace, deployment: LaunchSettings, opening: Opening, closing: ExitStack
+) -> Store:
     if opening.servers:
         return _with_homes(context, _connected(opening, closing))
     if opening.path is None:

@@ -22,6 +22,7 @@ REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SERVERS, STORE, PARTS = "HOPLOOM_SERVERS", "HOPLOOM_STORE", "HOPLOOM_PARTS"
 SECURITY = {"token_file": "HOPLOOM_TOKEN_FILE", "ca": "HOPLOOM_CA", "cert": "HOPLOOM_CERT", "key": "HOPLOOM_KEY"}
 LOCALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+WIDTHS = {"in_channel": "HOPLOOM_IN_CHANNEL", "out_channel": "HOPLOOM_OUT_CHANNEL"}
 NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
@@ -112,6 +113,9 @@ class LaunchSettings:
     parts: tuple[int, ...] | None = None  # those that this host holds
     security: Mapping[str, str] = field(default_factory=dict)  # token_file, ca, cert, key: paths, those that are set
     node: int | None = None  # this host's number among the hosts, where a launcher sets it
+    widths: Mapping[str, int] = field(
+        default_factory=dict
+    )  # in_channel, out_channel of GLT's YAML: the store must agree
 
 
 def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:
@@ -131,6 +135,7 @@ def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:
         _parts(variables) if variables.get(PARTS) else None,
         {name: variables[variable] for name, variable in SECURITY.items() if variables.get(variable)},
         None if node is None else _number(variables, node, 0),
+        {name: _number(variables, variable, 1) for name, variable in WIDTHS.items() if variables.get(variable)},
     )
 
 
