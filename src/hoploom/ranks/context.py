@@ -55,9 +55,7 @@ def init(
     `rank`, `world_size` and `address`, HOST:PORT of rank 0; then the environment is not asked. A process group that
     you have made already is used, and left to you when the context is closed.
     """
-    seconds = as_number("timeout", timeout, "give the seconds that a rank may wait for another")
-    if seconds == 0:
-        raise ConfigError("timeout is 0; give the seconds that a rank may wait for another")
+    seconds = read_timeout(timeout)
     place = _place(rank, world_size, address)
     _backend(backend, _device(device, place))  # a mistake is told before anybody is waited for
     notes = meet(place, seconds) if place.world_size > 1 else None
@@ -71,6 +69,14 @@ def init(
             notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
             notes.outlast()
         raise
+
+
+def read_timeout(timeout: float) -> float:
+    """The seconds that a rank may wait for another."""
+    seconds = as_number("timeout", timeout, "give the seconds that a rank may wait for another")
+    if seconds == 0:
+        raise ConfigError("timeout is 0; give the seconds that a rank may wait for another")
+    return seconds
 
 
 def _place(rank: int | None, world_size: int | None, address: str | None) -> RankPlace:

@@ -37,7 +37,7 @@ class RankNotes:
     def __init__(self, place: RankPlace, notes: PrefixStore, kind: str = "rank") -> None:
         self.store = notes
         self._rank, self._world_size, self._kind = place.rank, place.world_size, kind
-        self._keeper, self._keeps = _keeper(place), place.rank == 0 and not place.hosted
+        self._keeper, self._keeps = _keeper(place, kind), place.rank == 0 and not place.hosted
         self._others = [rank for rank in range(place.world_size) if rank != place.rank]
         self._lost = False
 
@@ -112,10 +112,10 @@ class RankNotes:
             _within(seconds, lambda: self._watch_the_others(ended))
         ended.set()
 
-    def outlast(self) -> None:
+    def outlast(self, seconds: float = FAREWELL) -> None:
         """Let the others find the notes, if they are kept in this process."""
         if self._keeps:
-            self.wait_for_the_others(FAREWELL)
+            self.wait_for_the_others(seconds)
 
     def _watch_the_others(self, ended: threading.Event) -> None:
         staying = set(self._others)
@@ -133,28 +133,29 @@ class RankNotes:
                 self.store.set("gone", f"{self._rank} {text}")
 
 
-def meet(place: RankPlace, seconds: float) -> RankNotes:
+def meet(place: RankPlace, seconds: float, *, kind: str = "rank", saying: str | None = None) -> RankNotes:
     """Wait until all ranks are here, and keep their notes: beside the user's own process group, or where they meet."""
     if place.source == "group":
         store = PrefixStore("hoploom", _get_default_store())
     else:
-        store = PrefixStore(f"hoploom/{place.restarts}", meeting_point(place, timedelta(seconds=seconds)))
-        _claim(store, place)
+        meeting = meeting_point(place, timedelta(seconds=seconds), kind)
+        store = PrefixStore(f"hoploom/{kind}/{place.restarts}", meeting)
+        _claim(store, place, kind)
     times = store.add(f"joined/{place.rank}", 1)  # a process may close its context and make another
-    notes = RankNotes(place, PrefixStore(str(times), store))
-    notes.arrive(this_host(), seconds)
+    notes = RankNotes(place, PrefixStore(str(times), store), kind)
+    notes.arrive(this_host() if saying is None else saying, seconds)
     return notes
 
 
-def _claim(store: PrefixStore, place: RankPlace) -> None:
+def _claim(store: PrefixStore, place: RankPlace, kind: str = "rank") -> None:
     """Refuse a second process with the same rank."""
     own = f"{os.getpid()} on {this_host()}"
     holder = store.compare_set(f"process/{place.rank}", "", own).decode()
     if holder != own:
         there, here = (text.rpartition(" ")[0] for text in (holder, own))
         raise ConfigError(
-            f"rank {place.rank} of {place.world_size} is taken already: by process {there}, and this is process "
-            f"{here}; give each process a rank of its own"
+            f"{kind} {place.rank} of {place.world_size} is taken already: by process {there}, and this is process "
+            f"{here}; give each a {kind} of its own"
         )
 
 
@@ -182,7 +183,7 @@ def hold_meeting_point(port: int, wait: timedelta) -> TCPStore:
         )
 
 
-def meeting_point(place: RankPlace, wait: timedelta) -> TCPStore:
+def meeting_point(place: RankPlace, wait: timedelta, kind: str = "rank") -> TCPStore:
     """The store that all ranks reach, held by rank 0 where no launcher holds it."""
     holds = place.rank == 0 and not place.hosted
     address = LOOPBACK if place.on_one_host and not place.hosted else place.address
@@ -194,17 +195,17 @@ def meeting_point(place: RankPlace, wait: timedelta) -> TCPStore:
     except (RuntimeError, OSError) as error:
         if holds:
             raise ConfigError(
-                f"rank 0 cannot listen on {where}; set MASTER_PORT to a port that is free there, and see that no other "
-                "process is rank 0, too"
+                f"{kind} 0 cannot listen on {where}; set MASTER_PORT, or address, to a port that is free there, and "
+                f"see that no other process is {kind} 0, too"
             ) from error
-        who = f"rank {place.rank} of {place.world_size}"
+        who, keeper = f"{kind} {place.rank} of {place.world_size}", _keeper(place, kind)
         if STRANGER in str(error) or _listens(address, place.port):
             raise PeerError(
-                f"{who} reached {where}, but what answers there is not {_keeper(place)}; another program may have the "
-                "port: set MASTER_PORT to one that is free on that host"
+                f"{who} reached {where}, but what answers there is not {keeper}; another program may have the port: "
+                "set MASTER_PORT, or address, to one that is free on that host"
             ) from error
         raise PeerError(
-            f"{who} cannot reach {_keeper(place)} at {where} within {seconds:g} seconds; see whether it runs, and "
+            f"{who} cannot reach {keeper} at {where} within {seconds:g} seconds; see whether it runs, and "
             "whether this host may connect to it"
         ) from error
 
@@ -249,5 +250,5 @@ def _listens(address: str, port: int) -> bool:
         return False
 
 
-def _keeper(place: RankPlace) -> str:
-    return "the launcher" if place.hosted else "rank 0"
+def _keeper(place: RankPlace, kind: str) -> str:
+    return "the launcher" if place.hosted else f"{kind} 0"

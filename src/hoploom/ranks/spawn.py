@@ -1,4 +1,4 @@
-"""Start ranks on this host, for scripts that torchrun does not start: one child process each, never forked.
+"""Start ranks of scripts that torchrun does not start, on one host or several: one child process each, never forked.
 
 The first error of any rank ends all and is raised here. Nothing outlives this process, however it ends. What is given
 to the ranks travels as multiprocessing sends it, from this process to its own children; nothing comes back but text.
@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -28,9 +28,9 @@ from hoploom import errors
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
-from hoploom.ranks.context import DEADLINE, init
+from hoploom.ranks.context import DEADLINE, init, read_timeout
 from hoploom.ranks.environment import RankPlace
-from hoploom.ranks.rendezvous import hold_meeting_point
+from hoploom.ranks.rendezvous import LOOPBACK, hold_meeting_point, meet
 from hoploom.ranks.stopping import die_with, terminated_as_interrupted
 
 LONGEST_TRACEBACK = 20_000  # characters
@@ -53,6 +53,9 @@ def spawn(
     nprocs: int,
     args: Sequence[Any] = (),
     *,
+    num_nodes: int = 1,
+    node_rank: int | None = None,
+    address: str | None = None,
     device: str | torch.device | None = None,
     backend: str | None = None,
     timeout: float | None = None,
@@ -63,21 +66,66 @@ def spawn(
     ...     hoploom.spawn(train, 2, args=["papers-store"])
 
     Every rank has its own context, made with `device`, `backend` and `timeout` as `hoploom.init` takes them. `fn` is
-    a function of a module or script; put the call under `if __name__ == "__main__":`.
+    a function of a module or script; put the call under `if __name__ == "__main__":`. On several hosts each calls it
+    with the same `num_nodes` and `address`, HOST:PORT of the first host, and with its own `node_rank` from 0 on.
     """
     num_ranks = as_int("nprocs", nprocs, 1, "give the number of processes to start")
     _check_callable(fn)
     _check_alone()
-    options: Options = {"device": device, "backend": backend, "timeout": DEADLINE if timeout is None else timeout}
-    start(num_ranks, (fn, tuple(args), options), Grace())
+    options: Options = {
+        "device": device,
+        "backend": backend,
+        "timeout": read_timeout(DEADLINE if timeout is None else timeout),
+    }
+    work, node = (fn, tuple(args), options), _node(num_nodes, node_rank, address)
+    with terminated_as_interrupted():
+        if node.world_size == 1:
+            start(num_ranks, work, Grace())
+        else:
+            _start_among_nodes(num_ranks, work, node)
 
 
 def start(num_ranks: int, work: Work, grace: Grace) -> None:
-    """Start the ranks and wait for them. SIGTERM ends them as Ctrl-C does, where the script has no handler for it."""
+    """Start the ranks of one host and wait for them."""
     store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
-    with terminated_as_interrupted(), _Ranks(grace) as ranks:
-        for rank in range(num_ranks):
-            ranks.start(RankPlace(rank, rank, num_ranks, num_ranks, port=store.port, hosted=True), work)
+    _run(RankPlace(0, 0, num_ranks, num_ranks, port=store.port, hosted=True), work, grace)
+
+
+def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankPlace:
+    """This host among the hosts, as if it were a rank."""
+    size = as_int("num_nodes", num_nodes, 1, "give the number of hosts that call spawn")
+    if size == 1 and node_rank is None:
+        return RankPlace()
+    rank = as_int("node_rank", node_rank, 0, f"give this host's number, from 0 to {size - 1}")
+    if rank >= size:
+        raise ConfigError(f"node_rank is {rank}, but num_nodes is {size}, and hosts count from 0")
+    host, port = (LOOPBACK, 0) if size == 1 else environment.meeting_address(address)
+    return RankPlace(rank, 0, size, 1, "arguments", address=host, port=port)
+
+
+def _start_among_nodes(num_ranks: int, work: Work, node: RankPlace) -> None:
+    """Meet the other hosts, start this one's ranks; the first host keeps the meeting point until all have left."""
+    seconds = work[2]["timeout"]
+    notes = meet(node, seconds, kind="node", saying=str(num_ranks))
+    try:
+        counts = notes.said()
+        if len(set(counts)) > 1:
+            raise ConfigError(f"the nodes start {', '.join(counts)} processes; give all of them the same nprocs")
+        size, first = num_ranks * node.world_size, num_ranks * node.rank
+        _run(RankPlace(first, 0, size, num_ranks, address=node.address, port=node.port, hosted=True), work, Grace())
+    except BaseException as error:
+        notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
+        notes.outlast()
+        raise
+    notes.leave("has finished")
+    notes.outlast(seconds)
+
+
+def _run(first: RankPlace, work: Work, grace: Grace) -> None:
+    """Start this host's ranks from the first one on, and wait for them."""
+    with _Ranks(grace) as ranks:
+        for number in range(first.local_world_size):
+            ranks.start(replace(first, rank=first.rank + number, local_rank=number), work)
         ranks.wait()
 
 

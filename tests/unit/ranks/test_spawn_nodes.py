@@ -1,0 +1,113 @@
+"""Ranks that `spawn` starts on several hosts: each runs the script, and no launcher is needed."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import TESTS, train_workers
+from support.ports import free_ports
+
+from hoploom import ConfigError, HoploomError, PeerError
+from hoploom.ranks.spawn import spawn
+
+SCRIPT = """
+import argparse
+from pathlib import Path
+import hoploom
+from support.until import until
+
+def main(context, folder):
+    assert (context.world_size, context.local_rank) == (2, 0)
+    Path(folder, f"{context.rank}.sum").write_text(str(context.sum(context.rank + 1)))
+    until(Path(folder, "go").exists)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-nodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--address", default="127.0.0.1:29500")
+    parser.add_argument("folder")
+    args = parser.parse_args()
+    hoploom.spawn(main, 1, [args.folder], num_nodes=args.num_nodes, node_rank=args.node_rank, address=args.address,
+                  device="cpu", timeout=120)
+"""
+
+
+def test_a_script_on_each_host_trains_together_and_a_second_host_with_the_same_number_is_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    line = [sys.executable, "train.py", "--num-nodes", "2", "--address", address, "."]
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    hosts = [
+        subprocess.Popen([*line, "--node-rank", rank], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in "011"
+    ]
+    try:
+        with ThreadPoolExecutor() as pool:
+            ends = [pool.submit(host.communicate, timeout=120) for host in hosts]
+            first = wait(ends, return_when=FIRST_COMPLETED).done.pop()
+            (tmp_path / "go").touch()
+        assert "ConfigError: node 1 of 2 is taken already: by process " in first.result()[1]
+        assert sorted(host.returncode for host in hosts) == [0, 0, 1]
+        assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
+    finally:
+        for host in hosts:
+            host.kill()
+
+
+def spawned(**named: Any) -> HoploomError | None:
+    """One host, as a thread of this process: what it raises before it starts any rank."""
+    try:
+        spawn(train_workers.exit_with, named.pop("nprocs", 1), [3], device="cpu", **named)
+    except HoploomError as error:
+        return error
+    return None
+
+
+def test_hosts_that_do_not_fit_together_are_told_so_on_each() -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    named = {"num_nodes": 2, "address": address, "timeout": 30}
+    with ThreadPoolExecutor() as pool:
+        errors = list(pool.map(lambda rank: spawned(nprocs=rank + 1, node_rank=rank, **named), range(2)))
+    for error in errors:
+        assert str(error) == "the nodes start 1, 2 processes; give all of them the same nprocs"
+
+
+def test_two_hosts_that_are_both_the_first_end_within_the_deadline() -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with ThreadPoolExecutor() as pool:
+        errors = pool.map(lambda rank: spawned(node_rank=0, num_nodes=2, address=address, timeout=1), range(2))
+    found = sorted(map(str, errors))
+    assert found[0].startswith("node 0 cannot listen on 127.0.0.1:")
+    assert "see that no other process is node 0, too" in found[0]
+    assert found[1].startswith("node 0 of 2 was meeting the others, and node 1 did not come in time")
+
+
+def test_a_host_whose_first_host_never_comes_says_where_it_looked() -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    error = spawned(node_rank=1, num_nodes=2, address=address, timeout=0.3)
+    assert isinstance(error, PeerError)
+    assert f"node 1 of 2 cannot reach node 0 at {address} within 0.3 seconds" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"num_nodes": 2}, "node_rank is None; give this host's number, from 0 to 1"),
+        ({"num_nodes": 2, "node_rank": 2}, "node_rank is 2, but num_nodes is 2, and hosts count from 0"),
+        ({"num_nodes": 2, "node_rank": 0}, "address is None; give HOST:PORT of rank 0's host"),
+        ({"num_nodes": 0}, "num_nodes is 0; give the number of hosts"),
+        ({"num_nodes": 1, "node_rank": 1}, "node_rank is 1, but num_nodes is 1"),
+        ({"num_nodes": 2, "node_rank": 0, "address": "gpu1:1", "timeout": 0}, "timeout is 0"),
+    ],
+)
+def test_a_wrong_place_among_hosts_is_told_at_once(named: dict[str, Any], message: str) -> None:
+    error = spawned(**named)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(message)
