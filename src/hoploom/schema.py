@@ -173,7 +173,10 @@ def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = Da
 def read_members(what: str, members: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
     """Ids [n] int64 from ids, or from a mask over all of them."""
     if members.dtype != torch.bool:
-        return read_ids(what, members, limit, error)
+        ids = read_ids(what, members, limit, error)
+        if ids.numel() == limit > 2 and int(ids.max()) <= 1:  # as ids, they would be nodes 0 and 1 over and over
+            raise error(f"{what} has a 0 or 1 of {members.dtype} for each of {limit} nodes; give a mask as .bool()")
+        return ids
     if members.shape != (limit,):
         raise error(f"{what} is a mask of shape {tuple(members.shape)} for {limit} nodes; give one entry per node")
     return torch.nonzero(members).view(-1)

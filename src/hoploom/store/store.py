@@ -118,7 +118,7 @@ class Store:
         type_name = node_type or self._type_with_split(name)
         if name not in self.schema.node_type(type_name).splits:
             have = sorted(self.schema.node_type(type_name).splits)
-            raise ConfigError(f"unknown split {name!r} of {type_name!r}; it has {have}")
+            raise ConfigError(f"unknown split {name!r} of {type_name!r}; it has {have}{self._no_mask(name)}")
         pieces = [members for shard in self.shards if (members := shard.split(type_name, name)).numel()]
         if not pieces:
             return torch.empty(0, dtype=torch.int64)
@@ -194,8 +194,17 @@ class Store:
         having = [t.name for t in self.schema.node_types if name in t.splits]
         if len(having) != 1:
             known = {t.name: sorted(t.splits) for t in self.schema.node_types}
-            raise ConfigError(f"split {name!r} is in {having or 'no node type'}; the splits are {known}")
+            found = f"split {name!r} is in {having or 'no node type'}; the splits are {known}"
+            raise ConfigError(found + self._no_mask(name))
         return having[0]
+
+    def _no_mask(self, split: str) -> str:
+        """Why a mask of the user's is no split, if there is one."""
+        found = [t.fields[f"{split}_mask"] for t in self.schema.node_types if f"{split}_mask" in t.fields]
+        if not found:
+            return ""
+        way_out = "give one column of it" if found[0].shape else "give it as .bool()"
+        return f"; {split}_mask is {found[0].dtype} {list(found[0].shape)} per node, a split takes one bool: {way_out}"
 
     def save(self, path: str | Path) -> "Store":
         """Write the store to a directory and open it from there."""

@@ -11,7 +11,7 @@ from support.refusals import Call, assert_refused, both_loaders, events, links, 
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
-from hoploom import from_pyg
+from hoploom import from_pyg, from_tensors
 
 # --- fanouts ---------------------------------------------------------------------------------------
 
@@ -78,6 +78,8 @@ BAD_SEEDS: dict[str, tuple[Any, ...]] = {
     "mask too long": (torch.ones(9, dtype=torch.bool), "input_nodes", "9", "8"),
     "mask of one column": (torch.ones(8, 1, dtype=torch.bool), "input_nodes", "(8, 1)"),
     "mask of two dimensions": (torch.ones(2, 4, dtype=torch.bool), "input_nodes", "(2, 4)"),
+    "mask of integers": (torch.tensor([1, 0, 0, 1, 0, 0, 1, 1]), "input_nodes", "int64", "8 nodes", ".bool()"),
+    "mask of bytes": (torch.ones(8, dtype=torch.uint8), "input_nodes", "uint8", ".bool()"),
     "negative": ([0, -1], "input_nodes", "-1", "[0, 8)"),
     "too large": (torch.tensor([0, 8]), "input_nodes", "8", "[0, 8)"),
     "far too large": (torch.tensor([2**62]), "input_nodes", str(2**62), "[0, 8)"),
@@ -126,6 +128,21 @@ def test_an_empty_split_is_refused() -> None:
     data.val_mask = torch.zeros(8, dtype=torch.bool)
     assert_refused(lambda: nodes(data, input_nodes="val"), "'val'", "empty")
     assert_refused(lambda: from_pyg(data).split("vall"), "'vall'", "val")
+
+
+def test_a_mask_of_integers_is_no_split() -> None:
+    data, mask = ring(8), torch.tensor([1, 0, 0, 1, 0, 0, 1, 1])
+    data.val_mask = mask
+    assert_refused(lambda: nodes(data, input_nodes="val"), "'val'", "val_mask is int64", ".bool()")
+    data.val_mask = torch.ones(8, 10, dtype=torch.bool)
+    assert_refused(lambda: nodes(data, input_nodes="val"), "'val'", "val_mask is bool [10] per node", "one column")
+    assert_refused(lambda: from_tensors({"x": data.x}, data.edge_index, splits={"val": mask}), "int64", ".bool()")
+
+
+def test_ids_may_be_zero_and_one() -> None:
+    assert next(iter(nodes(input_nodes=torch.tensor([0, 1]), batch_size=2))).input_id.tolist() == [0, 1]
+    pair = ring(2)
+    assert next(iter(nodes(pair, input_nodes=torch.tensor([0, 1]), batch_size=2))).n_id[:2].tolist() == [0, 1]
 
 
 @both_loaders
