@@ -153,6 +153,7 @@ class Conv(nn.Module):
 
     reduce: ops.Reduce | None = None  # how sources are aggregated where `propagate` takes them aggregated already
     needs_degrees = False  # works best with the sources' in-degrees in the whole graph
+    in_channels: int | None = None  # of sources, where a layer knows
 
     def forward(
         self,
@@ -168,6 +169,8 @@ class Conv(nn.Module):
         default their rows in x. `aggregated` [num_destinations, in_channels] stands in for aggregating x. `edge_weight`
         [num_edges], in the order of edge_index, multiplies what is summed; a mean still divides by the number of edges.
         """
+        if self.in_channels not in (None, x.shape[-1]):
+            raise ConfigError(f"{type(self).__name__} has in_channels={self.in_channels}, x has rows of {x.shape[-1]}")
         if isinstance(edges, Tensor):
             edges = group(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
         if edge_weight is not None:
@@ -245,6 +248,7 @@ class SAGEConv(Conv):
     ) -> None:
         super().__init__()
         source, destination = _ends(in_channels)
+        self.in_channels = source
         self.reduce = _reduce_of(aggr)
         self.normalize = normalize
         self.lin_l = nn.Linear(source, out_channels, bias=bias)
@@ -269,6 +273,7 @@ class GCNConv(Conv):
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
         super().__init__()
+        self.in_channels = in_channels
         self.lin = nn.Linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.lin.weight)
@@ -323,6 +328,7 @@ class GATConv(Conv):
         self.add_self_loops = add_self_loops
         self.is_bipartite = not isinstance(in_channels, int)
         source, destination = _ends(in_channels)
+        self.in_channels = source
         if self.is_bipartite:
             self.lin_src = nn.Linear(source, heads * out_channels, bias=False)
             self.lin_dst = nn.Linear(destination, heads * out_channels, bias=False)

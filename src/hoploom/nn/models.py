@@ -28,6 +28,7 @@ from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
 
 Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
+WIDTHS = "make it with in_channels=x.shape[1], or as GNN(kind, store.schema, ...)"
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ class GNN(nn.Module):
         self.types = _types_by_layer(schema, shape, out_types)
         self.embeddings = nn.ModuleDict()
         channels = {name: self._channels(schema.node_type(name)) for name in self.types[0]}
+        self._widths = channels
         self.inputs = nn.ModuleDict()
         if shape.residual:
             self.inputs.update({_module_name(t): nn.Linear(count, shape.hidden) for t, count in channels.items()})
@@ -151,6 +153,11 @@ class GNN(nn.Module):
     @property
     def num_layers(self) -> int:
         return self.shape.num_layers
+
+    @property
+    def out_channels(self) -> int:
+        """The width of the output rows."""
+        return self.shape.out
 
     def _channels(self, node_type: NodeType) -> int:
         """The width of a type's input rows."""
@@ -221,6 +228,11 @@ class GNN(nn.Module):
         """The input rows of every type: features, or the learned rows of these nodes."""
         dtype = next(self.parameters()).dtype
         known = {name: value for name, value in x.items() if name in self.types[0]}
+        for name, value in known.items():
+            if value.shape[-1] != self._widths[name] and _module_name(name) not in self.embeddings:
+                raise ConfigError(
+                    f"x of {name!r} has rows of {value.shape[-1]}, the model is for {self._widths[name]}; {WIDTHS}"
+                )
         rows = {name: value if _is_fit(value, dtype) else value.to(dtype) for name, value in known.items()}
         for name in self.types[0]:
             if name in n_id and _module_name(name) in self.embeddings:

@@ -30,6 +30,7 @@ from hoploom.store import Store
 
 Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
+WRAPPERS = ("_orig_mod", "called_model")  # where torch.compile and hoploom.train keep the model that they call
 LABEL = 120  # bytes in which ranks send each other the shape of a tensor
 
 LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
@@ -110,8 +111,10 @@ def _counted(place: RankPlace, notes: RankNotes, device: str | torch.device | No
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own model inside what `Context.wrap` made of it."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """The user's own model inside what `Context.wrap`, torch.compile and training made of it."""
+    names = ("module",) if isinstance(model, DistributedDataParallel) else WRAPPERS
+    held = next((inner for name in names if (inner := model._modules.get(name)) is not None), None)
+    return model if held is None else unwrap(held)
 
 
 class Context:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
-from hoploom.ranks.context import Context, unwrap
+from hoploom.ranks.context import Context
+from hoploom.train.calling import beneath_ddp, called, check_outputs
 from hoploom.train.learner import check_precision, mixed
 from hoploom.train.tasks import LinkPrediction, Task, check_labels
 
@@ -33,7 +34,8 @@ def evaluate(
     >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
     """
     check_precision(precision)
-    steps, module = _steps(loader, context), unwrap(model)
+    check_outputs(model, task)
+    steps, module = _steps(loader, context), called(beneath_ddp(model))
     if isinstance(task, LinkPrediction):  # fit() looks at the nodes of training, a run at those of all splits
         task = check_labels(task, loader, context.device)
     metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)

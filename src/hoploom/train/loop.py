@@ -15,6 +15,7 @@ import torch
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
+from hoploom.train.calling import check_outputs
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.journal import Journal, Progress
 from hoploom.train.learner import Ending, Learner, Training
@@ -99,6 +100,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
             f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
             f"{context.world_size}; make it after hoploom.init(), without rank and world_size"
         )
+    check_outputs(learner.model, learner.task)
     check_closure(learner.optimizer)
     if learner.plateau is not None:
         name, mode = learner.task.monitor

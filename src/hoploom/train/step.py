@@ -23,6 +23,7 @@ from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
+from hoploom.train.calling import called
 from hoploom.train.checkpoint import Checkpoint, last_good
 from hoploom.train.learner import Learner, Training, mixed
 
@@ -106,7 +107,7 @@ class Stepper:
 
     def __init__(self, learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> None:
         self._learner, self._training, self._context = learner, training, context
-        self._checkpoint = checkpoint
+        self._checkpoint, self._model = checkpoint, called(learner.model)
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
 
@@ -176,7 +177,7 @@ class Stepper:
     def _losses(self, batch: Batch) -> Tensor:
         task, targets = self._learner.task, self._learner.task.targets(batch)
         with mixed(self._training.precision, self._context.device):
-            return task.losses(task.outputs(self._learner.model, batch), targets)
+            return task.losses(task.outputs(self._model, batch), targets)
 
     def _agree(self, loss_sums: Sequence[HostNumber], rows: int, *, asked: bool, is_due: bool) -> list[float]:
         """Loss sum, rows, how many were asked to stop and say that a checkpoint is due, over all ranks; all raise if

@@ -1,0 +1,220 @@
+"""How a model is called: with a batch, or with what its forward names of one, as PyG's own models are.
+
+Found out once, from forward's signature; a batch then costs a look-up per argument. Widths are told before any product
+where a model says what it was made for, else when the first product fails, by the layer's name.
+"""
+
+import inspect
+import re
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, Sequential
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from hoploom.errors import ConfigError, HoploomError
+from hoploom.load.assemble import FEATURES, Batch
+from hoploom.nn import GNN
+from hoploom.ranks.context import unwrap
+from hoploom.train.tasks import NodeTask, Task
+
+FIELDS = {"num_sampled_nodes_per_hop": "num_sampled_nodes", "num_sampled_edges_per_hop": "num_sampled_edges"}
+TRIMS = ("num_sampled_nodes", "num_sampled_edges")
+TRIMMED = (SAGEConv, GATConv, GATv2Conv, GINConv)  # look at nothing but a destination's own list
+WEIGHTS = ("edge_weight", "edge_attr")
+INPUTS = frozenset((FEATURES, "edge_index", *WEIGHTS, *TRIMS))
+PRODUCT = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One of forward's."""
+
+    name: str
+    is_required: bool = True
+
+    @property
+    def field(self) -> str:
+        """What it is of a batch: a field, for every type where the batch is heterogeneous."""
+        name = self.name.removesuffix("_dict")
+        return FIELDS.get(name, name)
+
+
+class Called(nn.Module):
+    """A model that is called with a batch, whatever its forward takes.
+
+    >>> outputs = Called(torch_geometric.nn.GraphSAGE(100, 256, 2, 47))(batch)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.called_model = model
+        own = unwrap(model)
+        self._own = (own,)  # in a tuple: it is no module of this one besides
+        arguments = arguments_of(own)
+        required = [argument for argument in arguments if argument.is_required]
+        if len(required) > 1 or any(argument.field in INPUTS for argument in required):
+            served = INPUTS if _trim_changes_nothing(own) else INPUTS.difference(TRIMS)
+            self._arguments = [one for one in arguments if one.is_required or one.field in served]
+        else:
+            self._arguments = []  # it takes the batch
+        self._num_layers = (
+            len(list(convs.children())) if isinstance(convs := getattr(own, "convs", None), nn.Module) else 0
+        )
+        self._is_new = True
+
+    def forward(self, batch: Batch) -> Any:
+        """What the model makes of a batch."""
+        if self._is_new:
+            _check_width(self._own[0], batch)
+            self._is_new = False
+        given = self._given(batch)
+        try:
+            return self.called_model(**given) if given else self.called_model(batch)
+        except HoploomError:
+            raise
+        except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+            explained = _explained(error, self._own[0], batch, given)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _given(self, batch: Batch) -> dict[str, Any]:
+        """The arguments by name."""
+        found = {one: values for one in self._arguments if (values := _values(batch, one.field)) is not None}
+        for one in self._arguments:
+            mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)
+            if one.is_required and (mistyped or one not in found):
+                raise _unserved(self._own[0], one.name, batch)
+        fields = {one.field: values for one, values in found.items()}
+        left_out = () if _fits_trimming(fields, self._num_layers) else TRIMS
+        return {one.name: values for one, values in found.items() if one.is_required or one.field not in left_out}
+
+
+def called(model: nn.Module) -> nn.Module:
+    """What to call with a batch: the model itself where it is one of ours."""
+    return model if isinstance(unwrap(model), GNN) else Called(model)
+
+
+def beneath_ddp(model: nn.Module) -> nn.Module:
+    """The model without DDP, whose forward may wait for other ranks; what torch.compile made of it stays."""
+    inner: Any = model
+    while isinstance(getattr(inner, "_orig_mod", None), nn.Module):
+        inner = inner._orig_mod
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
+
+
+def arguments_of(model: nn.Module) -> list[Argument]:
+    """What forward takes, without *args and **kwargs; nothing where that cannot be known."""
+    if isinstance(model, Sequential):
+        return [Argument(name) for name in model.signature.param_dict]
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # TorchScript
+        return []
+    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    return [Argument(one.name, one.default is one.empty) for one in named]
+
+
+def _values(batch: Batch, field: str) -> Any:
+    """A field of a batch; None where it has none."""
+    if not isinstance(batch, HeteroData):
+        return batch.get(field, None)
+    found = {storage._key: storage[field] for storage in batch.stores if storage._key and field in storage}
+    return found or None
+
+
+def _unserved(model: nn.Module, name: str, batch: Batch) -> ConfigError:
+    is_dict = isinstance(batch, HeteroData)
+    fields = [key for storage in batch.stores if storage._key or not is_dict for key in storage]
+    known = [f"{field}_dict" if is_dict else field for field in dict.fromkeys(fields)]
+    way_out = "give the loader mode='subgraph', " if "blocks" in batch else ""
+    return ConfigError(
+        f"{type(model).__name__}.forward takes {name!r}, and the batches have {known}; {way_out}name its arguments so, "
+        "or let it take one argument, the batch"
+    )
+
+
+# --- trimming ------------------------------------------------------------------------------------
+
+
+def _trim_changes_nothing(model: nn.Module) -> bool:
+    """Whether no seed's row changes where PyG's own model leaves rows out that no seed needs.
+
+    Not for GCN, which asks for the sources' degrees, nor where a norm or jumping knowledge looks at all rows.
+    """
+    over_rows = any(isinstance(module, _BatchNorm) for module in model.modules())
+    over_rows = over_rows or getattr(model, "supports_norm_batch", False) or hasattr(model, "jk")
+    return isinstance(model, BasicGNN) and not over_rows and all(isinstance(conv, TRIMMED) for conv in model.convs)
+
+
+def _fits_trimming(fields: Mapping[str, Any], num_layers: int) -> bool:
+    """Whether PyG can trim: a hop for every layer, and one kind of edge weights."""
+    hops = fields.get("num_sampled_edges", ())
+    counts = hops.values() if isinstance(hops, Mapping) else [hops]
+    return not fields.keys() >= set(WEIGHTS) and all(len(count) >= num_layers for count in counts)
+
+
+# --- widths --------------------------------------------------------------------------------------
+
+
+def check_outputs(model: nn.Module, task: Task) -> None:
+    """Raise ConfigError for a model that says that it has another number of outputs than the task has."""
+    module = unwrap(model)
+    if not (isinstance(task, NodeTask) and _is_plain(module)):
+        return
+    (wanted, what), found = task.columns, module.out_channels
+    if found != wanted:
+        raise ConfigError(f"the model has out_channels={found} for {wanted} {what}; give it out_channels={wanted}")
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether it is a whole model of ours or PyG's, with a forward of its kind."""
+    return type(module).forward in (GNN.forward, BasicGNN.forward)
+
+
+def _check_width(module: nn.Module, batch: Batch) -> None:
+    if not _is_plain(module) or FEATURES not in batch or isinstance(batch, HeteroData):
+        return
+    given: Any = module.in_channels
+    wanted, found = given if isinstance(given, int) else given[0], batch[FEATURES].shape[-1]
+    if wanted not in (-1, found):
+        raise ConfigError(f"the model has in_channels={wanted} for features x of {found}; give it in_channels={found}")
+
+
+def _explained(error: Exception, model: nn.Module, batch: Batch, given: Mapping[str, Any]) -> ConfigError | None:
+    """What was wrong with a call, where that can be known."""
+    product = PRODUCT.search(str(error))
+    if product is not None:
+        return ConfigError(
+            f"{_layer_of(error, model)} takes rows of {product[2]} and got rows of {product[1]}; {_widths(batch)}"
+        )
+    is_typed = isinstance(model, GraphModule) or any(name.endswith("_dict") for name in given)
+    if not isinstance(batch, HeteroData) or is_typed or not given:
+        return None
+    return ConfigError(
+        f"{type(model).__name__}.forward takes {list(given)} and fails where they are dictionaries by type, as these "
+        f"batches are heterogeneous ({error!s:.200}); make it with torch_geometric.nn.to_hetero(model, data.metadata())"
+    )
+
+
+def _layer_of(error: Exception, model: nn.Module) -> str:
+    """The innermost layer that was called when it failed."""
+    names = {id(module): f" {name!r}" for name, module in model.named_modules() if name}
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [names[id(owner)] for owner in owners if id(owner) in names]
+    return f"layer{found[-1] if found else ''} of {type(model).__name__}"
+
+
+def _widths(batch: Batch) -> str:
+    stores = [storage for storage in batch.node_stores if FEATURES in storage]
+    return "x has " + ", ".join(
+        f"{storage[FEATURES].shape[-1]}{f' ({storage._key})' * bool(storage._key)}" for storage in stores
+    )

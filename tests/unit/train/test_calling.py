@@ -1,0 +1,211 @@
+"""Models of PyG in fit and evaluate: each is called with what its forward names, and a call that cannot be is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from support.fit_workers import NUM_CLASSES, QUIET, alone, labelled, learner_of, run
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+
+import hoploom.nn as hnn
+from hoploom import ConfigError, NeighborLoader
+from hoploom.train.calling import Called, called
+from hoploom.train.evaluation import evaluate
+from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import fit
+from hoploom.train.tasks import NodeClassification
+
+TYPES = ["paper", "author"]
+RELATIONS = [("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "written_by", "author")]
+
+
+class Plain(nn.Module):
+    def __init__(self, given: int = 6) -> None:
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(given, 8), pyg.GCNConv(8, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        return self.second(self.first(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
+
+
+class Typed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            pyg.HeteroConv({key: pyg.SAGEConv((-1, -1), width) for key in RELATIONS}) for width in (8, NUM_CLASSES)
+        )
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> dict[str, Tensor]:
+        x_dict = {name: x.relu() for name, x in self.convs[0](x_dict, edge_index_dict).items()}
+        return self.convs[1](x_dict, edge_index_dict)  # type: ignore[no-any-return]
+
+
+def sequential() -> nn.Module:
+    return pyg.Sequential("x, edge_index", [(pyg.SAGEConv(6, 8), "x, edge_index -> x"), nn.ReLU(), nn.Linear(8, 3)])
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "GraphSAGE": lambda: pyg.GraphSAGE(6, 8, 2, NUM_CLASSES),
+    "GCN": lambda: pyg.GCN(6, 8, 2, NUM_CLASSES),
+    "GAT": lambda: pyg.GAT(6, 8, 2, NUM_CLASSES, heads=2),
+    "GIN": lambda: pyg.GIN(6, 8, 2, NUM_CLASSES),
+    "a module": Plain,
+    "Sequential": sequential,
+    "MLP": lambda: pyg.MLP([6, 8, NUM_CLASSES], norm=None),
+}
+TYPED: dict[str, Callable[[], nn.Module]] = {
+    "to_hetero": lambda: pyg.to_hetero(pyg.GraphSAGE((-1, -1), 8, 2, NUM_CLASSES), (TYPES, RELATIONS)),
+    "HeteroConv": Typed,
+}
+
+
+def typed() -> HeteroData:
+    """The labelled graph as papers, with authors of as many."""
+    plain, data = labelled(), HeteroData()
+    data["paper"].update({"x": plain.x, "y": plain.y, "train_mask": plain.train_mask, "val_mask": plain.val_mask})
+    data["author"].x = plain.x[:, :4].contiguous()
+    for number, key in enumerate(RELATIONS):
+        data[key].edge_index = plain.edge_index.roll(number, 1)
+    return data
+
+
+def loader_of(split: str, data: Any = None, fanouts: tuple[int, ...] = (4, 3), **options: Any) -> NeighborLoader:
+    data = labelled() if data is None else data
+    seeds = split if not isinstance(data, HeteroData) else ("paper", split)
+    return NeighborLoader(data, list(fanouts), seeds, batch_size=16, **options)
+
+
+def learned(model: nn.Module, data: Any = None) -> None:
+    torch.manual_seed(2)
+    loader, task = loader_of("train", data, shuffle=True), NodeClassification(NUM_CLASSES)
+    with torch.no_grad():
+        called(model)(next(iter(loader)))  # lazy layers
+    learner = Learner(model, torch.optim.Adam(model.parameters(), lr=0.03), task, loader)
+    losses = [epoch["train_loss"] for epoch in fit(learner, Training(12, **QUIET), alone()).history]
+    assert losses[-1] < 0.95 * losses[0]  # neighbours are noise here, and GCN and GIN see nothing else
+    assert evaluate(model, loader_of("train", data), task, alone())["loss"] < losses[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_pyg_trains_and_evaluates_as_it_is(name: str) -> None:
+    learned(MODELS[name]())
+
+
+@pytest.mark.slow  # imports torch's compiler
+def test_a_compiled_model_is_called_by_the_names_of_the_model_in_it() -> None:
+    batch, model = next(iter(loader_of("train"))), Plain()
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(Called(compiled)(batch), model(batch.x, batch.edge_index))
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_model_for_many_types_gets_dictionaries(name: str) -> None:
+    learned(TYPED[name](), typed())
+
+
+@pytest.mark.parametrize("name", ["GraphSAGE", "GAT", "GIN"])
+def test_what_is_trimmed_away_changes_no_row_of_a_seed(name: str) -> None:
+    batch, model = next(iter(loader_of("train"))), MODELS[name]().eval()
+    trimmed, plain = Called(model)(batch), model(batch.x, batch.edge_index)
+    assert trimmed.shape[0] < plain.shape[0]
+    torch.testing.assert_close(trimmed[:16], plain[:16])
+
+
+def test_a_module_that_asks_for_hops_is_given_them() -> None:
+    class Trimming(pyg.GraphSAGE):
+        def forward(
+            self, x: Tensor, edge_index: Tensor, num_sampled_nodes_per_hop: Any, num_sampled_edges_per_hop: Any
+        ) -> Tensor:  # type: ignore[override]
+            return super().forward(
+                x, edge_index, None, None, None, None, num_sampled_nodes_per_hop, num_sampled_edges_per_hop
+            )
+
+    batch, model = next(iter(loader_of("train"))), Trimming(6, 8, 2, NUM_CLASSES)
+    assert Called(model)(batch).shape[0] == sum(batch.num_sampled_nodes[:2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("GraphSAGE", {"norm": "BatchNorm"}), ("GIN", {"norm": "GraphNorm"}), ("GraphSAGE", {"jk": "cat"}), ("GCN", {})],
+    ids=["BatchNorm", "GraphNorm", "jk", "GCN"],
+)
+def test_nothing_is_trimmed_where_rows_would_change(kind: str, options: dict[str, Any]) -> None:
+    batch, model = next(iter(loader_of("train"))), getattr(pyg, kind)(6, 8, 2, NUM_CLASSES, **options)
+    torch.testing.assert_close(Called(model)(batch), model(batch.x, batch.edge_index))
+
+
+def test_nothing_is_trimmed_with_fewer_hops_than_layers() -> None:
+    batch, model = next(iter(loader_of("train", fanouts=(4,)))), pyg.GraphSAGE(6, 8, 2, NUM_CLASSES)
+    torch.testing.assert_close(Called(model)(batch), model(batch.x, batch.edge_index))
+
+
+def test_edge_weights_and_features_are_given_where_batches_have_them() -> None:
+    data = labelled()
+    data.edge_weight = torch.rand(data.num_edges)
+    batch, model = next(iter(loader_of("train", data))), Plain()
+    expected = model(batch.x, batch.edge_index, batch.edge_weight)
+    assert not torch.allclose(expected, model(batch.x, batch.edge_index))
+    torch.testing.assert_close(Called(model)(batch), expected)
+    data.edge_attr = torch.rand(data.num_edges, 2)
+    batch, model = next(iter(loader_of("train", data))), pyg.GAT(6, 8, 2, NUM_CLASSES, edge_dim=2)
+    expected = model(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
+    torch.testing.assert_close(Called(model)(batch)[:16], expected[:16])
+
+
+class Curious(Plain):
+    def forward(self, x: Tensor, edge_index: Tensor, mood: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, edge_index) + mood
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options", "said"),
+    [
+        (Curious, labelled, {}, r"Curious.forward takes 'mood', and the batches have \['x', 'edge_index', "),
+        (Plain, labelled, {"mode": "blocks"}, r"takes 'edge_index', .* give the loader mode='subgraph'"),
+        (Typed, labelled, {}, r"Typed.forward takes 'x_dict', and the batches have \['x', "),
+        (Plain, typed, {}, r"fails where they are dictionaries by type.*to_hetero\(model, data.metadata\(\)\)"),
+    ],
+    ids=["unknown", "blocks", "types without", "one for many"],
+)
+def test_a_forward_that_cannot_be_served_is_told_at_once(model: Any, data: Any, options: Any, said: str) -> None:
+    loader, task = loader_of("train", data(), **options), NodeClassification(NUM_CLASSES)
+    made = model()
+    with pytest.raises(ConfigError, match=said):
+        evaluate(made, loader, task, alone())
+    learner = Learner(Plain(), torch.optim.SGD(Plain().parameters(), lr=0.1), task, loader)
+    learner.model = made
+    with pytest.raises(ConfigError, match=said):
+        fit(learner, Training(1, **QUIET), alone())
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: pyg.GraphSAGE(64, 8, 2, NUM_CLASSES), r"in_channels=64 for features x of 6; give it in_channels=6"),
+        (
+            lambda: hnn.GraphSAGE(64, 8, 2, NUM_CLASSES),
+            r"x of 'node' has rows of 6, the model is for 64; .*in_channels",
+        ),
+        (lambda: Plain(64), r"layer 'first.lin' of Plain takes rows of 64 and got rows of 6; x has 6"),
+        (lambda: pyg.GraphSAGE(6, 8, 2, 2), r"out_channels=2 for 3 classes; give it out_channels=3"),
+        (lambda: hnn.GraphSAGE(6, 8, 2, 2), r"out_channels=2 for 3 classes; give it out_channels=3"),
+    ],
+    ids=["PyG", "ours", "a module", "outputs of PyG", "outputs of ours"],
+)
+def test_a_wrong_width_is_told_with_both_numbers(model: Callable[[], nn.Module], said: str) -> None:
+    made = model()
+    with pytest.raises(ConfigError, match=said):
+        evaluate(made, loader_of("val"), NodeClassification(NUM_CLASSES), alone())
+    learner = learner_of(loader=loader_of("train"))
+    learner.model = made
+    with pytest.raises(ConfigError, match=said):
+        run(learner)
+
+
+def test_a_layer_of_ours_tells_its_width() -> None:
+    for conv in (hnn.SAGEConv(64, 8), hnn.GCNConv(64, 8), hnn.GATConv(64, 8)):
+        with pytest.raises(ConfigError, match=r"Conv has in_channels=64, x has rows of 100"):
+            conv(torch.randn(3, 100), torch.tensor([[0, 1], [1, 2]]))
