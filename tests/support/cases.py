@@ -118,6 +118,7 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "aggregated": (_nodes(aggregate="mean"), {}),
     "aggregated, blocks": (_nodes(aggregate="sum", mode="blocks"), {}),
     "degrees": (_nodes(degrees=True), {}),
+    "chosen fields": (_nodes(fields=["x"]), {}),
     "links": (_links(), {}),
     "links, binary": (_links(neg_sampling="binary"), {}),
     "links, triplet": (_links(neg_sampling=NegativeSampling("triplet", 2)), {}),
@@ -147,6 +148,7 @@ HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "labor": (_nodes(labor=True), {}),
     "blocks": (_nodes(mode="blocks"), {}),
     "a split": (_nodes(input_nodes="train"), {}),
+    "chosen fields": (_nodes(fields={"paper": ["x"], ("author", "writes", "paper"): ["edge_attr"]}), {}),
     "links": (_links(neg_sampling="binary"), {}),
     "links, disjoint": (_links(neg_sampling=NegativeSampling("triplet", 1), disjoint=True), {}),
     "links, times of one type": (

@@ -13,7 +13,7 @@ from torch_geometric.sampler import NumNeighbors
 
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
-from hoploom.load.assemble import FEATURES, Batch
+from hoploom.load.assemble import FEATURES, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
 from hoploom.sample.hops import NumNeighbors as Fanouts
@@ -22,6 +22,8 @@ from hoploom.schema import (
     DTYPES,
     EDGE_ID,
     ID_DTYPES,
+    Field,
+    Owner,
     RelationName,
     Schema,
     read_ids,
@@ -48,6 +50,7 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "least_tail": 1,
     "locality": False,
     "look_ahead": None,
+    "fields": None,
 }
 COUNTS = {  # those that are counts: the least, and what to give
     "batch_size": (1, "give at least 1"),
@@ -63,6 +66,8 @@ UNSUPPORTED = {
     "multiprocessing_context": "workers are threads of this process",
     "generator": "give seed=",
     "pin_memory_device": "give device=",
+    "collect_features": "give fields=[] for False, and leave it out for True",
+    "channel_size": "give prefetch_bytes=, such as '1GB'",
 }
 IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
 
@@ -129,6 +134,31 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
         if field is None or len(field.shape) != 1 or not DTYPES[field.dtype].is_floating_point:
             raise ConfigError(f"aggregate needs rows of floats, x, on {relation.source!r}; leave it out")
     return aggregate  # type: ignore[return-value]
+
+
+def read_fields(schema: Schema, given: Any) -> Fields | None:
+    """The fields that batches have, by node type and relation, from names or from names by these; None: all."""
+    if given is None:
+        return None
+    owners: dict[Owner, Mapping[str, Field]] = {t.name: t.fields for t in schema.node_types}
+    owners |= {r.key: {name: f for name, f in r.fields.items() if name != EDGE_ID} for r in schema.relations}
+    if isinstance(given, Mapping):
+        by_owner = {key if isinstance(key, str) else canonical(schema, key): names for key, names in given.items()}
+        for owner, names in by_owner.items():
+            schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
+            _check_fields(f"fields of {owner!r}", f" of {owner!r}", names, set(owners[owner]))
+        return {owner: tuple(by_owner.get(owner, ())) for owner in owners}
+    _check_fields("fields", "", given, {name for of_owner in owners.values() for name in of_owner})
+    return {owner: tuple(name for name in of_owner if name in given) for owner, of_owner in owners.items()}
+
+
+def _check_fields(what: str, of: str, names: Any, known: set[str]) -> None:
+    if not isinstance(names, list | tuple | set) or not all(isinstance(name, str) for name in names):
+        way_out = "give a list of names, such as ['x', 'y'], or a list by node type and relation"
+        raise ConfigError(f"{what} is {names!r:.80}; {way_out}")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"fields names {name!r}{of}; there are {sorted(known)}")
 
 
 # --- seeds ----------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from hoploom.batch import Block, Sampled
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges, Reduce
 from hoploom.ops.edges import note_grouped
-from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, Owner, Relation, Schema
+from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, NodeType, Owner, Relation, Schema
 from hoploom.store import Store, Wanted
 
 Batch: TypeAlias = Data | HeteroData
+Fields: TypeAlias = Mapping[Owner, Sequence[str]]  # names by node type and relation
 NUM_NODES = "num_nodes"
 FEATURES, AGGREGATED, IN_DEGREE = "x", "aggregated", "in_degree"
 # What a batch has beside the user's own fields, in the order in which PyG adds it.
@@ -42,6 +43,7 @@ class Assembler:
     pinned: bool = False
     reduce: Reduce | None = None  # how layer one's neighbours arrive aggregated, if they do
     degrees: bool = False  # with every node's in-degree in the whole graph
+    fields: Fields | None = None  # those that batches have; None: all. Edge ids are there in any case
 
     def assemble(self, sampled: Sampled, extras: Mapping[Owner, Mapping[str, Any]]) -> Batch:
         """A batch with edges, features and ids, and `extras` beside them; None removes a field, as in PyG."""
@@ -94,11 +96,12 @@ class Assembler:
         for index, (node_type, nodes) in enumerate(zip(self.store.schema.node_types, sampled.nodes, strict=True)):
             inner = nodes if self.reduce is None else nodes[: _num_inner(sampled, index, node_type.name)]
             wanted += [
-                Wanted(node_type.name, field, inner if field == FEATURES else nodes) for field in node_type.fields
+                Wanted(node_type.name, field, inner if field == FEATURES else nodes)
+                for field in self._chosen(node_type)
             ]
         for relation, edges in zip(self.store.schema.relations, sampled.edges, strict=False):
             if edges is not None:
-                wanted += [Wanted(relation.key, field, edges) for field in relation.fields]
+                wanted += [Wanted(relation.key, field, edges) for field in self._chosen(relation)]
         named: dict[tuple[Owner, str], Wanted] = {(want.owner, want.field): want for want in wanted}
         for index, block in enumerate(sampled.blocks):
             for relation in self.store.schema.relations:
@@ -106,6 +109,13 @@ class Assembler:
                 if EDGE_ID in relation.fields and positions is not None:
                     named[relation.key, f"{EDGE_ID}/{index}"] = Wanted(relation.key, EDGE_ID, positions)
         return named
+
+    def _chosen(self, owner: NodeType | Relation) -> Sequence[str]:
+        """Which of its fields a batch has."""
+        if self.fields is None:
+            return tuple(owner.fields)
+        chosen = self.fields[owner.name if isinstance(owner, NodeType) else owner.key]
+        return tuple(name for name in owner.fields if name in chosen or name == EDGE_ID)
 
     def _aggregated(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
         """The neighbours' features of layer one, aggregated where they lie: their own rows are not in the batch."""
@@ -132,9 +142,10 @@ class Assembler:
 
     def _node_fields(self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], index: int) -> dict[str, Any]:
         node_type, nodes = self.store.schema.node_types[index], sampled.nodes[index]
-        fields: dict[str, Any] = {name: rows[node_type.name, name] for name in node_type.fields}
+        fields: dict[str, Any] = {name: rows[node_type.name, name] for name in self._chosen(node_type)}
         own = self.field_order.get(node_type.name)
-        if (not fields) if own is None else NUM_NODES in own:
+        has_none = not fields and (own is None or bool(node_type.fields))
+        if has_none or (own is not None and NUM_NODES in own):
             fields[NUM_NODES] = nodes.numel()
         fields.setdefault("n_id", nodes)  # a field of the user's own goes first, as in PyG
         trees = None if sampled.trees is None else sampled.trees[index]
@@ -153,7 +164,7 @@ class Assembler:
         edges = sampled.edges[index]
         fields: dict[str, Any] = {"edge_index": sampled.edge_index[index], **added}
         if edges is not None:
-            fields.update({name: rows[relation.key, name] for name in relation.fields if name != EDGE_ID})
+            fields.update({name: rows[relation.key, name] for name in self._chosen(relation) if name != EDGE_ID})
             fields.setdefault("e_id", rows.get((relation.key, EDGE_ID), edges))
         num_edges = None if sampled.num_edges is None else sampled.num_edges[index]
         return fields | self._set({"num_sampled_edges": num_edges})

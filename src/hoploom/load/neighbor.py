@@ -49,7 +49,8 @@ class SamplingLoader(Loader):
         sampler = _sampler(store, given)
         reduce = inputs.read_added(store.schema, sampler.sampling, given["aggregate"], given["degrees"])
         pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
-        assembler = Assembler(store, graph.template, graph.field_order, pinned, reduce, given["degrees"])
+        fields = inputs.read_fields(store.schema, arguments["fields"])
+        assembler = Assembler(store, graph.template, graph.field_order, pinned, reduce, given["degrees"], fields)
         maker, node_type, nodes = self._maker_and_seeds(given, sampler, assembler)
         share = read_share(given["rank"], given["world_size"])
         order = _order(nodes.numel(), share, given["seed"], arguments)
@@ -134,6 +135,7 @@ class NeighborLoader(SamplingLoader):
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
       parts of every rank are those that `Context.open` found
     - `look_ahead`: the remote rows of so many steps are fetched together, each once
+    - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have these fields alone, and always ids; `[]`: none
     - `device`: batches arrive there, copied on a side stream; where the store is placed they are made there
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds

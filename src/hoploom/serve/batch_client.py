@@ -96,7 +96,8 @@ def served(maker: Maker, peers: Peers, sending: threading.Lock) -> ServedBatches
         sources, destinations = links.ends
         columns = {"sources": sources, "destinations": destinations, "labels": links.labels, "times": links.times}
     added = maker.assembler
-    description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives)
+    fields = None if added.fields is None else tuple((of, tuple(names)) for of, names in added.fields.items())
+    description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives, fields)
     given = {name: column for name, column in columns.items() if column is not None}
     return ServedBatches(peers, sending, description, given, weights, input_id, maker.transform, added.pinned)
 

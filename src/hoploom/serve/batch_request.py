@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError
-from hoploom.load.arguments import read_added, read_weight
+from hoploom.load.arguments import read_added, read_fields, read_weight
 from hoploom.ops import Reduce
 from hoploom.sample.hops import Sampling, make_sampling
 from hoploom.schema import DTYPE_NAMES, Owner, Schema, read_ids
@@ -53,6 +53,7 @@ class Description:
     aggregate: Reduce | None = None
     degrees: bool = False
     negatives: Negatives | None = None
+    fields: tuple[tuple[Owner, tuple[str, ...]], ...] | None = None  # those that batches have; None: all
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -98,7 +99,17 @@ def read_description(given: Any, schema: Schema) -> Description:
     if negatives is not None:
         require(not isinstance(owner, str), "negatives", negatives, f"links, not nodes of {owner!r}")
         negatives = _negatives(_values(negatives, "negatives", Negatives))
-    return Description(owner, sampling, reduce, degrees, negatives)
+    return Description(owner, sampling, reduce, degrees, negatives, _fields(values["fields"], schema))
+
+
+def _fields(given: Any, schema: Schema) -> tuple[tuple[Owner, tuple[str, ...]], ...] | None:
+    if given is None:
+        return None
+    pairs = given if isinstance(given, list) else [given]
+    for pair in pairs:
+        require(isinstance(pair, list) and len(pair) == 2, "fields", pair, "pairs of a node type or relation and names")
+    read = read_fields(schema, {read_owner(schema, owner): names for owner, names in pairs})
+    return None if read is None else tuple((owner, tuple(names)) for owner, names in read.items())
 
 
 def _values(given: Any, what: str, described: type) -> Mapping[str, Any]:

@@ -65,7 +65,9 @@ class BatchService:
         """The maker of one batch: that of the loader that asks, over these seeds alone."""
         store, description = self._store, wanted.description
         sampler = Sampler(store.graph, description.sampling, idle=self._idle)
-        assembler = Assembler(store, empty_batch(store), {}, reduce=description.aggregate, degrees=description.degrees)
+        fields = None if description.fields is None else dict(description.fields)
+        reduce, degrees = description.aggregate, description.degrees
+        assembler = Assembler(store, empty_batch(store), {}, reduce=reduce, degrees=degrees, fields=fields)
         if isinstance(description.owner, str):
             nodes = NodeSeeds(description.owner, wanted.seeds["nodes"], times=wanted.seeds.get("times"))
             return NodeMaker(sampler, assembler, nodes)

@@ -59,6 +59,7 @@ def _check_maker(maker: NodeMaker, device: torch.device) -> None:
             (maker.sampler.sample_frontier is not None, "do not go with sample_frontier"),
             (maker.transform is not None, "do not go with transform"),
             (maker.assembler.reduce is not None, "do not go with aggregate"),
+            (maker.assembler.fields is not None, "do not go with fields"),
         ]
     )
 

@@ -1,0 +1,91 @@
+"""fields=: which rows a batch gathers, and which it leaves to the user."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.graphs import library, random_graph
+from support.shards import elsewhere_of, spread
+
+import hoploom
+from hoploom import ConfigError, LinkNeighborLoader, NeighborLoader, Store
+
+WRITES = ("author", "writes", "paper")
+
+
+@pytest.fixture(scope="module")
+def store() -> Store:
+    return hoploom.from_pyg(random_graph(60, 500, seed=1))
+
+
+def _nodes(store: Any, **options: Any) -> NeighborLoader:
+    return NeighborLoader(store, [3, 2], batch_size=20, shuffle=True, **options)
+
+
+def _links(store: Any, **options: Any) -> LinkNeighborLoader:
+    ends = torch.stack([torch.arange(20), torch.arange(20).flip(0)])
+    return LinkNeighborLoader(store, [3, 2], ends, neg_sampling="binary", batch_size=20, **options)
+
+
+@pytest.mark.parametrize("make", [_nodes, _links])
+@pytest.mark.parametrize("mode", ["subgraph", "blocks"])
+def test_a_batch_without_fields_has_the_ids_to_gather_by(store: Store, make: Any, mode: str) -> None:
+    """As GLT's collect_features=False."""
+    for bare, full in zip(make(store, fields=[], mode=mode), make(store, mode=mode), strict=True):
+        gone = {"x", "node_time", "train_mask", "weight", "edge_time"} & set(full.keys())
+        assert "x" in gone
+        assert set(bare.keys()) == set(full.keys()) - gone | {"num_nodes"}
+        assert torch.equal(bare.n_id, full.n_id)
+        assert bare.num_nodes == full.num_nodes
+        (rows,) = store.features.gather([("node", "x", bare.n_id)])
+        assert torch.equal(rows, full.x)
+        if mode == "subgraph":
+            assert torch.equal(bare.e_id, full.e_id)  # the user's own ids
+
+
+def test_what_is_not_chosen_is_not_asked_for(store: Store) -> None:
+    remote = spread(store, 3, here=[0])
+    list(_nodes(remote, fields=["node_time"]))
+    asked = {name for shard in elsewhere_of(remote) for gathered in shard.gathers for _, name in gathered}
+    assert asked == {"node_time", "edge_id"}
+
+
+def test_fields_are_chosen_by_type() -> None:
+    data = library()
+    chosen = {"paper": ["year"], WRITES: ["weight"]}
+    for batch in NeighborLoader(data, [2, 2], ("paper", None), batch_size=4, fields=chosen):
+        assert torch.equal(batch["paper"].year, 2000 + batch["paper"].n_id)
+        assert not {"x", "y", "train_mask"} & set(batch["paper"].keys())
+        assert batch["author"].num_nodes == batch["author"].n_id.numel()
+        assert "x" not in batch["author"]
+        assert [key for key in batch.edge_types if "weight" in batch[key]] == [WRITES]
+        assert not any("edge_attr" in batch[key] for key in batch.edge_types)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["x", "z"], r"fields names 'z'; there are \['edge_attr', 'train_mask', 'weight', 'x', 'y', 'year'\]"),
+        ({"paper": ["weight"]}, r"fields names 'weight' of 'paper'; there are \['train_mask', 'x', 'y', 'year'\]"),
+        ({"nobody": ["x"]}, "unknown node type 'nobody'; the graph has"),
+        ({("a", "b", "c"): []}, r"unknown relation \('a', 'b', 'c'\)"),
+        ("x", r"fields is 'x'; give a list of names, such as \['x', 'y'\], or a list by node type and relation"),
+        ({"paper": "x"}, "fields of 'paper' is 'x'; give a list of names"),
+        (7, "fields is 7; give a list of names"),
+    ],
+)
+def test_a_name_that_is_not_there_is_an_error_that_lists_what_is(fields: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NeighborLoader(library(), [2], ("paper", None), fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "way_out"),
+    [
+        ({"collect_features": False}, r"collect_features=; give fields=\[\] for False, and leave it out for True"),
+        ({"channel_size": "1GB"}, "channel_size=; give prefetch_bytes="),
+    ],
+)
+def test_glts_names_lead_to_ours(store: Store, given: dict[str, Any], way_out: str) -> None:
+    with pytest.raises(ConfigError, match=f"NeighborLoader does not support {way_out}"):
+        _nodes(store, **given)
