@@ -1,0 +1,74 @@
+"""GLT's dist_train_sage_supervised.py: GraphSAGE on ogbn-products, in worker mode or in server-client mode.
+
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr gpu1 --master-port 11234 train_sage.py  # on gpu1
+    torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr gpu1 --master-port 11234 train_sage.py  # on gpu2
+
+The script does not say where the graph is. `context.open` finds out from how the script was started.
+"""
+
+import argparse
+import time
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch_geometric.nn import GraphSAGE
+
+import hoploom
+from hoploom import NeighborLoader
+from hoploom.load.presample import count_visits
+from hoploom.store.row_cache import cached
+from hoploom.train import Context, NodeClassification
+
+NUM_NEIGHBORS = [15, 10, 5]
+
+
+class Model(GraphSAGE):
+    def forward(self, batch):
+        return super().forward(batch.x, batch.edge_index)[: batch.batch_size]
+
+
+def run_training_proc(context: Context, args: argparse.Namespace) -> None:
+    store = context.open(args.store, servers=args.servers)
+    print(
+        f"rank {context.rank} of {context.world_size} maps {len(store.parts)} of {len(store.ranges)} parts", flush=True
+    )
+    common = {"num_neighbors": NUM_NEIGHBORS, "batch_size": args.batch_size, "device": context.device}
+    [y] = store.features.gather([("node", "y", store.split("train"))])
+    num_features, num_classes = store.schema.node_type("node").fields["x"].shape[0], int(y.max()) + 1
+    if store.parts:  # worker mode: keep the rows of other hosts that sampling asks for most
+        store = cached(store, args.cache, count_visits(store, NUM_NEIGHBORS, "train"))
+    # With locality, a rank gets seeds of its own host's parts as far as equal batches allow; all seeds come once.
+    train_loader = NeighborLoader(store, input_nodes="train", shuffle=True, locality=True, num_workers=2, **common)
+    test_loader = NeighborLoader(store, input_nodes="test", **common)
+
+    torch.manual_seed(0)
+    model = context.wrap(Model(num_features, hidden_channels=256, num_layers=3, out_channels=num_classes))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in range(args.epochs):
+        model.train()
+        start = time.time()
+        for batch in train_loader:
+            optimizer.zero_grad()
+            losses = F.nll_loss(model(batch).log_softmax(dim=-1), batch.y[: batch.batch_size], reduction="none")
+            loss = context.mean_loss(losses)
+            loss.backward()
+            optimizer.step()
+        seconds = time.time() - start
+        print(
+            f"-- [Trainer {context.rank}] Epoch: {epoch:03d}, Loss: {loss:.4f}, Epoch Time: {seconds:.1f}", flush=True
+        )
+    test = hoploom.evaluate(model, test_loader, NodeClassification(num_classes), context)
+    if context.is_main:
+        print(f"Test accuracy {test['accuracy']:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", help="the store in parts; hoploom launch names it")
+    parser.add_argument("--servers", help="host:port,...: graph servers that run already")
+    parser.add_argument("--cache", default="20%", help="of the other hosts' rows; a share, or a size such as 4GB")
+    parser.add_argument("--batch-size", "--batch_size", type=int, default=512)
+    parser.add_argument("--epochs", type=int, default=10)
+    args = parser.parse_args()
+    with hoploom.init() as context:
+        run_training_proc(context, args)

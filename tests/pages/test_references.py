@@ -1,0 +1,275 @@
+"""The ports of other libraries' documents run in the form of each document, as real processes, and learn."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from getpass import getuser
+from pathlib import Path
+
+import pytest
+from support import ROOT
+from support.ports import free_ports
+from support.slurm_cluster import Slurm, slurm_cluster
+from support.sshd import running_sshd
+
+import hoploom
+from hoploom import cli
+from hoploom.ranks import environment
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
+
+PORTS = ROOT / "examples" / "references"
+MULTI_GPU = PORTS / "pyg_multi_gpu" / "multi_gpu.py"
+MULTI_NODE = PORTS / "pyg_multi_node" / "multi_node.py"
+CUSTOM_SAMPLER = PORTS / "dgl_multi_gpu_custom_sampler" / "custom_sampler.py"
+TRAIN_SAGE = PORTS / "glt_worker_mode" / "train_sage.py"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+LIMIT = 110.0  # seconds: five processes import torch
+
+slow = pytest.mark.slow
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small graphs in the files of the public data sets."""
+    folder = tmp_path_factory.mktemp("graphs")
+    made = runpy.run_path(str(PORTS / "small_data.py"))
+    for name, write in made["LAYOUTS"].items():
+        write(folder / name, made["make_graph"]())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkout(graphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of GLT's examples with the script, and beside them the store in two parts."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(PORTS / "glt_examples", folder, dirs_exist_ok=True)
+    shutil.copy(TRAIN_SAGE, folder)
+    glt = graphs / "glt-partitions"
+    words = ["import", "glt", glt / "ogbn-products-partitions", "--labels", glt / "ogbn-products-label" / "label.pt"]
+    for split in ("train", "test"):
+        words += ["--split", f"{split}={glt}/ogbn-products-{split}-partitions"]
+    assert cli.main([str(word) for word in (*words, "-o", folder / "products.parts")]) == 0
+    return folder
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """A port as one process, this one: what it prints."""
+
+    def in_this_process(fn: Callable[..., object], nprocs: int, args: Sequence[object]) -> None:
+        with hoploom.init(device="cpu") as context:
+            fn(context, *args)
+
+    def run(script: Path, *words: object) -> str:
+        monkeypatch.setattr(hoploom, "spawn", in_this_process)
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, words)])
+        runpy.run_path(str(script), run_name="__main__")
+        return capfd.readouterr().out
+
+    return run
+
+
+def started(*words: object, folder: Path, variables: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    command = [str(word) for word in words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+def said(*processes: "subprocess.Popen[str]") -> list[str]:
+    """What each prints. All have to end well."""
+    try:
+        out = [process.communicate(timeout=LIMIT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(out)
+    return out
+
+
+def on_two_nodes(script: Path, *words: object, folder: Path) -> list[str]:
+    """What two torchruns of one process print, which stand for two hosts."""
+    meeting = ("--master-addr", "127.0.0.1", "--master-port", free_ports(1)[0])
+    command = (*TORCHRUN, "--nnodes", 2, *meeting, "--nproc-per-node", 1)
+    return said(*(started(*command, "--node-rank", node, script, *words, folder=folder) for node in range(2)))
+
+
+def last(what: str, text: str) -> float:
+    """The last number printed behind these words."""
+    return float(re.findall(rf"{what}:? (\d+\.\d+)", text)[-1])
+
+
+# --- PyG, several GPUs -----------------------------------------------------------------------------
+
+
+def reddit_of(graphs: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(graphs / "reddit", folder / "Reddit"))
+
+
+def test_torchrun_with_two_ranks_learns_reddit(graphs: Path, tmp_path: Path) -> None:
+    words = ("--standalone", "--nproc-per-node", 2, MULTI_GPU, "--root", reddit_of(graphs, tmp_path), "--epochs", 5)
+    [out] = said(started(*TORCHRUN, *words, folder=tmp_path))
+    assert re.findall(r"^Epoch: (\d+),", out, re.MULTILINE) == ["01", "02", "03", "04", "05"]  # rank 0 alone speaks
+    assert last("Validation Accuracy", out) > 0.6  # one of five classes
+
+
+@slow
+def test_reddit_is_learned_by_processes_that_the_script_starts(graphs: Path, tmp_path: Path) -> None:
+    words = (MULTI_GPU, "--root", reddit_of(graphs, tmp_path), "--epochs", 5, "--processes", 2)
+    [out] = said(started(sys.executable, *words, folder=tmp_path))
+    assert last("Validation Accuracy", out) > 0.6
+
+
+# --- PyG, several nodes ----------------------------------------------------------------------------
+
+
+def test_the_23rd_gpu_has_rank_22_and_local_rank_6() -> None:
+    place = {"SLURM_PROCID": "22", "SLURM_LOCALID": "6", "SLURM_NODEID": "2", "SLURM_NTASKS": "24"}
+    tasks = {"SLURM_STEP_NUM_TASKS": "24", "SLURM_STEP_TASKS_PER_NODE": "8(x3)", "SLURM_STEP_NODELIST": "gpu[1-3]"}
+    read = environment.read(place | tasks | {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"})
+    assert (read.rank, read.local_rank, read.world_size, read.local_world_size) == (22, 6, 24, 8)
+
+
+def test_papers100M_is_read_from_the_files_that_ogb_downloads(  # noqa: N802
+    graphs: Path, tmp_path: Path, alone: Run
+) -> None:
+    store = tmp_path / "papers100M.store"
+    assert cli.main(["import", "ogb", "ogbn-papers100M", str(graphs / "papers100M"), "-o", str(store)]) == 0
+    out = alone(MULTI_NODE, "--store", store, "--epochs", 2)
+    assert last("Loss", out) < 1.0  # log(5) is 1.6
+
+
+@slow
+def test_two_nodes_on_loopback_train_together(tmp_path: Path) -> None:
+    words = ("--store", tmp_path / "fake.store", "--nodes", 2000, "--epochs", 2)
+    first, second = on_two_nodes(MULTI_NODE, *words, folder=tmp_path)
+    assert "rank 0 of 2, local rank 0" in first
+    assert "rank 1 of 2, local rank 0" in second
+    assert re.findall(r"^Epoch: (\d+)", first, re.MULTILINE) == ["01", "02"]
+    assert "Epoch" not in second
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@slow
+def test_srun_starts_the_script_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    """The command of the tutorial, without its container."""
+    words = ("--store", tmp_path / "fake.store", "--nodes", 2000, "--epochs", 1)
+    variables = slurm.environment | {"GLOO_SOCKET_IFNAME": "lo"}
+    command = ("srun", "-l", "-N2", "--ntasks-per-node=1", sys.executable, MULTI_NODE, *words)
+    [out] = said(started(*command, folder=tmp_path, variables=variables))
+    assert {"0: rank 0 of 2, local rank 0", "1: rank 1 of 2, local rank 0"} <= {
+        line.split(":", 2)[0] + ":" + line.split(":", 2)[1] for line in out.splitlines()
+    }
+    assert "0: Epoch: 01" in out
+
+
+# --- DGL -------------------------------------------------------------------------------------------
+
+
+def test_products_is_learned_with_the_tutorials_sampler(graphs: Path, tmp_path: Path, alone: Run) -> None:
+    root = shutil.copytree(graphs / "products", tmp_path / "products")
+    out = alone(CUSTOM_SAMPLER, "--root", root, "--epochs", 3)
+    assert last("Validation Accuracy", out) > 0.6
+    assert (root / "model.safetensors").exists()
+
+
+@slow
+def test_two_processes_learn_products_with_the_tutorials_sampler(graphs: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(graphs / "products", tmp_path / "products")
+    words = (CUSTOM_SAMPLER, "--root", root, "--epochs", 3, "--processes", 2)
+    [out] = said(started(sys.executable, *words, folder=tmp_path))
+    assert last("Validation Accuracy", out) > 0.6
+    assert out.count("Validation Accuracy") == 3  # rank 0 alone speaks
+
+
+# --- GLT -------------------------------------------------------------------------------------------
+
+
+def test_products_is_cut_in_two_for_worker_mode(graphs: Path, tmp_path: Path, alone: Run) -> None:
+    store, parts = tmp_path / "products.store", tmp_path / "products.parts"
+    assert cli.main(["import", "ogb", "ogbn-products", str(graphs / "products"), "-o", str(store)]) == 0
+    assert cli.main(["partition", str(store), "-o", str(parts), "--parts", "2", "--fanouts", "15,10,5"]) == 0
+    out = alone(TRAIN_SAGE, "--store", parts, "--epochs", 2)
+    assert "rank 0 of 1 maps 2 of 2 parts" in out
+    assert last("Test accuracy", out) > 0.6
+
+
+def trained(out: str, label: str, rank: int, num_parts: int) -> bool:
+    """Whether this host's trainer says who it is, and has trained to the end."""
+    place = f"{label}rank {rank} of 2 maps {num_parts} of 2 parts\n"
+    return place in out and f"{label}-- [Trainer {rank}] Epoch: 002" in out
+
+
+@slow
+def test_two_nodes_train_in_worker_mode(checkout: Path) -> None:
+    first, second = on_two_nodes(Path("train_sage.py"), "--store", "products.parts", "--epochs", 3, folder=checkout)
+    assert trained(first, "", 0, 1)
+    assert trained(second, "", 1, 1)
+    assert last("Test accuracy", first) > 0.9
+
+
+def launched(folder: Path, *words: object, variables: dict[str, str] | None = None) -> str:
+    command = (sys.executable, "-m", "hoploom", "launch", *words, "--", "train_sage.py", "--epochs", 3)
+    [out] = said(started(*command, folder=folder, variables=variables))
+    return out
+
+
+@slow
+def test_two_hosts_train_in_worker_mode_by_a_cluster_file(checkout: Path) -> None:
+    out = launched(checkout, "worker_mode.toml")
+    assert trained(out, "one/trainers | ", 0, 1)
+    assert trained(out, "two/trainers | ", 1, 1)
+    assert last("Test accuracy", out) > 0.9
+
+
+@slow
+def test_two_servers_make_batches_for_two_clients(checkout: Path, alone: Run) -> None:
+    """They learn what one process with the whole store learns."""
+    out = launched(checkout, "server_client.toml")
+    assert all(f'server{part}/server   | {{"ready": ' in out for part in range(2))
+    assert trained(out, "client0/trainers | ", 0, 0)
+    assert trained(out, "client1/trainers | ", 1, 0)
+    words = ("--store", checkout / "products.parts", "--epochs", 3, "--batch-size", 1024)  # the seeds of both clients
+    assert last("Test accuracy", out) == pytest.approx(last("Test accuracy", alone(TRAIN_SAGE, *words)), abs=0.01)
+
+
+@slow
+def test_the_yaml_of_glt_starts_training_over_ssh(checkout: Path, tmp_path: Path) -> None:
+    """The file of the folder with this host's addresses; `ssh` finds the test's keys."""
+    with running_sshd(tmp_path / "ssh") as sshd:
+        port, master = sshd.port, free_ports(1)[0]
+        text = (checkout / "dist_train_sage_sup_config.yml").read_text()
+        for old, new in {
+            "0.0.0.0": "127.0.0.1",
+            "1.1.1.1": "localhost",
+            "[22, 22]": f"[{port}, {port}]",
+            "/path/to/python": sys.executable,
+            "- root": f"- {getuser()}",
+            "/path/to/work": str(checkout),
+            "0,1,2,3": "0",
+            "4,5,6,7": "1",
+        }.items():
+            assert old in text
+            text = text.replace(old, new)
+        (checkout / "hosts.yml").write_text(text)
+        wrapper = tmp_path / "bin" / "ssh"
+        wrapper.parent.mkdir()
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {sshd.config} "$@"\n')
+        wrapper.chmod(0o755)
+        variables = os.environ | {"PATH": f"{wrapper.parent}:{os.environ['PATH']}"}
+        meeting = ("--master_addr=127.0.0.1", f"--master_port={master}")
+        command = (sys.executable, "-m", "hoploom", "launch", "hosts.yml", *meeting, "--", "train_sage.py")
+        words = ("--store", "products.parts", "--epochs", 3, "--batch_size", 256)
+        [out] = said(started(*command, *words, folder=checkout, variables=variables))
+    assert trained(out, "127.0.0.1/trainers | ", 0, 1)
+    assert trained(out, "localhost/trainers | ", 1, 1)
