@@ -1,5 +1,6 @@
 """The loader: an order, a pure function from steps to batches, threads, and a position that can be saved."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Producer, Work, in_order
+from hoploom.ranks.agreement import Agreement, Reading
 from hoploom.ranks.share import Share
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
@@ -56,7 +58,8 @@ class Loader:
 
     def __init__(self, order: Order, producer: Producer, delivery: Delivery, mover: Mover, share: Share) -> None:
         order.check()
-        self.share = share  # of which seeds, and who said so
+        self.share = share  # of the seeds, and who said so
+        self._agreement = Agreement(share)
         self._order, self._producer, self._mover = order, producer, mover
         self._delivery = replace(delivery, num_threads=max(delivery.num_threads, producer.least_threads))
         self._next = self._consumed = Position()
@@ -131,10 +134,16 @@ class Loader:
                 yield batch
 
     def _pass(self, order: Order, epoch: int, step: int, loop: int) -> None:
-        """A step is behind us. Only the newest loop says where we are."""
+        """A step is behind us. Only the newest loop says where we are, and whether the other ranks read the same."""
         if loop == self._num_loops:
             at_end = step == order.num_steps - 1
+            if not self._agreement.is_settled:
+                self._agreement.pass_batch(self._reading(order, epoch), is_last=at_end)
             self._consumed = Position(epoch + 1) if at_end else Position(epoch, step + 1, order.step_span(step)[1])
+
+    @abstractmethod
+    def _reading(self, order: Order, epoch: int) -> Reading:
+        """What this loader tells the other ranks."""
 
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
         """These steps of epoch 0, wherever the loader is; `dealt=False`: as one process would make them.

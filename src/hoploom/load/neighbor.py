@@ -15,6 +15,7 @@ from hoploom.load.arguments import NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch, Mover
 from hoploom.load.calls import Calls
 from hoploom.load.drawn_order import drawn
+from hoploom.load.fingerprint import Fingerprint
 from hoploom.load.loader import Loader, made_here
 from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
 from hoploom.load.order import Order, localised
@@ -73,6 +74,9 @@ class SamplingLoader(Loader):
     def filter_fn(self, batch: Batch) -> Batch:
         """What ZipLoader calls on a batch afterwards: nothing is left to do."""
         return batch
+
+    def _reading(self, order: Order, epoch: int) -> Fingerprint:
+        return Fingerprint(type(self).__name__, order, epoch, self.maker)
 
 
 def _sampler(store: Store, given: Given) -> Sampler:

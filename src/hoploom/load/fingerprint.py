@@ -1,0 +1,102 @@
+"""What a loader tells the other ranks of itself: enough to see whether they deal out the same seeds, or share some.
+
+Not every byte: seeds and edges are hashed at places spread over them, with their sums, so that it takes no time.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hoploom.load.maker import LinkMaker, Maker, NodeMaker
+from hoploom.load.order import Order
+from hoploom.store import Store
+
+PLACES = 4096  # at which a long list is looked at
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What decides the batches of a loader from an epoch on, besides its rank."""
+
+    loader: str
+    order: Order  # of what is left of the epoch
+    epoch: int
+    maker: Maker
+
+    @property
+    def trains(self) -> bool:
+        return self.order.shuffle
+
+    def told(self) -> Mapping[str, str]:
+        """By the names of the arguments."""
+        order, sampling = self.order, self.maker.sampler.sampling
+        names = ("batch_size", "shuffle", "drop_last", "least_tail", "seed", "layout")
+        told = {"loader": self.loader, "store": self._store, "seeds": self._seeds}
+        told |= {name: str(getattr(order, name)) for name in names}
+        told |= {entry.name: str(getattr(sampling, entry.name)) for entry in fields(sampling)}
+        if isinstance(self.maker, LinkMaker) and (negatives := self.maker.links.task.negatives) is not None:
+            told["neg_sampling"] = f"{negatives.mode} {negatives.amount}"
+        told["aggregate"] = str(self.maker.assembler.reduce)
+        return told | {"position": f"epoch {self.epoch}, step {order.first_step}"}
+
+    def marks(self, limit: int) -> list[int]:
+        """The least hashes of the seeds, those of this graph and type alone."""
+        ids = self._ids.reshape(-1, self._ids.shape[-1])
+        place = int(hashlib.sha256(f"{self._store} {self._kind}".encode()).hexdigest()[:12], 16)
+        hashes = torch.full_like(ids[0], place)
+        for row in ids:
+            hashes = _mixed(hashes + row)
+        least = hashes.topk(min(limit, hashes.numel()), largest=False).values
+        return [int(number) for number in least.unique()]  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def _ids(self) -> Tensor:
+        """Nodes [n], or both ends of links [2, n]."""
+        if isinstance(self.maker, NodeMaker):
+            return self.maker.seeds.nodes
+        assert isinstance(self.maker, LinkMaker)
+        return self.maker.links.ends
+
+    @property
+    def _kind(self) -> str:
+        if isinstance(self.maker, NodeMaker):
+            return self.maker.seeds.node_type
+        assert isinstance(self.maker, LinkMaker)
+        return " ".join(self.maker.links.key)
+
+    @property
+    def _seeds(self) -> str:
+        return f"{self._ids.shape[-1]} of {self._kind!r} [{_digest(self._ids)}]"
+
+    @property
+    def _store(self) -> str:
+        return described(self.maker.assembler.store)
+
+
+def described(store: Store) -> str:
+    """A graph in a few words, and a hash that others have in common with it only if they are the same."""
+    schema = store.schema
+    nodes, edges = sum(t.num_nodes for t in schema.node_types), sum(r.num_edges for r in schema.relations)
+    identity = store.identity or _digest(*(lists.indices for part in store.topology for lists in part.lists))
+    return f"{nodes} nodes, {edges} edges [{identity[:8]}]"
+
+
+def _digest(*lists: Tensor) -> str:
+    """Of integers, by their sum and at places spread over them."""
+    digest = hashlib.sha256()
+    for ids in lists:
+        flat = ids.reshape(-1)
+        spread = flat[:: max(1, flat.numel() // PLACES)]
+        digest.update(repr((tuple(ids.shape), int(flat.sum()), spread.tolist())).encode())
+    return digest.hexdigest()[:8]
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """Each number without a pattern, as splitmix64 does it."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        values = (values ^ (values >> shift)) * factor
+    return values ^ (values >> 31)

@@ -1,0 +1,261 @@
+"""Whether the ranks of a process group read the same loader, or seeds of their own: else some train twice or never.
+
+They leave notes where they met, at the first batch of each loader, never a collective, which could cross the user's.
+It costs a rank a handful of requests for each loader, and at most a short wait for ranks that come later: those compare
+themselves then, and what they find is seen at one of the next batches.
+"""
+
+import atexit
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Protocol, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from hoploom.errors import ConfigError, PeerError
+from hoploom.ranks.share import Share
+
+Answer = TypeVar("Answer")
+AGREED = "agreed"
+MARKS = 1024  # seeds that a rank with seeds of its own names to the others, and
+ALL_MARKS = 16384  # at most that many by all ranks together
+ALONE = "a loader that one rank reads alone, or a share that you cut yourself, needs rank=0, world_size=1"
+WAYS_OUT = {
+    "seeds": "give all ranks the same seeds, all of them and in one order, not a split(...)[rank] or a random split "
+    "without a seed: the loader deals them out",
+    "store": "open the same graph on all ranks",
+    "position": "restore the same state_dict() on all ranks",
+}
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds to wait for other ranks."""
+
+    dealt: float = 10.0  # at the first batch of a loader whose seeds are dealt over the ranks
+    whole: float = 2.0  # at the first batch of one that this rank may be alone to read
+    heard: float = 5.0  # until all ranks have heard of a difference, before this one ends with it
+    look: float = 0.25  # between two looks at later batches
+    reply: float = 5.0  # for who keeps the notes
+
+
+class Reading(Protocol):
+    """What a loader reads, as far as other ranks want to know."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether no seed may come on two ranks."""
+
+    def told(self) -> Mapping[str, str]:
+        """By name, all that decides its batches besides the rank."""
+
+    def marks(self, limit: int) -> list[int]:
+        """The least hashes of its seeds."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group, and the store through which its ranks met."""
+
+    store: Store
+    rank: int
+    size: int
+
+    @property
+    def seconds(self) -> float:
+        """How long its ranks wait for each other."""
+        return float(self.store.timeout.total_seconds())  # type: ignore[attr-defined]
+
+
+def group_here() -> Group | None:
+    """The process group that makes this process one of several ranks."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return Group(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
+
+
+class Agreement:
+    """That of one loader with those of the other ranks. Settled, it costs a look at a flag."""
+
+    def __init__(
+        self, share: Share, patience: Patience | None = None, group: Callable[[], Group | None] = group_here
+    ) -> None:
+        self.is_settled = False
+        self._share, self._patience, self._group = share, patience or Patience(), group
+        self._notes: _Notes | None = None
+        self._next_look = 0.0
+
+    def pass_batch(self, reading: Reading, *, is_last: bool) -> None:
+        """Called before each batch is handed out. Raises ConfigError where the ranks do not fit together."""
+        if self.is_settled:
+            return
+        if self._notes is None:
+            self._begin(reading)
+            if self._notes is None:
+                return
+        elif is_last or time.monotonic() >= self._next_look:
+            self._conclude(_asked(self._patience.reply, self._notes.verdict))
+        self._next_look = time.monotonic() + self._patience.look
+        if is_last and self._notes.is_dealt and not self.is_settled:
+            self._wait_for_the_others(self._notes)
+
+    def _begin(self, reading: Reading) -> None:
+        group, share = self._group(), self._share
+        if group is None:
+            return
+        if not share.is_given and (share.rank, share.world_size) != (group.rank, group.size):
+            raise ConfigError(
+                f"the loader was made for {share}, but this is rank {group.rank} of {group.size} of a process group; "
+                "make loaders after hoploom.init() or init_process_group(), or give them rank= and world_size="
+            )
+        is_dealt = share.world_size == group.size
+        if not is_dealt and not (share.world_size == 1 and reading.trains):
+            self.is_settled = True  # every rank reads all of it, or ranks are arranged in a way of the user's own
+            return
+        self._notes = notes = _Notes(group, share, is_dealt)
+        seconds = self._patience.dealt if is_dealt else self._patience.whole
+        posted = partial(notes.post_dealt, reading.told()) if is_dealt else partial(notes.post_whole, reading)
+        _say_when_ended(group)
+        self._conclude(_asked(seconds + self._patience.reply, lambda: (posted(), notes.wait(seconds))[1]))
+
+    def _conclude(self, verdict: str | None) -> None:
+        """Settled where there is a verdict; all ranks raise it, and none ends before the others have heard."""
+        self.is_settled = verdict is not None
+        if self._notes is not None and verdict is not None and verdict != AGREED:
+            _asked(self._patience.heard, self._notes.hear)
+            raise ConfigError(verdict)
+
+    def _wait_for_the_others(self, notes: "_Notes") -> None:
+        """At the end of an epoch: what this rank has read is a share of the seeds, and who reads the others?"""
+        seconds = notes.group.seconds
+        self._conclude(_asked(seconds + self._patience.reply, lambda: notes.wait(seconds)))
+        if not self.is_settled:
+            self.is_settled = True
+            raise PeerError(_asked(self._patience.reply, notes.left_alone) or "who keeps the ranks' notes is gone")
+
+
+class _Notes:
+    """What the ranks write down about the n-th loader that each of them began."""
+
+    def __init__(self, group: Group, share: Share, is_dealt: bool) -> None:
+        self.group, self.is_dealt, self._share = group, is_dealt, share
+        self._all = PrefixStore(f"hoploom/loaders/{'dealt' if is_dealt else 'whole'}", group.store)
+        self._number, self._of = 0, self._all
+
+    def _begin(self) -> None:
+        self._number = self._all.add(f"begun/{self.group.rank}", 1)
+        self._of = PrefixStore(str(self._number), self._all)
+
+    def _post(self, difference: str) -> None:
+        """A difference is for all ranks; without one, who comes last says that they agree."""
+        if difference:
+            self._of.compare_set("verdict", "", difference)
+        elif self._of.add("seen", 1) == self.group.size:
+            self._of.compare_set("verdict", "", AGREED)
+
+    def post_dealt(self, told: Mapping[str, str]) -> None:
+        """Compare with the rank that came first."""
+        self._begin()
+        rank, share = self.group.rank, self._share
+        first, other = json.loads(self._of.compare_set("first", "", json.dumps([rank, dict(told)])))
+        holder = int(self._of.compare_set(f"share/{share.rank}", "", str(rank)))
+        difference = "" if other == told else _difference((first, other), (rank, told), self.group.size)
+        if not difference and holder != rank:
+            same = f"rank={share.rank}, world_size={share.world_size}"
+            difference = (
+                f"rank {holder} and rank {rank} both gave their loader {same}, so they would read the same seeds; give "
+                "each rank its own, or leave rank= and world_size= out"
+            )
+        self._post(difference)
+
+    def post_whole(self, reading: Reading) -> None:
+        """Compare with all that came before: nobody else may train the same seeds."""
+        self._begin()
+        limit = max(16, min(MARKS, ALL_MARKS // self.group.size))
+        marks = reading.marks(limit)
+        self._of.append("marks", json.dumps([self.group.rank, marks]) + "\n")  # type: ignore[attr-defined]
+        lines = self._of.get("marks").decode().splitlines()
+        others = {rank: theirs for rank, theirs in map(json.loads, lines) if rank != self.group.rank}
+        shared = {rank: len(set(marks) & set(theirs)) for rank, theirs in others.items()}
+        self._post(next((self._twice(rank, count, len(marks)) for rank, count in shared.items() if count), ""))
+
+    def _twice(self, other: int, shared: int, of: int) -> str:
+        ranks = f"rank {min(other, self.group.rank)} and rank {max(other, self.group.rank)}"
+        seeds = "the same seeds" if shared == of else f"some of the same seeds ({shared} of {of} that were compared)"
+        return (
+            f"{ranks} train {seeds}: their loaders have rank=0, world_size=1 and shuffle=True; drop rank= and "
+            "world_size=, and the loader deals the seeds out, each to one rank; a loader that every rank shall read "
+            "whole has shuffle=False"
+        )
+
+    def verdict(self) -> str | None:
+        return self._of.get("verdict").decode() if self._of.check(["verdict"]) else None
+
+    def wait(self, seconds: float) -> str | None:
+        """The verdict, if there is one within so many seconds, and before a rank ends without it."""
+        deadline, pause = time.monotonic() + seconds, 0.001
+        while (verdict := self.verdict()) is None and time.monotonic() < deadline:
+            if pause > 0.1 and any(self._has_ended(rank) for rank in self._missing()):
+                return self.verdict()
+            threading.Event().wait(min(pause, 0.25))
+            pause *= 1.5
+        return verdict
+
+    def hear(self) -> None:
+        """Wait until every rank has heard the verdict, too."""
+        self._of.add("heard", 1)
+        while self._of.add("heard", 0) < self.group.size:
+            threading.Event().wait(0.01)
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self.group.size) if self._all.add(f"begun/{rank}", 0) < self._number]
+
+    def _has_ended(self, rank: int) -> bool:
+        return any(self.group.store.check([key]) for key in (f"ended/{rank}", f"hoploom/ended/{rank}"))
+
+    def left_alone(self) -> str:
+        rank = next(iter(self._missing()), None)
+        if rank is None:
+            return "the ranks lost each other"
+        why = "has ended without it" if self._has_ended(rank) else f"did not within {self.group.seconds:g} seconds"
+        return (
+            f"rank {self.group.rank} has read its share of a loader whose seeds are dealt over {self.group.size} "
+            f"ranks, but rank {rank} has not begun it, and {why}, so its seeds are missing; {ALONE}"
+        )
+
+
+def _difference(first: tuple[int, Mapping[str, str]], second: tuple[int, Mapping[str, str]], size: int) -> str:
+    """What two ranks have otherwise, in words."""
+    (a, one), (b, other) = sorted([first, second], key=lambda told: told[0])
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    values = "; ".join(f"{name}: {one.get(name)} on rank {a}, {other.get(name)} on rank {b}" for name in names)
+    way_out = next((text for name, text in WAYS_OUT.items() if name in names), "give the same on all ranks")
+    differ = f"rank {a} and rank {b} began loaders that differ, but their seeds are dealt over {size} ranks ({values})"
+    return f"{differ}; {way_out}; {ALONE}"
+
+
+def _asked(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
+    """The answer of who keeps the notes, waiting no longer: these calls of torch have no deadline where it hangs."""
+    answers: list[Answer] = []
+
+    def asking() -> None:
+        with suppress(RuntimeError):  # it is gone, as the ranks will notice when they next talk
+            answers.append(ask())
+
+    thread = threading.Thread(target=asking, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
+
+
+@cache
+def _say_when_ended(group: Group) -> None:
+    """Once a process: who waits for a rank that has ended learns it."""
+    note = partial(group.store.set, f"hoploom/ended/{group.rank}", "")
+    atexit.register(lambda: _asked(1.0, note))
