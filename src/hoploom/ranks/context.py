@@ -23,15 +23,17 @@ from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
+from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.environment import RankPlace
 from hoploom.ranks.rendezvous import RankNotes, meet
+from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
+from hoploom.ranks.whereabouts import whereabouts
 from hoploom.store import Store
 
 Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
 WRAPPERS = ("_orig_mod", "called_model")  # where torch.compile and hoploom.train keep the model that they call
-LABEL = 120  # bytes in which ranks send each other the shape of a tensor
 
 LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
 LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?out|socket closed", re.IGNORECASE)
@@ -132,7 +134,8 @@ class Context:
         self._place = place
         self._opened = ExitStack()
         self._peers = notes
-        self._group: dist.ProcessGroup | None = None  # of what ranks do besides averaging gradients
+        self._calls: SharedCalls | None = None  # of several ranks only
+        self._group: dist.ProcessGroup | None = None  # to leave in the end
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
@@ -166,6 +169,9 @@ class Context:
         with self.guard("wrapping the model"):
             wrapped = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
         wrapped.broadcast_buffers = False
+        here = whereabouts()
+        if here is not None and self.device.type == "cpu":  # NCCL runs beside the host, which waits for nobody here
+            Averaging(wrapped, here, self.guard).register()
         return wrapped
 
     def _check_alike(self, model: nn.Module) -> None:
@@ -203,30 +209,24 @@ class Context:
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        self._reduce(0, dist.ReduceOp.SUM, "waiting at a barrier")
+        if self._calls is not None:
+            self._calls.barrier()
 
     def sum(self, value: Value) -> Value:
         """The sum over ranks: exact in int64 for integers, in float64 for others."""
-        return self._reduce(value, dist.ReduceOp.SUM, "adding up over ranks")  # type: ignore[no-any-return]
+        return self._reduce(value, SUM)  # type: ignore[no-any-return]
 
     def max(self, value: Value) -> Value:
         """The largest over ranks, entry by entry, in int64 or float64."""
-        return self._reduce(value, dist.ReduceOp.MAX, "finding the maximum over ranks")  # type: ignore[no-any-return]
+        return self._reduce(value, MAX)  # type: ignore[no-any-return]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor, in the order of ranks; of one shape and dtype on all of them."""
-        if self.world_size == 1:
-            return [tensor.detach().clone()]
-        sent = _bytes_of(tensor)
-        received = [torch.empty_like(sent) for _ in range(self.world_size)]
-        self._together(tensor, "gathering a tensor", lambda: dist.all_gather(received, sent, self._group))
-        return [_tensor_of(entry, tensor) for entry in received]
+        return [tensor.detach().clone()] if self._calls is None else self._calls.gather(tensor)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor; the others give one of the same shape and dtype, whose values do not matter."""
-        sent = _bytes_of(tensor).clone()
-        self._together(tensor, "receiving a tensor of rank 0", lambda: dist.broadcast(sent, 0, self._group))
-        return _tensor_of(sent, tensor)
+        return tensor.detach().clone() if self._calls is None else self._calls.broadcast(tensor)
 
     @contextmanager
     def guard(self, doing: str) -> Iterator[None]:
@@ -299,48 +299,31 @@ class Context:
         wait = timedelta(seconds=self.timeout)
         assert self._peers is not None
         with self.guard("meeting the other ranks"):
-            if place.source == "group":
-                self._group = dist.new_group(backend="gloo", timeout=wait)
-                return
-            store, size = self._peers.store, self.world_size
-            dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)
-            self._group = dist.group.WORLD
+            if place.source != "group":
+                store, size = self._peers.store, self.world_size
+                dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)
+                self._group = dist.group.WORLD
+            own, here = dist.new_group(backend="gloo", timeout=wait), whereabouts()
+            assert here is not None
+            self._group = self._group or own
+            self._calls = SharedCalls(own, here, self.guard)
 
     def _leave(self, farewell: str) -> None:
         peers, self._peers = self._peers, None
         if peers is not None:
-            peers.leave(farewell, lambda: dist.destroy_process_group(self._group) if dist.is_initialized() else None)
+            peers.leave(farewell, self._leave_group)
 
-    def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType, doing: str) -> Any:
-        if isinstance(value, Tensor):
-            exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
-            self._together(value, doing, lambda: dist.all_reduce(exact, operation, self._group))
-            return exact.to(value.device)
-        is_float = torch.tensor(not isinstance(value, Integral), dtype=torch.int64)  # on one rank: so it is on all
-        with self.guard(doing):
-            if self.world_size > 1:
-                dist.all_reduce(is_float, dist.ReduceOp.MAX, self._group)
-            number = torch.tensor(value, dtype=torch.float64 if is_float else torch.int64)
-            if self.world_size > 1:
-                dist.all_reduce(number, operation, self._group)
-        return number.item()
+    def _leave_group(self) -> None:
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
 
-    def _together(self, tensor: Tensor, doing: str, talk: Callable[[], object]) -> None:
-        """Make sure that all ranks give the same kind of tensor, then do it: Gloo itself would hang or mix them up."""
-        if self.world_size == 1:
-            return
-        label = f"{tensor.dtype} {list(tensor.shape)}"
-        own = torch.tensor(list(label.encode().ljust(LABEL)[:LABEL]), dtype=torch.uint8)
-        labels = [torch.empty_like(own) for _ in range(self.world_size)]
-        with self.guard(doing):
-            dist.all_gather(labels, own, self._group)
-            for rank, other in enumerate(bytes(entry.tolist()).decode().strip() for entry in labels):
-                if other != label:
-                    raise ConfigError(
-                        f"rank {self.rank} was {doing} of {label}, but rank {rank} has {other}; give all ranks the same"
-                    )
-            if tensor.numel():
-                talk()
+    def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType) -> Any:
+        if not isinstance(value, Tensor):
+            if self._calls is None:
+                return int(value) if isinstance(value, Integral) else float(value)
+            return self._calls.reduce_number(value, operation)
+        exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
+        return (exact if self._calls is None else self._calls.reduce(exact, operation)).to(value.device)
 
 
 def _device(wanted: str | torch.device | None, place: RankPlace) -> torch.device:
@@ -380,11 +363,3 @@ def _check_group(wanted: str | None, device: torch.device) -> None:
             f"torch.distributed is in use already, with {there!r}, which does not go with device={str(device)!r} and "
             f"backend={wanted!r}; change it, or leave init_process_group to hoploom.init()"
         )
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _tensor_of(sent: Tensor, like: Tensor) -> Tensor:
-    return sent.view(like.dtype).reshape(like.shape).to(like.device)

@@ -39,14 +39,16 @@ def test_the_first_error_is_raised_with_its_rank_and_traceback(tmp_path: Path) -
         spawn(train_workers.raise_in_rank_one, 2, [str(tmp_path)])
     assert "in raise_in_rank_one" in raised.value.__notes__[0]
     text = (tmp_path / "told").read_text()
-    assert text.startswith("rank 0 of 2 was waiting at a barrier, and rank 1 ended with KeyError: 'the missing column'")
+    assert text.startswith("rank 0 of 2 was waiting at a barrier (barrier at train_workers.py:")
+    assert "), and rank 1 ended with KeyError: 'the missing column'" in text
 
 
 def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
         spawn(train_workers.kill_rank_one, 2, [str(tmp_path)])
     text = (tmp_path / "told").read_text()
-    assert text.startswith("rank 0 of 2 was averaging gradients, and no sign of life came from rank 1 (")
+    assert text.startswith("rank 0 of 2 was averaging gradients (backward at train_workers.py:")
+    assert "), and no sign of life came from rank 1 (" in text
     assert "start again from the last checkpoint" in text
 
 

@@ -1,0 +1,150 @@
+"""Where every rank waits for the others, so that ranks which wait for each other for ever learn it within seconds.
+
+Each rank counts what it begins together with the others, on several channels: calls of a context, averaged gradients,
+loaders. A rank that waits long leaves a note where ranks meet: on which channel, for which number, and how far it has
+come on all of them. Once all ranks wait, and each of them for one that has not begun what it waits for, none can go on:
+that is a proof, however slow a rank or a network is. Ranks that wait for a few seconds pay for it, the others nothing.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from hoploom.errors import ConfigError
+
+PATIENCE = 2.0  # seconds of a wait before a rank says where it waits
+INTERVAL = 1.0  # seconds between two looks at what others say
+PER_RANK = 0.002  # seconds more for each rank, for who keeps the notes
+GOODBYE = 2.0  # seconds to take a note back
+INSIDE = ("hoploom", "torch", "contextlib", "functools")  # modules that are not the user's own
+
+SAME_CALLS = (
+    "every rank must make the same calls, in the same order and equally often: look for a call that only some ranks "
+    "reach (if context.is_main: ...), or for loops of different length"
+)
+
+Wait = Callable[[float], bool]  # waits at most so many seconds; whether it is over
+
+
+@dataclass(frozen=True)
+class LongWait:
+    """What a rank that waits says: for what, and how far it has come."""
+
+    channel: str
+    number: int
+    says: str  # the call, in words
+    begun: Mapping[str, int]  # per channel
+    serial: int  # of this rank's long waits
+
+    def is_blocked_by(self, other: "LongWait") -> bool:
+        """Whether the other one has yet to begin what this one waits for."""
+        return other.begun.get(self.channel, 0) < self.number
+
+
+def calling(doing: str) -> tuple[str, str]:
+    """The function of Hoploom that the user called, and the line that called it, e.g. ("evaluate", "train.py:20")."""
+    frame, function = sys._getframe(1), doing
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package == "hoploom":
+            name = frame.f_code.co_name
+            function = function if name.startswith("_") else name
+        elif package not in INSIDE:
+            break
+        frame = frame.f_back
+    return function, f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+
+
+def whereabouts() -> "Whereabouts | None":
+    """Those of this process, where a process group makes it one of several ranks."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    return _of_group(dist.group.WORLD)
+
+
+@lru_cache(maxsize=1)
+def _of_group(group: dist.ProcessGroup) -> "Whereabouts":
+    store = PrefixStore("hoploom/whereabouts", dist.distributed_c10d._get_default_store())
+    return Whereabouts(group.rank(), group.size(), store)
+
+
+class Whereabouts:
+    """This rank's part: it counts, says where it waits, and rank 0 judges when all of them do."""
+
+    def __init__(self, rank: int, world_size: int, store: PrefixStore) -> None:
+        self.rank, self.world_size, self.store = rank, world_size, store
+        self._begun: Counter[str] = Counter()
+        self._waits = 0
+
+    def begin(self, channel: str) -> int:
+        """Count one more thing that this rank does with the others; its number, from 1."""
+        self._begun[channel] += 1
+        return self._begun[channel]
+
+    def wait(self, channel: str, says: str, waited: Wait) -> None:
+        """Wait for the last thing begun on this channel. Raises ConfigError where all ranks wait and none can go on."""
+        if waited(PATIENCE):
+            return
+        self._waits += 1
+        standing = LongWait(channel, self._begun[channel], says, dict(self._begun), self._waits)
+        verdict: list[str] = []
+        over = threading.Event()
+        # a thread of its own: who keeps the notes may itself hang, and asking has no deadline
+        talking = threading.Thread(target=self._talk, args=(standing, over, verdict), daemon=True)
+        talking.start()
+        try:
+            while not verdict and not waited(INTERVAL):
+                pass
+        finally:  # also where a rank that has read the verdict already has left
+            over.set()
+            talking.join(GOODBYE)
+            if verdict:
+                raise ConfigError(verdict[0])
+
+    def _talk(self, standing: LongWait, over: threading.Event, verdict: list[str]) -> None:
+        """Say where this rank waits until that is over or there is a verdict."""
+        interval, asked = INTERVAL + PER_RANK * self.world_size, f"verdict/{self.rank}/{standing.serial}"
+        with suppress(RuntimeError):  # who keeps the notes is gone, which the wait itself will find out
+            self.store.set(f"at/{self.rank}", json.dumps(asdict(standing)))
+            self.store.add("waiting", 1)
+            is_over = False
+            while not (verdict or is_over):
+                is_over = over.wait(interval)
+                if self.rank == 0 and self.store.add("waiting", 0) >= self.world_size:
+                    self._judge()
+                if self.store.check([asked]):
+                    verdict.append(self.store.get(asked).decode())
+            self.store.set(f"at/{self.rank}", "")
+            self.store.add("waiting", -1)
+
+    def _judge(self) -> None:
+        """Tell all ranks where they stand, if none of them can go on; the notes may end with rank 0, so it is last."""
+        notes = [self.store.get(f"at/{rank}") for rank in range(self.world_size)]
+        if not all(notes):
+            return
+        standings = [LongWait(**json.loads(note)) for note in notes]
+        if all(any(one.is_blocked_by(other) for other in standings) for one in standings):
+            asked = [f"verdict/{rank}/{standing.serial}" for rank, standing in enumerate(standings)]
+            self.store.multi_set(asked, [verdict_on(standings)] * self.world_size)  # type: ignore[attr-defined]
+            until = time.monotonic() + 2 * (INTERVAL + PER_RANK * self.world_size)
+            while self.store.add("waiting", 0) > 1 and time.monotonic() < until:
+                threading.Event().wait(INTERVAL / 20)
+
+
+def verdict_on(standings: Sequence[LongWait]) -> str:
+    """Which ranks wait where, in words: two ranks that do not wait for the same are enough."""
+    first = standings[0]
+    other = next(rank for rank, standing in enumerate(standings) if standing.channel != first.channel)
+    return (
+        f"rank 0 was {first.says}, but rank {other} was {standings[other].says}, and each waits for the other; "
+        f"{SAME_CALLS}"
+    )
