@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import WeightedRandomSampler
 from torch_geometric.sampler import NegativeSampling
 
 import hoploom
@@ -114,6 +115,8 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "a mask": (_nodes(input_nodes=torch.arange(60) % 3 == 0), {}),
     "input ids": (_nodes(input_id=torch.arange(60) * 3.5), {}),
     "a transform": (_nodes(transform=_own_ids), {}),
+    "a sampler": (_nodes(shuffle=False, sampler=WeightedRandomSampler(torch.arange(60.0), 45)), {}),
+    "no layers": (_nodes(num_neighbors=[]), {}),
     "a rank": (_nodes(rank=1, world_size=3, disjoint=True), {}),
     "aggregated": (_nodes(aggregate="mean"), {}),
     "aggregated, blocks": (_nodes(aggregate="sum", mode="blocks"), {}),
@@ -151,6 +154,12 @@ HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "chosen fields": (_nodes(fields={"paper": ["x"], ("author", "writes", "paper"): ["edge_attr"]}), {}),
     "links": (_links(neg_sampling="binary"), {}),
     "links, disjoint": (_links(neg_sampling=NegativeSampling("triplet", 1), disjoint=True), {}),
+    "links of a relation that is not there": (
+        _links(
+            edge_label_index=(("author", "cites", "author"), torch.arange(14).view(2, 7) % 6), neg_sampling="triplet"
+        ),
+        {},
+    ),
     "links, times of one type": (
         _links(
             edge_label_index=(("author", "writes", "paper"), torch.tensor([[0, 1, 2, 3], [8, 7, 6, 5]])),

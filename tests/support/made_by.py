@@ -14,7 +14,7 @@ from hoploom.store.row_cache import report
 from support.cases import HOOKS, Case
 from support.shards import elsewhere_of
 
-NOT_ON_DEVICE = ("induced", "bidirectional", *HOOKS, "heterogeneous induced")
+NOT_ON_DEVICE = ("induced", "bidirectional", *HOOKS, "no layers", "heterogeneous induced")
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput | HeteroSamplerOutput:
         """What PyG's LinkLoader calls."""
-        relation = self._schema.relation_index[index.input_type or self._schema.relations[0].key]
+        relation = index.input_type or self._schema.relations[0].key
         links = Links(index.row.to(torch.int64), index.col.to(torch.int64), index.label, index.time)
         key = self._calls.key()
         times = None if neg_sampling is None else self._times

@@ -127,6 +127,8 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
         return None
     if aggregate not in ("sum", "mean"):
         raise ConfigError(f"aggregate is {aggregate!r:.80}; choose 'sum' or 'mean', or leave it out")
+    if not sampling.num_hops:
+        raise ConfigError("aggregate needs a layer, but num_neighbors is empty; leave one of them out")
     if sampling.subgraph != "directional":
         raise ConfigError(f"aggregate does not go with subgraph_type={sampling.subgraph!r}; leave one of them out")
     for relation in schema.relations:
@@ -220,13 +222,12 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
             given = given[1]  # PyG's way to say that there is but one relation
     else:
         key, given = _relation_and_links(schema, edge_label_index)
-    relation = schema.relation(key)
     if given is None:
         return key, all_edges(store, key)
     links = read_tensor("edge_label_index", given)
     if links.dim() != 2 or links.shape[0] != 2:
         raise ConfigError(f"edge_label_index has shape {tuple(links.shape)}; give [2, n]")
-    ends = [("source", relation.source), ("destination", relation.destination)]
+    ends = [("source", key[0]), ("destination", key[2])]
     rows = [
         read_ids(f"edge_label_index ({end} row)", row, schema.node_type(name).num_nodes, ConfigError)
         for (end, name), row in zip(ends, links, strict=True)
@@ -238,18 +239,26 @@ def _relation_and_links(schema: Schema, given: Any) -> tuple[RelationName, Any]:
     if isinstance(given, tuple | list) and given and isinstance(given[0], str):
         return canonical(schema, given), None
     if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):
-        return canonical(schema, given[0]), given[1]
+        return canonical(schema, given[0], known=given[1] is None), given[1]
     raise ConfigError("edge_label_index needs the relation too: (('user', 'rates', 'item'), edge_label_index)")
 
 
-def canonical(schema: Schema, name: Sequence[str]) -> RelationName:
-    """A relation by its full name, or by its two ends where one relation joins them."""
-    if len(name) == 2:
-        found = [r.key for r in schema.relations if (r.source, r.destination) == tuple(name)]
+def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:
+    """A relation by its full name, or by its two ends where one relation joins them.
+
+    One that need not be known is between two node types of the graph; as in PyG, its name is "to" if it has none.
+    """
+    key = tuple(name)
+    if len(key) == 2:
+        found = [r.key for r in schema.relations if (r.source, r.destination) == key]
         if len(found) == 1:
             return found[0]
-    key = tuple(name)
-    schema.relation(key)  # type: ignore[arg-type]
+        if not found and not known:
+            key = key[0], "to", key[1]
+    if known or len(key) != 3:
+        schema.relation(key)  # type: ignore[arg-type]
+    for end in (key[0], key[-1]):
+        schema.node_type(end)
     return key  # type: ignore[return-value]
 
 

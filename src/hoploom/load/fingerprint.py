@@ -66,7 +66,7 @@ class Fingerprint:
         if isinstance(self.maker, NodeMaker):
             return self.maker.seeds.node_type
         assert isinstance(self.maker, LinkMaker)
-        return " ".join(self.maker.links.key)
+        return " ".join(self.maker.links.task.key)
 
     @property
     def _seeds(self) -> str:

@@ -143,12 +143,12 @@ class NodeTimes:
         self._store, self._lock = store, threading.Lock()
         self._times: dict[int, Tensor] = {}
 
-    def __call__(self, relation: int) -> dict[int, Tensor]:
+    def __call__(self, relation: RelationName) -> dict[int, Tensor]:
         """By node type, those of both ends of a relation: a negative must exist at its link's time."""
         schema = self._store.schema
         if schema.time is None or schema.edge_time:
             return {}
-        ends = {schema.sources[relation], schema.destinations[relation]}
+        ends = {schema.type_index[relation[0]], schema.type_index[relation[2]]}
         dated = [index for index in ends if schema.time in schema.node_types[index].fields]
         with self._lock:
             for index in dated:
@@ -168,12 +168,11 @@ class NodeTimes:
 class LinkInput:
     """The links a loader walks over."""
 
-    key: RelationName
+    task: LinkTask
     ends: Tensor  # [2, n] int64
     labels: Tensor | None = None
     times: Tensor | None = None
     input_id: Tensor | None = None
-    task: LinkTask = field(default_factory=lambda: LinkTask(0))
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ class LinkMaker(Maker):
 
     def _extras(self, fields: Mapping[str, Tensor | None], input_id: Tensor) -> dict[Owner, dict[str, Any]]:
         """The link fields, where PyG puts them."""
-        key = self.links.key
+        key = self.links.task.key
         if "src_index" not in fields:
             return {key: {"input_id": input_id, **fields}}
         extras: dict[Owner, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.hops import NumNeighbors as Fanouts
 from hoploom.sample.hops import Sampling, make_sampling
-from hoploom.schema import Schema
+from hoploom.schema import RelationName, Schema
 from hoploom.store import Store
 
 # What PyG's loaders take and we do not, and what goes to make_sampling as it is.
@@ -184,7 +184,7 @@ class NeighborLoader(SamplingLoader):
     ) -> None:
         given = locals()
         if input_time is not None and time_attr is None:
-            raise ConfigError("input_time is set but time_attr is not; name the time attribute")
+            raise ConfigError("'input_time' is set while 'time_attr' is not set; name the time attribute")
         self._set_up("NeighborLoader", given)
 
     def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
@@ -246,8 +246,9 @@ class LinkNeighborLoader(SamplingLoader):
         **kwargs: Any,
     ) -> None:
         given = locals()
-        if (edge_label_time is not None) != (time_attr is not None):
-            raise ConfigError("edge_label_time and time_attr go together; give both or neither")
+        if (edge_label_time is None) != (time_attr is None):
+            names = ("edge_label_time", "time_attr") if time_attr is None else ("time_attr", "edge_label_time")
+            raise ConfigError("{!r} is set while {!r} is not set; give both or neither".format(*names))
         self._set_up("LinkNeighborLoader", given)
 
     def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
@@ -258,12 +259,11 @@ class LinkNeighborLoader(SamplingLoader):
         if count == 0:
             raise ConfigError("edge_label_index is empty; give at least one link")
         links = LinkInput(
-            key,
+            _link_task(store, key, negatives, given),
             ends,
             _labels(given["edge_label"], count, negatives),
             inputs.as_times("edge_label_time", given["edge_label_time"], count),
             inputs.as_input_id(given["input_id"], count),
-            _link_task(store, store.schema.relation_index[key], negatives, given),
         )
         return LinkMaker(sampler, assembler, links, transform=given["transform"]), key[2], ends[1]
 
@@ -292,21 +292,22 @@ def _labels(edge_label: Any, count: int, negatives: NegativeSampling | None) -> 
     return labels
 
 
-def _link_task(store: Store, relation: int, negatives: NegativeSampling | None, given: Given) -> LinkTask:
+def _link_task(store: Store, key: RelationName, negatives: NegativeSampling | None, given: Given) -> LinkTask:
     if negatives is None:
         if given["strict_negatives"]:
             raise ConfigError("strict_negatives needs neg_sampling")
-        return LinkTask(relation)
-    negatives = _checked_weights(store.schema, relation, negatives)
+        return LinkTask(key)
+    if given["strict_negatives"] and key not in store.schema.relation_index:
+        raise ConfigError(f"strict_negatives looks for edges of {key}, which the graph does not have; leave it out")
+    negatives = _checked_weights(store.schema, key, negatives)
     times = None if given["time_attr"] is None else NodeTimes(store)  # links have times: negatives must exist by then
-    return make_link_task(relation, negatives, strict=given["strict_negatives"], node_times=times)
+    return make_link_task(key, negatives, strict=given["strict_negatives"], node_times=times)
 
 
-def _checked_weights(schema: Schema, relation: int, negatives: NegativeSampling) -> NegativeSampling:
-    ends = (("src_weight", schema.sources), ("dst_weight", schema.destinations))
+def _checked_weights(schema: Schema, key: RelationName, negatives: NegativeSampling) -> NegativeSampling:
     weights = {
-        name: inputs.read_weight(name, given, schema.node_types[types[relation]].num_nodes)
-        for name, types in ends
+        name: inputs.read_weight(name, given, schema.node_type(end).num_nodes)
+        for name, end in (("src_weight", key[0]), ("dst_weight", key[2]))
         if (given := getattr(negatives, name)) is not None
     }
     return NegativeSampling(negatives.mode, negatives.amount, **weights)

@@ -18,7 +18,7 @@ from hoploom.load.arguments import read_input_nodes
 from hoploom.load.maker import Sampler, one_type_seeds
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Stages, in_order
-from hoploom.sample.hops import NumNeighbors, make_sampling
+from hoploom.sample.hops import NumNeighbors, make_sampling, resolve_fanouts
 from hoploom.store import Store
 
 BATCH_SIZE = 1024
@@ -44,6 +44,7 @@ def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling =
     `seeds` are what NeighborLoader takes as input_nodes: a split's name, ids, or (node type, either).
     """
     node_type, nodes = distinct_seeds(store, seeds)
+    resolve_fanouts(store.schema, fanouts)  # seeds alone would tell nothing
     sampler = Sampler(store.graph, make_sampling(store.schema, fanouts, **plan.options))
     order = Order(nodes.numel(), plan.batch_size, shuffle=True, seed=plan.seed)
     order.check()

@@ -46,30 +46,32 @@ class Sampling:
 
 
 def resolve_fanouts(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[int, ...], ...]:
-    """One fanout per hop and relation.
+    """One fanout per hop and relation, of at least one hop.
 
     >>> resolve_fanouts(schema, [15, 10, 5])
     """
-    if isinstance(num_neighbors, Mapping):
-        per_relation = _hops_by_relation(schema, num_neighbors)
-    else:
-        per_relation = [as_fanouts(num_neighbors)] * len(schema.relations)
-    num_hops = len(per_relation[0]) if per_relation else 0
-    if num_hops == 0:
+    hops = _resolved(schema, num_neighbors)
+    if not hops:
         raise ConfigError("fanouts are empty; give one per layer, e.g. [15, 10, 5]")
-    return tuple(tuple(hops[hop] for hops in per_relation) for hop in range(num_hops))
+    return hops
+
+
+def _resolved(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[int, ...], ...]:
+    if isinstance(num_neighbors, Mapping):
+        return tuple(zip(*_hops_by_relation(schema, num_neighbors), strict=True))
+    return tuple((fanout,) * len(schema.relations) for fanout in as_fanouts(num_neighbors))
 
 
 def _hops_by_relation(schema: Schema, num_neighbors: Mapping[RelationName, Sequence[int]]) -> list[tuple[int, ...]]:
     unknown = [key for key in num_neighbors if key not in schema.relation_index]
     if unknown:
         raise ConfigError(f"fanouts name {unknown[0]!r}; the relations are {list(schema.relation_index)}")
-    if not num_neighbors:
-        return []
     by_relation = {key: as_fanouts(hops) for key, hops in num_neighbors.items()}
     lengths = {len(hops) for hops in by_relation.values()}
     if len(lengths) > 1:
-        raise ConfigError(f"fanouts have {sorted(lengths)} entries; give every relation the same number of hops")
+        raise ConfigError(
+            f"fanouts have {sorted(lengths)} entries; the number of hops must be the same across all relations"
+        )
     missing = [key for key in schema.relation_index if key not in by_relation]
     if missing:
         raise ConfigError(f"fanouts leave out {missing[0]!r}; give it a list too, [0, ...] to skip it")
@@ -96,7 +98,7 @@ def make_sampling(
     _check_attr("weight_attr", weight_attr, schema.weight)
     _check_attr("time_attr", time_attr, schema.time)
     sampling = Sampling(
-        resolve_fanouts(schema, num_neighbors),
+        _resolved(schema, num_neighbors),
         replace=replace,
         weighted=weight_attr is not None,
         labor=labor,
@@ -124,6 +126,8 @@ def _check_attr(name: str, wanted: str | None, prepared: str | None) -> None:
 def _check_combination(sampling: Sampling) -> None:
     if sampling.subgraph == "induced" and sampling.disjoint:
         raise ConfigError("subgraph_type='induced' cannot be disjoint or temporal; drop one of the two")
+    if sampling.mode == "blocks" and not sampling.num_hops:
+        raise ConfigError("fanouts are empty, but mode='blocks' needs layers; give one per layer, e.g. [15, 10, 5]")
     if sampling.subgraph != "directional" and sampling.mode == "blocks":
         raise ConfigError(f"mode='blocks' has no subgraph_type={sampling.subgraph!r}; leave it out")
     if sampling.weighted and sampling.temporal == "last":

@@ -24,10 +24,10 @@ from hoploom.sample.negatives import (
     too_dense,
     weight_sums,
 )
-from hoploom.schema import Schema
+from hoploom.schema import RelationName, Schema
 from hoploom.store import GraphStore
 
-NodeTimes = Callable[[int], Mapping[int, Tensor]]  # of a relation's ends: node type -> time of each node
+NodeTimes = Callable[[RelationName], Mapping[int, Tensor]]  # of a relation's ends: node type -> time of each node
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Links:
 
 @dataclass(frozen=True)
 class LinkTask:
-    """What a batch of links is for: a relation, and the negatives that go with it."""
+    """What a batch of links is for: a relation, which the graph need not have, and the negatives that go with it."""
 
-    relation: int
+    key: RelationName
     negatives: NegativeSampling | None = None
     strict: bool = False
     node_times: NodeTimes | None = None  # temporal negatives exist at the link's time
@@ -62,16 +62,16 @@ class LinkSeeds:
 
 
 def make_link_task(
-    relation: int,
+    key: RelationName,
     negatives: NegativeSampling | None,
     *,
     strict: bool = False,
     node_times: NodeTimes | None = None,
 ) -> LinkTask:
     if negatives is None:
-        return LinkTask(relation)
+        return LinkTask(key)
     weights = [None if w is None else weight_sums(w) for w in (negatives.src_weight, negatives.dst_weight)]
-    return LinkTask(relation, negatives, strict, node_times, (weights[SOURCE], weights[DESTINATION]))
+    return LinkTask(key, negatives, strict, node_times, (weights[SOURCE], weights[DESTINATION]))
 
 
 class Ends(NamedTuple):
@@ -87,7 +87,7 @@ def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *
     """Both ends of every link, positives first, as seeds."""
     ends = _with_negatives(graph, links, task, key)
     schema = graph.schema
-    types = schema.sources[task.relation], schema.destinations[task.relation]
+    types = schema.type_index[task.key[0]], schema.type_index[task.key[2]]
     if disjoint:
         seeds, sources, destinations = _seeds_with_trees(schema, types, ends, links.first)
     else:
@@ -126,10 +126,10 @@ def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
 def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:
     """How nodes of one end are drawn, and their times where negatives must exist at the link's time."""
     schema = graph.schema
-    node_type = (schema.sources if end == SOURCE else schema.destinations)[task.relation]
+    node_type = schema.type_index[task.key[0 if end == SOURCE else 2]]
     weight = task.weights[end]
     num_nodes = schema.node_types[node_type].num_nodes
-    node_times = None if task.node_times is None else task.node_times(task.relation).get(node_type)
+    node_times = None if task.node_times is None else task.node_times(task.key).get(node_type)
     return lambda slots, attempt: draw_nodes(key, slots, end, attempt, num_nodes, weight), node_times
 
 
@@ -152,7 +152,7 @@ def _negative_pairs(
         draws.append((draw, node_times))
     if not task.strict:
         return ends[0], ends[1]
-    is_edge = partial(are_edges, graph, task.relation)
+    is_edge = _is_edge(graph, task)
     bad = torch.nonzero(is_edge(*ends)).view(-1)
     for attempt in range(ROUNDS, 2 * ROUNDS):
         if bad.numel() == 0:
@@ -162,7 +162,7 @@ def _negative_pairs(
             late = _too_late(node_times, times)(fresh, bad)
             nodes[bad] = torch.where(late, nodes[bad], fresh)
         bad = bad[is_edge(ends[0][bad], ends[1][bad])]
-    raise too_dense(graph.schema.relations[task.relation].key)
+    raise too_dense(task.key)
 
 
 def _negative_destinations(
@@ -173,11 +173,16 @@ def _negative_destinations(
     too_late = _too_late(node_times, times)
     if not task.strict:
         return _in_time(*draw_until(draw, too_late, slots), node_times)
-    is_edge = partial(are_edges, graph, task.relation)
+    is_edge = _is_edge(graph, task)
     drawn, bad = draw_until(draw, lambda nodes, at: too_late(nodes, at) | is_edge(sources[at], nodes), slots)
     if bad.numel():
-        raise too_dense(graph.schema.relations[task.relation].key)
+        raise too_dense(task.key)
     return drawn
+
+
+def _is_edge(graph: GraphStore, task: LinkTask) -> Callable[[Tensor, Tensor], Tensor]:
+    graph.schema.relation(task.key)  # strict negatives need its edges
+    return partial(are_edges, graph, graph.schema.relation_index[task.key])
 
 
 def _too_late(node_times: Tensor | None, times: Tensor | None) -> IsBad:

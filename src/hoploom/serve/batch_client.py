@@ -92,7 +92,7 @@ def served(maker: Maker, peers: Peers, sending: threading.Lock) -> ServedBatches
     else:
         assert isinstance(maker, LinkMaker)
         links = maker.links
-        owner, input_id, negatives = links.key, links.input_id, _negatives(links.task, weights)
+        owner, input_id, negatives = links.task.key, links.input_id, _negatives(links.task, weights)
         sources, destinations = links.ends
         columns = {"sources": sources, "destinations": destinations, "labels": links.labels, "times": links.times}
     added = maker.assembler

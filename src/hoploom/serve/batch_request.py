@@ -92,7 +92,7 @@ def weight_hash(weight: Tensor) -> str:
 def read_description(given: Any, schema: Schema) -> Description:
     """A loader's options from plain JSON; ConfigError for all that the store cannot do."""
     values = _values(given, "description", Description)
-    owner, degrees = read_owner(schema, values["owner"]), read_flag(values, "degrees")
+    owner, degrees = read_owner(schema, values["owner"], known=False), read_flag(values, "degrees")
     sampling = _sampling(_values(values["sampling"], "sampling", Sampling), schema)
     reduce = read_added(schema, sampling, values["aggregate"], degrees)
     negatives = values["negatives"]
@@ -127,8 +127,8 @@ def _values(given: Any, what: str, described: type) -> Mapping[str, Any]:
 
 def _sampling(values: Mapping[str, Any], schema: Schema) -> Sampling:
     hops, temporal = values["fanouts"], values["temporal"]
-    fits = isinstance(hops, list | tuple) and 0 < len(hops) <= MAX_HOPS
-    require(fits, "fanouts", hops, f"1 to {MAX_HOPS} hops")
+    fits = isinstance(hops, list | tuple) and len(hops) <= MAX_HOPS
+    require(fits, "fanouts", hops, f"up to {MAX_HOPS} hops")
     read = [read_fanouts(hop, len(schema.relations)) for hop in hops]
     weighted = read_flag(values, "weighted")
     return make_sampling(

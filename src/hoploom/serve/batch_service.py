@@ -18,6 +18,7 @@ from hoploom.load.assemble import Assembler
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler
 from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.negatives import WeightSums, weight_sums
+from hoploom.schema import RelationName
 from hoploom.serve.batch_codec import packed
 from hoploom.serve.batch_request import BatchRequest, Description, read_batch_request
 from hoploom.serve.memory_budget import BusyError, MemoryBudget, MeteredStore
@@ -73,17 +74,17 @@ class BatchService:
             return NodeMaker(sampler, assembler, nodes)
         ends = torch.stack([wanted.seeds["sources"], wanted.seeds["destinations"]])
         labels, times = wanted.seeds.get("labels"), wanted.seeds.get("times")
-        task = self._link_task(store.schema.relation_index[description.owner], description, sums)
-        return LinkMaker(sampler, assembler, LinkInput(description.owner, ends, labels, times, task=task))
+        task = self._link_task(description.owner, description, sums)
+        return LinkMaker(sampler, assembler, LinkInput(task, ends, labels, times))
 
-    def _link_task(self, relation: int, description: Description, sums: Mapping[str, WeightSums]) -> LinkTask:
+    def _link_task(self, key: RelationName, description: Description, sums: Mapping[str, WeightSums]) -> LinkTask:
         named = description.negatives
         if named is None:
-            return LinkTask(relation)
+            return LinkTask(key)
         node_times = self._node_times if description.sampling.temporal is not None else None
         weights = [None if name is None else sums[name] for name in (named.src_weight, named.dst_weight)]
         negatives = NegativeSampling(named.mode, named.amount)
-        return LinkTask(relation, negatives, named.strict, node_times, (weights[0], weights[1]))
+        return LinkTask(key, negatives, named.strict, node_times, (weights[0], weights[1]))
 
 
 class WeightCache:

@@ -125,7 +125,7 @@ class MeteredStore:
         if draw.replace:  # every node with an in-edge has that many, so it would come to about this
             bounded = draw._replace(fanouts=[max(0, fanout) for fanout in draw.fanouts])
             reservation.check(self._most(frontiers, bounded) * PICK_BYTES)
-        longest = max(frontier.nodes.numel() for frontier in frontiers if frontier is not None)
+        longest = max((frontier.nodes.numel() for frontier in frontiers if frontier is not None), default=1)
         answers = []
         for begin in range(0, longest, PIECE):
             answers.append(self._graph.sample([_piece(frontier, begin) for frontier in frontiers], draw))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError
+from hoploom.load.arguments import canonical
 from hoploom.ops import EdgeLists, Frontier
 from hoploom.schema import Owner, Schema
 from hoploom.serve.wire import Message
@@ -152,13 +153,13 @@ def read_wanted(request: Message, part: Part) -> list[Wanted]:
     return found
 
 
-def read_owner(schema: Schema, given: Any) -> Owner:
-    """A node type's name, or a relation's three."""
+def read_owner(schema: Schema, given: Any, *, known: bool = True) -> Owner:
+    """A node type's name, or a relation's three; seeds may be links of one that is not known."""
     if isinstance(given, str):
         return schema.node_type(given).name
     names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)
     require(names, "owner", given, "a node type, or the three names of a relation")
-    return schema.relation((given[0], given[1], given[2])).key
+    return canonical(schema, given, known=known)
 
 
 def _range(part: Part, owner: Owner) -> tuple[int, int]:

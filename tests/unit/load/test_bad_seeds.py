@@ -26,8 +26,7 @@ def fanouts(**changed: Any) -> dict[tuple[str, str, str], Any]:
 
 
 BAD_FANOUTS: dict[str, tuple[Any, ...]] = {
-    "empty": ([], "empty"),
-    "empty mapping": ({}, "empty"),
+    "empty mapping": ({}, "leave out", str(NODE_TO_NODE)),
     "a number": (5, "5"),
     "nothing": (None, "None"),
     "a word": ("ab", "'ab'"),
@@ -49,9 +48,8 @@ def test_wrong_fanouts_are_refused(given: Any, said: tuple[str, ...], loader: Ca
 
 
 BAD_FANOUTS_BY_RELATION: dict[str, tuple[Any, ...]] = {
-    "uneven": (fanouts(writes=[1]), "[1, 2]", "same number of hops"),
-    "one empty": (fanouts(cites=[]), "[0, 2]", "same number of hops"),
-    "all empty": (dict.fromkeys(RELATIONS, ()), "empty"),
+    "uneven": (fanouts(writes=[1]), "[1, 2]", "the same across all relations"),
+    "one empty": (fanouts(cites=[]), "[0, 2]", "the same across all relations"),
     "a number": (fanouts(writes=5), "5"),
     "a fraction": (fanouts(writes=[0.5, 1]), "0.5"),
     "a relation too many": ({**fanouts(), ("x", "y", "z"): [1, 1]}, "('x', 'y', 'z')", str(WRITES)),
@@ -258,7 +256,10 @@ BAD_TYPED_LINKS: dict[str, tuple[Any, ...]] = {
     "nothing": (None, "relation"),
     "ends without a relation": (torch.tensor([[0], [1]]), "relation"),
     "unknown relation": (("author", "burns", "paper"), "burns", "writes"),
-    "unknown relation with ends": ((("author", "burns", "paper"), [[0], [0]]), "burns", "writes"),
+    "an unknown end with ends": ((("author", "burns", "wood"), [[0], [0]]), "'wood'", "paper"),
+    "two unknown ends with ends": ((("wood", "paper"), [[0], [0]]), "'wood'", "paper"),
+    "two ends that two relations join, with ends": ((("author", "paper"), [[0], [0]]), "writes", "reviews"),
+    "one name with ends": ((("author",), [[0], [0]]), "('author',)", "writes"),
     "two ends that two relations join": (("author", "paper"), "('author', 'paper')", "writes", "reviews"),
     "two ends that none joins": (("venue", "author"), "('venue', 'author')", "writes"),
     "a word": ("writes", "relation"),

@@ -99,7 +99,7 @@ def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Stor
     local, there = limited
     key = local.schema.relations[0].key
     assert torch.equal(all_edges(there, key, 100), all_edges(local, key))
-    assert torch.equal(NodeTimes(there)(0)[0], NodeTimes(local)(0)[0])
+    assert torch.equal(NodeTimes(there)(key)[0], NodeTimes(local)(key)[0])
     held = cached(there, 1.0, {})
     ids = [Wanted("node", "x", torch.arange(500))]
     before = peers.traffic()["requests"]

@@ -43,7 +43,9 @@ class DeviceLoading(Producer):
     def __init__(self, maker: Maker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
         sampler = maker.sampler
-        if placed.lists is None or sampler.sample_frontier is not None or sampler.sampling.subgraph != "directional":
+        options = sampler.sampling
+        on_host = placed.lists is None or sampler.sample_frontier is not None or not options.num_hops
+        if on_host or options.subgraph != "directional":
             self._sampling: HostSampling | DeviceSampling = HostSampling(maker, self.pool)
         else:
             self._sampling = DeviceSampling(maker, placed, self.pool)
