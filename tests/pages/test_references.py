@@ -52,8 +52,9 @@ def checkout(graphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(TRAIN_SAGE, folder)
     glt = graphs / "glt-partitions"
     words = ["import", "glt", glt / "ogbn-products-partitions", "--labels", glt / "ogbn-products-label" / "label.pt"]
-    for split in ("train", "test"):
-        words += ["--split", f"{split}={glt}/ogbn-products-{split}-partitions"]
+    words += ["--split", f"test={glt}/ogbn-products-test-partitions"]
+    for part in range(2):
+        words += ["--split", f"train={glt}/ogbn-products-train-partitions/partition{part}.pt"]
     assert cli.main([str(word) for word in (*words, "-o", folder / "products.parts")]) == 0
     return folder
 
@@ -62,7 +63,7 @@ def checkout(graphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """A port as one process, this one: what it prints."""
 
-    def in_this_process(fn: Callable[..., object], nprocs: int, args: Sequence[object]) -> None:
+    def in_this_process(fn: Callable[..., object], nprocs: int, args: Sequence[object], **nodes: object) -> None:
         with hoploom.init(device="cpu") as context:
             fn(context, *args)
 
@@ -90,13 +91,6 @@ def said(*processes: "subprocess.Popen[str]") -> list[str]:
             process.kill()
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(out)
     return out
-
-
-def on_two_nodes(script: Path, *words: object, folder: Path) -> list[str]:
-    """What two torchruns of one process print, which stand for two hosts."""
-    meeting = ("--master-addr", "127.0.0.1", "--master-port", free_ports(1)[0])
-    command = (*TORCHRUN, "--nnodes", 2, *meeting, "--nproc-per-node", 1)
-    return said(*(started(*command, "--node-rank", node, script, *words, folder=folder) for node in range(2)))
 
 
 def last(what: str, text: str) -> float:
@@ -146,8 +140,10 @@ def test_papers100M_is_read_from_the_files_that_ogb_downloads(  # noqa: N802
 
 @slow
 def test_two_nodes_on_loopback_train_together(tmp_path: Path) -> None:
-    words = ("--store", tmp_path / "fake.store", "--nodes", 2000, "--epochs", 2)
-    first, second = on_two_nodes(MULTI_NODE, *words, folder=tmp_path)
+    words = (MULTI_NODE, "--store", tmp_path / "fake.store", "--nodes", 2000, "--epochs", 2)
+    meeting = ("--master-addr", "127.0.0.1", "--master-port", free_ports(1)[0])
+    command = (*TORCHRUN, "--nnodes", 2, *meeting, "--nproc-per-node", 1, "--node-rank")
+    first, second = said(*(started(*command, node, *words, folder=tmp_path) for node in range(2)))
     assert "rank 0 of 2, local rank 0" in first
     assert "rank 1 of 2, local rank 0" in second
     assert re.findall(r"^Epoch: (\d+)", first, re.MULTILINE) == ["01", "02"]
@@ -212,7 +208,9 @@ def trained(out: str, label: str, rank: int, num_parts: int) -> bool:
 
 @slow
 def test_two_nodes_train_in_worker_mode(checkout: Path) -> None:
-    first, second = on_two_nodes(Path("train_sage.py"), "--store", "products.parts", "--epochs", 3, folder=checkout)
+    words = ("--store", "products.parts", "--epochs", 3, "--num_nodes=2", "--master_addr=localhost")
+    command = (sys.executable, "train_sage.py", *words, f"--master_port={free_ports(1)[0]}")
+    first, second = said(*(started(*command, f"--node_rank={node}", folder=checkout) for node in range(2)))
     assert trained(first, "", 0, 1)
     assert trained(second, "", 1, 1)
     assert last("Test accuracy", first) > 0.9
@@ -239,7 +237,7 @@ def test_two_servers_make_batches_for_two_clients(checkout: Path, alone: Run) ->
     assert all(f'server{part}/server   | {{"ready": ' in out for part in range(2))
     assert trained(out, "client0/trainers | ", 0, 0)
     assert trained(out, "client1/trainers | ", 1, 0)
-    words = ("--store", checkout / "products.parts", "--epochs", 3, "--batch-size", 1024)  # the seeds of both clients
+    words = ("--store", checkout / "products.parts", "--epochs", 3, "--batch_size", 1024)  # the seeds of both clients
     assert last("Test accuracy", out) == pytest.approx(last("Test accuracy", alone(TRAIN_SAGE, *words)), abs=0.01)
 
 
@@ -258,6 +256,8 @@ def test_the_yaml_of_glt_starts_training_over_ssh(checkout: Path, tmp_path: Path
             "/path/to/work": str(checkout),
             "0,1,2,3": "0",
             "4,5,6,7": "1",
+            "in_channel: 100": "in_channel: 16",
+            "out_channel: 47": "out_channel: 5",
         }.items():
             assert old in text
             text = text.replace(old, new)

@@ -1,7 +1,7 @@
 """GLT's dist_train_sage_supervised.py: GraphSAGE on ogbn-products, in worker mode or in server-client mode.
 
-    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr gpu1 --master-port 11234 train_sage.py  # on gpu1
-    torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr gpu1 --master-port 11234 train_sage.py  # on gpu2
+    python train_sage.py --store products.parts --num_nodes=2 --node_rank=0 --master_addr=gpu1  # on gpu1
+    python train_sage.py --store products.parts --num_nodes=2 --node_rank=1 --master_addr=gpu1  # on gpu2
 
 The script does not say where the graph is. `context.open` finds out from how the script was started.
 """
@@ -22,11 +22,6 @@ from hoploom.train import Context, NodeClassification
 NUM_NEIGHBORS = [15, 10, 5]
 
 
-class Model(GraphSAGE):
-    def forward(self, batch):
-        return super().forward(batch.x, batch.edge_index)[: batch.batch_size]
-
-
 def run_training_proc(context: Context, args: argparse.Namespace) -> None:
     store = context.open(args.store, servers=args.servers)
     print(
@@ -42,15 +37,15 @@ def run_training_proc(context: Context, args: argparse.Namespace) -> None:
     test_loader = NeighborLoader(store, input_nodes="test", **common)
 
     torch.manual_seed(0)
-    model = context.wrap(Model(num_features, hidden_channels=256, num_layers=3, out_channels=num_classes))
+    model = context.wrap(GraphSAGE(num_features, hidden_channels=256, num_layers=3, out_channels=num_classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(args.epochs):
         model.train()
         start = time.time()
         for batch in train_loader:
             optimizer.zero_grad()
-            losses = F.nll_loss(model(batch).log_softmax(dim=-1), batch.y[: batch.batch_size], reduction="none")
-            loss = context.mean_loss(losses)
+            out = model(batch.x, batch.edge_index)[: batch.batch_size].log_softmax(dim=-1)
+            loss = context.mean_loss(F.nll_loss(out, batch.y[: batch.batch_size], reduction="none"))
             loss.backward()
             optimizer.step()
         seconds = time.time() - start
@@ -67,8 +62,18 @@ if __name__ == "__main__":
     parser.add_argument("--store", help="the store in parts; hoploom launch names it")
     parser.add_argument("--servers", help="host:port,...: graph servers that run already")
     parser.add_argument("--cache", default="20%", help="of the other hosts' rows; a share, or a size such as 4GB")
-    parser.add_argument("--batch-size", "--batch_size", type=int, default=512)
+    parser.add_argument("--batch_size", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--num_nodes", type=int, default=1)
+    parser.add_argument("--node_rank", type=int, default=0)
+    parser.add_argument("--num_training_procs", type=int, default=torch.cuda.device_count() or 1, help="per node")
+    parser.add_argument("--master_addr", default="localhost")
+    parser.add_argument("--master_port", type=int, default=11234)
     args = parser.parse_args()
-    with hoploom.init() as context:
-        run_training_proc(context, args)
+    if torch.distributed.is_torchelastic_launched():  # by torchrun, or by hoploom launch
+        with hoploom.init() as context:
+            run_training_proc(context, args)
+    else:
+        nodes = {"num_nodes": args.num_nodes, "node_rank": args.node_rank}
+        address = f"{args.master_addr}:{args.master_port}" if args.num_nodes > 1 else None
+        hoploom.spawn(run_training_proc, args.num_training_procs, [args], address=address, **nodes)

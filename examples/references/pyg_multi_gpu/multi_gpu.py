@@ -17,11 +17,6 @@ from hoploom import NeighborLoader
 from hoploom.train import Context, NodeClassification
 
 
-class Model(GraphSAGE):
-    def forward(self, batch):
-        return super().forward(batch.x, batch.edge_index)[: batch.batch_size]
-
-
 def open_reddit(context: Context, root: Path) -> hoploom.Store:
     """Rank 0 writes the store once; every process maps it, so the host holds the graph once."""
     path = root / "reddit.store"
@@ -40,15 +35,15 @@ def run(context: Context, root: Path, num_epochs: int) -> None:
     [y] = store.features.gather([("node", "y", store.split("train"))])
     num_features, num_classes = store.schema.node_type("node").fields["x"].shape[0], int(y.max()) + 1
     torch.manual_seed(12345)
-    model = context.wrap(Model(num_features, hidden_channels=256, num_layers=2, out_channels=num_classes))
+    model = context.wrap(GraphSAGE(num_features, hidden_channels=256, num_layers=2, out_channels=num_classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 
     for epoch in range(1, num_epochs + 1):
         model.train()
         for batch in train_loader:
             optimizer.zero_grad()
-            losses = F.cross_entropy(model(batch), batch.y[: batch.batch_size], reduction="none")
-            loss = context.mean_loss(losses)
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            loss = context.mean_loss(F.cross_entropy(out, batch.y[: batch.batch_size], reduction="none"))
             loss.backward()
             optimizer.step()
         val = hoploom.evaluate(model, val_loader, NodeClassification(num_classes), context)  # on all ranks
