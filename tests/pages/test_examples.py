@@ -20,6 +20,7 @@ EXAMPLES = ROOT / "examples"
 COVERED = {
     *("link_prediction", "hetero_rgat", "real_graphs"),
     *("small_data", "multi_gpu", "multi_node", "custom_sampler", "train_sage"),  # test_references.py
+    *("importance_sampling", "ladies", "pinsage"),  # test_hook_examples.py
 }
 
 Run = Callable[..., str]

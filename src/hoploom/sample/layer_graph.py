@@ -44,6 +44,10 @@ class Edges:
             None if self.data is None else {name: rows[chosen] for name, rows in self.data.items()},
         )
 
+    def top(self, scores: Tensor, most: int) -> "Edges":
+        """Of each destination's edges the `most` with the highest scores, these first; of equal ones the first."""
+        return self[walks.top_of_each(self.destinations, scores, most)]
+
 
 HookEdges = Edges | Mapping[RelationName, Edges]
 Nodes = Tensor | Mapping[str, Tensor]  # ids; by node type for heterogeneous graphs

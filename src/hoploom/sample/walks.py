@@ -84,6 +84,14 @@ def walk(graph: GraphStore, key: int, steps: Sequence[int], starts: Tensor, leng
     return trace.t().contiguous()
 
 
+def top_of_each(owners: Tensor, scores: Tensor, most: int) -> Tensor:
+    """Places of the highest scores of every owner, by owner, no more than so many each."""
+    order = torch.argsort(scores, descending=True, stable=True)
+    order = order[torch.argsort(owners[order], stable=True)]
+    grouped = owners[order]
+    return order[torch.arange(grouped.numel()) - torch.searchsorted(grouped, grouped) < most]
+
+
 def most_visited(seeds: Tensor, visited: Tensor, num_nodes: int, fanout: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of the nodes visited from each seed, a row each, those visited most: the seed's place, the node, its visits.
 
@@ -92,8 +100,5 @@ def most_visited(seeds: Tensor, visited: Tensor, num_nodes: int, fanout: int) ->
     owners, nodes = torch.arange(seeds.numel()).repeat_interleave(visited.shape[1]), visited.reshape(-1)
     counts_as = (nodes >= 0) & (nodes != seeds[owners])
     pairs, visits = torch.unique(owners[counts_as] * num_nodes + nodes[counts_as], return_counts=True)
-    order = torch.argsort(visits, descending=True, stable=True)
-    order = order[torch.argsort(pairs[order] // num_nodes, stable=True)]
-    owners = pairs[order] // num_nodes
-    order = order[torch.arange(owners.numel()) - torch.searchsorted(owners, owners) < fanout]
+    order = top_of_each(pairs // num_nodes, visits, fanout)
     return pairs[order] // num_nodes, pairs[order] % num_nodes, visits[order]
