@@ -5,7 +5,9 @@ int64 or float64, so that counts are exact. Never pickled objects. A single proc
 Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; the price of naming it is a second.
 """
 
+import atexit
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -278,7 +280,7 @@ class Context:
 
     def close(self) -> None:
         """Leave the other ranks, and close what `open` opened. They notice if they wait for this one."""
-        self._leave("has finished, after fewer steps or calls than this rank")
+        self._leave(None)
         self._opened.close()
 
     def __enter__(self) -> "Context":
@@ -289,7 +291,7 @@ class Context:
         if error is None:
             self.close()
         else:
-            self._leave(f"ended with {type(error).__name__}: {error}"[:300])
+            self._leave(error)
             self._opened.__exit__(*raised)
 
     def _join(self, place: RankPlace, backend: str) -> None:
@@ -307,11 +309,19 @@ class Context:
             assert here is not None
             self._group = self._group or own
             self._calls = SharedCalls(own, here, self.guard)
+        atexit.register(self._leave_at_exit)
 
-    def _leave(self, farewell: str) -> None:
+    def _leave(self, error: BaseException | None) -> None:
+        atexit.unregister(self._leave_at_exit)
         peers, self._peers = self._peers, None
         if peers is not None:
+            ended = f"ended with {type(error).__name__}: {error}"[:300]
+            farewell = "has finished, after fewer steps or calls than this rank" if error is None else ended
             peers.leave(farewell, self._leave_group)
+
+    def _leave_at_exit(self) -> None:
+        """Of a script that never closes its context: the others learn how it ended all the same."""
+        self._leave(getattr(sys, "last_value", None))
 
     def _leave_group(self) -> None:
         if self._group is not None and dist.is_initialized():

@@ -1,9 +1,13 @@
 """Ranks that disagree about what they do together are told so on every rank, within seconds."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support import crossed_workers
+from support.ports import free_ports
 
 from hoploom import TrainError
 from hoploom.ranks.spawn import spawn
@@ -38,3 +42,28 @@ def test_crossed_calls_are_one_error_on_every_rank(refused: Path, name: str, par
 
 def test_ranks_that_wait_for_each_other_learn_it_long_before_the_deadline(refused: Path) -> None:
     assert max(float((refused / f"seconds-{rank}").read_text()) for rank in range(2)) < 30
+
+
+SCRIPT = """
+import torch, hoploom
+context = hoploom.init(device="cpu", timeout=60)
+model = context.wrap(torch.nn.Linear(4, 3))
+for step in range(3 - context.rank):
+    context.mean_loss(model(torch.ones(6, 4)).sum(dim=1), total=12).backward()
+"""
+
+
+def test_a_script_that_ends_early_is_named_though_it_never_closes_its_context() -> None:
+    meeting = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    meeting |= {"MASTER_PORT": str(free_ports(1)[0])}
+    ranks = []
+    for rank in range(2):
+        variables = os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(subprocess.Popen([sys.executable, "-c", SCRIPT], env=variables, stderr=subprocess.PIPE, text=True))
+    try:
+        told = [rank.communicate(timeout=90)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [1, 0]
+    assert "averaging gradients (backward at <string>:6), and rank 1 has finished, after fewer steps" in told[0]
