@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
-from hoploom.config.values import as_int, as_number
+from hoploom.config.values import as_int, as_number, parse_bytes
 from hoploom.errors import ConfigError
 from hoploom.load.assemble import FEATURES, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
@@ -51,6 +51,7 @@ LOADER_DEFAULTS: dict[str, Any] = {
     "locality": False,
     "look_ahead": None,
     "fields": None,
+    "prefetch_bytes": None,
 }
 COUNTS = {  # those that are counts: the least, and what to give
     "batch_size": (1, "give at least 1"),
@@ -115,8 +116,15 @@ def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
     for name, (least, way_out) in COUNTS.items():
         if merged[name] is not None or LOADER_DEFAULTS[name] is not None:
             merged[name] = as_int(name, merged[name], least, way_out)
+    merged["prefetch_bytes"] = _size("prefetch_bytes", merged["prefetch_bytes"])
     merged["timeout"] = as_number("timeout", merged["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
     return merged
+
+
+def _size(what: str, given: Any) -> int | None:
+    if isinstance(given, str):
+        return parse_bytes(what, given)
+    return None if given is None else as_int(what, given, 1, "give bytes, or a size such as '1GB'")
 
 
 def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:

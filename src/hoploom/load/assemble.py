@@ -4,8 +4,8 @@ A finished batch goes to its device: pinned buffers, a side stream, copies that 
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import BaseData
 
 from hoploom.batch import Block, Sampled
 from hoploom.errors import ConfigError
@@ -225,6 +226,7 @@ class Arriving(NamedTuple):
     calls it."""
 
     receive: Callable[[], Any]
+    batch: Any  # whose memory it keeps until then
 
 
 Sent: TypeAlias = Batch | Arriving
@@ -258,7 +260,7 @@ class Mover:
             return batch
         with torch.cuda.stream(self._stream):
             moved = batch.to(self.device, non_blocking=True)
-            return Arriving(partial(self._receive, moved, self._stream.record_event(), batch))
+            return Arriving(partial(self._receive, moved, self._stream.record_event(), batch), batch)
 
     def _receive(self, batch: Batch, copied: Any, host: Batch) -> Batch:
         """Make the consumer's stream wait for the copies. `host` keeps its pinned memory until they are done."""
@@ -278,3 +280,25 @@ class Mover:
 def received(sent: Sent) -> Batch:
     """The batch, on the consumer's thread."""
     return sent.receive() if isinstance(sent, Arriving) else sent
+
+
+def num_bytes(sent: Any) -> int:
+    """What a batch's tensors take."""
+    return sum(tensor.nbytes for tensor in tensors_in(sent.batch if isinstance(sent, Arriving) else sent))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor of a value, a batch among others."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from tensors_in(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from tensors_in(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in(vars(value))
+    elif isinstance(value, BaseData):
+        for storage in value.stores:
+            yield from tensors_in(storage._mapping)

@@ -19,7 +19,7 @@ from hoploom.load.fingerprint import Fingerprint
 from hoploom.load.loader import Loader, made_here
 from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
 from hoploom.load.order import Order, localised
-from hoploom.load.pipeline import DEADLINE, Delivery, Producer
+from hoploom.load.pipeline import DEADLINE, Delivery, Producer, Room
 from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.hops import NumNeighbors as Fanouts
@@ -62,7 +62,8 @@ class SamplingLoader(Loader):
         ahead, deadline = arguments["look_ahead"], arguments["timeout"] or DEADLINE
         deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
         producer = made_here(maker, ahead or 1) if deployed is None else deployed
-        delivery = Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline)
+        room = None if arguments["prefetch_bytes"] is None else Room(arguments["prefetch_bytes"])
+        delivery = Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline, room=room)
         super().__init__(order, producer, delivery, mover, share)
         self.data, self.store, self.maker = given["data"], store, maker
         self._calls = Calls(order.seed, store)
@@ -140,6 +141,7 @@ class NeighborLoader(SamplingLoader):
       parts of every rank are those that `Context.open` found
     - `look_ahead`: the remote rows of so many steps are fetched together, each once
     - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have these fields alone, and always ids; `[]`: none
+    - `prefetch_bytes="1GB"`: batches that are ready or being made take no more memory than that
     - `device`: batches arrive there, copied on a side stream; where the store is placed they are made there
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds

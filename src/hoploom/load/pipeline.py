@@ -24,7 +24,7 @@ from torch import Tensor
 from hoploom import keys
 from hoploom.closing import Closing
 from hoploom.errors import BatchError, HoploomError
-from hoploom.load.assemble import Sent
+from hoploom.load.assemble import Sent, num_bytes
 from hoploom.load.order import Order
 
 Made = TypeVar("Made")
@@ -35,6 +35,20 @@ CLOSE_DEADLINE = 10.0  # seconds that a thread may take to finish the batch it i
 LEAD = 2  # groups of steps that are begun before the first of them is finished: nobody waits for a fetch without work
 
 
+@dataclass
+class Room:
+    """The bytes that batches under way may take: one counts as the largest so far until it is made, and one may always
+    be made."""
+
+    most: int
+    largest: int = 0  # of all loops
+
+    def fits(self, made: Sequence[int], num_under_way: int, num_more: int) -> bool:
+        """Whether more steps may begin beside those under way, of which some are `made`: their bytes."""
+        num_counted = num_under_way - len(made) + num_more
+        return not num_under_way or (self.largest > 0 and sum(made) + num_counted * self.largest <= self.most)
+
+
 @dataclass(frozen=True)
 class Delivery:
     """How batches reach the consumer."""
@@ -43,6 +57,7 @@ class Delivery:
     per_thread: int = 2  # batches that are ready or being made, for each thread
     deadline: float = DEADLINE
     close_deadline: float = CLOSE_DEADLINE
+    room: Room | None = None  # None: however many bytes it takes
 
     @property
     def num_ahead(self) -> int:
@@ -127,14 +142,15 @@ def in_order(stages: Stages[Made], steps: range, delivery: Delivery) -> Generato
                 fetch = running.enter_context(Workers[Any](1, delivery.close_deadline)).submit
             workers = Workers[Any](delivery.num_threads, delivery.close_deadline)  # closed first
             submit = running.enter_context(workers).submit
-        yield from _Run(stages, steps, delivery.deadline, submit, fetch).delivered()
+        yield from _Run(stages, steps, delivery, submit, fetch).delivered()
 
 
 class _Run(Generic[Made]):
     """The steps under way in one loop."""
 
-    def __init__(self, stages: Stages[Made], steps: range, deadline: float, submit: Submit, fetch: Submit) -> None:
-        self._stages, self._steps, self._deadline = stages, steps, deadline
+    def __init__(self, stages: Stages[Made], steps: range, delivery: Delivery, submit: Submit, fetch: Submit) -> None:
+        self._stages, self._steps, self._deadline, self._room = stages, steps, delivery.deadline, delivery.room
+        self._sizes: dict[int, int] = {}  # with a room: bytes of what is made and not delivered, by step
         self._submit, self._submit_fetch = submit, fetch
         self._groups = iter([steps[at : at + stages.group] for at in range(0, len(steps), stages.group)])
         self._num_waiting = len(steps)  # steps that are not begun
@@ -146,7 +162,11 @@ class _Run(Generic[Made]):
     def delivered(self) -> Generator[Made, None, None]:
         for step in self._steps:
             self._fill()
-            yield self._result(self._finishing.popleft(), step)
+            made = self._result(self._finishing.popleft(), step)
+            if self._room is not None:
+                self._sizes.pop(step, None)
+                self._fill()  # the consumer's own is not under way any more, so that others are made while it is used
+            yield made
 
     def _fill(self) -> None:
         """Begin and finish as many steps as may be under way; those begun are a group or two ahead."""
@@ -154,7 +174,7 @@ class _Run(Generic[Made]):
         while True:
             num_begun = len(self._begun)
             fits = num_begun + len(self._finishing) + group <= self._stages.window and num_begun + group <= LEAD * group
-            if self._num_waiting and fits:
+            if self._num_waiting and fits and self._has_room(group):
                 self._begin_group(next(self._groups))
             elif num_begun and len(self._finishing) < self._stages.num_finishing:
                 step, begun, fetched = self._begun.popleft()
@@ -164,6 +184,11 @@ class _Run(Generic[Made]):
                 self._finishing.append(self._submit(partial(finish, step)))
             else:
                 return
+
+    def _has_room(self, num_more: int) -> bool:
+        if self._room is None:
+            return True
+        return self._room.fits(tuple(self._sizes.values()), len(self._begun) + len(self._finishing), num_more)
 
     def _begin_group(self, steps: range) -> None:
         self._num_waiting -= len(steps)
@@ -190,7 +215,11 @@ class _Run(Generic[Made]):
         with self._stages.naming(step):
             own = None if begun is None else self._result(begun, step)
             rows = None if fetched is None else self._result(fetched, step)
-            return self._stages.finish(step, own, rows)
+            made = self._stages.finish(step, own, rows)
+        if self._room is not None:
+            self._sizes[step] = num_bytes(made)
+            self._room.largest = max(self._room.largest, self._sizes[step], 1)
+        return made
 
     def _result(self, future: "Future[Any]", step: int) -> Any:
         return result_of(future, step, self._deadline, self._stages.way_out)

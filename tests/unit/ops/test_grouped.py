@@ -21,8 +21,7 @@ from torch_geometric.data import HeteroData
 import hoploom
 from hoploom import NeighborLoader
 from hoploom.batch import Block
-from hoploom.gpu.batches.batch_memory import tensors_in
-from hoploom.load.assemble import Batch
+from hoploom.load.assemble import Batch, tensors_in
 from hoploom.nn.layers import by_relation, by_type, views_of
 from hoploom.ops import InEdges, rows
 from hoploom.ops import edges as edges_module

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data.data import BaseData
 
 from hoploom.errors import BatchError
+from hoploom.load.assemble import tensors_in
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, DEADLINE, reached
 
 MARGIN = 16  # a sixteenth more than the largest so far
@@ -235,23 +235,6 @@ def changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{name: changed(entry, change) for name, entry in vars(value).items()})
     return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor of a value, a batch among others."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from tensors_in(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from tensors_in(entry)
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_in(vars(value))
-    elif isinstance(value, BaseData):
-        for storage in value.stores:
-            yield from tensors_in(storage._mapping)
 
 
 def _bytes(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":

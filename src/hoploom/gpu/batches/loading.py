@@ -60,6 +60,8 @@ class DeviceLoading(Producer):
     @contextmanager
     def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
         """One batch is ready and the next one begun while one is used; the memory is left when all threads are gone."""
+        if delivery.room is not None:
+            raise ConfigError("prefetch_bytes is set, but batches are made on the device; give prefetch_factor instead")
         window = delivery.num_ahead + 2  # these, one that is being made, and the consumer's
         idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # what a batch is sampled in
 
@@ -98,7 +100,7 @@ class DeviceLoading(Producer):
         note_edges(drawn.sampled, self._assembler.store.schema)
         with self.pool.working(alone=False):  # transforms may take long
             batch = self._maker.finish(drawn, replace(self._assembler, memory=memory))
-            return Arriving(partial(self.pool.hand_over, self.pool.event(), batch, memory))
+            return Arriving(partial(self.pool.hand_over, self.pool.event(), batch, memory), batch)
 
 
 @dataclass(frozen=True, kw_only=True)
