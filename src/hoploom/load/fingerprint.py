@@ -1,6 +1,6 @@
 """What a loader tells the other ranks of itself: enough to see whether they deal out the same seeds, or share some.
 
-Not every byte: seeds and edges are hashed at places spread over them, with their sums, so that it takes no time.
+Not every byte: seeds and edges are hashed at places spread over them, seeds with their sum, so that it takes no time.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def described(store: Store) -> str:
     """A graph in a few words, and a hash that others have in common with it only if they are the same."""
     schema = store.schema
     nodes, edges = sum(t.num_nodes for t in schema.node_types), sum(r.num_edges for r in schema.relations)
-    identity = store.identity or _digest(*(lists.indices for part in store.topology for lists in part.lists))
+    identity = store.identity or _digest(*(_spread(lists.indices) for part in store.topology for lists in part.lists))
     return f"{nodes} nodes, {edges} edges [{identity[:8]}]"
 
 
@@ -89,10 +89,13 @@ def _digest(*lists: Tensor) -> str:
     """Of integers, by their sum and at places spread over them."""
     digest = hashlib.sha256()
     for ids in lists:
-        flat = ids.reshape(-1)
-        spread = flat[:: max(1, flat.numel() // PLACES)]
-        digest.update(repr((tuple(ids.shape), int(flat.sum()), spread.tolist())).encode())
+        digest.update(repr((tuple(ids.shape), int(ids.sum()), _spread(ids).tolist())).encode())
     return digest.hexdigest()[:8]
+
+
+def _spread(ids: Tensor) -> Tensor:
+    flat = ids.reshape(-1)
+    return flat[:: max(1, flat.numel() // PLACES)]
 
 
 def _mixed(values: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ class _Notes:
         rank, share = self.group.rank, self._share
         first, other = json.loads(self._of.compare_set("first", "", json.dumps([rank, dict(told)])))
         holder = int(self._of.compare_set(f"share/{share.rank}", "", str(rank)))
-        difference = "" if other == told else _difference((first, other), (rank, told), self.group.size)
+        difference = "" if other == told else difference_of((first, other), (rank, told), self.group.size)
         if not difference and holder != rank:
             same = f"rank={share.rank}, world_size={share.world_size}"
             difference = (
@@ -230,7 +230,7 @@ class _Notes:
         )
 
 
-def _difference(first: tuple[int, Mapping[str, str]], second: tuple[int, Mapping[str, str]], size: int) -> str:
+def difference_of(first: tuple[int, Mapping[str, str]], second: tuple[int, Mapping[str, str]], size: int) -> str:
     """What two ranks have otherwise, in words."""
     (a, one), (b, other) = sorted([first, second], key=lambda told: told[0])
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
+from hoploom.ranks.agreement import difference_of
+from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
 from hoploom.train.calling import beneath_ddp, called, check_outputs
 from hoploom.train.learner import check_precision, mixed
@@ -36,6 +38,7 @@ def evaluate(
     check_precision(precision)
     check_outputs(model, task)
     steps, module = _steps(loader, context), called(beneath_ddp(model))
+    _check_alike(loader, context)
     if isinstance(task, LinkPrediction):  # fit() looks at the nodes of training, a run at those of all splits
         task = check_labels(task, loader, context.device)
     metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
@@ -66,6 +69,14 @@ def _steps(loader: Loader, context: Context) -> range:
             f"{context.world_size}; leave rank and world_size out"
         )
     return range(len(loader))
+
+
+def _check_alike(loader: Loader, context: Context) -> None:
+    """Ranks whose loaders differ would leave out some seeds, and count others twice."""
+    told = [] if context.world_size == 1 else gather_json(context, dict(loader.reading().told()))
+    other = next((rank for rank, one in enumerate(told) if one != told[0]), None)
+    if other is not None:
+        raise ConfigError(difference_of((0, told[0]), (other, told[other]), context.world_size))
 
 
 def _takes_turns(loader: Loader) -> bool:

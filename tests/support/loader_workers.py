@@ -1,0 +1,86 @@
+"""What two ranks of a plain DDP script do with loaders: without hoploom.init, with and without their shares."""
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hoploom import HoploomError, LinkNeighborLoader, NeighborLoader
+from support.graphs import random_graph, ring
+
+SEEDS = torch.arange(1001)
+GRAPH = ring(1001)
+
+
+def train(seeds: torch.Tensor = SEEDS, graph: Any = GRAPH, **options: Any) -> NeighborLoader:
+    return NeighborLoader(graph, [2], seeds, **{"batch_size": 100, "shuffle": True} | options)
+
+
+def resumed_on_rank_one(rank: int) -> NeighborLoader:
+    loader = train()
+    if rank == 1:
+        loader.set_epoch(3)
+    return loader
+
+
+SILENT: dict[str, Callable[[int], Any]] = {
+    "a split beside dealt shares": lambda rank: train(SEEDS.split(501)[rank]),
+    "all seeds on every rank": lambda rank: train(rank=0, world_size=1),
+    "a random split without a seed": lambda rank: train(torch.randperm(1001)[:500]),
+    "other batch sizes": lambda rank: train(batch_size=32 + rank),
+    "other seeds of randomness": lambda rank: train(seed=rank),
+    "another graph": lambda rank: train(graph=random_graph(1001, 2002, rank)),
+    "the same share twice": lambda rank: train(rank=0, world_size=2),
+    "a state restored on one rank": resumed_on_rank_one,
+    "other links": lambda rank: LinkNeighborLoader(GRAPH, [2], GRAPH.edge_index[:, rank:], batch_size=100),
+}
+
+
+def plain_script(rank: int, folder: str) -> None:
+    """Every good case and every silent one, into a file per rank; the last of them ends the script."""
+    made_early = train()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    told: dict[str, Any] = {"made before the group": _told(made_early)}
+    told["dealt"] = _taught()
+    told["dealt by hand"] = _told(train(SEEDS.split(501)[rank], rank=0, world_size=1))
+    told["evaluated on all"] = sum(b.batch_size for b in train(shuffle=False, rank=0, world_size=1))
+    if rank == 0:
+        told["evaluated on rank 0"] = sum(b.batch_size for b in train(shuffle=False, rank=0, world_size=1))
+    count = torch.tensor(sum(batch.batch_size for batch in train(shuffle=False)))
+    dist.all_reduce(count)
+    told["evaluated together"] = int(count)
+    torch.manual_seed(rank)
+    for name, make in SILENT.items():
+        began = time.monotonic()
+        told[name] = _told(make(rank))
+        told[f"{name}, seconds"] = time.monotonic() - began
+    Path(folder, f"{rank}.json").write_text(json.dumps(told))
+    list(train(SEEDS.split(501)[rank]))
+
+
+def _taught() -> list[int]:
+    """The seeds that plain DDP learns from in two epochs."""
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    seen, loader = [], train()
+    for _ in range(2):
+        for batch in loader:
+            model(batch.x[: batch.batch_size].float().view(-1, 1)).sum().backward()
+            seen += batch.input_id.tolist()
+    return seen
+
+
+def _told(loader: Any) -> str:
+    try:
+        list(loader)
+    except HoploomError as error:
+        return str(error)
+    return ""
