@@ -247,8 +247,14 @@ def two_ranks(context: Context, folder: str) -> None:
         tensorfile.write(Path(folder) / "found", found)
     resume_of_one_by_two(context, folder)
     checks = (a_loss_that_is_not_finite_on_rank_1, a_signal_for_rank_1, a_full_disk_for_rank_0)
-    for check in (*checks, rank_0_alone_says_when_to_save):
+    for check in (*checks, rank_0_alone_says_when_to_save, loaders_that_differ_are_not_evaluated):
         check(context, folder)
+
+
+def loaders_that_differ_are_not_evaluated(context: Context, folder: str) -> None:
+    task = NodeClassification(NUM_CLASSES)
+    with pytest.raises(ConfigError, match=r"rank 0 and rank 1 .*\(batch_size: 16 on rank 0, 17 on rank 1\)"):
+        evaluate(Sage(), val_loader(batch_size=16 + context.rank), task, context)
 
 
 def four_ranks(context: Context, folder: str) -> None:
