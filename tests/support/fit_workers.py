@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 import hoploom
-from hoploom import LinkNeighborLoader, NeighborLoader, Store
+from hoploom import ConfigError, LinkNeighborLoader, NeighborLoader, Store
 from hoploom.load.loader import Loader
 from hoploom.ranks.context import Context, init
 from hoploom.train.checkpoint import Checkpoint
