@@ -197,6 +197,48 @@ def gradients_of(context: Context, step: int) -> list[Tensor]:
     return [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
 
 
+def sharded_curve(context: Context, folder: str) -> list[Tensor]:
+    """What two epochs make of a model that fully_shard has cut, stopped after three steps and restored in between."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    checkpoint = Checkpoint(Path(folder) / "sharded", context)
+    for max_steps in (3, None):
+        model = Sage()
+        for part in (*model.convs, model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (context.world_size,)))
+        with pytest.raises(hoploom.ConfigError, match=r"the model is sharded, .* leave wrap"):
+            context.wrap(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        learner = Learner(model, optimizer, NodeClassification(NUM_CLASSES), train_loader(context=context))
+        checkpoint.restore("last", learner.parts())
+        fit(learner, Training(2, max_steps=max_steps, **QUIET), context, checkpoint=checkpoint)
+    found = evaluate(model, val_loader(batch_size=24), learner.task, context)  # three steps for two ranks
+    assert found == pytest.approx(evaluate(plain_of(model), val_loader(batch_size=24), learner.task, context))
+    return list(plain_of(model).parameters())
+
+
+def compiled_two_ranks(context: Context, folder: str) -> None:
+    """torch.compile around DDP and DDP around torch.compile; "eager" traces as any backend, and needs no compiler."""
+    for name in ("around", "within"):
+        plain = Sage()
+        model: Any = context.wrap(torch.compile(plain, backend="eager") if name == "within" else plain)
+        model = torch.compile(model, backend="eager") if name == "around" else model
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        learner = Learner(model, optimizer, NodeClassification(NUM_CLASSES), train_loader(context=context))
+        checkpoint = Checkpoint(Path(folder) / name, context)
+        fit(learner, Training(2, accumulate=2, **QUIET), context, checkpoint=checkpoint)
+        ours, theirs = (evaluate(each, val_loader(), learner.task, context) for each in (model, plain))
+        assert ours == pytest.approx(theirs)
+
+
+def plain_of(model: Any) -> Sage:
+    """The same whole on every rank."""
+    plain = Sage()
+    plain.load_state_dict({name: value.full_tensor() for name, value in model.state_dict().items()})
+    return plain
+
+
 def link_curve(context: Context) -> list[Tensor]:
     """What two epochs of link prediction make of the parameters."""
     model = context.wrap(ScoredSage())
@@ -237,6 +279,7 @@ def two_ranks(context: Context, folder: str) -> None:
     found = {
         "gradients": [gradients_of(context, step) for step in (0, 3)],
         "links": link_curve(context),
+        "sharded": [parameter.detach() for parameter in sharded_curve(context, folder)],
         "curve": curve(context),
         "accumulated": curve(context, accumulate=2),
         "metrics": all_metrics(context),

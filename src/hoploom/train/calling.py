@@ -9,6 +9,7 @@ import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,7 @@ from hoploom.errors import ConfigError, HoploomError
 from hoploom.load.assemble import FEATURES, Batch
 from hoploom.nn import GNN
 from hoploom.ranks.context import unwrap
+from hoploom.train.sharding import check_sharding
 from hoploom.train.tasks import NodeTask, Task
 
 FIELDS = {"num_sampled_nodes_per_hop": "num_sampled_nodes", "num_sampled_edges_per_hop": "num_sampled_edges"}
@@ -40,7 +42,7 @@ class Argument:
     name: str
     is_required: bool = True
 
-    @property
+    @cached_property
     def field(self) -> str:
         """What it is of a batch: a field, for every type where the batch is heterogeneous."""
         name = self.name.removesuffix("_dict")
@@ -88,18 +90,21 @@ class Called(nn.Module):
 
     def _given(self, batch: Batch) -> dict[str, Any]:
         """The arguments by name."""
-        found = {one: values for one in self._arguments if (values := _values(batch, one.field)) is not None}
+        fields = {one.field: _values(batch, one.field) for one in self._arguments}
+        left_out = () if _fits_trimming(fields, self._num_layers) else TRIMS
+        given = {}
         for one in self._arguments:
             mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)
-            if one.is_required and (mistyped or one not in found):
+            if one.is_required and (mistyped or fields[one.field] is None):
                 raise _unserved(self._own[0], one.name, batch)
-        fields = {one.field: values for one, values in found.items()}
-        left_out = () if _fits_trimming(fields, self._num_layers) else TRIMS
-        return {one.name: values for one, values in found.items() if one.is_required or one.field not in left_out}
+            if fields[one.field] is not None and (one.is_required or one.field not in left_out):
+                given[one.name] = fields[one.field]
+        return given
 
 
 def called(model: nn.Module) -> nn.Module:
     """What to call with a batch: the model itself where it is one of ours."""
+    check_sharding(model)
     return model if isinstance(unwrap(model), GNN) else Called(model)
 
 
@@ -126,7 +131,7 @@ def arguments_of(model: nn.Module) -> list[Argument]:
 def _values(batch: Batch, field: str) -> Any:
     """A field of a batch; None where it has none."""
     if not isinstance(batch, HeteroData):
-        return batch.get(field, None)
+        return batch._store.get(field, None)
     found = {storage._key: storage[field] for storage in batch.stores if storage._key and field in storage}
     return found or None
 
@@ -157,9 +162,9 @@ def _trim_changes_nothing(model: nn.Module) -> bool:
 
 def _fits_trimming(fields: Mapping[str, Any], num_layers: int) -> bool:
     """Whether PyG can trim: a hop for every layer, and one kind of edge weights."""
-    hops = fields.get("num_sampled_edges", ())
-    counts = hops.values() if isinstance(hops, Mapping) else [hops]
-    return not fields.keys() >= set(WEIGHTS) and all(len(count) >= num_layers for count in counts)
+    hops = fields.get("num_sampled_edges")
+    is_weighed_twice = all(fields.get(name) is not None for name in WEIGHTS)
+    return hops is None or (len(hops) >= num_layers and not is_weighed_twice)
 
 
 # --- widths --------------------------------------------------------------------------------------

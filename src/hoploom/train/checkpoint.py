@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run's parts in one file, written by rank 0, read whole by every rank; nothing is sharded.
+"""Checkpoints: the state of a run's parts in one file, written by rank 0, read whole by every rank.
 
 They are apart from the learner since who only saves them need not import PyG, which takes seconds.
 """
@@ -17,6 +17,7 @@ from hoploom.errors import ConfigError, HoploomError, StoreError
 from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context, unwrap
 from hoploom.train import tensorfile
+from hoploom.train.sharding import cut_as, is_sharded, whole
 
 FORMAT = 1
 MINUTES = 5.0  # between two checkpoints
@@ -51,8 +52,9 @@ class Checkpoint:
         """Write the parts' state and `extra`. All ranks call; the file before it stays until the new one is whole."""
         path, random = self.path(name), _random_states(self._context)
         with all_or_none(self._context, f"writing {path}"):
+            if self._context.is_main or any(is_sharded(owner) for owner in parts.values()):
+                states = {part: whole(dict(_unwrapped(owner).state_dict())) for part, owner in parts.items()}
             if self._context.is_main:
-                states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
                 kinds = {part: _kind(owner) for part, owner in parts.items()}
                 state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
                 tensorfile.write(path, state)
@@ -76,7 +78,7 @@ class Checkpoint:
             for part in parts:
                 _check_part(path, state, part, _unwrapped(parts[part]))
             for part, owner in parts.items():
-                _load(path, part, _unwrapped(owner), state["parts"][part])
+                _load(path, part, _unwrapped(owner), cut_as(owner, state["parts"][part]))
             _set_random_states(self._context, state["random"])
         extra: dict[str, Any] = state["extra"]
         return extra

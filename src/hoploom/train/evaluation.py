@@ -19,6 +19,7 @@ from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
 from hoploom.train.calling import beneath_ddp, called, check_outputs
 from hoploom.train.learner import check_precision, mixed
+from hoploom.train.sharding import is_sharded
 from hoploom.train.tasks import LinkPrediction, Task, check_labels
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def evaluate(
         task = check_labels(task, loader, context.device)
     metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
     context.sync_buffers(module)
+    most = context.max(len(steps)) if is_sharded(model) else 0  # its forward waits for all ranks
     with evaluating(module):
         for outputs, targets in _rows(module, loader, steps, (task, context, precision)):
             metrics.update(task.scores(outputs), targets)
@@ -51,6 +53,8 @@ def evaluate(
         if len(steps) == 0:
             for outputs, targets in _rows(module, loader, range(1), (task, context, precision)):
                 _update_with_nothing(metrics, task.scores(outputs), targets)
+        for _ in _rows(module, loader, range(most - max(1, len(steps))), (task, context, precision)):
+            pass  # as many as the others have
         loss_sum, rows = context.sum(total).tolist()
         with context.guard("computing metrics"):
             computed = _computed(metrics, int(rows), warn=len(steps) > 0)

@@ -209,3 +209,13 @@ def test_a_layer_of_ours_tells_its_width() -> None:
     for conv in (hnn.SAGEConv(64, 8), hnn.GCNConv(64, 8), hnn.GATConv(64, 8)):
         with pytest.raises(ConfigError, match=r"Conv has in_channels=64, x has rows of 100"):
             conv(torch.randn(3, 100), torch.tensor([[0, 1], [1, 2]]))
+
+
+def test_the_older_way_to_shard_is_refused_with_the_newer() -> None:
+    class FullyShardedDataParallel(nn.Sequential):
+        """Torch's own needs a GPU to be made."""
+
+    learner = learner_of(loader=loader_of("train"))
+    learner.model = FullyShardedDataParallel(Plain())
+    with pytest.raises(ConfigError, match=r"use torch.distributed.fsdp.fully_shard\(model\), or context.wrap"):
+        run(learner)

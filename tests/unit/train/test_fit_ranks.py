@@ -27,6 +27,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compiled")
+    spawn(fit_workers.compiled_two_ranks, 2, [str(folder)], device="cpu", timeout=100)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def found(two: Path) -> Any:
     return tensorfile.read(two / "found")
 
@@ -62,6 +69,17 @@ def test_the_curve_of_two_ranks_is_that_of_one_process(found: Any) -> None:
     assert_same_curve(found["accumulated"], fit_workers.curve(alone(), accumulate=2))
 
 
+def test_a_sharded_model_learns_and_resumes_as_a_whole_one_in_one_process(two: Path, found: Any) -> None:
+    """Its checkpoint is that of any model: one process restores it."""
+    whole, alone_from_two = learner_of(), learner_of()
+    for learner in (whole, alone_from_two):
+        learner.scheduler = None
+    fit(whole, Training(2, **QUIET), alone())
+    assert_close(found["sharded"], parameters_of(whole), 2e-5)
+    Checkpoint(two / "sharded", alone()).restore("last", alone_from_two.parts())
+    assert_close(parameters_of(alone_from_two), parameters_of(whole), 2e-5)
+
+
 def test_two_ranks_evaluate_to_the_numbers_of_one_process(found: Any) -> None:
     """At batch size 200 there is one step, and rank 1 has none."""
     assert_same_metrics(found["metrics"], fit_workers.all_metrics(alone()))
@@ -88,6 +106,18 @@ def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
         spawn(fit_workers.rank_1_is_killed, 2, [str(tmp_path)], device="cpu", timeout=60)
     assert "rank 1" in (tmp_path / "said").read_text()
+
+
+@pytest.mark.slow  # imports torch's compiler
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["around", "within"])
+def test_ddp_and_a_compiler_make_the_checkpoint_of_a_plain_model(name: str, compiled: Path) -> None:
+    whole, restored = learner_of(), learner_of()
+    for learner in (whole, restored):
+        learner.scheduler = None
+    fit(whole, Training(2, accumulate=2, **QUIET), alone())
+    Checkpoint(compiled / name, alone()).restore("last", restored.parts())
+    assert_close(parameters_of(restored), parameters_of(whole), 2e-5)
 
 
 @pytest.mark.slow  # four processes import torch
