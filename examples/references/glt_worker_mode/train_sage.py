@@ -24,9 +24,7 @@ NUM_NEIGHBORS = [15, 10, 5]
 
 def run_training_proc(context: Context, args: argparse.Namespace) -> None:
     store = context.open(args.store, servers=args.servers)
-    print(
-        f"rank {context.rank} of {context.world_size} maps {len(store.parts)} of {len(store.ranges)} parts", flush=True
-    )
+    print(f"rank {context.rank} of {context.world_size} maps {len(store.parts)} of {len(store.ranges)} parts")
     common = {"num_neighbors": NUM_NEIGHBORS, "batch_size": args.batch_size, "device": context.device}
     [y] = store.features.gather([("node", "y", store.split("train"))])
     num_features, num_classes = store.schema.node_type("node").fields["x"].shape[0], int(y.max()) + 1
@@ -49,12 +47,10 @@ def run_training_proc(context: Context, args: argparse.Namespace) -> None:
             loss.backward()
             optimizer.step()
         seconds = time.time() - start
-        print(
-            f"-- [Trainer {context.rank}] Epoch: {epoch:03d}, Loss: {loss:.4f}, Epoch Time: {seconds:.1f}", flush=True
-        )
+        print(f"-- [Trainer {context.rank}] Epoch: {epoch:03d}, Loss: {loss:.4f}, Epoch Time: {seconds:.1f}")
     test = hoploom.evaluate(model, test_loader, NodeClassification(num_classes), context)
     if context.is_main:
-        print(f"Test accuracy {test['accuracy']:.4f}", flush=True)
+        print(f"Test accuracy {test['accuracy']:.4f}")
 
 
 if __name__ == "__main__":
