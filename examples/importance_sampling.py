@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         train_loader = hoploom.NeighborLoader(store, [FANOUT], "train", shuffle=True, **options)
         hoploom.fit(Learner(model, optimizer, task, train_loader), Training(words.epochs), context)
-        test_loader = hoploom.NeighborLoader(store, [FANOUT], "test", rank=0, world_size=1, **options)
+        test_loader = hoploom.NeighborLoader(store, [FANOUT], "test", **options)
         accuracy = hoploom.evaluate(model, test_loader, task, context)["accuracy"]
         if context.is_main:
             print(f"Test accuracy {accuracy:.4f}")

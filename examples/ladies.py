@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         train_loader = hoploom.NeighborLoader(store, [10] * NUM_LAYERS, "train", shuffle=True, **options)
         hoploom.fit(Learner(model, optimizer, task, train_loader), Training(words.epochs), context)
-        test_loader = hoploom.NeighborLoader(store, [10] * NUM_LAYERS, "test", rank=0, world_size=1, **options)
+        test_loader = hoploom.NeighborLoader(store, [10] * NUM_LAYERS, "test", **options)
         accuracy = hoploom.evaluate(model, test_loader, task, context)["accuracy"]
         if context.is_main:
             print(f"{sum(len(batch.n_id) for batch in test_loader) / len(test_loader):.1f} nodes in a batch")

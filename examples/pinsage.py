@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
         train_loader = hoploom.NeighborLoader(store, [5] * NUM_LAYERS, ("item", "train"), shuffle=True, **options)
         hoploom.fit(Learner(model, optimizer, task, train_loader), Training(words.epochs), context)
-        test_loader = hoploom.NeighborLoader(store, [5] * NUM_LAYERS, ("item", "test"), rank=0, world_size=1, **options)
+        test_loader = hoploom.NeighborLoader(store, [5] * NUM_LAYERS, ("item", "test"), **options)
         accuracy = hoploom.evaluate(model, test_loader, task, context)["accuracy"]
         if context.is_main:
             print(f"Test accuracy {accuracy:.4f}")

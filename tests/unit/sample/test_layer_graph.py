@@ -220,6 +220,32 @@ def test_the_most_visited_are_those_that_walks_meet_most() -> None:
     assert set(found.destinations.tolist()) == {1, 4}  # paper 9 has no edge
 
 
+def test_top_keeps_the_best_edges_of_each_seed_with_all_that_belongs_to_them() -> None:
+    ends, scores = torch.tensor([4, 2, 4, 4, 2]), torch.tensor([0.1, 5.0, 0.3, 0.2, 5.0])
+    found = Edges(torch.arange(5), ends, torch.arange(5) + 10, {"score": scores}).top(scores, 2)
+    assert (found.sources.tolist(), found.destinations.tolist()) == ([1, 4, 2, 3], [2, 2, 4, 4])
+    assert found.positions.tolist() == [11, 14, 12, 13]
+    assert torch.equal(found.data["score"], scores[found.sources])
+
+
+def test_numbers_for_ids_do_not_depend_on_the_number_of_ranks() -> None:
+    data = random_graph(60, 800, 1)
+
+    def hook(layer: int, graph: LayerGraph, seeds: Tensor) -> Edges:
+        found = graph.in_edges(seeds)
+        found = found[graph.uniform(found.positions) < 0.5]
+        walked = graph.most_visited(seeds, 2, num_walks=5, length=4, restart=0.2)
+        columns = zip((found.sources, found.destinations), (walked.sources, walked.destinations), strict=True)
+        return Edges(*map(torch.cat, columns))
+
+    def edges(rank: int, world_size: int) -> set[tuple[int, int]]:
+        whole = {"batch_size": 30 // world_size, "rank": rank, "world_size": world_size}
+        batch = next(iter(loader_of(data, hook, torch.arange(60), **whole)))
+        return set(map(tuple, batch.n_id[batch.blocks[0].edge_index].t().tolist()))
+
+    assert edges(0, 2) | edges(1, 2) == edges(0, 1)
+
+
 # --- data ----------------------------------------------------------------------------------------
 
 
