@@ -17,7 +17,7 @@ from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Producer, Work, in_order
-from hoploom.ranks.agreement import Agreement, Reading
+from hoploom.ranks.agreement import Agreement, LoaderReading
 from hoploom.ranks.share import Share
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
@@ -141,12 +141,12 @@ class Loader:
                 self._agreement.pass_batch(self._reading(order, epoch), is_last=at_end)
             self._consumed = Position(epoch + 1) if at_end else Position(epoch, step + 1, order.step_span(step)[1])
 
-    def reading(self) -> Reading:
+    def reading(self) -> LoaderReading:
         """What `steps` reads, for ranks that take whole steps in turn."""
         return self._reading(self._order.undealt().of(0), 0)
 
     @abstractmethod
-    def _reading(self, order: Order, epoch: int) -> Reading:
+    def _reading(self, order: Order, epoch: int) -> LoaderReading:
         """What this loader tells the other ranks."""
 
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:

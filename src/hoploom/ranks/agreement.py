@@ -35,7 +35,7 @@ WAYS_OUT = {
 
 
 @dataclass(frozen=True)
-class Patience:
+class Waits:
     """Seconds to wait for other ranks."""
 
     dealt: float = 10.0  # at the first batch of a loader whose seeds are dealt over the ranks
@@ -45,7 +45,7 @@ class Patience:
     reply: float = 5.0  # for who keeps the notes
 
 
-class Reading(Protocol):
+class LoaderReading(Protocol):
     """What a loader reads, as far as other ranks want to know."""
 
     @property
@@ -84,14 +84,14 @@ class Agreement:
     """That of one loader with those of the other ranks. Settled, it costs a look at a flag."""
 
     def __init__(
-        self, share: Share, patience: Patience | None = None, group: Callable[[], Group | None] = group_here
+        self, share: Share, waits: Waits | None = None, group: Callable[[], Group | None] = group_here
     ) -> None:
         self.is_settled = False
-        self._share, self._patience, self._group = share, patience or Patience(), group
+        self._share, self._waits, self._group = share, waits or Waits(), group
         self._notes: _Notes | None = None
         self._next_look = 0.0
 
-    def pass_batch(self, reading: Reading, *, is_last: bool) -> None:
+    def pass_batch(self, reading: LoaderReading, *, is_last: bool) -> None:
         """Called before each batch is handed out. Raises ConfigError where the ranks do not fit together."""
         if self.is_settled:
             return
@@ -100,12 +100,12 @@ class Agreement:
             if self._notes is None:
                 return
         elif is_last or time.monotonic() >= self._next_look:
-            self._conclude(_asked(self._patience.reply, self._notes.verdict))
-        self._next_look = time.monotonic() + self._patience.look
+            self._conclude(_asked(self._waits.reply, self._notes.verdict))
+        self._next_look = time.monotonic() + self._waits.look
         if is_last and self._notes.is_dealt and not self.is_settled:
             self._wait_for_the_others(self._notes)
 
-    def _begin(self, reading: Reading) -> None:
+    def _begin(self, reading: LoaderReading) -> None:
         group, share = self._group(), self._share
         if group is None:
             return
@@ -119,25 +119,25 @@ class Agreement:
             self.is_settled = True  # every rank reads all of it, or ranks are arranged in a way of the user's own
             return
         self._notes = notes = _Notes(group, share, is_dealt)
-        seconds = self._patience.dealt if is_dealt else self._patience.whole
+        seconds = self._waits.dealt if is_dealt else self._waits.whole
         posted = partial(notes.post_dealt, reading.told()) if is_dealt else partial(notes.post_whole, reading)
         _say_when_ended(group)
-        self._conclude(_asked(seconds + self._patience.reply, lambda: (posted(), notes.wait(seconds))[1]))
+        self._conclude(_asked(seconds + self._waits.reply, lambda: (posted(), notes.wait(seconds))[1]))
 
     def _conclude(self, verdict: str | None) -> None:
         """Settled where there is a verdict; all ranks raise it, and none ends before the others have heard."""
         self.is_settled = verdict is not None
         if self._notes is not None and verdict is not None and verdict != AGREED:
-            _asked(self._patience.heard, self._notes.hear)
+            _asked(self._waits.heard, self._notes.hear)
             raise ConfigError(verdict)
 
     def _wait_for_the_others(self, notes: "_Notes") -> None:
         """At the end of an epoch: what this rank has read is a share of the seeds, and who reads the others?"""
         seconds = notes.group.seconds
-        self._conclude(_asked(seconds + self._patience.reply, lambda: notes.wait(seconds)))
+        self._conclude(_asked(seconds + self._waits.reply, lambda: notes.wait(seconds)))
         if not self.is_settled:
             self.is_settled = True
-            raise PeerError(_asked(self._patience.reply, notes.left_alone) or "who keeps the ranks' notes is gone")
+            raise PeerError(_asked(self._waits.reply, notes.left_alone) or "who keeps the ranks' notes is gone")
 
 
 class _Notes:
@@ -174,7 +174,7 @@ class _Notes:
             )
         self._post(difference)
 
-    def post_whole(self, reading: Reading) -> None:
+    def post_whole(self, reading: LoaderReading) -> None:
         """Compare with all that came before: nobody else may train the same seeds."""
         self._begin()
         limit = max(16, min(MARKS, ALL_MARKS // self.group.size))

@@ -14,10 +14,10 @@ import torch
 from torch.distributed import HashStore
 
 from hoploom import ConfigError, HoploomError, PeerError
-from hoploom.ranks.agreement import Agreement, Group, Patience
+from hoploom.ranks.agreement import Agreement, Group, Waits
 from hoploom.ranks.share import ALONE, GROUP, Share
 
-QUICK = Patience(dealt=0.0, whole=0.0, heard=0.0, look=0.0)
+QUICK = Waits(dealt=0.0, whole=0.0, heard=0.0, look=0.0)
 TOLD = {"seeds": "1001 of 'node' [12]", "store": "9 nodes", "batch_size": "32", "position": "epoch 0, step 0"}
 
 
@@ -41,8 +41,8 @@ def store() -> HashStore:
     return store
 
 
-def agreement(store: HashStore, rank: int, share: Share | None = None, size: int = 2, **patience: float) -> Agreement:
-    made = QUICK if not patience else Patience(**patience)
+def agreement(store: HashStore, rank: int, share: Share | None = None, size: int = 2, **waits: float) -> Agreement:
+    made = QUICK if not waits else Waits(**waits)
     return Agreement(share or Share(rank, size, GROUP), made, lambda: Group(store, rank, size))
 
 
