@@ -19,6 +19,7 @@ from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_s
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
 from hoploom.store.row_cache import read_size
+from hoploom.system import num_cores
 
 with needs("cluster"):
     from hoploom.serve.graph_server import BatchOptions, GraphServer
@@ -42,7 +43,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ca", metavar="FILE", help="TLS: what peers are known by (default: --client-ca)")
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS and token")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics and /health over HTTP here")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="batches made at once")
+    parser.add_argument("--threads", type=int, default=num_cores(), metavar="N", help="batches made at once")
     parser.add_argument("--memory", default="4GB", help="for batches made and not yet sent (default: %(default)s)")
     parser.add_argument("--cache", default="", metavar="SIZE", help="of other parts' rows: 20%% or 4GB (default: none)")
     parser.add_argument("--fanouts", default="15,10,5", help="of batches that the cache is for (default: %(default)s)")

@@ -5,7 +5,6 @@ loader's note spares the sort. There the host never waits: shapes depend on shap
 array does.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ from hoploom import _core
 from hoploom.errors import DataError
 from hoploom.ops import rows
 from hoploom.ops.rows import tensor_of
+from hoploom.system import num_cores
 
 INT32_MAX = 2**31 - 1
 EDGES_PER_THREAD = 1 << 15  # fewer are sorted before another thread has started
@@ -46,7 +46,7 @@ def build_csc(
             destinations.numpy(),
             num_sources,
             num_destinations,
-            min(len(os.sched_getaffinity(0)), 1 + sources.numel() // EDGES_PER_THREAD),
+            min(num_cores(), 1 + sources.numel() // EDGES_PER_THREAD),
             None if edge_time is None else edge_time.numpy(),
             None if source_time is None else source_time.numpy(),
         )

@@ -4,7 +4,6 @@ A record is bytes: its key less the bucket's first in 32 bits, then its columns.
 no more memory than one bucket.
 """
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from hoploom import _core
 from hoploom.errors import DataError
 from hoploom.ops.rows import empty
+from hoploom.system import num_cores
 
 KEY_BYTES = 4
 MOST_THREADS = 8
@@ -76,7 +76,7 @@ def order_edges(
         -1 if time_offset is None else time_offset,
         canonical,
         deduplicate,
-        min(MOST_THREADS, len(os.sched_getaffinity(0))),
+        min(MOST_THREADS, num_cores()),
         indptr.numpy(),
         order.numpy(),
     )

@@ -5,7 +5,6 @@ edges from where they lie, a few times, with some tens of bytes per node in memo
 in-edges and seeds; it gives up a little of METIS's cut. `metis` holds every edge in memory, and both directions.
 """
 
-import os
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +23,7 @@ from hoploom.partition.bounded_store import opened_parts
 from hoploom.partition.metis import metis_parts
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store, open_store
+from hoploom.system import num_cores
 
 METHODS = ("hash", "range", "stream", "metis")
 KEY = 0x7061727473  # what draws derive from: the same parts every time
@@ -95,7 +95,7 @@ def _check(store: Store, num_parts: int, method: str, passes: int, imbalance: fl
 def _threads(threads: int | None) -> int:
     if threads is not None and threads < 1:
         raise ConfigError(f"threads is {threads}; give 1 or more")
-    return min(threads or len(os.sched_getaffinity(0)), 64)
+    return min(threads or num_cores(), 64)
 
 
 def _bounds(store: Store) -> list[int]:

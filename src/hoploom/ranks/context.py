@@ -142,10 +142,15 @@ class Context:
             torch.cuda.set_device(device)
         else:
             ops.keep_freed_memory()  # faulting in each step's pages anew took a third of its time
-        if place.num_threads is not None:
-            torch.set_num_threads(place.num_threads)
+        self.num_cores = environment.share_of_cores(place.local_world_size)  # of this host, for this rank
+        if not environment.names_threads():
+            torch.set_num_threads(min(self.num_cores, torch.get_num_threads()))
         if notes is not None:
             self._join(place, backend)
+
+    def __repr__(self) -> str:
+        threads = f"torch threads {torch.get_num_threads()}{' (OMP_NUM_THREADS)' * environment.names_threads()}"
+        return f"rank {self.rank} of {self.world_size} on {self.device}: cores {self.num_cores}, {threads}"
 
     @property
     def is_main(self) -> bool:

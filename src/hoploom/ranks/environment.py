@@ -15,6 +15,7 @@ from typing import Literal
 
 from hoploom.config.values import as_int, split_address
 from hoploom.errors import ConfigError
+from hoploom.system import num_cores
 
 Variables = Mapping[str, str]
 
@@ -41,7 +42,6 @@ class RankPlace:
     address: str = "127.0.0.1"
     port: int = 0
     hosted: bool = False  # whether the launcher holds the meeting point; else rank 0 does
-    num_threads: int | None = None  # this rank's share of the cores; None: leave torch's threads alone
     uncounted: tuple[str, ...] = ()  # of LOCALS, what nobody told; the ranks find it out where they meet
 
     @property
@@ -100,8 +100,7 @@ def counted(place: RankPlace, neighbours: Sequence[int]) -> RankPlace:
     """The place of a rank that has found out which ranks are on its host."""
     local_rank = neighbours.index(place.rank) if "LOCAL_RANK" in place.uncounted else place.local_rank
     local_world_size = max(local_rank + 1, len(neighbours))
-    threads = _num_threads(os.environ, local_world_size)
-    return replace(place, local_rank=local_rank, local_world_size=local_world_size, num_threads=threads, uncounted=())
+    return replace(place, local_rank=local_rank, local_world_size=local_world_size, uncounted=())
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,6 @@ def _from_torchrun(variables: Variables, present: str) -> RankPlace:
         address=variables["MASTER_ADDR"],
         port=_port(variables),
         hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true",
-        num_threads=_num_threads(variables, local_world_size),
         uncounted=() if world_size == 1 else tuple(name for name in LOCALS if name not in variables),
     )
 
@@ -223,7 +221,6 @@ def _from_slurm(variables: Variables) -> RankPlace:
         restarts=restarts,
         address=variables.get("MASTER_ADDR") or first_host(node_list),
         port=_port(variables) if "MASTER_PORT" in variables else _job_port(variables),
-        num_threads=_num_threads(variables, local_world_size),
     )
 
 
@@ -261,13 +258,17 @@ def _job_port(variables: Variables) -> int:
     return FIRST_PORT + (job + 101 * int(step if step.isdecimal() else 0)) % NUM_PORTS
 
 
-def _num_threads(variables: Variables, local_world_size: int) -> int | None:
-    if local_world_size == 1 or "OMP_NUM_THREADS" in variables:
-        return None
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if variables.get("SLURM_CPUS_PER_TASK", "").isdecimal():  # Slurm binds each task to cores of its own
-        return max(1, min(num_cores, int(variables["SLURM_CPUS_PER_TASK"])))
-    return max(1, num_cores // local_world_size)
+def names_threads() -> bool:
+    """Whether torch's threads are as the user or torchrun, which sets 1, says."""
+    return "OMP_NUM_THREADS" in os.environ
+
+
+def share_of_cores(local_world_size: int, variables: Variables | None = None) -> int:
+    """Cores of this host for each of so many ranks."""
+    told = (os.environ if variables is None else variables).get("SLURM_CPUS_PER_TASK", "")
+    if told.isdecimal():  # Slurm binds each task to cores of its own
+        return max(1, min(num_cores(), int(told)))
+    return max(1, num_cores() // local_world_size)
 
 
 def _rank_of(variables: Variables, rank_name: str, size_name: str) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from hoploom.sample.hops import make_sampling
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
 from hoploom.store import Store, open_store
 from hoploom.store.from_tensors import from_tensors
+from hoploom.system import num_cores
 
 Rates = dict[str, float]  # some of Constants, by name
 DEGREE = 20
@@ -71,7 +72,7 @@ def measure(
             found |= measurement(Path(scratch), effort)
     return Constants(
         machine=_machine(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=num_cores(),
         hoploom=metadata.version("hoploom"),
         date=time.strftime("%Y-%m-%d"),
         **found,
@@ -232,7 +233,7 @@ def _joins(_: Path, effort: Effort) -> Rates:
     num_edges, num_nodes = effort.joined_edges, effort.joined_edges // DEGREE
     with duckdb.connect() as connection:
         connection.execute("SET enable_progress_bar = false")
-        connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
+        connection.execute(f"SET threads = {num_cores()}")
         scattered = f"(i * {SCATTER}) % {1 << 40}"  # distinct, for the factor is odd
         connection.execute(f"CREATE TABLE nodes AS SELECT {scattered} AS id, i AS place FROM range({num_nodes}) t(i)")
         ends = [f"((hash(i * 2 + {end}) % {num_nodes})::BIGINT * {SCATTER}) % {1 << 40}" for end in (0, 1)]

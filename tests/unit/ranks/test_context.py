@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from hoploom import ConfigError, PeerError
 from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context, init, unwrap
-from hoploom.ranks.environment import RankPlace, first_host, read
+from hoploom.ranks.environment import RankPlace, first_host, read, share_of_cores
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 TORCHRUN |= {"MASTER_ADDR": "gpu7", "MASTER_PORT": "29400"}
@@ -25,7 +25,7 @@ SLURM |= {"SLURM_JOB_NODELIST": "gpu[003-004]", "SLURM_TASKS_PER_NODE": "4(x2)",
 
 
 def test_torchruns_variables_say_where_a_rank_stands() -> None:
-    restarted = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    restarted = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     assert read(TORCHRUN | restarted) == RankPlace(3, 1, 8, 2, "torchrun", 2, "gpu7", 29400, hosted=True)
 
 
@@ -34,7 +34,7 @@ def test_torchrun_inside_slurm_has_the_last_word() -> None:
 
 
 def test_slurms_variables_say_where_a_rank_stands() -> None:
-    place = read(SLURM | {"OMP_NUM_THREADS": "2"})
+    place = read(SLURM)
     assert place == RankPlace(5, 1, 8, 4, "slurm", 0, "gpu003", place.port)
     assert 1024 < place.port < 32768  # below the ports that Linux hands out by itself
 
@@ -72,7 +72,7 @@ def test_an_empty_list_of_a_steps_nodes_leaves_that_of_the_job() -> None:
 )
 def test_a_process_alone_waits_for_nobody(variables: dict[str, str]) -> None:
     place = read(variables)
-    assert (place.rank, place.world_size, place.num_threads) == (0, 1, None)
+    assert (place.rank, place.world_size) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,8 @@ def test_a_wrong_variable_is_named_with_its_value_and_the_way_out(variables: dic
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)))
-    assert read(TORCHRUN).num_threads == 6
-    assert read(SLURM).num_threads == 3
-    assert read(SLURM | {"SLURM_CPUS_PER_TASK": "5"}).num_threads == 5
-    assert read(TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}).num_threads == 1
-    assert read(TORCHRUN | {"OMP_NUM_THREADS": "3"}).num_threads is None
+    assert [share_of_cores(count, {}) for count in (1, 2, 5, 24)] == [12, 6, 2, 1]
+    assert share_of_cores(4, {"SLURM_CPUS_PER_TASK": "5"}) == 5
 
 
 def alone() -> Context:

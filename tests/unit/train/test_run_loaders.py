@@ -11,7 +11,7 @@ from hoploom import Store
 from hoploom.train.runs import parse_run_file
 from hoploom.train.runs.problem import eval_loader, goal_of, model_of, train_loader
 
-ALONE: Any = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
+ALONE: Any = SimpleNamespace(rank=0, world_size=1, num_cores=2, device=torch.device("cpu"))
 
 
 def random_store(x: torch.Tensor) -> Store:

@@ -118,7 +118,7 @@ def test_the_classes_of_all_splits_are_counted() -> None:
 def test_more_ranks_than_seeds_are_refused(graph: Path) -> None:
     run_file = parse_run_file('store = "graph.store"', ["loader.batch_size=4096"])
     goal = goal_of(run_file, hoploom.open(graph))
-    context: Any = SimpleNamespace(rank=0, world_size=2048, device=torch.device("cpu"))
+    context: Any = SimpleNamespace(rank=0, world_size=2048, num_cores=2, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"seeds cannot feed 2048 ranks; use fewer ranks"):
         train_loader(run_file, goal, context, model_of(run_file, goal))
 

@@ -1,6 +1,5 @@
 """Tables to a store: read, number the nodes, stream nodes and edges. What must be kept is kept on disk."""
 
-import os
 import shutil
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from hoploom.ingest.tables.table_streams import EdgeTables, NodeRows, Report, or
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
+from hoploom.system import num_cores
 
 ENGINES = ("duckdb", "spark")
 LEAST_SHARE = 80 << 20  # of the engine, and of what is written
@@ -74,7 +74,7 @@ def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress:
         largest = options.largest_group or share // (2 * (options.threads or 1))
         sources = read_sources(graph, folder, ReadLimits(largest_group=largest))
         give_back()
-        threads = options.threads or fitting_threads(share, largest_group(sources), len(os.sched_getaffinity(0)))
+        threads = options.threads or fitting_threads(share, largest_group(sources), num_cores())
         engine = open_engine(writer.scratch, share, threads, name=options.engine, master=options.master)
         with _named_damage(sources), engine as opened:
             begin("numbering the nodes")

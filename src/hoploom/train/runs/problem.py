@@ -292,6 +292,7 @@ def train_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Modu
         least_tail=LEAST_TAIL,
         locality=run_file.cluster.locality,
         device=context.device,
+        num_workers=run_file.loader.num_threads(context.num_cores),
     )
 
 
@@ -300,9 +301,9 @@ def eval_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Modul
     section = run_file.loader
     fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(run_file, goal)
     batch_size = section.eval_batch_size or section.batch_size
-    return _loader(
-        run_file, goal, model, split, fanouts, batch_size=batch_size, rank=0, world_size=1, device=context.device
-    )
+    placement = {"rank": 0, "world_size": 1, "device": context.device}
+    threads = section.num_threads(context.num_cores)
+    return _loader(run_file, goal, model, split, fanouts, batch_size=batch_size, num_workers=threads, **placement)
 
 
 def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **given: Any) -> Loader:
@@ -313,7 +314,6 @@ def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts
         "replace": section.replace,
         "labor": section.labor,
         "mode": section.mode,
-        "num_workers": section.threads,
         "weight_attr": schema.weight if section.weighted else None,
     }
     module = unwrap(model)

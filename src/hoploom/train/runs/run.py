@@ -208,7 +208,7 @@ def _counts(run_file: RunFile, goal: Goal, context: Context) -> dict[str, Tensor
         batch_size=section.batch_size // context.world_size,
         batches=range(NUM_BATCHES),
         seed=run_file.seed,
-        num_threads=section.threads,
+        num_threads=section.num_threads(context.num_cores),
         options={
             "replace": section.replace,
             "labor": section.labor,

@@ -31,6 +31,7 @@ from hoploom.train.checkpoint import MINUTES
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
+USUAL_THREADS = 2  # per process, that make batches
 
 OF_NODES = Only("task.kind", NODE_KINDS)
 OF_CLASSES = Only("task.kind", ("node-classification",))
@@ -132,7 +133,12 @@ class LoaderSection:
     )
     batch_size: int = key(1024, "seeds of a step, over all processes together", rules.whole(1))
     mode: str = key("blocks", "blocks: each layer samples afresh; subgraph: as PyG", rules.choice("blocks", "subgraph"))
-    threads: int = key(2, "threads per process that make batches", rules.whole(0, 1024))
+    threads: int | None = key(
+        None,
+        "threads per process that make batches; left out: 2, or 1 where a process has one core",
+        rules.whole(0, 1024),
+        example=4,
+    )
     replace: bool = key(False, "pick with replacement", rules.FLAG)
     labor: bool = key(False, "LABOR sampling: seeds share their picks, so batches hold fewer nodes", rules.FLAG)
     weighted: bool = key(False, "pick by the store's edge weights", rules.FLAG)
@@ -149,6 +155,10 @@ class LoaderSection:
     eval_batch_size: int | None = key(
         None, "seeds of a batch to evaluate; left out: batch_size", rules.whole(1), example=4096
     )
+
+    def num_threads(self, num_cores: int) -> int:
+        """What makes a process's batches, where the process has so many cores."""
+        return min(USUAL_THREADS, num_cores) if self.threads is None else self.threads
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""What the system grants this process: cores here, and the files of the kernel's control groups, version 1 or 2.
+
+A group is bounded by those above it too. Where none can be read, the host's own bounds count.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+MEMBERSHIP, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def group_files(
+    controller: str, first: str, second: str, membership: Path = MEMBERSHIP, mounted: Path = MOUNTED
+) -> Iterator[Path]:
+    """A file of this process's groups and of those around them: its name in version 1, and in version 2."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, colon, group = rest.partition(":")
+        if not colon or (controllers and controller not in controllers.split(",")):
+            continue
+        folder, name = (mounted / controller, first) if controllers else (mounted, second)
+        path = PurePosixPath(group.lstrip("/"))
+        yield from (folder / one / name for one in (path, *path.parents))
+
+
+def num_cores(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
+    """Cores that this process may use: those it is bound to, or fewer where its container has a quota of their time."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_quota(path) for path in group_files("cpu", "cpu.cfs_quota_us", "cpu.max", membership, mounted)]
+    return max(1, int(min([bound, *(quota for quota in quotas if quota is not None)])))
+
+
+def _quota(path: Path) -> float | None:
+    """In cores; None: there is none, or the container sees other paths."""
+    try:
+        words = path.read_text().split()
+        if path.name != "cpu.max":
+            words += path.with_name("cpu.cfs_period_us").read_text().split()
+        quota, period = map(int, words)
+    except (OSError, ValueError):  # not there, or "max"
+        return None
+    return quota / period if quota > 0 < period else None
