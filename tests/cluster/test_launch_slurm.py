@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.slurm_cluster import Slurm, slurm_cluster
+from support.until import until
 
 from hoploom.deploy.cluster_file import Cluster, Host, Security, ServerOptions, SlurmOptions
 from hoploom.deploy.slurm import NAME, _quoted, script
@@ -18,6 +19,7 @@ from hoploom.errors import ConfigError, TrainError
 
 DEADLINE = 90
 TOKEN = "a-token-nobody-guesses"
+SRUN = 'srun = ["--comment=it\'s ours"]'
 OUTPUT = 'output = "it\'s said-%j.out"'  # with what means something to #SBATCH
 
 # An epoch over the ring, wherever it is: the feature row of node v is v, and its picks are v + 1 and v + 2.
@@ -170,6 +172,8 @@ def test_options_of_sbatch_and_pyxis_are_passed_on() -> None:
         container_image="nvcr.io#nvidia/pytorch:25.01-py3",
         container_mounts=("/data:/data", "/home:/home:ro"),
         container_workdir="/work space",
+        container_name="pyg",
+        srun=("--exclusive", "--comment=it's mine"),
     )
     lines = script(cluster_of(*SERVERS, host(2), slurm=options), ["train", "run.toml"]).splitlines()
     asked = ["--partition=gpu", "--time=12:00:00", "--gpus-per-node=4", "--cpus-per-task=32", "--mem=200G"]
@@ -179,7 +183,9 @@ def test_options_of_sbatch_and_pyxis_are_passed_on() -> None:
     (step,) = (line for line in lines if line.startswith("step="))
     assert "--container-image='nvcr.io#nvidia/pytorch:25.01-py3'" in step
     assert "--container-mounts=/data:/data,/home:/home:ro" in step
+    assert "--container-name=pyg --container-mounts=" in step
     assert "--container-workdir='/work space'" in step
+    assert step.endswith(""" --exclusive '--comment=it'"'"'s mine')""")  # after ours: the last word counts
     assert not any("cd /work" in line or "--chdir" in line for line in lines)
 
 
@@ -192,8 +198,10 @@ def test_no_secret_is_in_the_script_but_the_path_of_its_file(tmp_path: Path) -> 
 
 
 def test_an_option_that_sbatch_would_not_read_as_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"slurm\.options has 'rm -rf'; write each as sbatch does: --name=value"):
-        script(cluster_of(host(0), mode="none", slurm=SlurmOptions(options=("rm -rf",))), ["train", "run.toml"])
+    for name in ("options", "srun"):
+        options = SlurmOptions(**{name: ("rm -rf",)})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=rf"slurm\.{name} has 'rm -rf'; write each as Slurm does: --name=value"):
+            script(cluster_of(host(0), mode="none", slurm=options), ["train", "run.toml"])
 
 
 def test_without_sbatch_the_way_out_is_said(tmp_path: Path) -> None:
@@ -229,7 +237,9 @@ class Launched:
         lines = ['executor = "slurm"', text, 'environment = { GLOO_SOCKET_IFNAME = "lo" }']
         if store is not None:
             lines += [f'store = "{store}"', "[security]", 'token_file = "token"']
-        (self.folder / "cluster.toml").write_text("\n".join([*lines, "[slurm]", 'name = "test"', 'time = "5"', OUTPUT]))
+        (self.folder / "cluster.toml").write_text(
+            "\n".join([*lines, "[slurm]", SRUN, 'name = "test"', 'time = "5"', OUTPUT])
+        )
 
     def start(self) -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "hoploom", "launch", "cluster.toml", "--", str(self.folder / "train.py")]
@@ -349,6 +359,21 @@ def test_a_server_that_cannot_serve_fails_the_job(launched: Launched, tmp_path: 
     assert "first error: 127.0.0." in errors
     assert "absent.store" in errors
     assert not launched.processes()
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_nothing_of_its_job(launched: Launched) -> None:
+    launched.write("hosts = 2", STAY)
+    process = launched.start()
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert any("training" in line for line in iter(process.stdout.readline, ""))
+    finally:
+        process.kill()
+    submitted = process.communicate(timeout=DEADLINE)[1]
+    until(lambda: "JobState=CANCELLED" in launched.job(submitted), "the end of the job", DEADLINE)
+    until(lambda: not launched.processes(), "the end of its processes", DEADLINE)
 
 
 @pytest.mark.slow

@@ -163,7 +163,18 @@ class SlurmOptions:
     container_mounts: tuple[str, ...] = key(
         (), "pyxis: what it sees of the host", rules.texts('a list of texts, e.g. ["/data:/data"]')
     )
+    container_name: str | None = key(
+        None, "pyxis: the name of a container to keep on each host, or to use again", rules.LABEL, example="pyg"
+    )
     container_workdir: str | None = key(None, "pyxis: its working directory", rules.HOST_PATH, example="/workspace")
+    srun: tuple[str, ...] = key(
+        (), "more for every srun, after our own", rules.texts('a list of texts, e.g. ["--container-env=NCCL_DEBUG"]')
+    )
+
+    @property
+    def in_container(self) -> bool:
+        """Whether steps run in one, which has folders of its own."""
+        return self.container_image is not None or self.container_name is not None
 
 
 @dataclass(frozen=True)

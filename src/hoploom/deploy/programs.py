@@ -122,7 +122,11 @@ def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tu
     words = [word for flag, value in options.items() for word in (flag, str(value))]
     if host.processes > 1 and cluster.executor in ("local", "ssh"):  # each line then says which rank's it is
         words += ["--log-dir", LOGS, "--tee", "3"]
-    return (host.python, "-m", "torch.distributed.run", *words, *script)
+    is_module = script[0] == "-m"
+    words += ["-m"] if is_module else []
+    program = script[is_module:]
+    words += ["--"] if program[1:2] == ("--",) else []  # torchrun drops the first one that it meets
+    return (host.python, "-m", "torch.distributed.run", *words, *program)
 
 
 def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:

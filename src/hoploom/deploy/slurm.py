@@ -95,9 +95,10 @@ exit "$status"
 
 def script(cluster: Cluster, command: Sequence[str]) -> str:
     """The batch script, as sbatch takes it. What users set is in its environment alone, not on any command line."""
-    for option in cluster.slurm.options:
-        if not option.startswith("-"):
-            raise ConfigError(f"{cluster.file}: slurm.options has {option!r}; write each as sbatch does: --name=value")
+    for name, options in (("options", cluster.slurm.options), ("srun", cluster.slurm.srun)):
+        wrong = next((option for option in options if not option.startswith("-")), None)
+        if wrong is not None:
+            raise ConfigError(f"{cluster.file}: slurm.{name} has {wrong!r}; write each as Slurm does: --name=value")
     return "\n".join(_lines(_inside(cluster), command)) + "\n"
 
 
@@ -167,12 +168,14 @@ def _sbatch(cluster: Cluster) -> Iterator[str]:
 def _step(options: SlurmOptions) -> Iterator[str]:
     """What all of the job's steps have: they share their nodes, and each may use all cores that the job has there."""
     yield from ("srun", "--overlap", "--export=ALL", "--cpu-bind=quiet,none", "--input=none", "--ntasks-per-node=1")
-    if options.container_image is not None:
-        yield f"--container-image={shlex.quote(options.container_image)}"
-        if options.container_mounts:
-            yield f"--container-mounts={shlex.quote(','.join(options.container_mounts))}"
-        if options.container_workdir is not None:
-            yield f"--container-workdir={shlex.quote(options.container_workdir)}"
+    container = {
+        "image": options.container_image,
+        "name": options.container_name,
+        "mounts": ",".join(options.container_mounts) or None,
+        "workdir": options.container_workdir,
+    }
+    yield from (f"--container-{name}={shlex.quote(value)}" for name, value in container.items() if value is not None)
+    yield from map(shlex.quote, options.srun)
 
 
 def _node(cluster: Cluster, process: Process) -> str:
@@ -182,7 +185,7 @@ def _node(cluster: Cluster, process: Process) -> str:
 def _server(cluster: Cluster, process: Process) -> Iterator[str]:
     """Start one server; a container has folders of its own."""
     node = _node(cluster, process)
-    folder = [] if cluster.slurm.container_image else [f"--chdir={shlex.quote(process.folder)}"]
+    folder = [] if cluster.slurm.in_container else [f"--chdir={shlex.quote(process.folder)}"]
     yield f"environment_{node}() {{ export {' '.join(_assigned(process.environment))}; }}"
     yield " ".join(["serve", node, *folder, *map(_quoted, process.words)])
 
@@ -192,7 +195,7 @@ def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> s
     own = {name: value for name, value in process.environment.items() if common.get(name) != value}
     words = process.words
     at = words.index("--master-port")
-    steps = [] if cluster.slurm.container_image else [f"cd {shlex.quote(process.folder)} || exit"]
+    steps = [] if cluster.slurm.in_container else [f"cd {shlex.quote(process.folder)} || exit"]
     steps += [f"export {' '.join(_assigned(own))}"] if own else []
     quoted = [*map(_quoted, words[: at + 1]), '"$port"', *map(_quoted, words[at + 2 :])]
     return "; ".join([*steps, f"exec {' '.join(quoted)}"])

@@ -4,6 +4,7 @@ Slurm is asked for the job's state, often at first, then every few seconds, as o
 Its controller knows a job that ended for some minutes only (MinJobAge); the accounting does for longer.
 """
 
+import os
 import re
 import signal
 import subprocess
@@ -96,19 +97,48 @@ def run(script: str) -> int:
 def submitted(script: str) -> Iterator[str]:
     """The number of a job that is cancelled if this block is left by an error, Ctrl-C and SIGTERM among them.
 
-    A terminal that is closed leaves the job to Slurm.
+    A terminal that is closed leaves the job to Slurm; SIGKILL does not.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         job = _submit(script)
-        _say(f"submitted job {job}; Ctrl-C cancels it")
-        try:
-            yield job
-        except BaseException:
-            _cancel(job)
-            raise
+        with _cancelled_if_killed(job):
+            _say(f"submitted job {job}; Ctrl-C cancels it")
+            try:
+                yield job
+            except BaseException:
+                _cancel(job)
+                raise
     finally:
         put_back({signal.SIGTERM: before})
+
+
+@contextmanager
+def _cancelled_if_killed(job: str) -> Iterator[None]:
+    """While entered, a process of its own reads from this one: at an end without a word it cancels the job."""
+    with subprocess.Popen(
+        ["sh", "-c", 'read -r word || exec scancel "$1"', "sh", job],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what the terminal sends is for this process
+    ) as watcher:
+        assert watcher.stdin is not None
+        end = watcher.stdin.fileno()
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            os.write(end, b"left\n")
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        before = signal.getsignal(signal.SIGHUP)
+        if before == signal.SIG_DFL:  # not under nohup
+            signal.signal(signal.SIGHUP, leave)
+        try:
+            yield
+        finally:
+            put_back({signal.SIGHUP: before})
+            os.write(end, b"done\n")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
