@@ -116,6 +116,11 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         return found
 
     @property
+    def num_neighbors(self) -> Sequence[Sequence[int]]:
+        """The fanouts of each hop; PyG's `model.inference` counts the hops."""
+        return self._sampler.sampling.fanouts
+
+    @property
     def edge_permutation(self) -> None:
         """None: the edge ids given are the user's own."""
         return None

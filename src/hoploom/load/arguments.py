@@ -63,7 +63,7 @@ COUNTS = {  # those that are counts: the least, and what to give
 UNSUPPORTED = {
     "batch_sampler": "give sampler=, batch_size= and drop_last=, so that ranks share a step; a DynamicBatchSampler "
     "measures whole graphs, while num_neighbors= and batch_size= bound a batch here",
-    "worker_init_fn": "workers are threads of this process",
+    "worker_init_fn": "workers are threads of this process, and seed= decides all draws; leave it out",
     "multiprocessing_context": "workers are threads of this process",
     "generator": "give seed=",
     "pin_memory_device": "give device=",

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -75,6 +76,14 @@ class SamplingLoader(Loader):
     def filter_fn(self, batch: Batch) -> Batch:
         """What ZipLoader calls on a batch afterwards: nothing is left to do."""
         return batch
+
+    def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[None]:
+        """As in PyG, for its worker processes; workers are threads here, and there is nothing to do."""
+        return nullcontext()
+
+    def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[None]:
+        """As in PyG, for its worker processes; workers are threads here, and no core is theirs alone."""
+        return nullcontext()
 
     def _reading(self, order: Order, epoch: int) -> Fingerprint:
         return Fingerprint(type(self).__name__, order, epoch, self.maker)

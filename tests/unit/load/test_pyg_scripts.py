@@ -1,0 +1,169 @@
+"""What PyG scripts pass and do: every row of the table in docs/coming-from-pyg.md."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.loader as pyg
+from support.graphs import library, ring
+from support.refusals import assert_refused
+from torch.utils.data import BatchSampler, DistributedSampler, WeightedRandomSampler
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GraphSAGE
+
+import hoploom
+from hoploom import LinkNeighborLoader, NeighborLoader
+
+PAGE = Path(__file__).parents[3] / "docs" / "coming-from-pyg.md"
+PAIRS = torch.tensor([[0, 3], [4, 4]])
+
+
+def nodes(**options: Any) -> NeighborLoader:
+    return NeighborLoader(ring(12), [2], **{"batch_size": 6, **options})
+
+
+def refused(*said: str, **options: Any) -> None:
+    assert_refused(lambda: nodes(**options), *said)
+
+
+def samplers() -> None:
+    for sampler in (pyg.ImbalancedSampler(torch.arange(12) // 9), WeightedRandomSampler(torch.ones(12), 9), [0, 0]):
+        assert sum(batch.batch_size for batch in nodes(sampler=sampler)) == len(sampler)
+
+
+def batch_samplers() -> None:
+    refused("batch_sampler=", "sampler=", "batch_size=", batch_sampler=BatchSampler(range(12), 4, False))
+    refused("whole graphs", batch_sampler=pyg.DynamicBatchSampler([Data(num_nodes=1)], 9))
+
+
+def no_layers() -> None:
+    assert NeighborLoader(ring(12), [], batch_size=6)([3, 1]).n_id.tolist() == [3, 1]
+
+
+def new_relations() -> None:
+    key = ("author", "likes", "paper")
+    (batch,) = LinkNeighborLoader(library(), [2], (key, PAIRS), batch_size=2)
+    assert batch[key].edge_label_index.shape == (2, 2)
+
+
+def no_edges() -> None:
+    (batch,) = LinkNeighborLoader(Data(num_nodes=9), [2], PAIRS, batch_size=2)
+    assert batch.n_id.tolist() == [0, 3, 4]
+
+
+def no_seeds() -> None:
+    refused("empty", input_nodes=torch.zeros(12, dtype=torch.bool))
+    assert_refused(lambda: LinkNeighborLoader(ring(12), [2], PAIRS[:, :0]), "empty")
+
+
+def wrapped() -> None:
+    zipped = pyg.ZipLoader([nodes(), nodes(input_nodes=[7, 8])], batch_size=2)
+    assert [[batch.batch_size for batch in pair] for pair in zipped] == [[2, 2]]
+    cached = pyg.CachedLoader(nodes())
+    assert [batch.n_id.tolist() for batch in cached] == [batch.n_id.tolist() for batch in cached]
+    assert [batch.batch_size for batch in pyg.PrefetchLoader(nodes(), torch.device("cpu"))] == [6, 6]
+
+
+def inference() -> None:
+    data, model = ring(12), GraphSAGE(4, 8, 2, 3).eval()
+    sampler = hoploom.NeighborSampler(data, [-1])
+    loader = pyg.NeighborLoader(data, [-1], neighbor_sampler=sampler, batch_size=5)
+    assert torch.allclose(model.inference(loader), model(data.x, data.edge_index), atol=1e-5)
+
+
+def contexts() -> None:
+    loader = nodes(num_workers=2)
+    with loader.enable_cpu_affinity([0, 1]), loader.enable_multithreading(2):
+        assert len(list(loader)) == 2
+
+
+def worker_functions() -> None:
+    refused("worker_init_fn=", "threads", worker_init_fn=print)
+    refused("multiprocessing_context=", "threads", multiprocessing_context="fork")
+
+
+def without_meaning() -> None:
+    assert len(list(nodes(persistent_workers=True, filter_per_worker=True, is_sorted=True, in_order=True))) == 2
+
+
+def torch_randomness() -> None:
+    refused("seed=", generator=torch.Generator())
+    torch.manual_seed(1)
+    first = [batch.n_id.tolist() for batch in nodes(shuffle=True)]
+    torch.manual_seed(2)
+    assert [batch.n_id.tolist() for batch in nodes(shuffle=True)] == first
+
+
+def other_classes() -> None:
+    refused("transform=", transform_sampler_output=print)
+    refused("transform=", custom_cls=HeteroData)
+    refused("transform=", neighbor_sampler=hoploom.NeighborSampler(ring(12), [2]))
+
+
+def attributes() -> None:
+    data = ring(12)
+    loader = NeighborLoader(data, [2], input_nodes=[3, 4, 5], batch_size=2, drop_last=True)
+    assert (loader.dataset, loader.data, len(loader)) == (range(3), data, 1)
+    assert (loader.batch_size, loader.num_workers, loader.drop_last) == (2, 0, True)
+    assert loader(torch.tensor([2, 0])).input_id.tolist() == [2, 0]
+
+
+def changes_in_place() -> None:
+    data = ring(12)
+    loader = NeighborLoader(data, [2], input_nodes=[3], batch_size=1)
+    data.x[3] = -1.0
+    assert loader([0]).x[0].tolist() == [-1.0] * 4
+
+
+def new_fields() -> None:
+    data = ring(12)
+    loader = NeighborLoader(data, [2], input_nodes=[3], batch_size=1)
+    loader.data.x = torch.zeros(12, 9)
+    assert loader([0]).x.shape[1] == 4
+    assert NeighborLoader(data, [2], input_nodes=[3])([0]).x.shape[1] == 9
+
+
+def sparse_tensors() -> None:
+    data = ring(12)
+    data.adj_t = torch.eye(12).to_sparse_csr()
+    assert_refused(lambda: NeighborLoader(data, [2]), "edge_index")
+
+
+ROWS: dict[str, Callable[[], None]] = {
+    "`sampler=`: an `ImbalancedSampler`, a `WeightedRandomSampler`, any sampler or list with a length": samplers,
+    "`sampler=DistributedSampler(...)`": lambda: refused(
+        "DistributedSampler", "leave it out", sampler=DistributedSampler(range(12), num_replicas=2, rank=0)
+    ),
+    "`shuffle=True` beside `sampler=`": lambda: refused("mutually exclusive", sampler=[0], shuffle=True),
+    "`batch_sampler=`, also a `DynamicBatchSampler`": batch_samplers,
+    "`num_neighbors=[]`": no_layers,
+    "`edge_label_index` of a relation that the graph does not have": new_relations,
+    "a graph without edges": no_edges,
+    "no seeds: an empty mask, list or `edge_label_index`": no_seeds,
+    "the loader, to `ZipLoader`, `CachedLoader` or `PrefetchLoader`": wrapped,
+    "the loader, to `model.inference(loader)`": inference,
+    "`with loader.enable_cpu_affinity(...)`, `enable_multithreading(...)`": contexts,
+    "`worker_init_fn`, `multiprocessing_context`": worker_functions,
+    "`persistent_workers`, `filter_per_worker`, `is_sorted`, `in_order`": without_meaning,
+    "`generator=`, or `torch.manual_seed` before the loop": torch_randomness,
+    "`transform_sampler_output`, `custom_cls`, `neighbor_sampler`": other_classes,
+    "`loader.dataset`, `loader.data`, `len(loader)`, `loader(ids)`, `loader.batch_size`": attributes,
+    "`data.x[ids] = rows` after the loader was made": changes_in_place,
+    "`data.x = rows` or `del data.x` after the loader was made": new_fields,
+    "a `SparseTensor` (`adj_t`) instead of `edge_index`": sparse_tensors,
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_a_script_of_pyg_passes_does_what_the_page_says(row: str) -> None:
+    ROWS[row]()
+
+
+def test_the_page_lists_these_rows_and_no_other() -> None:
+    section = PAGE.read_text().split("## What your script passes")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| (.+?) \| .+ \|$", section, re.MULTILINE)
+    assert listed[0] == "Your script passes"
+    assert listed[1:] == list(ROWS)
