@@ -150,6 +150,17 @@ def test_two_nodes_on_loopback_train_together(tmp_path: Path) -> None:
     assert "Epoch" not in second
 
 
+def test_the_cluster_file_gives_srun_the_options_of_the_tutorial(capsys: pytest.CaptureFixture[str]) -> None:
+    file = PORTS / "pyg_multi_node" / "slurm.toml"
+    assert cli.main(["launch", str(file), "--dry-run", "--", str(MULTI_NODE), "--store", "papers100M.store"]) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --nodes=2" in script
+    assert "--nproc-per-node 8" in script
+    mounts = "--container-mounts=/ogb-papers100m/:/workspace/dataset"
+    assert all(option in script for option in ("--container-name=cont", "--container-image=IMAGE", mounts))
+    assert "--mem-bind=local" in script
+
+
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
