@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import WeightedRandomSampler
 
 from hoploom import HoploomError, LinkNeighborLoader, NeighborLoader
 from support.graphs import random_graph, ring
@@ -30,6 +31,23 @@ def resumed_on_rank_one(rank: int) -> NeighborLoader:
     return loader
 
 
+def drawing(seed: int) -> WeightedRandomSampler:
+    return WeightedRandomSampler(torch.ones(1001), 500, generator=torch.Generator().manual_seed(seed))
+
+
+class Remembering(list[int]):
+    """The same positions on every rank in the first epoch alone."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self[:] = [place + epoch * dist.get_rank() for place in range(500)]
+
+
+def remembering(rank: int) -> NeighborLoader:
+    loader = train(sampler=Remembering(range(500)), shuffle=False)
+    assert sum(batch.batch_size for batch in loader) == 250
+    return loader
+
+
 SILENT: dict[str, Callable[[int], Any]] = {
     "a split beside dealt shares": lambda rank: train(SEEDS.split(501)[rank]),
     "all seeds on every rank": lambda rank: train(rank=0, world_size=1),
@@ -39,6 +57,9 @@ SILENT: dict[str, Callable[[int], Any]] = {
     "another graph": lambda rank: train(graph=random_graph(1001, 2002, rank)),
     "the same share twice": lambda rank: train(rank=0, world_size=2),
     "a state restored on one rank": resumed_on_rank_one,
+    "a sampler that each rank seeds": lambda rank: train(sampler=drawing(rank), shuffle=False),
+    "one sampler on every rank": lambda rank: train(sampler=drawing(0), shuffle=False, rank=0, world_size=1),
+    "a sampler with a memory of its own": remembering,
     "other links": lambda rank: LinkNeighborLoader(GRAPH, [2], GRAPH.edge_index[:, rank:], batch_size=100),
 }
 

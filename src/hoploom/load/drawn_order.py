@@ -25,24 +25,33 @@ from hoploom.schema import ID_DTYPES
 DRAWING = 0x64726177  # folded into the epoch's key, to stay apart from what else derives from it
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What a sampler gave for an epoch."""
+
+    positions: Tensor  # [n] int64
+
+    @cached_property
+    def digest(self) -> int:
+        return int.from_bytes(hashlib.sha256(self.positions.numpy().tobytes()).digest()[:7], "little")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrawnOrder(Order):
     """An order of which `num_seeds` positions are drawn by a sampler, once an epoch; they are dealt out like any."""
 
     sampler: Any
     num_positions: int  # that there are to draw from
-    positions: Tensor | None = field(default=None, repr=False, compare=False)  # [num_seeds] int64, of one epoch
-    _newest: dict[int, "DrawnOrder"] = field(default_factory=dict, repr=False, compare=False)  # by epoch: one at most
+    drawn: "Drawn | None" = field(default=None, repr=False, compare=False)  # of one epoch
+    _newest: "dict[int, Drawn]" = field(default_factory=dict, repr=False, compare=False)  # by epoch: one at most
 
     @property
     def dataset(self) -> range:
         return range(self.num_positions)
 
-    @cached_property
+    @property
     def layout(self) -> int:
-        if self.positions is None:
-            return 0
-        return int.from_bytes(hashlib.sha256(self.positions.numpy().tobytes()).digest()[:7], "little")
+        return 0 if self.drawn is None else self.drawn.digest
 
     @property
     def other_layout(self) -> str:
@@ -53,17 +62,17 @@ class DrawnOrder(Order):
 
     def of(self, epoch: int) -> "DrawnOrder":
         if epoch not in self._newest:
-            drawn = replace(self, positions=self.draw(epoch))
+            drawn = Drawn(self.draw(epoch))
             self._newest.clear()
             self._newest[epoch] = drawn
-        return self._newest[epoch]
+        return replace(self, drawn=self._newest[epoch])
 
     def undealt(self) -> "DrawnOrder":
         return replace(self, rank=0, world_size=1, _newest={})
 
     def indices(self, epoch: int, begin: int, end: int) -> Tensor:
-        assert self.positions is not None
-        return self.positions[begin:end]
+        assert self.drawn is not None
+        return self.drawn.positions[begin:end]
 
     def draw(self, epoch: int) -> Tensor:
         """The positions that the sampler gives for an epoch: [num_seeds] int64."""

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hoploom.load.drawn_order import DrawnOrder
 from hoploom.load.maker import LinkMaker, Maker, NodeMaker
 from hoploom.load.order import Order
 from hoploom.store import Store
@@ -29,14 +30,15 @@ class Fingerprint:
 
     @property
     def trains(self) -> bool:
-        return self.order.shuffle
+        return self.order.shuffle or isinstance(self.order, DrawnOrder)
 
     def told(self) -> Mapping[str, str]:
         """By the names of the arguments."""
         order, sampling = self.order, self.maker.sampler.sampling
-        names = ("batch_size", "shuffle", "drop_last", "least_tail", "seed", "layout")
+        layout = "sampler" if isinstance(order, DrawnOrder) else "layout"
+        names = ("batch_size", "shuffle", "drop_last", "least_tail", "seed")
         told = {"loader": self.loader, "store": self._store, "seeds": self._seeds}
-        told |= {name: str(getattr(order, name)) for name in names}
+        told |= {name: str(getattr(order, name)) for name in names} | {layout: str(order.layout)}
         told |= {entry.name: str(getattr(sampling, entry.name)) for entry in fields(sampling)}
         if isinstance(self.maker, LinkMaker) and (negatives := self.maker.links.task.negatives) is not None:
             told["neg_sampling"] = f"{negatives.mode} {negatives.amount}"
@@ -44,7 +46,10 @@ class Fingerprint:
         return told | {"position": f"epoch {self.epoch}, step {order.first_step}"}
 
     def marks(self, limit: int) -> list[int]:
-        """The least hashes of the seeds, those of this graph and type alone."""
+        """The least hashes of the seeds, those of this graph and type alone; of what a sampler drew, one in all."""
+        if isinstance(self.order, DrawnOrder):
+            drawn = f"{self._store} {self._seeds} {self.order.layout}"
+            return [int(hashlib.sha256(drawn.encode()).hexdigest()[:12], 16)]
         ids = self._ids.reshape(-1, self._ids.shape[-1])
         place = int(hashlib.sha256(f"{self._store} {self._kind}".encode()).hexdigest()[:12], 16)
         hashes = torch.full_like(ids[0], place)

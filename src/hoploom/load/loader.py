@@ -13,6 +13,7 @@ from hoploom import keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
 from hoploom.load.assemble import Batch, Mover, received
+from hoploom.load.drawn_order import DrawnOrder
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
@@ -111,6 +112,8 @@ class Loader:
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
         self._looping = self._order.of(start.epoch).after(start.step, start.num_seeds)
+        if isinstance(self._order, DrawnOrder):  # the ranks must have drawn the same for this epoch, too
+            self._agreement = Agreement(self.share)
         return self._walk(self._looping, start.epoch, self._num_loops)
 
     def rehearsal(self) -> Walk:

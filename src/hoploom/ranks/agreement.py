@@ -29,6 +29,8 @@ ALONE = "a loader that one rank reads alone, or a share that you cut yourself, n
 WAYS_OUT = {
     "seeds": "give all ranks the same seeds, all of them and in one order, not a split(...)[rank] or a random split "
     "without a seed: the loader deals them out",
+    "sampler": "all ranks must draw one order, of which the loader deals each a share: give their samplers the same "
+    "seeds and weights, and generators of the same seed",
     "store": "open the same graph on all ranks",
     "position": "restore the same state_dict() on all ranks",
 }
@@ -189,9 +191,9 @@ class _Notes:
         ranks = f"rank {min(other, self.group.rank)} and rank {max(other, self.group.rank)}"
         seeds = "the same seeds" if shared == of else f"some of the same seeds ({shared} of {of} that were compared)"
         return (
-            f"{ranks} train {seeds}: their loaders have rank=0, world_size=1 and shuffle=True; drop rank= and "
-            "world_size=, and the loader deals the seeds out, each to one rank; a loader that every rank shall read "
-            "whole has shuffle=False"
+            f"{ranks} train {seeds}: their loaders have rank=0, world_size=1 and shuffle=True or the same sampler; "
+            "drop rank= and world_size=, and the loader deals the seeds out, each to one rank; a loader "
+            "that every rank shall read whole has shuffle=False"
         )
 
     def verdict(self) -> str | None:
