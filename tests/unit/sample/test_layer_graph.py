@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphConv
 
 import hoploom
-from hoploom import ConfigError, Edges, NeighborLoader
+from hoploom import ConfigError, Edges, NeighborLoader, ops
 from hoploom import nn as hnn
 from hoploom.sample import LayerGraph
 
@@ -92,6 +92,14 @@ def test_numbers_are_uniform_and_never_0_or_1() -> None:
     counts = torch.bincount(dice, minlength=6)
     assert counts.numel() == 6
     assert ((counts - 10_000).square() / 10_000).sum() < 26
+
+
+@pytest.mark.parametrize("word", [0, 2**32 - 1])
+def test_the_least_and_the_greatest_word_give_numbers_inside(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "draw_words", lambda *_: torch.full((1, 4), word, dtype=torch.uint32))
+    [number] = ask(ring(12), lambda graph: graph.uniform(1))
+    assert number > 0
+    assert number < 1
 
 
 def test_a_hook_knows_its_epoch_step_layer_and_fanout() -> None:
@@ -206,12 +214,12 @@ def test_a_walk_that_cannot_be_is_refused(given: dict[str, Any], message: str) -
 def test_the_most_visited_are_those_that_walks_meet_most() -> None:
     books, seeds = library(), torch.tensor([1, 4, 9])
     walks = {"length": 6, "restart": 0.3, "path": [PRINTS, APPEARS]}
-    [found] = ask(books, lambda graph: graph.most_visited(seeds, 2, num_walks=40, **walks), seeds=("paper", [1]))
+    [found] = ask(books, lambda graph: graph.most_visited(seeds, 3, num_walks=40, **walks), seeds=("paper", [1]))
     [trace] = ask(books, lambda graph: graph.walk(seeds.repeat_interleave(40), **walks), seeds=("paper", [1]))
     expected = []
     for row, seed in enumerate(seeds.tolist()):
         ends = trace[40 * row : 40 * (row + 1), 2::2].flatten().tolist()
-        counts = sorted((-ends.count(node), node) for node in set(ends) - {seed, -1})[:2]
+        counts = sorted((-ends.count(node), node) for node in set(ends) - {seed, -1})[:3]
         expected += [(node, seed, -count, -count / -sum(c for c, _ in counts)) for count, node in counts]
     columns = (found.sources, found.destinations, found.data["visits"], found.data["weight"])
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
@@ -257,7 +265,7 @@ def numbered(layer: int, graph: LayerGraph, seeds: Tensor) -> Edges:
 
 def test_data_of_edges_arrives_beside_them_in_the_block() -> None:
     (batch,) = loader_of(ring(12), numbered, seeds=(3, 0, 3), num_layers=2)
-    for block in batch.blocks:
+    for block in (*batch.blocks, batch.blocks[0].to("cpu")):
         sources, destinations = batch.n_id[block.edge_index]
         assert block.data["both"].tolist() == (100 * sources + destinations).tolist()
     assert batch.blocks[1].data["both"].numel() == 6  # a repeated seed has its data twice

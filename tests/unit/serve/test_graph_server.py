@@ -101,6 +101,13 @@ def test_picks_of_all_relations_together_are_bounded(whole: Store) -> None:
         _service(whole, 1 << 20, most=499).answer(_sample(whole, -1))
 
 
+def test_in_degrees_are_told_without_any_edge_however_many_there_are(whole: Store) -> None:
+    answer = _service(whole, 1, free=0, most=1).answer(_sample(whole, -1, counts_only=True))
+    counts, sources, edges = answer.tensors
+    assert torch.equal(counts, whole.parts[0].lists[0].indptr.diff())  # type: ignore[arg-type]
+    assert len(sources) == len(edges) == 0  # type: ignore[arg-type]
+
+
 def test_many_picks_take_memory_until_they_are_sent_and_few_do_not(whole: Store) -> None:
     serving = _service(whole, 500 * PICK_BYTES)
     free = serving.answer(_sample(whole, -1))  # under a megabyte
