@@ -6,7 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from getpass import getuser
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import hoploom
 from hoploom import cli
 from hoploom.ranks import environment
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(240)]
 
 PORTS = ROOT / "examples" / "references"
 MULTI_GPU = PORTS / "pyg_multi_gpu" / "multi_gpu.py"
@@ -28,7 +28,7 @@ MULTI_NODE = PORTS / "pyg_multi_node" / "multi_node.py"
 CUSTOM_SAMPLER = PORTS / "dgl_multi_gpu_custom_sampler" / "custom_sampler.py"
 TRAIN_SAGE = PORTS / "glt_worker_mode" / "train_sage.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-LIMIT = 110.0  # seconds: five processes import torch
+LIMIT = 220.0  # seconds: six processes import torch, on a machine that does other things too
 
 slow = pytest.mark.slow
 Run = Callable[..., str]
@@ -76,7 +76,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     return run
 
 
-def started(*words: object, folder: Path, variables: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+def started(*words: object, folder: Path, variables: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
     command = [str(word) for word in words]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
@@ -90,6 +90,19 @@ def said(*processes: "subprocess.Popen[str]") -> list[str]:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(out)
+    return out
+
+
+def by_its_readme(port: str, folder: Path, num_blocks: int = 1, changed: Mapping[str, str] | None = None) -> str:
+    """What the first commands of a README print, typed into a shell as they stand there, but for these words."""
+    shutil.copytree(PORTS, folder / "references")
+    blocks = re.findall(r"^```text\n(.*?)^```", (PORTS / port / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    commands = "\n".join([*blocks[:num_blocks], "wait"])
+    for old, new in (changed or {}).items():
+        assert old in commands
+        commands = commands.replace(old, new)
+    variables = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    [out] = said(started("bash", "-ec", commands, folder=folder / "references" / port, variables=variables))
     return out
 
 
@@ -113,10 +126,8 @@ def test_torchrun_with_two_ranks_learns_reddit(graphs: Path, tmp_path: Path) -> 
 
 
 @slow
-def test_reddit_is_learned_by_processes_that_the_script_starts(graphs: Path, tmp_path: Path) -> None:
-    words = (MULTI_GPU, "--root", reddit_of(graphs, tmp_path), "--epochs", 5, "--processes", 2)
-    [out] = said(started(sys.executable, *words, folder=tmp_path))
-    assert last("Validation Accuracy", out) > 0.6
+def test_reddit_is_learned_by_processes_that_the_script_starts(tmp_path: Path) -> None:
+    assert last("Validation Accuracy", by_its_readme("pyg_multi_gpu", tmp_path)) > 0.9
 
 
 # --- PyG, several nodes ----------------------------------------------------------------------------
@@ -191,12 +202,10 @@ def test_products_is_learned_with_the_tutorials_sampler(graphs: Path, tmp_path: 
 
 
 @slow
-def test_two_processes_learn_products_with_the_tutorials_sampler(graphs: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(graphs / "products", tmp_path / "products")
-    words = (CUSTOM_SAMPLER, "--root", root, "--epochs", 3, "--processes", 2)
-    [out] = said(started(sys.executable, *words, folder=tmp_path))
-    assert last("Validation Accuracy", out) > 0.6
-    assert out.count("Validation Accuracy") == 3  # rank 0 alone speaks
+def test_two_processes_learn_products_with_the_tutorials_sampler(tmp_path: Path) -> None:
+    out = by_its_readme("dgl_multi_gpu_custom_sampler", tmp_path)
+    assert last("Validation Accuracy", out) > 0.9
+    assert out.count("Validation Accuracy") == 10  # rank 0 alone speaks
 
 
 # --- GLT -------------------------------------------------------------------------------------------
@@ -218,18 +227,17 @@ def trained(out: str, label: str, rank: int, num_parts: int) -> bool:
 
 
 @slow
-def test_two_nodes_train_in_worker_mode(checkout: Path) -> None:
-    words = ("--store", "products.parts", "--epochs", 3, "--num_nodes=2", "--master_addr=localhost")
-    command = (sys.executable, "train_sage.py", *words, f"--master_port={free_ports(1)[0]}")
-    first, second = said(*(started(*command, f"--node_rank={node}", folder=checkout) for node in range(2)))
-    assert trained(first, "", 0, 1)
-    assert trained(second, "", 1, 1)
-    assert last("Test accuracy", first) > 0.9
+def test_two_nodes_train_in_worker_mode(tmp_path: Path) -> None:
+    changed = {"--master_addr=localhost": f"--master_addr=localhost --master_port={free_ports(1)[0]} --epochs=3"}
+    out = by_its_readme("glt_worker_mode", tmp_path, num_blocks=2, changed=changed)
+    assert trained(out, "", 0, 1)
+    assert trained(out, "", 1, 1)
+    assert last("Test accuracy", out) > 0.9
 
 
-def launched(folder: Path, *words: object, variables: dict[str, str] | None = None) -> str:
-    command = (sys.executable, "-m", "hoploom", "launch", *words, "--", "train_sage.py", "--epochs", 3)
-    [out] = said(started(*command, folder=folder, variables=variables))
+def launched(folder: Path, file: str) -> str:
+    command = (sys.executable, "-m", "hoploom", "launch", file, "--", "train_sage.py", "--epochs", 3)
+    [out] = said(started(*command, folder=folder))
     return out
 
 
