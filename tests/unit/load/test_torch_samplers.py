@@ -159,6 +159,13 @@ def test_an_epoch_continues_at_another_number_of_ranks() -> None:
     assert seen == _seeds(_loader(made()))
 
 
+def test_ranks_may_take_whole_steps_of_what_is_drawn() -> None:
+    loader = _loader(SAMPLERS["weighted"](), rank=1, world_size=2)
+    list(loader)
+    whole = loader.steps(range(loader.num_whole_steps), dealt=False)
+    assert_same_batches(list(whole), list(_loader(SAMPLERS["weighted"]())))
+
+
 def test_a_sampler_that_draws_differently_again_cannot_resume_and_says_so() -> None:
     loader = _loader(Turning())
     next(iter(loader))
