@@ -153,7 +153,10 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
     _add_out(parser)
     add_option(parser, "--parts", read_positive, required=True, metavar="N", help="parts of the new store")
     parser.add_argument(
-        "--method", default="stream", metavar="NAME", help="hash, range, stream (default), or metis (needs pymetis)"
+        "--method",
+        default="stream",
+        metavar="NAME",
+        help="hash, range, stream (default), frequency, or metis (needs pymetis)",
     )
     parser.add_argument(
         "--seeds",

@@ -1,8 +1,9 @@
-"""The part of every node: by hash, by range, by a streaming partitioner in the core, or by METIS.
+"""The part of every node: by hash, by range, by a streaming partitioner in the core, by frequency, or by METIS.
 
 All types are partitioned together. `hash` and `range` look at ids alone and balance nodes exactly. `stream` reads the
 edges from where they lie, a few times, with some tens of bytes per node in memory, and balances nodes of every type,
 in-edges and seeds; it gives up a little of METIS's cut. `metis` holds every edge in memory, and both directions.
+`frequency` samples as training will, see frequency.py.
 """
 
 from collections.abc import Mapping
@@ -19,14 +20,17 @@ from hoploom.errors import ConfigError
 from hoploom.load.presample import read_seeds
 from hoploom.ops import PartitionRule, RelationLists, Topology
 from hoploom.ops.partition import MOST_NODES, MOST_PARTS
-from hoploom.partition.bounded_store import opened_parts
+from hoploom.partition.bounded_store import BoundedStore, opened_parts
+from hoploom.partition.frequency import frequency_parts
 from hoploom.partition.metis import metis_parts
+from hoploom.sample.hops import NumNeighbors
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store, open_store
 from hoploom.system import num_cores
 
-METHODS = ("hash", "range", "stream", "metis")
+METHODS = ("hash", "range", "stream", "frequency", "metis")
 KEY = 0x7061727473  # what draws derive from: the same parts every time
+MEMORY = 4 << 30
 PASSES = 5  # of refinement, at most
 USUAL_SPLIT = "train"
 
@@ -40,23 +44,32 @@ def assign(
     passes: int = PASSES,
     imbalance: float = 0.05,
     threads: int | None = None,
+    fanouts: NumNeighbors | None = None,
+    memory: int = MEMORY,
 ) -> Mapping[str, Tensor]:
     """The part of every node, by type: [num_nodes] int16.
 
     `seeds` (as for NeighborLoader, or ids by type; None: none), `passes` and `imbalance` are for `stream` and `metis`:
     a part holds no more than `1 + imbalance` times the mean of each type's nodes, of in-edges and of seeds, as far as
-    single nodes allow. Give a path where memory is short: pages of the store's files are let go once they were read.
+    single nodes allow. `frequency` needs `seeds` and `fanouts`, and samples within `memory` bytes. Give a path where
+    memory is short: pages of the store's files are let go once they were read.
 
     >>> parts = assign(store, 4, seeds="train")
     >>> sum(edge_cut(store, parts).values())
     """
-    mapped = not isinstance(store, Store)
+    path, mapped = store, not isinstance(store, Store)
     store = store if isinstance(store, Store) else open_store(store)
     _check(store, num_parts, method, passes, imbalance)
     if method == "hash":
         return _by_hash(store, num_parts)
     if method == "range":
         return _by_range(store, num_parts)
+    if method == "frequency":
+        if seeds is None or fanouts is None:
+            raise ConfigError(
+                "method 'frequency' samples batches of the seeds, and there are no seeds or no fanouts; give both"
+            )
+        return frequency_parts(BoundedStore(path, memory), num_parts, _seeds_by_type(store, seeds), fanouts)
     rule = PartitionRule(num_parts, passes, imbalance, _threads(threads), KEY)
     topology, is_seed = topology_of(store, mapped=mapped), _marks(store, seeds)
     if num_parts == 1:
@@ -148,10 +161,15 @@ def _marks(store: Store, seeds: Any) -> Tensor | None:
         return None
     bounds = _bounds(store)
     marks = torch.zeros(bounds[-1], dtype=torch.bool)
-    for given in seeds.items() if isinstance(seeds, Mapping) else [seeds]:
-        name, ids = read_seeds(store, named_seeds(store.schema, given))
+    for name, ids in _seeds_by_type(store, seeds):
         marks[ids + bounds[store.schema.type_index[name]]] = True
     return marks
+
+
+def _seeds_by_type(store: Store, seeds: Any) -> list[tuple[str, Tensor]]:
+    """Types and ids, in ascending order."""
+    each = seeds.items() if isinstance(seeds, Mapping) else [seeds]
+    return [read_seeds(store, named_seeds(store.schema, given)) for given in each]
 
 
 class Usual:

@@ -17,7 +17,7 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.ingest.stream import LEAST_MEMORY, Progress, StoreOptions, write_store
 from hoploom.load.presample import AS_TRAINED, add_visits, distinct_seeds, no_visits
 from hoploom.ops import give_back_freed_memory
-from hoploom.partition.assign import USUAL, assign, named_seeds
+from hoploom.partition.assign import MEMORY, USUAL, assign, named_seeds
 from hoploom.partition.bounded_store import CHUNK_BYTES, BoundedStore
 from hoploom.partition.renumber import NewOrder, edge_streams, node_streams, order_nodes
 from hoploom.partition.report import FANOUTS, PartitionReport, report
@@ -27,7 +27,6 @@ from hoploom.store import Store
 from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
 
-MEMORY = 4 << 30
 ASIDE = 96 << 20  # bytes for what nothing counts: batches on their way, allocators of several threads
 READING = 16 * CHUNK_BYTES  # chunks under way while the writer fills its memory
 SAMPLING = 64 << 20  # batches under way, and what libraries load when they are first used
@@ -50,12 +49,12 @@ def partition(
 ) -> PartitionReport:
     """Write a store in parts, and say what training on it will cost.
 
-    `method` is "hash", "range", "stream" or "metis". `seeds` are what training starts from, as for NeighborLoader: a
-    split's name, ids, or (node type, either); left out, the split "train" where exactly one node type has members of
-    it, else none; None: none. They are spread evenly over the parts, and sampled with `fanouts` to find the hottest
-    nodes, which come first in their part; fanouts=None samples nothing. Without seeds or fanouts nodes keep the order
-    they had within a part. The ids that nodes had before become the field `original_id`, unless they have one, or all
-    nodes of their type keep their ids. `memory` is kept by all methods but "metis".
+    `method` is "hash", "range", "stream", "frequency" or "metis". `seeds` are what training starts from, as for
+    NeighborLoader: a split's name, ids, or (node type, either); left out, the split "train" where exactly one node type
+    has members of it, else none; None: none. They are spread evenly over the parts, and sampled with `fanouts` to find
+    the hottest nodes, which come first in their part; fanouts=None samples nothing. Without seeds or fanouts nodes keep
+    the order they had within a part. The ids that nodes had before become the field `original_id`, unless they have
+    one, or all nodes of their type keep their ids. `memory` is kept by all methods but "metis".
 
     >>> print(partition("papers.store", "papers.parts", 4))
     """
@@ -64,13 +63,14 @@ def partition(
         raise StoreError(f"{out} exists; give another path, or remove it first")
     opened = BoundedStore(store, memory - ASIDE)
     schema, say = opened.schema, progress or (lambda what: None)
-    _check_memory(memory, sum(node_type.num_nodes for node_type in schema.node_types), method)
+    num_nodes = sum(node_type.num_nodes for node_type in schema.node_types)
+    _check_memory(memory, num_nodes, NODE_BYTES.get(method, MOST_NODE_BYTES) + (method == "frequency") * 5 * num_parts)
     if fanouts is not None:
         resolve_fanouts(schema, fanouts)
     seeds = named_seeds(schema, seeds)
     marked = None if seeds is None else dict([distinct_seeds(opened.store, seeds)])
     say(f"assigning nodes by {method}")
-    parts = assign(store, num_parts, method, seeds=marked)
+    parts = assign(store, num_parts, method, seeds=marked, fanouts=fanouts, memory=memory - ASIDE)
     visits = None
     if marked is not None and fanouts is not None:
         say("sampling for the hottest nodes")
@@ -88,9 +88,8 @@ def partition(
     return report(out, fanouts, seeds, memory=memory - ASIDE)
 
 
-def _check_memory(memory: int, num_nodes: int, method: str) -> None:
+def _check_memory(memory: int, num_nodes: int, per_node: int) -> None:
     give_back_freed_memory()
-    per_node = NODE_BYTES.get(method, MOST_NODE_BYTES)
     least = resident_bytes() + LEAST_MEMORY + SAMPLING + READING + ASIDE + num_nodes * per_node
     if memory < least:
         mb = -(-least // MB) + 8  # a process may hold a little more next time

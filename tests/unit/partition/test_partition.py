@@ -25,7 +25,7 @@ from hoploom.store.check import problems
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
 module = import_module("hoploom.partition.partition")  # the package has a function of this name
-METHODS = ["hash", "range", "stream", "metis", "any"]
+METHODS = ["hash", "range", "stream", "frequency", "metis", "any"]
 
 
 def shop() -> HeteroData:

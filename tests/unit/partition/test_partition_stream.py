@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import hoploom
 from hoploom.errors import ConfigError, StoreError
-from hoploom.partition import METHODS, assign, edge_cut
+from hoploom.partition import METHODS, assign, edge_cut, partition
 from hoploom.store import Store
 
 PLANTED_NODES, COMMUNITIES, DEGREE = 4000, 8, 16
@@ -66,7 +67,8 @@ def test_every_node_has_a_part_and_every_part_a_node(method: str, num_parts: int
     counts = {"a": 3, "b": 4, "c": 5}
     edges = {("a", "to", "b"): torch.tensor([[0, 1, 2, 2], [0, 1, 2, 3]]), ("b", "to", "c"): nothing}
     store = hoploom.from_tensors({name: {} for name in counts}, edges, num_nodes=counts)
-    parts = assign(store, num_parts, method)
+    options = {"seeds": ("b", torch.arange(4)), "fanouts": [2]} if method == "frequency" else {}
+    parts = assign(store, num_parts, method, **options)
     assert {name: own.numel() for name, own in parts.items()} == counts
     assert set(torch.cat(list(parts.values())).tolist()) == set(range(num_parts))
 
@@ -84,6 +86,51 @@ def test_hash_and_range_differ_by_one_node_at_most() -> None:
         counts = torch.bincount(assign(store, 4, method)["node"].long())
         assert counts.max() - counts.min() <= 1
     assert torch.equal(assign(store, 4, "range")["node"], assign(store, 4, "range")["node"].sort()[0])
+
+
+# --- frequency ------------------------------------------------------------------------------------
+
+
+def test_a_node_goes_to_the_part_whose_batches_ask_for_it_most() -> None:
+    """Seeds 0 to 9 of 40 are dealt to two parts. Each asks for nodes of its own, and for those that both ask for."""
+    own = [(10 + seed, seed) for seed in range(10)] + [(20 + seed, seed) for seed in range(10)]
+    shared = [(30, seed) for seed in range(10)]
+    store = hoploom.from_tensors({}, torch.tensor(own + shared).t().contiguous(), num_nodes=40)
+    parts = assign(store, 2, "frequency", seeds=torch.arange(10), fanouts=[-1])["node"]
+    assert torch.bincount(parts.long()).tolist() == [20, 20]
+    expected = (torch.arange(10) >= 5).to(torch.int16)
+    for first in (0, 10, 20):
+        assert torch.equal(parts[first : first + 10], expected)
+
+
+def test_parts_by_frequency_are_even_where_one_of_them_asks_for_all() -> None:
+    """Both parts ask for nodes 2 to 9, the first one by two of them more: it keeps those that only it asks for."""
+    edges = [(node, 0) for node in range(2, 10)] + [(node, 1) for node in range(4, 10)]
+    store = hoploom.from_tensors({}, torch.tensor(edges).t().contiguous(), num_nodes=10)
+    parts = assign(store, 2, "frequency", seeds=torch.arange(2), fanouts=[-1])["node"]
+    assert torch.bincount(parts.long()).tolist() == [5, 5]
+    assert parts[[0, 2, 3]].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"seeds": torch.arange(9)}, {"fanouts": [2]}])
+def test_frequency_needs_seeds_and_fanouts(options: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match="'frequency' samples batches of the seeds, and there are no seeds or no fanouts"
+    ):
+        assign(planted(100), 2, "frequency", **options)
+
+
+def test_rows_of_batches_are_nearer_by_frequency_than_by_hash(tmp_path: Path) -> None:
+    """Where seeds of one community have ids in a row, as files of a split per partition do."""
+    nodes = torch.arange(2000)
+    sources = (nodes // 500 * 500).repeat(6) + torch.randint(500, (12000,), generator=torch.Generator().manual_seed(1))
+    store = hoploom.from_tensors({}, torch.stack([sources, nodes.repeat(6)]), num_nodes=2000)
+    found = {
+        method: partition(store, tmp_path / method, 4, method=method, seeds=nodes[::10], fanouts=[3, 2])
+        for method in ("hash", "frequency")
+    }
+    assert found["frequency"].remote_share == 0
+    assert (found["hash"].remote_share or 0) > 0.5
 
 
 # --- stream -------------------------------------------------------------------------------------

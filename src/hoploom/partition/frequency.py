@@ -1,0 +1,71 @@
+"""Parts by frequency: a node goes to the part whose own batches ask for it most, as far as equal sizes allow.
+
+The seeds are dealt to the parts first, in the order of their ids, and each part's batches are sampled as training
+would. Takes two bytes per node and part. It never looks at the edges beyond that: in-edges are not balanced.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hoploom.load.presample import AS_TRAINED
+from hoploom.partition.bounded_store import BoundedStore
+from hoploom.sample.hops import NumNeighbors
+
+LEAST_BATCHES, MOST_BATCHES = 8, 256  # of a part; else as many as an epoch has
+
+
+def frequency_parts(
+    opened: BoundedStore, num_parts: int, seeds: Iterable[tuple[str, Tensor]], fanouts: NumNeighbors
+) -> Mapping[str, Tensor]:
+    """The part of every node, by type: [num_nodes] int16. Seeds (type, ids) stay with the part that they come to."""
+    schema = opened.schema
+    counts = {t.name: t.num_nodes for t in schema.node_types}
+    parts = {name: torch.full((count,), -1, dtype=torch.int16) for name, count in counts.items()}
+    visits = {name: torch.zeros(num_parts, count, dtype=torch.int16) for name, count in counts.items()}
+    firsts = dict(zip(counts, torch.tensor([0, *counts.values()]).cumsum(0).tolist(), strict=False))
+    for node_type, ids in seeds:
+        shares = ids.split(_even(ids.numel(), num_parts, firsts[node_type]).tolist())
+        for part, share in enumerate(shares):
+            parts[node_type][share] = part
+            epoch = -(-share.numel() // AS_TRAINED.batch_size)
+            plan = replace(AS_TRAINED, batches=range(max(LEAST_BATCHES, min(MOST_BATCHES, epoch))))
+            given = share if schema.homogeneous else (node_type, share)
+            for nodes in opened.batches(fanouts, given, plan) if share.numel() else ():
+                for of_type, visited in zip(visits.values(), nodes, strict=True):
+                    of_type[part][visited] += 1  # each node stands once in a batch
+    for name, placed in parts.items():
+        _place(placed, visits.pop(name), _even(counts[name], num_parts, firsts[name]))
+    return parts
+
+
+def _even(count: int, num_parts: int, first: int) -> Tensor:
+    """The sizes of parts that differ by one at most; larger ones go on from those of the types before."""
+    places = (torch.arange(num_parts) - first) % num_parts
+    return count // num_parts + (places < count % num_parts).to(torch.int64)
+
+
+def _place(parts: Tensor, visits: Tensor, sizes: Tensor) -> None:
+    """Give nodes that have no part yet (-1) the one that visits them most and has room.
+
+    `visits` are [num_parts, num_nodes]. Where a part is full, those stay that would lose most elsewhere. What nobody
+    visits fills the parts up, in the order of the ids.
+    """
+    room = sizes - torch.bincount(parts[parts >= 0].long(), minlength=sizes.numel())
+    left = torch.nonzero((parts < 0) & visits.any(0)).view(-1)
+    while left.numel():  # in every round a part is filled, or all are placed
+        having = torch.nonzero(room).view(-1)
+        wanted = visits[having][:, left]
+        most, best = wanted.max(0)
+        lost = most - wanted.scatter_(0, best[None], -1).max(0).values  # if the second best has it
+        order = torch.sort(lost, descending=True, stable=True).indices
+        waiting = []
+        for place, part in enumerate(having.tolist()):
+            nodes = left[order[best[order] == place]]
+            parts[nodes[: room[part]]] = part
+            waiting.append(nodes[room[part] :])
+            room[part] -= nodes.numel() - waiting[-1].numel()
+        left = torch.cat(waiting).sort().values
+    parts[parts < 0] = torch.repeat_interleave(torch.arange(sizes.numel(), dtype=torch.int16), room)
