@@ -27,7 +27,7 @@ def frequency_parts(
     visits = {name: torch.zeros(num_parts, count, dtype=torch.int16) for name, count in counts.items()}
     firsts = dict(zip(counts, torch.tensor([0, *counts.values()]).cumsum(0).tolist(), strict=False))
     for node_type, ids in seeds:
-        shares = ids.split(_even(ids.numel(), num_parts, firsts[node_type]).tolist())
+        shares = torch.split(ids, _even(ids.numel(), num_parts, firsts[node_type]).tolist())
         for part, share in enumerate(shares):
             parts[node_type][share] = part
             epoch = -(-share.numel() // AS_TRAINED.batch_size)
