@@ -131,7 +131,8 @@ class Hosts:
 def _hosts(place: RankPlace, deployment: LaunchSettings) -> Hosts:
     if place.on_one_host:
         return Hosts(place.rank, None)  # each rank stands for a host of its own
-    node = place.rank // place.local_world_size if deployment.node is None else deployment.node
+    told = deployment.node if place.node is None else place.node
+    node = place.rank // place.local_world_size if told is None else told
     return Hosts(node, (place.address, place.port))
 
 

@@ -28,7 +28,7 @@ from hoploom.ranks import environment
 from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.environment import RankPlace
-from hoploom.ranks.rendezvous import RankNotes, meet
+from hoploom.ranks.rendezvous import RankNotes, adopted, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
 from hoploom.ranks.whereabouts import whereabouts
 from hoploom.store import Store
@@ -95,12 +95,13 @@ def _place(rank: int | None, world_size: int | None, address: str | None) -> Ran
             f"rank and world_size are {rank} and {world_size}, but torch.distributed is in use already with {own[0]} "
             f"and {own[1]}; leave them out"
         )
-    return environment.in_group(*own)
+    return adopted(environment.in_group(*own))
 
 
 def _counted(place: RankPlace, notes: RankNotes, device: str | torch.device | None) -> RankPlace:
     """With its number among the ranks of its host. Variables without it are half a set: other libraries read it too."""
-    neighbours = notes.neighbours()
+    hosts = notes.said()
+    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[place.rank]]
     if (
         "LOCAL_RANK" in place.uncounted
         and place.source == "torchrun"
@@ -111,7 +112,7 @@ def _counted(place: RankPlace, notes: RankNotes, device: str | torch.device | No
             f"RANK and WORLD_SIZE are set, LOCAL_RANK is not, and ranks {neighbours} share a host, where each would "
             "take GPU 0; set LOCAL_RANK for each, or give device='cuda:1', say, or device='cpu'"
         )
-    return environment.counted(place, neighbours)
+    return environment.counted(place, hosts)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -42,6 +42,7 @@ class RankPlace:
     address: str = "127.0.0.1"
     port: int = 0
     hosted: bool = False  # whether the launcher holds the meeting point; else rank 0 does
+    node: int | None = None  # its host's number among the hosts, where the ranks found that out
     uncounted: tuple[str, ...] = ()  # of LOCALS, what nobody told; the ranks find it out where they meet
 
     @property
@@ -96,11 +97,13 @@ def meeting_address(address: str | None) -> tuple[str, int]:
     return host, port
 
 
-def counted(place: RankPlace, neighbours: Sequence[int]) -> RankPlace:
-    """The place of a rank that has found out which ranks are on its host."""
+def counted(place: RankPlace, hosts: Sequence[str]) -> RankPlace:
+    """The place of a rank that has found out on which host each rank is."""
+    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[place.rank]]
+    node = list(dict.fromkeys(hosts)).index(hosts[place.rank])
     local_rank = neighbours.index(place.rank) if "LOCAL_RANK" in place.uncounted else place.local_rank
     local_world_size = max(local_rank + 1, len(neighbours))
-    return replace(place, local_rank=local_rank, local_world_size=local_world_size, uncounted=())
+    return replace(place, local_rank=local_rank, local_world_size=local_world_size, node=node, uncounted=())
 
 
 @dataclass(frozen=True)

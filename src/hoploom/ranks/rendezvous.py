@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
 
-from hoploom.config.values import join_address
+from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks.environment import RankPlace
 
@@ -55,8 +56,22 @@ class RankNotes:
         except RuntimeError:
             reason = f"{self._keeper} ended or cannot be reached"
         if reason:
-            self._lost = True
+            self._give_up(reason)
             raise PeerError(f"{self._kind} {self._rank} of {self._world_size} was meeting the others, and {reason}")
+
+    def _give_up(self, reason: str) -> None:
+        """Have those who are here tell the same reason, not that this one ended."""
+        self._lost = True
+
+        def tell() -> None:
+            with suppress(RuntimeError):
+                self.store.compare_set("gone", "", f"{self._rank} gave up, as {reason}")
+                here = [rank for rank in self._others if self.store.check([f"here/{rank}"])]
+                while self._keeps and not all(map(self._is_gone, here)):
+                    threading.Event().wait(ROLL_CALL / 20)
+
+        self._note("lost", "")
+        _within(FAREWELL, tell)
 
     def _why_not(self, deadline: float) -> str:
         """Why not all can be here any more; "": they still can."""
@@ -70,11 +85,6 @@ class RankNotes:
     def said(self) -> list[str]:
         """What all said when they arrived."""
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
-
-    def neighbours(self) -> list[int]:
-        """The ranks that said the same as this one, itself among them."""
-        said = self.said()
-        return [rank for rank, text in enumerate(said) if text == said[self._rank]]
 
     def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
         """Say why, unless it is because the others are lost; then close what connects the ranks."""
@@ -159,6 +169,14 @@ def _claim(store: PrefixStore, place: RankPlace, kind: str = "rank") -> None:
         )
 
 
+def adopted(place: RankPlace) -> RankPlace:
+    """With the address where the user's own group has met, as far as that is known."""
+    store = _get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return replace(place, address=store.host, port=store.port) if isinstance(store, TCPStore) else place
+
+
 def this_host() -> str:
     """What processes of one host have in common: its name, and where the system tells, which start of it this is."""
     return f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else '?'}"
@@ -189,7 +207,7 @@ def meeting_point(place: RankPlace, wait: timedelta, kind: str = "rank") -> TCPS
     address = LOOPBACK if place.on_one_host and not place.hosted else place.address
     where, seconds = join_address(address, place.port), wait.total_seconds()
     try:
-        if holds and place.on_one_host:
+        if holds and (place.on_one_host or is_loopback(address)):
             return hold_meeting_point(place.port, wait)
         return _result_within(seconds, lambda: _store_at(address, place.port, wait, holds=holds))
     except (RuntimeError, OSError) as error:

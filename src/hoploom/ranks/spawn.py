@@ -104,7 +104,7 @@ def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankPla
 
 
 def _start_among_nodes(num_ranks: int, work: Work, node: RankPlace) -> None:
-    """Meet the other hosts, start this one's ranks; the first host keeps the meeting point until all have left."""
+    """Meet the other hosts, start this one's ranks; the first host keeps the meeting point a little longer."""
     seconds = work[2]["timeout"]
     notes = meet(node, seconds, kind="node", saying=str(num_ranks))
     try:
@@ -118,7 +118,7 @@ def _start_among_nodes(num_ranks: int, work: Work, node: RankPlace) -> None:
         notes.outlast()
         raise
     notes.leave("has finished")
-    notes.outlast(seconds)
+    notes.outlast(Grace().after_failure)  # what ranks still talk about would have held up those of this host, too
 
 
 def _run(first: RankPlace, work: Work, grace: Grace) -> None:

@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,7 +19,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from hoploom import ConfigError, PeerError
 from hoploom.ranks.context import init
-from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.environment import LOCALS, RankPlace, counted
 from hoploom.ranks.rendezvous import RankNotes, _claim, _listens
 
 
@@ -67,7 +69,7 @@ def listener(kind: str) -> Iterator[int]:
         one.close()
 
 
-@pytest.mark.parametrize("kind", ["talks", "is silent", "closes"])
+@pytest.mark.parametrize("kind", ["is silent", "closes"])
 def test_a_stranger_at_the_meeting_point_is_told_within_the_deadline(kind: str) -> None:
     begin = time.monotonic()
     with (
@@ -90,6 +92,29 @@ def test_a_rank_that_never_comes_is_named() -> None:
     with pytest.raises(PeerError, match="rank 0 of 3 was meeting the others, and rank 1, rank 2 did not come in time"):
         init(device="cpu", rank=0, world_size=3, address=f"127.0.0.1:{port}", timeout=0.3)
     assert not _listens("127.0.0.1", port)
+
+
+def test_ranks_on_hosts_in_turn_count_those_of_their_own() -> None:
+    place = RankPlace(3, 0, 5, 1, "arguments", uncounted=LOCALS)
+    found = counted(place, ["a", "b", "a", "b", "a"])
+    assert (found.local_rank, found.local_world_size, found.node) == (1, 2, 1)
+    found = counted(replace(place, local_rank=2, uncounted=LOCALS[1:]), ["a", "a", "a", "a", "b"])
+    assert (found.local_rank, found.local_world_size, found.node) == (2, 4, 0)
+
+
+def test_those_who_came_all_name_the_one_who_did_not() -> None:
+    store = PrefixStore("test", HashStore())
+    notes = [RankNotes(RankPlace(rank, rank, 3, 3), store) for rank in range(2)]
+
+    def reason(rank: int) -> str:
+        with pytest.raises(PeerError) as raised:
+            notes[rank].arrive("here", [0.2, 60.0][rank])
+        return str(raised.value)
+
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(reason, range(2))
+    assert first.startswith("rank 0 of 3 was meeting the others, and rank 2 did not come in time; see whether it was")
+    assert second.startswith("rank 1 of 3 was meeting the others, and rank 0 gave up, as rank 2 did not come in time")
 
 
 def test_a_rank_that_fails_before_all_have_met_ends_the_waiting_of_all() -> None:

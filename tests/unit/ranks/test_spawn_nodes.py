@@ -3,19 +3,24 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import TESTS, train_workers
+from support.launched import await_programs, runs
 from support.ports import free_ports
+from support.until import until
 
 from hoploom import ConfigError, HoploomError, PeerError
 from hoploom.ranks.spawn import spawn
 
 SCRIPT = """
 import argparse
+import os
 from pathlib import Path
 import hoploom
 from support.until import until
@@ -23,6 +28,9 @@ from support.until import until
 def main(context, folder):
     assert (context.world_size, context.local_rank) == (2, 0)
     Path(folder, f"{context.rank}.sum").write_text(str(context.sum(context.rank + 1)))
+    Path(folder, f"{context.rank}.pid").write_text(str(os.getpid()))
+    while Path(folder, "stay").exists():
+        context.barrier()
     until(Path(folder, "go").exists)
 
 if __name__ == "__main__":
@@ -32,33 +40,63 @@ if __name__ == "__main__":
     parser.add_argument("--address", default="127.0.0.1:29500")
     parser.add_argument("folder")
     args = parser.parse_args()
-    hoploom.spawn(main, 1, [args.folder], num_nodes=args.num_nodes, node_rank=args.node_rank, address=args.address,
-                  device="cpu", timeout=120)
+    nodes = {"num_nodes": args.num_nodes, "node_rank": args.node_rank, "address": args.address}
+    hoploom.spawn(main, 1, [args.folder], **nodes, device="cpu", timeout=120)
 """
 
+Script = subprocess.Popen[str]
 
-def test_a_script_on_each_host_trains_together_and_a_second_host_with_the_same_number_is_refused(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+
+@contextmanager
+def scripts(folder: Path, node_ranks: str) -> Iterator[list[Script]]:
+    """The script on hosts of these numbers; afterwards none of them runs."""
+    (folder / "train.py").write_text(SCRIPT)
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    line = [sys.executable, "train.py", "--num-nodes", "2", "--address", address, "."]
+    line = [sys.executable, "train.py", "--num-nodes", "2", "--address", address, ".", "--node-rank"]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
-    hosts = [
-        subprocess.Popen([*line, "--node-rank", rank], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in "011"
+    started = [
+        subprocess.Popen([*line, rank], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in node_ranks
     ]
     try:
-        with ThreadPoolExecutor() as pool:
-            ends = [pool.submit(host.communicate, timeout=120) for host in hosts]
-            first = wait(ends, return_when=FIRST_COMPLETED).done.pop()
-            (tmp_path / "go").touch()
-        assert "ConfigError: node 1 of 2 is taken already: by process " in first.result()[1]
-        assert sorted(host.returncode for host in hosts) == [0, 0, 1]
-        assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
+        yield started
     finally:
+        for script in started:
+            script.kill()
+            script.communicate(timeout=120)
+
+
+def test_a_script_on_each_host_trains_together(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    with scripts(tmp_path, "01") as hosts:
         for host in hosts:
-            host.kill()
+            said = host.communicate(timeout=120)[1]
+            assert host.returncode == 0, said
+    assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
+
+
+@pytest.mark.slow  # the quick tests refuse a rank that is taken
+def test_a_second_host_with_the_same_number_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    with scripts(tmp_path, "011") as hosts, ThreadPoolExecutor() as pool:
+        ends = [pool.submit(host.communicate, timeout=120) for host in hosts]
+        first = wait(ends, return_when=FIRST_COMPLETED).done.pop()
+        (tmp_path / "go").touch()
+        assert "ConfigError: node 1 of 2 is taken already: by process " in first.result()[1]
+        wait(ends)
+        assert sorted(host.returncode for host in hosts) == [0, 0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_script_that_is_killed_leaves_nothing_and_ends_the_other_hosts(tmp_path: Path, killed: int) -> None:
+    (tmp_path / "stay").touch()
+    with scripts(tmp_path, "01") as hosts:
+        pids = await_programs(tmp_path, "0", "1")
+        hosts[killed].kill()
+        said = hosts[1 - killed].communicate(timeout=120)[1]
+        assert hosts[1 - killed].returncode == 1
+        assert f"PeerError: rank {1 - killed} of 2 was " in said
+        until(lambda: not any(map(runs, pids)), "the end of all ranks")
 
 
 def spawned(**named: Any) -> HoploomError | None:
