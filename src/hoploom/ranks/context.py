@@ -333,6 +333,8 @@ class Context:
 
     def _leave_group(self) -> None:
         if self._group is not None and dist.is_initialized():
+            if self._calls is not None and self._group is dist.group.WORLD:  # the user's own group may go on
+                self._calls.leave()
             dist.destroy_process_group(self._group)
 
     def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType) -> Any:

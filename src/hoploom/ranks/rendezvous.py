@@ -91,6 +91,8 @@ class RankNotes:
         if not self._lost:
             _within(FAREWELL, lambda: self._note("ended", farewell))
         _within(FAREWELL, close)
+        if self._lost and self._keeps:  # the others notice after this one, and want to know whom they lost
+            self._stay(FAREWELL)
 
     def missing(self) -> str:
         """Which peer ended, or else which ones give no sign of life while this rank waits a moment for one."""
@@ -117,15 +119,18 @@ class RankNotes:
 
     def wait_for_the_others(self, seconds: float) -> None:
         """Until every other rank has left, or knows that some are lost; at most so long."""
-        ended = threading.Event()
         if not self._lost:
-            _within(seconds, lambda: self._watch_the_others(ended))
-        ended.set()
+            self._stay(seconds)
 
     def outlast(self, seconds: float = FAREWELL) -> None:
         """Let the others find the notes, if they are kept in this process."""
         if self._keeps:
             self.wait_for_the_others(seconds)
+
+    def _stay(self, seconds: float) -> None:
+        ended = threading.Event()
+        _within(seconds, lambda: self._watch_the_others(ended))
+        ended.set()
 
     def _watch_the_others(self, ended: threading.Event) -> None:
         staying = set(self._others)

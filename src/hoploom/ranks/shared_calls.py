@@ -44,6 +44,10 @@ class SharedCalls:
     def __init__(self, group: dist.ProcessGroup, whereabouts: Whereabouts, guard: Guard) -> None:
         self._group, self._whereabouts, self._guard = group, whereabouts, guard
 
+    def leave(self) -> None:
+        """This rank will make no more of them."""
+        self._whereabouts.leave()
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self._agree(_call("waiting at a barrier"))

@@ -91,38 +91,48 @@ class Whereabouts:
         return self._begun[channel]
 
     def wait(self, channel: str, says: str, waited: Wait) -> None:
-        """Wait for the last thing begun on this channel. Raises ConfigError where all ranks wait and none can go on."""
+        """Wait for the last thing begun on this channel.
+
+        Raises ConfigError where all ranks wait and none can go on, DistError where one has left without its part.
+        """
         if waited(PATIENCE):
             return
         self._waits += 1
         standing = LongWait(channel, self._begun[channel], says, dict(self._begun), self._waits)
-        verdict: list[str] = []
+        found: list[Exception] = []
         over = threading.Event()
         # a thread of its own: who keeps the notes may itself hang, and asking has no deadline
-        talking = threading.Thread(target=self._talk, args=(standing, over, verdict), daemon=True)
+        talking = threading.Thread(target=self._talk, args=(standing, over, found), daemon=True)
         talking.start()
         try:
-            while not verdict and not waited(INTERVAL):
+            while not found and not waited(INTERVAL):
                 pass
         finally:  # also where a rank that has read the verdict already has left
             over.set()
             talking.join(GOODBYE)
-            if verdict:
-                raise ConfigError(verdict[0])
+            if found:
+                raise found[0]
 
-    def _talk(self, standing: LongWait, over: threading.Event, verdict: list[str]) -> None:
-        """Say where this rank waits until that is over or there is a verdict."""
+    def leave(self) -> None:
+        """Let ranks that wait for something that this one will never begin know it."""
+        with suppress(RuntimeError):
+            self.store.compare_set("left", "", json.dumps(asdict(LongWait("", 0, "", dict(self._begun), 0))))
+
+    def _talk(self, standing: LongWait, over: threading.Event, found: list[Exception]) -> None:
+        """Say where this rank waits until that is over or hopeless."""
         interval, asked = INTERVAL + PER_RANK * self.world_size, f"verdict/{self.rank}/{standing.serial}"
         with suppress(RuntimeError):  # who keeps the notes is gone, which the wait itself will find out
             self.store.set(f"at/{self.rank}", json.dumps(asdict(standing)))
             self.store.add("waiting", 1)
             is_over = False
-            while not (verdict or is_over):
+            while not (found or is_over):
                 is_over = over.wait(interval)
                 if self.rank == 0 and self.store.add("waiting", 0) >= self.world_size:
                     self._judge()
                 if self.store.check([asked]):
-                    verdict.append(self.store.get(asked).decode())
+                    found.append(ConfigError(self.store.get(asked).decode()))
+                elif self.store.check(["left"]) and standing.is_blocked_by(_read(self.store.get("left"))):
+                    found.append(dist.DistError("it left before its part"))
             self.store.set(f"at/{self.rank}", "")
             self.store.add("waiting", -1)
 
@@ -131,13 +141,17 @@ class Whereabouts:
         notes = [self.store.get(f"at/{rank}") for rank in range(self.world_size)]
         if not all(notes):
             return
-        standings = [LongWait(**json.loads(note)) for note in notes]
+        standings = [_read(note) for note in notes]
         if all(any(one.is_blocked_by(other) for other in standings) for one in standings):
             asked = [f"verdict/{rank}/{standing.serial}" for rank, standing in enumerate(standings)]
             self.store.multi_set(asked, [verdict_on(standings)] * self.world_size)  # type: ignore[attr-defined]
             until = time.monotonic() + 2 * (INTERVAL + PER_RANK * self.world_size)
             while self.store.add("waiting", 0) > 1 and time.monotonic() < until:
                 threading.Event().wait(INTERVAL / 20)
+
+
+def _read(note: bytes) -> LongWait:
+    return LongWait(**json.loads(note))
 
 
 def verdict_on(standings: Sequence[LongWait]) -> str:
