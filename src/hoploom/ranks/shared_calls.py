@@ -4,6 +4,7 @@ They go through a Gloo group of their own, so that they never pair with DDP's or
 beside it travel in one all-gather: numbers and small tensors need no second one. Costs a quarter of a KiB per rank.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -110,7 +111,10 @@ class SharedCalls:
         rows = list(received.unbind())
         self._talk(call, lambda: dist.all_gather(rows, sent, group=self._group, async_op=True))
         said = [bytes(row) for row in received.numpy()]
-        _compare([each[:LABEL] for each in said], [each[LABEL:-CONTENT] for each in said])
+        places = [each[LABEL:-CONTENT].decode(errors="replace").strip() for each in said]
+        _compare([each[:LABEL] for each in said], places)
+        if call.doing in DOING.values():
+            _compare_lines(call.function, places)
         return [each[-CONTENT:] for each in said]
 
     def _talk(self, call: SharedCall, begin: Callable[[], dist.Work]) -> None:
@@ -138,7 +142,7 @@ def _kind(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _compare(labels: list[bytes], places: list[bytes]) -> None:
+def _compare(labels: list[bytes], places: list[str]) -> None:
     """Raise if the ranks do not all make the same call: the same error on all of them."""
     if labels.count(labels[0]) < len(labels):
         other = next(rank for rank, label in enumerate(labels) if label != labels[0])
@@ -148,11 +152,21 @@ def _compare(labels: list[bytes], places: list[bytes]) -> None:
                 f"rank 0 was {ours[1]} of {ours[2]}, but rank {other} has {theirs[2]}; give all ranks the same"
             )
         told = [
-            f"rank {rank} was {doing} of {of} ({function} at {places[rank].decode(errors='replace').strip()}, "
-            f"call {number})"
+            f"rank {rank} was {doing} of {of} ({function} at {places[rank]}, call {number})"
             for rank, (number, doing, of, function) in ((0, ours), (other, theirs))
         ]
         raise ConfigError(f"{told[0]}, but {told[1]}; {SAME_CALLS}")
+
+
+def _compare_lines(function: str, places: list[str]) -> None:
+    """A sum may be written twice, in both branches of an if; it may also be another one that is added by mistake."""
+    other = next((rank for rank, place in enumerate(places) if place != places[0]), None)
+    if other is not None:
+        warnings.warn(
+            f"rank 0 calls {function} at {places[0]}, but rank {other} at {places[other]}: if these are not the same "
+            "value of different ranks, some rank makes a call more than others; write it once, and this is silent",
+            stacklevel=2,
+        )
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
