@@ -26,7 +26,7 @@ DRAWING = 0x64726177  # folded into the epoch's key, to stay apart from what els
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPositions:
     """What a sampler gave for an epoch."""
 
     positions: Tensor  # [n] int64
@@ -42,8 +42,10 @@ class DrawnOrder(Order):
 
     sampler: Any
     num_positions: int  # that there are to draw from
-    drawn: "Drawn | None" = field(default=None, repr=False, compare=False)  # of one epoch
-    _newest: "dict[int, Drawn]" = field(default_factory=dict, repr=False, compare=False)  # by epoch: one at most
+    drawn: "DrawnPositions | None" = field(default=None, repr=False, compare=False)  # of one epoch
+    _newest: "dict[int, DrawnPositions]" = field(
+        default_factory=dict, repr=False, compare=False
+    )  # by epoch: one at most
 
     @property
     def dataset(self) -> range:
@@ -62,7 +64,7 @@ class DrawnOrder(Order):
 
     def of(self, epoch: int) -> "DrawnOrder":
         if epoch not in self._newest:
-            drawn = Drawn(self.draw(epoch))
+            drawn = DrawnPositions(self.draw(epoch))
             self._newest.clear()
             self._newest[epoch] = drawn
         return replace(self, drawn=self._newest[epoch])
