@@ -96,7 +96,8 @@ def launch(plan: dict[str, Any], folder: Path) -> int:
         command = (sys.executable, "-S", str(Path(__file__)), label.replace("/", "-"), *words)
         planned.append(Process(label, host, command, plan["environment"], working_folder))
     executor: Executor = Local() if plan["ssh"] is None else Ssh(SshOptions(config=plan["ssh"], connect_timeout=10))
-    with Launch(planned, executor, Patience(after_failure=0.5)) as launched:
+    logs = None if plan.get("logs") is None else Path(plan["logs"])
+    with Launch(planned, executor, Patience(after_failure=0.5), logs=logs) as launched:
         return launched.run()
 
 

@@ -18,6 +18,8 @@ def _launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Behind -- stands train run.toml, or your own script.py and its arguments."
     parser.add_argument("file", type=Path, metavar="CLUSTER", help="cluster.toml or .yaml, GLT's too")
     parser.add_argument("--dry-run", action="store_true", help="print every command, and start nothing")
+    text = "every process also logs to a file of its own in this folder, such as gpu1-trainer-0.log"
+    parser.add_argument("--logs", type=Path, metavar="DIR", help=text)
     parser.add_argument("--executor", choices=EXECUTORS, help="who starts it, whatever the file says")
     parser.add_argument("--master-addr", "--master_addr", metavar="HOST", help="where torchrun's processes meet")
     parser.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="the port of that")
@@ -30,6 +32,9 @@ def _launch(arguments: Arguments) -> int:
     if port is not None and not 0 < port < 65536:
         raise ConfigError(f"--master-port is {port}; give a port from 1 to 65535")
     cluster = read_cluster(arguments.file, Overrides(arguments.executor, arguments.master_addr, port))
+    if arguments.logs is not None and cluster.executor not in ("local", "ssh"):
+        way_out = "leave it out: the cluster keeps the output of its jobs itself"
+        raise ConfigError(f"--logs is for the executors local and ssh, this one is {cluster.executor}; {way_out}")
     if cluster.executor == "kubernetes":
         with needs("cluster"):
             from hoploom.deploy.kubernetes import manifests
@@ -42,7 +47,7 @@ def _launch(arguments: Arguments) -> int:
         from hoploom.deploy import slurm, slurm_job
 
         return slurm_job.run(slurm.script(cluster, command))
-    return run(cluster, command)
+    return run(cluster, command, arguments.logs)
 
 
 def _dry_run(cluster: Cluster, command: Sequence[str]) -> str:

@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 from hoploom.config.values import join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Process
+from hoploom.deploy.log_files import LogFiles
 from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.deploy.supervise import (
@@ -58,12 +60,13 @@ class Patience:
     after_interrupt: float = 45.0  # the same after Ctrl-C: torchrun gives its processes 30, to write a checkpoint say
 
 
-def run(cluster: Cluster, command: Sequence[str]) -> int:
-    """Start, show and end all processes of a cluster; the exit code.
+def run(cluster: Cluster, command: Sequence[str], logs: Path | None = None) -> int:
+    """Start, show and end all processes of a cluster; the exit code. Their lines also go to files in the folder `logs`.
 
     >>> run(read_cluster("cluster.toml"), ["train", "run.toml"])
     """
-    with Launch(processes(with_free_ports(cluster), command), executor_of(cluster)) as launch:
+    planned, executor = processes(with_free_ports(cluster), command), executor_of(cluster)
+    with Launch(planned, executor, logs=logs) as launch:
         return launch.run()
 
 
@@ -96,11 +99,20 @@ def with_free_ports(cluster: Cluster) -> Cluster:
 class Launch:
     """All processes of one launch. However this block is left, none is running afterwards."""
 
-    def __init__(self, planned: Sequence[Process], executor: Executor, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        planned: Sequence[Process],
+        executor: Executor,
+        patience: Patience | None = None,
+        *,
+        logs: Path | None = None,
+    ) -> None:
         self._servers = [process for process in planned if process.is_server]
         self._trainers = [process for process in planned if not process.is_server]
         self._executor, self._patience = executor, patience or Patience()
-        self._view = View([process.label for process in planned], when_unread=lambda: self._signal(signal.SIGPIPE))
+        self._logs = None if logs is None else LogFiles(logs)
+        labels = [process.label for process in planned]
+        self._view = View(labels, when_unread=lambda: self._signal(signal.SIGPIPE), logs=self._logs)
         self._supervisor = Supervisor(executor, self._view.show, self._handle)
         self._failures: list[Failure] = []
         self._signals: list[int] = []
@@ -109,6 +121,8 @@ class Launch:
 
     def run(self) -> int:
         """Until the trainers have ended, one process has failed, or a signal came."""
+        if self._logs is not None:
+            self._view.announce(f"every process logs to a file of its own in {self._logs.folder}")
         if self._start_servers() and self._start(self._trainers):
             self._until(lambda: not self._supervisor.living(self._trainers), None)
         self._stop_trainers()
@@ -217,6 +231,8 @@ class Launch:
             self._supervisor.close()
         finally:
             put_back(self._before)
+            if self._logs is not None:
+                self._logs.close()
 
 
 # --- what is shown -------------------------------------------------------------------------------
@@ -263,7 +279,10 @@ def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
 class View:
     """Where lines go. Any thread may call it; `when_unread` is called once nobody reads them any more."""
 
-    def __init__(self, labels: Sequence[str], when_unread: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, labels: Sequence[str], when_unread: Callable[[], None] = lambda: None, logs: LogFiles | None = None
+    ) -> None:
+        self._logs = logs
         self._streams: dict[bool, TextIO] = {False: sys.stdout, True: sys.stderr}
         self._when_unread = when_unread
         self._width = max(map(len, labels), default=0)
@@ -280,6 +299,17 @@ class View:
             if is_error:
                 self._keep(self._tails[label].setdefault(speaker, Tail(speaker)), line)
             self._write(f"{speaker:<{self._width}} | {line}\n", is_error=is_error)
+            self._log(speaker, line)
+
+    def _log(self, speaker: str, line: str) -> None:
+        """A folder that cannot be written to holds nobody up."""
+        if self._logs is None:
+            return
+        try:
+            self._logs.write(speaker, line)
+        except (OSError, ValueError) as error:  # ValueError: closed, at the very end
+            self._write(f"hoploom: warning: logs in {self._logs.folder} end here: {error}\n", is_error=True)
+            self._logs = None
 
     def announce(self, line: str) -> None:
         """One line of our own."""
