@@ -22,6 +22,7 @@ from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, fit
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
 from hoploom.train.tensorfile import encode
+from support.loader_workers import a_share_read_by_rank_0_alone
 
 NUM_NODES, NUM_TRAIN, NUM_CLASSES = 123, 53, 3  # 53 seeds in global batches of 16: the tail has 5
 QUIET = {"progress": False}
@@ -290,7 +291,12 @@ def two_ranks(context: Context, folder: str) -> None:
         tensorfile.write(Path(folder) / "found", found)
     resume_of_one_by_two(context, folder)
     checks = (a_loss_that_is_not_finite_on_rank_1, a_signal_for_rank_1, a_full_disk_for_rank_0)
-    for check in (*checks, rank_0_alone_says_when_to_save, loaders_that_differ_are_not_evaluated):
+    for check in (
+        *checks,
+        rank_0_alone_says_when_to_save,
+        loaders_that_differ_are_not_evaluated,
+        a_share_read_by_rank_0_alone,
+    ):
         check(context, folder)
 
 

@@ -7,13 +7,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import WeightedRandomSampler
 
-from hoploom import HoploomError, LinkNeighborLoader, NeighborLoader
+from hoploom import ConfigError, HoploomError, LinkNeighborLoader, NeighborLoader
+from hoploom.ranks import held_up, whereabouts
+from hoploom.ranks.context import Context
 from support.graphs import random_graph, ring
 
 SEEDS = torch.arange(1001)
@@ -84,6 +87,7 @@ def plain_script(rank: int, folder: str) -> None:
         began = time.monotonic()
         told[name] = _told(make(rank))
         told[f"{name}, seconds"] = time.monotonic() - began
+    told["rank 0 alone"], told["rank 0 alone, seconds"] = _read_by_rank_0_alone(rank)
     Path(folder, f"{rank}.json").write_text(json.dumps(told))
     list(train(SEEDS.split(501)[rank]))
 
@@ -99,9 +103,32 @@ def _taught() -> list[int]:
     return seen
 
 
+def _read_by_rank_0_alone(rank: int) -> tuple[str, float]:
+    """`if rank == 0:` evaluate, in a loop of one's own and with a loader whose seeds are dealt; then both go on."""
+    val_loader, began, told = train(shuffle=False), time.monotonic(), ""
+    held_up.LOOK = 0.1  # seconds
+    if rank == 0:
+        told = _told(val_loader)
+    seconds = time.monotonic() - began
+    dist.barrier()
+    if rank == 1:
+        told = _told(val_loader)
+    return told, seconds
+
+
 def _told(loader: Any) -> str:
     try:
         list(loader)
     except HoploomError as error:
         return str(error)
     return ""
+
+
+def a_share_read_by_rank_0_alone(context: Context, folder: str) -> None:
+    """The same with a call of ours, which raises on both ranks: the last thing that they do."""
+    said = r"rank 0 was waiting for the other ranks to read their shares.*rank=0, world_size=1.*rank 1 was waiting at a"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whereabouts, "PATIENCE", 0.2)
+        patch.setattr(whereabouts, "INTERVAL", 0.1)
+        with pytest.raises(ConfigError, match=said):
+            list(train(shuffle=False)) if context.is_main else context.barrier()

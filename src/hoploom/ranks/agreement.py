@@ -19,9 +19,12 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError, PeerError
+from hoploom.ranks.held_up import HeldUp
 from hoploom.ranks.share import Share
+from hoploom.ranks.whereabouts import whereabouts
 
 Answer = TypeVar("Answer")
+CHANNEL = "loaders"
 AGREED = "agreed"
 MARKS = 1024  # seeds that a rank with seeds of its own names to the others, and
 ALL_MARKS = 16384  # at most that many by all ranks together
@@ -89,6 +92,8 @@ class Agreement:
         self, share: Share, waits: Waits | None = None, group: Callable[[], Group | None] = group_here
     ) -> None:
         self.is_settled = False
+        if share.world_size > 1 and whereabouts() is not None and (here := group()) is not None:
+            _watched(here)
         self._share, self._waits, self._group = share, waits or Waits(), group
         self._notes: _Notes | None = None
         self._next_look = 0.0
@@ -123,8 +128,11 @@ class Agreement:
         self._notes = notes = _Notes(group, share, is_dealt)
         seconds = self._waits.dealt if is_dealt else self._waits.whole
         posted = partial(notes.post_dealt, reading.told()) if is_dealt else partial(notes.post_whole, reading)
-        _say_when_ended(group)
-        self._conclude(_asked(seconds + self._waits.reply, lambda: (posted(), notes.wait(seconds))[1]))
+        here = whereabouts()
+        if here is not None:  # it is the process group of this process
+            here.begin(CHANNEL)
+            notes.held = _watched(group)
+        self._conclude(_asked(seconds + self._waits.reply, lambda: (posted(), notes.wait(seconds, is_first=True))[1]))
 
     def _conclude(self, verdict: str | None) -> None:
         """Settled where there is a verdict; all ranks raise it, and none ends before the others have heard."""
@@ -135,11 +143,24 @@ class Agreement:
 
     def _wait_for_the_others(self, notes: "_Notes") -> None:
         """At the end of an epoch: what this rank has read is a share of the seeds, and who reads the others?"""
-        seconds = notes.group.seconds
-        self._conclude(_asked(seconds + self._waits.reply, lambda: notes.wait(seconds)))
+        notes.since = {}
+        here, deadline = whereabouts(), time.monotonic() + notes.group.seconds
+        verdict: list[str | None] = [None]
+
+        def is_over(seconds: float) -> bool:
+            left = min(seconds, max(0.0, deadline - time.monotonic()))
+            verdict[0] = _asked(left + self._waits.reply, lambda: notes.wait(left))
+            return verdict[0] is not None or notes.is_lost or time.monotonic() >= deadline
+
+        if here is not None:
+            here.wait(CHANNEL, f"waiting for the other ranks to read their shares of a loader ({ALONE})", is_over)
+        while here is None and not is_over(1.0):
+            pass
+        self._conclude(verdict[0])
         if not self.is_settled:
             self.is_settled = True
-            raise PeerError(_asked(self._waits.reply, notes.left_alone) or "who keeps the ranks' notes is gone")
+            said = _asked(self._waits.reply, notes.left_alone) or "who keeps the ranks' notes is gone"
+            raise ConfigError(said) if notes.is_lost else PeerError(said)
 
 
 class _Notes:
@@ -147,8 +168,13 @@ class _Notes:
 
     def __init__(self, group: Group, share: Share, is_dealt: bool) -> None:
         self.group, self.is_dealt, self._share = group, is_dealt, share
+        self.held: HeldUp | None = None
+        self.is_lost = False  # whether a rank that has not begun this loader never will
         self._all = PrefixStore(f"hoploom/loaders/{'dealt' if is_dealt else 'whole'}", group.store)
         self._number, self._of = 0, self._all
+        self._still: dict[int, str] = {}  # the calls in which the other ranks stand still, if all do
+        self.since: dict[int, int] = {}
+        self._seeds = ""
 
     def _begin(self) -> None:
         self._number = self._all.add(f"begun/{self.group.rank}", 1)
@@ -165,6 +191,7 @@ class _Notes:
         """Compare with the rank that came first."""
         self._begin()
         rank, share = self.group.rank, self._share
+        self._seeds = told["seeds"].partition(" ")[0]
         first, other = json.loads(self._of.compare_set("first", "", json.dumps([rank, dict(told)])))
         holder = int(self._of.compare_set(f"share/{share.rank}", "", str(rank)))
         difference = "" if other == told else difference_of((first, other), (rank, told), self.group.size)
@@ -199,11 +226,11 @@ class _Notes:
     def verdict(self) -> str | None:
         return self._of.get("verdict").decode() if self._of.check(["verdict"]) else None
 
-    def wait(self, seconds: float) -> str | None:
-        """The verdict, if there is one within so many seconds, and before a rank ends without it."""
+    def wait(self, seconds: float, *, is_first: bool = False) -> str | None:
+        """The verdict, if there is one within so many seconds, and before it is known that there will be none."""
         deadline, pause = time.monotonic() + seconds, 0.001
         while (verdict := self.verdict()) is None and time.monotonic() < deadline:
-            if pause > 0.1 and any(self._has_ended(rank) for rank in self._missing()):
+            if pause > 0.1 and self._is_in_vain(is_first=is_first):
                 return self.verdict()
             threading.Event().wait(min(pause, 0.25))
             pause *= 1.5
@@ -218,6 +245,20 @@ class _Notes:
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.group.size) if self._all.add(f"begun/{rank}", 0) < self._number]
 
+    def _is_in_vain(self, *, is_first: bool) -> bool:
+        """Whether a rank has ended, or all others stand still elsewhere; at the first batch: for now."""
+        missing = self._missing()
+        if self.held is not None:
+            self.held.ask()
+            self._still = self.held.calls(self.since)
+        self.is_lost = bool(missing) and (any(map(self._has_ended, missing)) or bool(self._still))
+        return self.is_lost or (is_first and any(map(self._calls_others, missing)))
+
+    def _calls_others(self, rank: int) -> bool:
+        """Whether it has waited for long in a call of ours: `Whereabouts` notes that."""
+        key = f"hoploom/whereabouts/at/{rank}"
+        return self.group.store.check([key]) and self.group.store.get(key) != b""
+
     def _has_ended(self, rank: int) -> bool:
         return any(self.group.store.check([key]) for key in (f"ended/{rank}", f"hoploom/ended/{rank}"))
 
@@ -225,10 +266,14 @@ class _Notes:
         rank = next(iter(self._missing()), None)
         if rank is None:
             return "the ranks lost each other"
-        why = "has ended without it" if self._has_ended(rank) else f"did not within {self.group.seconds:g} seconds"
+        why = f"did not within {self.group.seconds:g} seconds"
+        if self._has_ended(rank):
+            why = "has ended without it"
+        elif self._still:
+            why = f"waits in {self._still[rank]}"
         return (
-            f"rank {self.group.rank} has read its share of a loader whose seeds are dealt over {self.group.size} "
-            f"ranks, but rank {rank} has not begun it, and {why}, so its seeds are missing; {ALONE}"
+            f"rank {self.group.rank} has read its share of a loader whose {self._seeds} seeds are dealt over "
+            f"{self.group.size} ranks, but rank {rank} has not begun it and {why}; {ALONE}"
         )
 
 
@@ -257,7 +302,10 @@ def _asked(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
 
 
 @cache
-def _say_when_ended(group: Group) -> None:
-    """Once a process: who waits for a rank that has ended learns it."""
+def _watched(group: Group) -> HeldUp:
+    """Once a process: who waits for this rank learns where it stands still, and when it has ended."""
     note = partial(group.store.set, f"hoploom/ended/{group.rank}", "")
     atexit.register(lambda: _asked(1.0, note))
+    held = HeldUp(group.store, group.rank, group.size)
+    held.start()
+    return held

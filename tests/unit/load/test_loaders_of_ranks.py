@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -71,6 +72,17 @@ def test_what_was_silent_is_one_error_on_both_ranks(ended: Ended, name: str) -> 
     assert ended.told[0][name] == ended.told[1][name]
     assert SAID[name] in ended.told[0][name]
     assert max(told[f"{name}, seconds"] for told in ended.told) < 10
+
+
+def test_a_share_that_rank_0_reads_alone_names_where_the_other_waits(ended: Ended) -> None:
+    """As `if rank == 0:` before a barrier does; it waited for ever, and its metrics were of half the seeds."""
+    said = "its share of a loader whose 1001 seeds are dealt over 2 ranks, but rank 1 has not begun it and waits in "
+    assert re.search(
+        rf"{said}torch.distributed.barrier \(loader_workers.py:\d+\); .*rank=0, world_size=1",
+        ended.told[0]["rank 0 alone"],
+    )
+    assert ended.told[0]["rank 0 alone, seconds"] < 10
+    assert ended.told[1]["rank 0 alone"] == ""
 
 
 def test_the_script_ends_with_that_error_and_a_status_that_says_so(ended: Ended) -> None:

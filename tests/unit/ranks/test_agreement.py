@@ -15,6 +15,7 @@ from torch.distributed import HashStore
 
 from hoploom import ConfigError, HoploomError, PeerError
 from hoploom.ranks.agreement import Agreement, Group, Waits
+from hoploom.ranks.held_up import HeldUp
 from hoploom.ranks.share import ALONE, GROUP, Share
 
 QUICK = Waits(dealt=0.0, whole=0.0, heard=0.0, look=0.0)
@@ -132,13 +133,13 @@ def test_two_ranks_with_the_same_share_are_told(store: HashStore) -> None:
 
 def test_a_share_that_one_rank_reads_alone_is_told_at_its_end(store: HashStore) -> None:
     store.set_timeout(timedelta(seconds=0.2))
-    with pytest.raises(PeerError, match=r"rank 1 has not begun it, and did not within 0.2 .*rank=0, world_size=1"):
+    with pytest.raises(PeerError, match=r"rank 1 has not begun it and did not within 0.2 .*rank=0, world_size=1"):
         agreement(store, 0).pass_batch(Read(), is_last=True)
 
 
 def test_a_share_whose_other_ranks_have_ended_is_told_at_once(store: HashStore) -> None:
     store.set("hoploom/ended/1", "")
-    with pytest.raises(PeerError, match="rank 1 has not begun it, and has ended without it"):
+    with pytest.raises(ConfigError, match="rank 1 has not begun it and has ended without it"):
         agreement(store, 0).pass_batch(Read(), is_last=True)
 
 
@@ -189,6 +190,23 @@ def test_without_a_process_group_there_is_nobody_to_ask() -> None:
     alone.pass_batch(Read(), is_last=True)
     assert not alone.is_settled  # a process group may come
     assert not torch.distributed.is_initialized()
+
+
+def test_only_a_note_younger_than_the_wait_says_that_a_rank_stands_still(store: HashStore) -> None:
+    """A rank that has just left its barrier for the loader may not have taken its note back yet."""
+    held, since = HeldUp(store, rank=0, size=3), dict[int, int]()
+    for rank, looks in ((1, 5), (2, 9)):
+        store.set(f"hoploom/held/at/{rank}", f"{looks} torch.distributed.barrier (train.py:8)")
+    assert held.calls(since) == {}
+    store.set("hoploom/held/at/1", "7 torch.distributed.barrier (train.py:8)")
+    assert held.calls(since) == {}
+    store.set("hoploom/held/at/2", "11 torch.distributed.all_reduce (train.py:8)")
+    assert held.calls(since) == {
+        1: "torch.distributed.barrier (train.py:8)",
+        2: "torch.distributed.all_reduce (train.py:8)",
+    }
+    store.set("hoploom/held/at/2", "0 ")
+    assert held.calls(since) == {}
 
 
 def test_who_keeps_the_notes_may_hang(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,89 @@
+"""Which ranks stand still in a call of torch.distributed: what a rank asks that waits for others which may never come.
+
+Each rank looks once a second whether somebody asks, and then at its own main thread. That costs it microseconds, and
+nothing else can be known of a call that is the user's own: it is inside torch, and hears nobody.
+"""
+
+import atexit
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+LOOK = 1.0  # seconds between two looks
+STILL = 3  # looks at which a rank must be in the very same call, and
+AGAIN = 2  # of these, within the wait of the rank that asks
+WAITS_IN = ("torch.distributed", "hoploom.ranks.agreement")  # calls of ours say by themselves where they wait
+
+
+class HeldUp:
+    """What the ranks of a group say of their main threads."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._notes, self._rank, self._size = PrefixStore("hoploom/held", store), rank, size
+        self._over = threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True, name="hoploom held up")
+
+    def start(self) -> None:
+        self._watching.start()
+        atexit.register(self._end)
+
+    def ask(self) -> None:
+        """Have all ranks say where they are, from now on."""
+        self._notes.set("asked", "1")
+
+    def calls(self, since: dict[int, int]) -> dict[int, str]:
+        """By rank, the calls in which all others stand still; none where one of them does not.
+
+        `since` keeps how often they had been seen there before: a note may be older than this rank's wait.
+        """
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        if not self._notes.check([f"at/{rank}" for rank in others]):
+            return {}
+        said = {rank: self._notes.get(f"at/{rank}").decode().partition(" ") for rank in others}
+        still = {
+            rank: call
+            for rank, (looks, _, call) in said.items()
+            if int(looks) >= since.setdefault(rank, int(looks)) + AGAIN
+        }
+        return still if len(still) == len(others) and all(still.values()) else {}
+
+    def _watch(self) -> None:
+        seen, looks = (0, ""), 0
+        with suppress(RuntimeError):  # who keeps the notes is gone
+            while not self._over.wait(LOOK):
+                if not self._notes.check(["asked"]):
+                    continue
+                here = _waiting_call()
+                looks = looks + 1 if here == seen else 0
+                seen = here
+                self._notes.set(f"at/{self._rank}", f"{looks} {here[1] if looks >= STILL else ''}")
+
+    def _end(self) -> None:
+        self._over.set()
+        self._watching.join(LOOK)
+
+
+def _waiting_call() -> tuple[int, str]:
+    """The frame and the name of the call in which the main thread waits; (0, "") if it does not."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and _module(frame) == "threading":
+        frame = frame.f_back
+    call, name = 0, ""
+    while frame is not None and _module(frame).startswith(WAITS_IN):
+        function = frame.f_code.co_name
+        call, name = id(frame), name if function.startswith(("_", "wrap")) else f"torch.distributed.{function}"
+        frame = frame.f_back
+    if frame is not None and _module(frame).startswith("hoploom.load"):
+        name = "reading its share of a loader to the end"
+    while frame is not None and _module(frame).startswith(("torch", "hoploom", "contextlib")):
+        frame = frame.f_back
+    if not call or frame is None:
+        return 0, ""
+    return call, f"{name} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
