@@ -4,6 +4,7 @@ What it returns is checked; a mistake is told with the layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, Picks
 from hoploom.sample.layer_graph import Edges, HookEdges, LayerGraph, Nodes
 from hoploom.schema import ID_DTYPES, Relation, RelationName, Schema
+from hoploom.store.base import NO_IDS
 
 SampleFrontier = Callable[[int, LayerGraph, Nodes], HookEdges]
 EdgeData = Mapping[str, Tensor]  # rows by name, one per edge
@@ -28,23 +30,23 @@ class Answer(NamedTuple):
 def ask_hook(hook: SampleFrontier, graph: LayerGraph, frontiers: Sequence[Frontier | None]) -> Answer:
     """The edges that the hook gives for a layer's frontiers, checked."""
     schema, answer = graph.schema, Answer([], {})
-    nodes = {
-        t.name: torch.empty(0, dtype=torch.int64) if f is None else f.nodes
-        for t, f in zip(schema.node_types, frontiers, strict=True)
+    seeds = {
+        t.name: LayerSeeds.of(NO_IDS if frontier is None else frontier.nodes)
+        for t, frontier in zip(schema.node_types, frontiers, strict=True)
     }
-    by_type = {name: _distinct(seeds) for name, seeds in nodes.items()}
-    seeds = by_type[schema.node_types[0].name] if schema.homogeneous else by_type
+    distinct = {name: own.distinct for name, own in seeds.items()}
+    shown = distinct[schema.node_types[0].name] if schema.homogeneous else distinct
     who = f"sample_frontier, at layer {graph.layer},"
-    given = _by_relation(hook(graph.layer, graph, seeds), schema, who)
+    given = _by_relation(hook(graph.layer, graph, shown), schema, who)
     for relation in schema.relations:
         edges = given.get(relation.key)
         if edges is None:
             answer.picks.append(None)
             continue
         of_relation = who if schema.homogeneous else f"{who} for {relation.key}"
-        edges = _checked(edges, relation, schema, by_type[relation.destination], of_relation)
-        counts, chosen = _places(edges.destinations, nodes[relation.destination])
-        edges = edges[chosen]
+        edges = _checked(edges, relation, schema, of_relation)
+        counts, places = seeds[relation.destination].grouped(edges.destinations, of_relation)
+        edges = edges if places is None else edges[places]
         positions = torch.full_like(edges.sources, -1) if edges.positions is None else edges.positions
         answer.picks.append(Picks(counts, edges.sources, positions))
         if edges.data is not None:
@@ -52,25 +54,47 @@ def ask_hook(hook: SampleFrontier, graph: LayerGraph, frontiers: Sequence[Fronti
     return answer
 
 
-def _distinct(nodes: Tensor) -> Tensor:
-    """Each node once, in order of first sight."""
-    unique, inverse = torch.unique(nodes, return_inverse=True)
-    if unique.numel() == nodes.numel():
-        return nodes
-    first = torch.full_like(unique, nodes.numel()).scatter_reduce(0, inverse, torch.arange(nodes.numel()), "amin")
-    return nodes[torch.sort(first).values]
+@dataclass(frozen=True)
+class LayerSeeds:
+    """A layer's seeds of one type."""
 
+    distinct: Tensor  # [n] int64: each once, in order of first sight
+    ascending: Tensor  # [n] int64: the same in order
+    order: Tensor  # [n] int64: where each of these is among the distinct ones
+    repeats: Tensor | None  # [seeds] int64: which of the distinct ones each seed is; None where all are distinct
 
-def _places(destinations: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
-    """How many edges each seed has, and which; a repeated seed has the same edges at every place."""
-    unique, inverse = torch.unique(seeds, return_inverse=True)
-    group = torch.searchsorted(unique, destinations)
-    by_group = torch.argsort(group, stable=True)
-    group_counts = torch.bincount(group, minlength=unique.numel())
-    begins = torch.cumsum(group_counts, 0) - group_counts
-    counts = group_counts[inverse]
-    shift = begins[inverse] - (torch.cumsum(counts, 0) - counts)
-    return counts, by_group[torch.repeat_interleave(shift, counts) + torch.arange(int(counts.sum()))]
+    @staticmethod
+    def of(nodes: Tensor) -> "LayerSeeds":
+        ascending, inverse = torch.unique(nodes, return_inverse=True)
+        places = torch.arange(nodes.numel())
+        first = torch.full_like(ascending, nodes.numel()).scatter_reduce(0, inverse, places, "amin")
+        if ascending.numel() == nodes.numel():
+            return LayerSeeds(nodes, ascending, first, None)
+        in_order, by_sight = torch.sort(first)
+        order = torch.empty_like(by_sight).scatter_(0, by_sight, torch.arange(by_sight.numel()))
+        return LayerSeeds(nodes[in_order], ascending, order, order[inverse])
+
+    def grouped(self, destinations: Tensor, who: str) -> tuple[Tensor, Tensor | None]:
+        """How many edges each seed has, and which; None where they stand by seed already.
+
+        A repeated seed has the same edges at every place.
+        """
+        runs, run_of_edge, lengths = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
+        at = torch.searchsorted(self.ascending, runs).clamp_(max=max(0, self.ascending.numel() - 1))
+        strangers = runs if not self.ascending.numel() else runs[self.ascending[at] != runs]
+        if strangers.numel():
+            raise ConfigError(f"{who} gave an edge to {int(strangers[0])}, which is no seed of the layer; leave it out")
+        seed_of_run = self.order[at]
+        counts = torch.zeros_like(self.distinct).index_add_(0, seed_of_run, lengths)
+        places = (
+            None if (seed_of_run[1:] > seed_of_run[:-1]).all() else torch.argsort(seed_of_run[run_of_edge], stable=True)
+        )
+        if self.repeats is None:
+            return counts, places
+        begins, counts = (torch.cumsum(counts, 0) - counts)[self.repeats], counts[self.repeats]
+        shift = torch.repeat_interleave(begins - (torch.cumsum(counts, 0) - counts), counts)
+        repeated = shift + torch.arange(shift.numel())
+        return counts, repeated if places is None else places[repeated]
 
 
 # --- what is checked ------------------------------------------------------------------------
@@ -95,7 +119,7 @@ def _by_relation(answer: Any, schema: Schema, who: str) -> Mapping[RelationName,
     return answer
 
 
-def _checked(edges: Edges, relation: Relation, schema: Schema, seeds: Tensor, who: str) -> Edges:
+def _checked(edges: Edges, relation: Relation, schema: Schema, who: str) -> Edges:
     """The same on the CPU, as int64."""
     ends = [schema.node_type(name).num_nodes for name in (relation.source, relation.destination)]
     sources = _ids(edges.sources, f"{who} gave sources", 0, ends[0])
@@ -112,9 +136,6 @@ def _checked(edges: Edges, relation: Relation, schema: Schema, seeds: Tensor, wh
     lengths |= {f"data[{name!r}]": len(rows) for name, rows in (data or {}).items()}
     if len(set(lengths.values())) > 1:
         raise ConfigError(f"{who} gave columns of different lengths: {lengths}; give one row per edge in each")
-    strangers = destinations[~torch.isin(destinations, seeds)]
-    if strangers.numel():
-        raise ConfigError(f"{who} gave an edge to {int(strangers[0])}, which is no seed of the layer; leave it out")
     return Edges(sources, destinations, positions, data)
 
 
