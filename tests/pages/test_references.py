@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from getpass import getuser
 from pathlib import Path
 
@@ -258,6 +259,30 @@ def test_two_servers_make_batches_for_two_clients(checkout: Path, alone: Run) ->
     assert trained(out, "client1/trainers | ", 1, 0)
     words = ("--store", checkout / "products.parts", "--epochs", 3, "--batch_size", 1024)  # the seeds of both clients
     assert last("Test accuracy", out) == pytest.approx(last("Test accuracy", alone(TRAIN_SAGE, *words)), abs=0.01)
+
+
+@slow
+def test_servers_and_clients_are_started_by_hand(checkout: Path) -> None:
+    ports = free_ports(3)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    serve = (sys.executable, "-m", "hoploom", "serve", "products.parts", "--part")
+    with ExitStack() as stack:
+        for part in range(2):
+            words = (part, "--listen", addresses[part], "--peers", addresses[1 - part])
+            server = started(*serve, *words, folder=checkout)
+            stack.callback(ended, server)
+        words = ("--servers", ",".join(addresses[:2]), "--epochs", 3, "--num_nodes=2", "--master_addr=localhost")
+        command = (sys.executable, "train_sage.py", *words, f"--master_port={ports[2]}")
+        first, second = said(*(started(*command, f"--node_rank={node}", folder=checkout) for node in range(2)))
+    assert trained(first, "", 0, 0)
+    assert trained(second, "", 1, 0)
+    assert last("Test accuracy", first) > 0.9
+
+
+def ended(server: "subprocess.Popen[str]") -> None:
+    """A server that is asked to stop ends well."""
+    server.terminate()
+    said(server)
 
 
 @slow
