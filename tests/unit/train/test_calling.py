@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from support.fit_workers import NUM_CLASSES, QUIET, alone, labelled, learner_of, run
+from support.fit_workers import NUM_CLASSES, QUIET, alone, labelled, learner_of, link_loader, run
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 
@@ -16,7 +16,7 @@ from hoploom.train.calling import Called, called
 from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
-from hoploom.train.tasks import NodeClassification
+from hoploom.train.tasks import LinkPrediction, NodeClassification
 
 TYPES = ["paper", "author"]
 RELATIONS = [("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "written_by", "author")]
@@ -104,6 +104,14 @@ def test_a_compiled_model_is_called_by_the_names_of_the_model_in_it() -> None:
 @pytest.mark.parametrize("name", TYPED)
 def test_a_model_for_many_types_gets_dictionaries(name: str) -> None:
     learned(TYPED[name](), typed())
+
+
+def test_links_are_learned_from_the_rows_of_a_model_of_pyg() -> None:
+    model, links = pyg.GraphSAGE(6, 8, 2, 4), link_loader(mode="subgraph", shuffle=False)
+    before = evaluate(model, links, LinkPrediction(), alone())["loss"]
+    learner = Learner(model, torch.optim.Adam(model.parameters(), lr=0.03), LinkPrediction(), links)
+    fit(learner, Training(5, **QUIET), alone())
+    assert evaluate(model, links, LinkPrediction(), alone())["loss"] < 0.95 * before
 
 
 @pytest.mark.parametrize("name", ["GraphSAGE", "GAT", "GIN"])
