@@ -11,7 +11,10 @@ from support.fit_workers import NUM_CLASSES, Sage, alone, labelled, link_loader,
 from torch import Tensor, nn
 
 from hoploom import ConfigError, DataError, NeighborLoader, PeerError
+from hoploom.nn import GraphSAGE
 from hoploom.train.evaluation import evaluate
+from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import fit
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
 
@@ -141,3 +144,17 @@ def test_metrics_that_one_seed_cannot_have_are_an_error_that_says_so() -> None:
     loader = NeighborLoader(labelled(), [2, 2], torch.tensor([3]))
     with pytest.raises(DataError, match=r"the metrics of 1 rows cannot be computed: .*r2.*; evaluate more"):
         evaluate(Sage(1), loader, NodeRegression(label="amount"), alone())
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+def test_other_fanouts_than_layers_are_told(mode: str) -> None:
+    store = val_loader().store
+    width = store.schema.node_type("node").fields["x"].shape[0]
+    model = GraphSAGE(width, hidden_channels=4, num_layers=3, out_channels=NUM_CLASSES)
+    loader, task = NeighborLoader(store, [2, 2], "train", batch_size=16, mode=mode), NodeClassification(NUM_CLASSES)
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), task, loader)
+    message = "with 2 fanouts, the model has 3 layers; give num_neighbors one fanout per"
+    with pytest.raises(ConfigError, match=message):
+        fit(learner, Training(1, progress=False), alone())
+    with pytest.raises(ConfigError, match=message):
+        evaluate(model, loader, task, alone())
