@@ -17,10 +17,11 @@ from hoploom.load.assemble import Assembler, Batch, Mover
 from hoploom.load.calls import Calls
 from hoploom.load.drawn_order import drawn
 from hoploom.load.fingerprint import Fingerprint
-from hoploom.load.loader import Loader, made_here
+from hoploom.load.loader import Loader, Walk, made_here
 from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
 from hoploom.load.order import Order, localised
 from hoploom.load.pipeline import DEADLINE, Delivery, Producer, Room
+from hoploom.load.watched_fields import WatchedFields
 from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
 from hoploom.sample.hops import NumNeighbors as Fanouts
@@ -67,7 +68,11 @@ class SamplingLoader(Loader):
         delivery = Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline, room=room)
         super().__init__(order, producer, delivery, mover, share)
         self.data, self.store, self.maker = given["data"], store, maker
-        self._calls = Calls(order.seed, store)
+        self._calls, self._watched = Calls(order.seed, store), WatchedFields(given["data"])
+
+    def walk(self) -> Walk:
+        self._watched.check()
+        return super().walk()
 
     def collate_fn(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds, for PyG's ZipLoader: another one at every call."""

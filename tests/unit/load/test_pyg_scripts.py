@@ -119,11 +119,28 @@ def changes_in_place() -> None:
 
 
 def new_fields() -> None:
+    for name in ("x", "y", "edge_attr", "edge_index"):
+        changed = ring(12)
+        changed.x[3] = torch.nan
+        loader = NeighborLoader(changed, [2], batch_size=12)
+        changed[name] = changed[name].clone()
+        assert len(list(loader)) == 1
+        changed[name] = changed[name] + 1
+        assert_refused(lambda loader=loader: list(loader), f"{name} of the data was replaced", "make the loader")
+    data = library()
+    loader = NeighborLoader(data, [2], "paper", batch_size=10)
+    data["author"].x = data["author"].x.double()
+    assert_refused(lambda: list(loader), "x of the data was replaced")
+
+
+def moved_fields() -> None:
     data = ring(12)
     loader = NeighborLoader(data, [2], input_nodes=[3], batch_size=1)
-    loader.data.x = torch.zeros(12, 9)
-    assert loader([0]).x.shape[1] == 4
-    assert NeighborLoader(data, [2], input_nodes=[3])([0]).x.shape[1] == 9
+    loader.data.to("meta")
+    loader.data.n_id = torch.arange(12)
+    assert next(iter(loader)).x[0].tolist() == [3.0] * 4
+    del data.x
+    assert next(iter(loader)).x[0].tolist() == [3.0] * 4
 
 
 def sparse_tensors() -> None:
@@ -152,7 +169,8 @@ ROWS: dict[str, Callable[[], None]] = {
     "`transform_sampler_output`, `custom_cls`, `neighbor_sampler`": other_classes,
     "`loader.dataset`, `loader.data`, `len(loader)`, `loader(ids)`, `loader.batch_size`": attributes,
     "`data.x[ids] = rows` after the loader was made": changes_in_place,
-    "`data.x = rows` or `del data.x` after the loader was made": new_fields,
+    "`data.x = rows` after the loader was made": new_fields,
+    "`del data.x`, `data.to(device)` after the loader was made": moved_fields,
     "a `SparseTensor` (`adj_t`) instead of `edge_index`": sparse_tensors,
 }
 
