@@ -1,8 +1,10 @@
 """What ranks that disagree do in tests: every function ends in one error, or leaves it for the test in a file."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 import hoploom
 from hoploom import ConfigError
+from hoploom.ranks import agreement
 from hoploom.ranks.context import Context
 from hoploom.train import NodeClassification, evaluate
 from support.fit_workers import Sage, val_loader
@@ -37,8 +40,11 @@ def cross(context: Context, folder: str) -> None:
         UserWarning, match="rank 0 calls sum at crossed_workers.py:.*, but rank 1 at crossed_workers.py:"
     ):
         assert on_two_lines[context.rank]() == 3
+    model, other = context.wrap(Sage()), context.wrap(Sage())
+    with mock.patch.object(agreement, "Waits", partial(agreement.Waits, dealt=0.1)):
+        val = val_loader(rank=context.rank, world_size=2, batch_size=16)
+    _refused(folder, context, "loader", lambda: list(val), lambda: _step(other))
     began = time.monotonic()
-    model = context.wrap(Sage())
     _refused(folder, context, "evaluate", lambda: _evaluate(model, context), lambda: _step(model))
     Path(folder, f"seconds-{context.rank}").write_text(str(time.monotonic() - began))
     raise hoploom.TrainError("all of them were refused")
@@ -49,4 +55,4 @@ def _evaluate(model: nn.Module, context: Context) -> None:
 
 
 def _step(model: nn.Module) -> None:
-    model(next(iter(val_loader()))).sum().backward()
+    model(next(iter(val_loader(rank=0, world_size=1)))).sum().backward()

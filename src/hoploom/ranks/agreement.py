@@ -153,7 +153,8 @@ class Agreement:
             return verdict[0] is not None or notes.is_lost or time.monotonic() >= deadline
 
         if here is not None:
-            here.wait(CHANNEL, f"waiting for the other ranks to read their shares of a loader ({ALONE})", is_over)
+            with suppress(dist.DistError):  # a rank left without beginning this loader
+                here.wait(CHANNEL, f"waiting for the other ranks to read their shares of a loader ({ALONE})", is_over)
         while here is None and not is_over(1.0):
             pass
         self._conclude(verdict[0])

@@ -134,7 +134,7 @@ def is_over(work: dist.Work, seconds: float) -> bool:
     return True
 
 
-def _call(doing: str, of: str = "nothing") -> SharedCall:
+def _call(doing: str, of: str = "") -> SharedCall:
     return SharedCall(doing, of, *calling(doing))
 
 
@@ -152,7 +152,7 @@ def _compare(labels: list[bytes], places: list[str]) -> None:
                 f"rank 0 was {ours[1]} of {ours[2]}, but rank {other} has {theirs[2]}; give all ranks the same"
             )
         told = [
-            f"rank {rank} was {doing} of {of} ({function} at {places[rank]}, call {number})"
+            f"rank {rank} was {doing}{of and ' of '}{of} ({function} at {places[rank]}, call {number})"
             for rank, (number, doing, of, function) in ((0, ours), (other, theirs))
         ]
         raise ConfigError(f"{told[0]}, but {told[1]}; {SAME_CALLS}")

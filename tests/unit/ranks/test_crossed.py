@@ -30,6 +30,13 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("kind", ["rank 0 was finding the maximum over ranks", "rank 1 was waiting at a barrier"]),
         ("shape", ["rank 0 was adding up over ranks of torch.float64 [2], but rank 1 has torch.float64 [30]"]),
         ("evaluate", ["rank 0 was ", " (evaluate at crossed_workers.py:", "waits for the other"]),
+        (
+            "loader",
+            [
+                "rank 0 was waiting for the other ranks to read their shares of a loader",
+                "rank 1 was averaging gradients",
+            ],
+        ),
         ("evaluate", ["rank 1 was averaging gradients (backward at crossed_workers.py:", "if context.is_main"]),
     ],
 )
