@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -24,6 +25,7 @@ FAREWELL = 3.0  # seconds for what ranks say to each other at the end; peers tha
 ROLL_CALL = 1.0  # seconds to find out which peer it was
 PAUSES = 0.005, 0.25  # seconds between two looks whether all are here: at first, and at most
 ATTEMPT, ATTEMPT_ENDS = 5.0, 1.0  # seconds of one attempt to reach the meeting point, and what torch takes longer
+SILENCE = 60.0  # seconds for one who accepts connections to say something: names may have to be looked up
 STRANGER = "Ping failed"  # torch, of one who answers otherwise than its store does
 LOOPBACK = "127.0.0.1"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -214,7 +216,7 @@ def meeting_point(place: RankPlace, wait: timedelta, kind: str = "rank") -> TCPS
     try:
         if holds and (place.on_one_host or is_loopback(address)):
             return hold_meeting_point(place.port, wait)
-        return _result_within(seconds, lambda: _store_at(address, place.port, wait, holds=holds))
+        return _store_at(address, place.port, wait, holds=holds)
     except (RuntimeError, OSError) as error:
         if holds:
             raise ConfigError(
@@ -237,9 +239,11 @@ def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPSt
     """Made in attempts: by itself torch goes on asking one who answers nonsense until `wait` is over."""
     deadline = time.monotonic() + wait.total_seconds()
     while True:
-        attempt = timedelta(seconds=max(0.1, min(ATTEMPT, deadline - time.monotonic())))
+        left = deadline - time.monotonic()
+        attempt = timedelta(seconds=max(0.1, min(ATTEMPT, left)))
+        make = partial(TCPStore, address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
         try:
-            store = TCPStore(address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
+            store = _made_within(max(0.1, min(SILENCE, left)) + ATTEMPT_ENDS, make)
         except RuntimeError as error:
             if holds or STRANGER in str(error) or time.monotonic() >= deadline:
                 raise
@@ -248,7 +252,7 @@ def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPSt
             return store
 
 
-def _result_within(seconds: float, make: Callable[[], TCPStore]) -> TCPStore:
+def _made_within(seconds: float, make: Callable[[], TCPStore]) -> TCPStore:
     """What it makes. torch waits for ever for one who accepts connections and says nothing, so it is left behind."""
     made: list[TCPStore] = []
     raised: list[Exception] = []
@@ -259,7 +263,7 @@ def _result_within(seconds: float, make: Callable[[], TCPStore]) -> TCPStore:
         except (RuntimeError, OSError) as error:
             raised.append(error)
 
-    _within(seconds + ATTEMPT_ENDS, call)
+    _within(seconds, call)
     if made:
         return made[0]
     raise raised[0] if raised else TimeoutError("no answer")

@@ -80,9 +80,12 @@ def test_a_stranger_at_the_meeting_point_is_told_within_the_deadline(kind: str) 
     assert time.monotonic() - begin < 10
 
 
-def test_what_talks_nonsense_is_told_long_before_the_deadline() -> None:
+@pytest.mark.parametrize("kind", ["talks", "is silent"])
+def test_a_stranger_is_told_long_before_the_deadline(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind == "is silent":
+        monkeypatch.setattr("hoploom.ranks.rendezvous.SILENCE", 0.5)
     begin = time.monotonic()
-    with listener("talks") as port, pytest.raises(PeerError, match="what answers there is not rank 0"):
+    with listener(kind) as port, pytest.raises(PeerError, match="what answers there is not rank 0"):
         init(device="cpu", rank=1, world_size=2, address=f"127.0.0.1:{port}", timeout=1200)
     assert time.monotonic() - begin < 60
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support import TESTS, train_workers
 from support.launched import await_programs, runs
+from support.networks import WIRE, Host, hosts
 from support.ports import free_ports
 from support.until import until
 
@@ -48,15 +49,15 @@ Script = subprocess.Popen[str]
 
 
 @contextmanager
-def scripts(folder: Path, node_ranks: str) -> Iterator[list[Script]]:
-    """The script on hosts of these numbers; afterwards none of them runs."""
+def scripts(folder: Path, node_ranks: str, found: Sequence[Host] = ()) -> Iterator[list[Script]]:
+    """The script on hosts of these numbers, in namespaces of their own if given; afterwards none of them runs."""
     (folder / "train.py").write_text(SCRIPT)
-    address = f"127.0.0.1:{free_ports(1)[0]}"
+    address = f"{found[0].address}:29500" if found else f"127.0.0.1:{free_ports(1)[0]}"
     line = [sys.executable, "train.py", "--num-nodes", "2", "--address", address, ".", "--node-rank"]
-    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    environment = os.environ | {"PYTHONPATH": str(TESTS)} | ({"GLOO_SOCKET_IFNAME": WIRE} if found else {})
+    commands = [found[int(rank)].command([*line, rank]) if found else [*line, rank] for rank in node_ranks]
     started = [
-        subprocess.Popen([*line, rank], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in node_ranks
+        subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) for words in commands
     ]
     try:
         yield started
@@ -68,33 +69,42 @@ def scripts(folder: Path, node_ranks: str) -> Iterator[list[Script]]:
 
 def test_a_script_on_each_host_trains_together(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
-    with scripts(tmp_path, "01") as hosts:
-        for host in hosts:
+    with scripts(tmp_path, "01") as started:
+        for host in started:
             said = host.communicate(timeout=120)[1]
             assert host.returncode == 0, said
     assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
 
 
+@pytest.mark.slow
+def test_scripts_on_two_hosts_train_together(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    with hosts(2) as found, scripts(tmp_path, "01", found) as started:
+        for script in started:
+            said = script.communicate(timeout=120)[1]
+            assert script.returncode == 0, said
+
+
 @pytest.mark.slow  # the quick tests refuse a rank that is taken
 def test_a_second_host_with_the_same_number_is_refused_and_harms_nobody(tmp_path: Path) -> None:
-    with scripts(tmp_path, "011") as hosts, ThreadPoolExecutor() as pool:
-        ends = [pool.submit(host.communicate, timeout=120) for host in hosts]
+    with scripts(tmp_path, "011") as started, ThreadPoolExecutor() as pool:
+        ends = [pool.submit(host.communicate, timeout=120) for host in started]
         first = wait(ends, return_when=FIRST_COMPLETED).done.pop()
         (tmp_path / "go").touch()
         assert "ConfigError: node 1 of 2 is taken already: by process " in first.result()[1]
         wait(ends)
-        assert sorted(host.returncode for host in hosts) == [0, 0, 1]
+        assert sorted(host.returncode for host in started) == [0, 0, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_script_that_is_killed_leaves_nothing_and_ends_the_other_hosts(tmp_path: Path, killed: int) -> None:
     (tmp_path / "stay").touch()
-    with scripts(tmp_path, "01") as hosts:
+    with scripts(tmp_path, "01") as started:
         pids = await_programs(tmp_path, "0", "1")
-        hosts[killed].kill()
-        said = hosts[1 - killed].communicate(timeout=120)[1]
-        assert hosts[1 - killed].returncode == 1
+        started[killed].kill()
+        said = started[1 - killed].communicate(timeout=120)[1]
+        assert started[1 - killed].returncode == 1
         assert f"PeerError: rank {1 - killed} of 2 was " in said
         until(lambda: not any(map(runs, pids)), "the end of all ranks")
 
