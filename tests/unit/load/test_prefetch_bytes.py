@@ -50,3 +50,11 @@ def test_batches_under_way_stay_within_the_bytes(where: str) -> None:
 def test_a_size_that_is_none_is_refused(given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         NeighborLoader(ring(12), [3], torch.arange(9), prefetch_bytes=given)
+
+
+def test_batches_of_the_device_have_another_bound(device: torch.device) -> None:
+    with (
+        hoploom.from_pyg(ring(12)).place(topology=str(device), features=str(device)) as placed,
+        pytest.raises(ConfigError, match="prefetch_bytes is set, but batches are made on the device"),
+    ):
+        list(NeighborLoader(placed, [2], torch.arange(4), prefetch_bytes="1GB"))
