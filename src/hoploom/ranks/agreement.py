@@ -7,16 +7,17 @@ themselves then, and what they find is seen at one of the next batches.
 
 import atexit
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Protocol, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks.held_up import HeldUp
@@ -302,11 +303,21 @@ def _asked(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
     return answers[0] if answers else None
 
 
-@cache
+@lru_cache(maxsize=1)
 def _watched(group: Group) -> HeldUp:
     """Once a process: who waits for this rank learns where it stands still, and when it has ended."""
     note = partial(group.store.set, f"hoploom/ended/{group.rank}", "")
-    atexit.register(lambda: _asked(1.0, note))
+    atexit.register(lambda: _is_kept(group.store) and _asked(1.0, note))
     held = HeldUp(group.store, group.rank, group.size)
     held.start()
     return held
+
+
+def _is_kept(store: Store) -> bool:
+    """Whether somebody still keeps the notes: asking who is gone makes torch print a page of warnings."""
+    kept = getattr(store, "_underlying_non_prefix_store", store)
+    if not isinstance(kept, TCPStore):
+        return True
+    with suppress(OSError), socket.create_connection((kept.host, kept.port), 1.0):
+        return True
+    return False

@@ -10,6 +10,7 @@ import threading
 from contextlib import suppress
 from types import FrameType
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 LOOK = 1.0  # seconds between two looks
@@ -43,17 +44,17 @@ class HeldUp:
         if not self._notes.check([f"at/{rank}" for rank in others]):
             return {}
         said = {rank: self._notes.get(f"at/{rank}").decode().partition(" ") for rank in others}
-        still = {
-            rank: call
-            for rank, (looks, _, call) in said.items()
-            if int(looks) >= since.setdefault(rank, int(looks)) + AGAIN
-        }
+        for rank, (looks, _, _) in said.items():
+            since[rank] = min(int(looks), since.get(rank, int(looks)))
+        still = {rank: call for rank, (looks, _, call) in said.items() if int(looks) >= since[rank] + AGAIN}
         return still if len(still) == len(others) and all(still.values()) else {}
 
     def _watch(self) -> None:
         seen, looks = (0, ""), 0
         with suppress(RuntimeError):  # who keeps the notes is gone
             while not self._over.wait(LOOK):
+                if not dist.is_initialized():  # who keeps the notes may be gone, and torch would print a page about it
+                    return
                 if not self._notes.check(["asked"]):
                     continue
                 here = _waiting_call()

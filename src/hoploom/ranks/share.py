@@ -55,7 +55,11 @@ def read_share(rank: Any, world_size: Any) -> Share:
 def _own_share() -> Share:
     if dist.is_initialized():
         return Share(dist.get_rank(), dist.get_world_size(), GROUP)
-    place = environment.read_started()
+    try:
+        place = environment.read_started()
+    except ConfigError as error:
+        later = "or make the loader once there is a process group, with Lightning in train_dataloader()"
+        raise ConfigError(f"{error}; {later}") from error
     return Share(place.rank, place.world_size, LAUNCHERS[place.source] if place.world_size > 1 else ALONE)
 
 

@@ -68,12 +68,19 @@ def test_every_seed_comes_once_over_the_ranks_of_a_launcher(
     assert torch.equal(torch.cat(shares).sort().values, torch.arange(1001))
 
 
+def test_half_of_a_launchers_variables_name_the_other_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the processes that Lightning starts have them."""
+    enter(monkeypatch, {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"})
+    with pytest.raises(ConfigError, match=r"RANK is not set; .*once there is a process group.*train_dataloader\(\)"):
+        loader()
+
+
 def test_a_process_group_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, SLURM)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 4)
     monkeypatch.setattr(dist, "get_world_size", lambda: 5)
-    assert "rank 4 of 5, from the process group" in repr(loader())
+    assert str(share.read_share(None, None)) == "rank 4 of 5, from the process group"
 
 
 def test_rank_zero_tells_once_what_it_took(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
