@@ -356,7 +356,7 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
         ({"loader": {"transform": lambda batch: batch}}, "do not go with transform"),
         ({"loader": {"aggregate": "mean"}}, "do not go with aggregate"),
         ({"loader": {"batch_size": 50}}, "need a step of batch_size=50"),
-        ({"loader": {"world_size": 2}}, "one process, this is one of 2"),
+        ({"loader": {"rank": 0, "world_size": 2}}, "one process, this is one of 2"),
         ({"loader": None}, "are for a NeighborLoader"),
         ({"on_host": True}, r"need a graph that lies on cpu; give the loader store.place\("),
         ({"features": None}, "x of .'node'. is not placed"),
