@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching, runs
 from support.until import until
-from torch.distributed.run import parse_args as torchrun_words
 
 from hoploom.cli import main
 from hoploom.deploy.launch import View, first_of, without_noise
@@ -360,25 +358,6 @@ def test_a_dry_run_prints_every_command_and_starts_nothing(
     assert lines[1].startswith(f"ssh -- 127.0.0.1 'cd {two_hosts} && ")
     assert "CUDA_VISIBLE_DEVICES=2 " in lines[3]
     assert "--master-addr 127.0.0.1 --master-port 4000 " in lines[3]
-
-
-@pytest.mark.parametrize("begin", [["script.py"], ["python", "script.py"], ["-m", "package.script"]])
-@pytest.mark.parametrize("leading", [[], ["--"]])
-def test_a_programs_arguments_reach_it_unchanged_even_those_that_look_like_ours(
-    two_hosts: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    begin: list[str],
-    leading: list[str],
-) -> None:
-    monkeypatch.chdir(two_hosts)
-    arguments = [*leading, "--config=sage.yml", "--epochs", "5", "--dry-run", "--executor=slurm", "--help"]
-    arguments += ["--master-port", "1", "--nproc-per-node=9", "--", "-m", "it's one"]
-    assert main(["launch", "cluster.toml", "--dry-run", "--", *begin, *arguments]) == 0
-    line = shlex.split(capsys.readouterr().out.splitlines()[1])
-    parsed = torchrun_words(line[line.index("torch.distributed.run") + 1 :])
-    assert [parsed.module, parsed.training_script] == [begin[0] == "-m", begin[-1]]
-    assert parsed.training_script_args == arguments
 
 
 @pytest.mark.parametrize(

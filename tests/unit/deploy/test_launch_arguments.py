@@ -1,0 +1,29 @@
+"""What stands behind a program in `hoploom launch` is the program's."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import parse_args as torchrun_words
+
+from hoploom.cli import main
+
+
+@pytest.mark.parametrize("begin", [["script.py"], ["python", "script.py"], ["-m", "package.script"]])
+@pytest.mark.parametrize("leading", [[], ["--"]])
+def test_a_programs_arguments_reach_it_unchanged_even_those_that_look_like_ours(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    begin: list[str],
+    leading: list[str],
+) -> None:
+    (tmp_path / "cluster.toml").write_text('hosts = ["127.0.0.1"]\n')
+    monkeypatch.chdir(tmp_path)
+    arguments = [*leading, "--config=sage.yml", "--epochs", "5", "--dry-run", "--executor=slurm", "--help"]
+    arguments += ["--master-port", "1", "--nproc-per-node=9", "--", "-m", "it's one"]
+    assert main(["launch", "cluster.toml", "--dry-run", "--", *begin, *arguments]) == 0
+    line = shlex.split(capsys.readouterr().out.splitlines()[1])
+    parsed = torchrun_words(line[line.index("torch.distributed.run") + 1 :])
+    assert [parsed.module, parsed.training_script] == [begin[0] == "-m", begin[-1]]
+    assert parsed.training_script_args == arguments
