@@ -117,6 +117,7 @@ class Whereabouts:
         """Let ranks that wait for something that this one will never begin know it."""
         with suppress(RuntimeError):
             self.store.compare_set("left", "", json.dumps(asdict(LongWait("", 0, "", dict(self._begun), 0))))
+        _of_group.cache_clear()  # the group would live on, until after Python's own end
 
     def _talk(self, standing: LongWait, over: threading.Event, found: list[Exception]) -> None:
         """Say where this rank waits until that is over or hopeless."""
