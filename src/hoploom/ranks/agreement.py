@@ -5,26 +5,23 @@ It costs a rank a handful of requests for each loader, and at most a short wait 
 themselves then, and what they find is seen at one of the next batches.
 """
 
-import atexit
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Protocol
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError, PeerError
-from hoploom.ranks.held_up import HeldUp
+from hoploom.ranks.rendezvous import within
 from hoploom.ranks.share import Share
-from hoploom.ranks.whereabouts import whereabouts
+from hoploom.ranks.whereabouts import Whereabouts, has_left, is_waiting, whereabouts
 
-Answer = TypeVar("Answer")
 CHANNEL = "loaders"
 AGREED = "agreed"
 MARKS = 1024  # seeds that a rank with seeds of its own names to the others, and
@@ -93,8 +90,8 @@ class Agreement:
         self, share: Share, waits: Waits | None = None, group: Callable[[], Group | None] = group_here
     ) -> None:
         self.is_settled = False
-        if share.world_size > 1 and whereabouts() is not None and (here := group()) is not None:
-            _watched(here)
+        if share.world_size > 1 and (here := whereabouts()) is not None:
+            here.watch()
         self._share, self._waits, self._group = share, waits or Waits(), group
         self._notes: _Notes | None = None
         self._next_look = 0.0
@@ -108,9 +105,9 @@ class Agreement:
             if self._notes is None:
                 return
         elif is_last or time.monotonic() >= self._next_look:
-            self._conclude(_asked(self._waits.reply, self._notes.verdict))
+            self._conclude(within(self._waits.reply, self._notes.verdict))
         self._next_look = time.monotonic() + self._waits.look
-        if is_last and self._notes.is_dealt and not self.is_settled:
+        if is_last and self._notes is not None and self._notes.is_dealt:
             self._wait_for_the_others(self._notes)
 
     def _begin(self, reading: LoaderReading) -> None:
@@ -129,18 +126,21 @@ class Agreement:
         self._notes = notes = _Notes(group, share, is_dealt)
         seconds = self._waits.dealt if is_dealt else self._waits.whole
         posted = partial(notes.post_dealt, reading.told()) if is_dealt else partial(notes.post_whole, reading)
-        here = whereabouts()
-        if here is not None:  # it is the process group of this process
+        here = notes.here = whereabouts()
+        if here is not None:
             here.begin(CHANNEL)
-            notes.held = _watched(group)
-        self._conclude(_asked(seconds + self._waits.reply, lambda: (posted(), notes.wait(seconds, is_first=True))[1]))
+            here.watch()
+        self._conclude(within(seconds + self._waits.reply, lambda: (posted(), notes.wait(seconds, is_first=True))[1]))
 
     def _conclude(self, verdict: str | None) -> None:
         """Settled where there is a verdict; all ranks raise it, and none ends before the others have heard."""
-        self.is_settled = verdict is not None
-        if self._notes is not None and verdict is not None and verdict != AGREED:
-            _asked(self._waits.heard, self._notes.hear)
-            raise ConfigError(verdict)
+        if verdict is not None:
+            self.is_settled = True
+            notes, self._notes = self._notes, None  # they would keep alive where the ranks have met
+            if notes is not None:
+                within(self._waits.heard, lambda: notes.hear(verdict))
+            if verdict != AGREED:
+                raise ConfigError(verdict)
 
     def _wait_for_the_others(self, notes: "_Notes") -> None:
         """At the end of an epoch: what this rank has read is a share of the seeds, and who reads the others?"""
@@ -150,7 +150,7 @@ class Agreement:
 
         def is_over(seconds: float) -> bool:
             left = min(seconds, max(0.0, deadline - time.monotonic()))
-            verdict[0] = _asked(left + self._waits.reply, lambda: notes.wait(left))
+            verdict[0] = within(left + self._waits.reply, lambda: notes.wait(left))
             return verdict[0] is not None or notes.is_lost or time.monotonic() >= deadline
 
         if here is not None:
@@ -161,7 +161,9 @@ class Agreement:
         self._conclude(verdict[0])
         if not self.is_settled:
             self.is_settled = True
-            said = _asked(self._waits.reply, notes.left_alone) or "who keeps the ranks' notes is gone"
+            said = (
+                within(self._waits.reply, notes.left_alone) or "the process that holds the rendezvous store has ended"
+            )
             raise ConfigError(said) if notes.is_lost else PeerError(said)
 
 
@@ -170,7 +172,7 @@ class _Notes:
 
     def __init__(self, group: Group, share: Share, is_dealt: bool) -> None:
         self.group, self.is_dealt, self._share = group, is_dealt, share
-        self.held: HeldUp | None = None
+        self.here: Whereabouts | None = None
         self.is_lost = False  # whether a rank that has not begun this loader never will
         self._all = PrefixStore(f"hoploom/loaders/{'dealt' if is_dealt else 'whole'}", group.store)
         self._number, self._of = 0, self._all
@@ -238,10 +240,10 @@ class _Notes:
             pause *= 1.5
         return verdict
 
-    def hear(self) -> None:
-        """Wait until every rank has heard the verdict, too."""
+    def hear(self, verdict: str) -> None:
+        """Wait until every rank has read the verdict, too: before this one ends with it, or with the notes it keeps."""
         self._of.add("heard", 1)
-        while self._of.add("heard", 0) < self.group.size:
+        while (verdict != AGREED or self.group.rank == 0) and self._of.add("heard", 0) < self.group.size:
             threading.Event().wait(0.01)
 
     def _missing(self) -> list[int]:
@@ -250,26 +252,20 @@ class _Notes:
     def _is_in_vain(self, *, is_first: bool) -> bool:
         """Whether a rank has ended, or all others stand still elsewhere; at the first batch: for now."""
         missing = self._missing()
-        if self.held is not None:
-            self.held.ask()
-            self._still = self.held.calls(self.since)
-        self.is_lost = bool(missing) and (any(map(self._has_ended, missing)) or bool(self._still))
-        return self.is_lost or (is_first and any(map(self._calls_others, missing)))
-
-    def _calls_others(self, rank: int) -> bool:
-        """Whether it has waited for long in a call of ours: `Whereabouts` notes that."""
-        key = f"hoploom/whereabouts/at/{rank}"
-        return self.group.store.check([key]) and self.group.store.get(key) != b""
-
-    def _has_ended(self, rank: int) -> bool:
-        return any(self.group.store.check([key]) for key in (f"ended/{rank}", f"hoploom/ended/{rank}"))
+        held_up = None if self.here is None else self.here.watch()
+        if held_up is not None:
+            held_up.ask()
+            self._still = held_up.calls(self.since)
+        store = self.group.store
+        self.is_lost = bool(missing) and (any(has_left(store, rank) for rank in missing) or bool(self._still))
+        return self.is_lost or (is_first and any(is_waiting(store, rank) for rank in missing))
 
     def left_alone(self) -> str:
         rank = next(iter(self._missing()), None)
         if rank is None:
             return "the ranks lost each other"
         why = f"did not within {self.group.seconds:g} seconds"
-        if self._has_ended(rank):
+        if has_left(self.group.store, rank):
             why = "has ended without it"
         elif self._still:
             why = f"waits in {self._still[rank]}"
@@ -287,37 +283,3 @@ def difference_of(first: tuple[int, Mapping[str, str]], second: tuple[int, Mappi
     way_out = next((text for name, text in WAYS_OUT.items() if name in names), "give the same on all ranks")
     differ = f"rank {a} and rank {b} began loaders that differ, but their seeds are dealt over {size} ranks ({values})"
     return f"{differ}; {way_out}; {ALONE}"
-
-
-def _asked(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
-    """The answer of who keeps the notes, waiting no longer: these calls of torch have no deadline where it hangs."""
-    answers: list[Answer] = []
-
-    def asking() -> None:
-        with suppress(RuntimeError):  # it is gone, as the ranks will notice when they next talk
-            answers.append(ask())
-
-    thread = threading.Thread(target=asking, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else None
-
-
-@lru_cache(maxsize=1)
-def _watched(group: Group) -> HeldUp:
-    """Once a process: who waits for this rank learns where it stands still, and when it has ended."""
-    note = partial(group.store.set, f"hoploom/ended/{group.rank}", "")
-    atexit.register(lambda: _is_kept(group.store) and _asked(1.0, note))
-    held = HeldUp(group.store, group.rank, group.size)
-    held.start()
-    return held
-
-
-def _is_kept(store: Store) -> bool:
-    """Whether somebody still keeps the notes: asking who is gone makes torch print a page of warnings."""
-    kept = getattr(store, "_underlying_non_prefix_store", store)
-    if not isinstance(kept, TCPStore):
-        return True
-    with suppress(OSError), socket.create_connection((kept.host, kept.port), 1.0):
-        return True
-    return False

@@ -3,6 +3,7 @@
 The sums are those of DDP itself, bucket by bucket beside the backward pass; only the wait at its end is ours.
 """
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -29,7 +30,8 @@ class Averaging:
         whereabouts: Whereabouts,
         guard: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._model, self._whereabouts, self._guard = model, whereabouts, guard
+        self._model = weakref.proxy(model)  # it holds this hook in a way that no garbage collection sees through
+        self._whereabouts, self._guard = whereabouts, guard
         self._channel = f"gradients {whereabouts.begin('models')}"
         self._pending: list[dist.Work] = []
         self._settled = False

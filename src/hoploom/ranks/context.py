@@ -332,10 +332,11 @@ class Context:
         self._leave(getattr(sys, "last_value", None))
 
     def _leave_group(self) -> None:
-        if self._group is not None and dist.is_initialized():
-            if self._calls is not None and self._group is dist.group.WORLD:  # the user's own group may go on
-                self._calls.leave()
-            dist.destroy_process_group(self._group)
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            if self._calls is not None:
+                self._calls.leave(for_good=group is dist.group.WORLD)  # the user's own group may go on
+            dist.destroy_process_group(group)
 
     def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType) -> Any:
         if not isinstance(value, Tensor):

@@ -4,7 +4,6 @@ Each rank looks once a second whether somebody asks, and then at its own main th
 nothing else can be known of a call that is the user's own: it is inside torch, and hears nobody.
 """
 
-import atexit
 import sys
 import threading
 from contextlib import suppress
@@ -29,7 +28,6 @@ class HeldUp:
 
     def start(self) -> None:
         self._watching.start()
-        atexit.register(self._end)
 
     def ask(self) -> None:
         """Have all ranks say where they are, from now on."""
@@ -62,7 +60,7 @@ class HeldUp:
                 seen = here
                 self._notes.set(f"at/{self._rank}", f"{looks} {here[1] if looks >= STILL else ''}")
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self._over.set()
         self._watching.join(LOOK)
 

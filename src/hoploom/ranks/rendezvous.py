@@ -3,6 +3,7 @@
 The notes are of torch's TCPStore, which rank 0 or the launcher keeps. What asks it never waits longer than it says.
 """
 
+import gc
 import os
 import socket
 import threading
@@ -13,6 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
@@ -20,6 +22,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks.environment import RankPlace
+
+Answer = TypeVar("Answer")
 
 FAREWELL = 3.0  # seconds for what ranks say to each other at the end; peers that hang can hold it up
 ROLL_CALL = 1.0  # seconds to find out which peer it was
@@ -73,7 +77,7 @@ class RankNotes:
                     threading.Event().wait(ROLL_CALL / 20)
 
         self._note("lost", "")
-        _within(FAREWELL, tell)
+        within(FAREWELL, tell)
 
     def _why_not(self, deadline: float) -> str:
         """Why not all can be here any more; "": they still can."""
@@ -91,17 +95,15 @@ class RankNotes:
     def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
         """Say why, unless it is because the others are lost; then close what connects the ranks."""
         if not self._lost:
-            _within(FAREWELL, lambda: self._note("ended", farewell))
-        _within(FAREWELL, close)
+            within(FAREWELL, lambda: self._note("ended", farewell))
+        within(FAREWELL, close)
         if self._lost and self._keeps:  # the others notice after this one, and want to know whom they lost
             self._stay(FAREWELL)
 
     def missing(self) -> str:
         """Which peer ended, or else which ones give no sign of life while this rank waits a moment for one."""
         self._lost = True
-        found: list[str] = []
-        _within(FAREWELL, lambda: found.append(self._roll_call()))
-        return found[0] if found else f"{self._keeper} does not answer"
+        return within(FAREWELL, self._roll_call) or f"{self._keeper} does not answer"
 
     def _roll_call(self) -> str:
         self._note("lost", "")
@@ -131,7 +133,7 @@ class RankNotes:
 
     def _stay(self, seconds: float) -> None:
         ended = threading.Event()
-        _within(seconds, lambda: self._watch_the_others(ended))
+        within(seconds, lambda: self._watch_the_others(ended))
         ended.set()
 
     def _watch_the_others(self, ended: threading.Event) -> None:
@@ -152,16 +154,26 @@ class RankNotes:
 
 def meet(place: RankPlace, seconds: float, *, kind: str = "rank", saying: str | None = None) -> RankNotes:
     """Wait until all ranks are here, and keep their notes: beside the user's own process group, or where they meet."""
-    if place.source == "group":
-        store = PrefixStore("hoploom", _get_default_store())
-    else:
-        meeting = meeting_point(place, timedelta(seconds=seconds), kind)
-        store = PrefixStore(f"hoploom/{kind}/{place.restarts}", meeting)
-        _claim(store, place, kind)
-    times = store.add(f"joined/{place.rank}", 1)  # a process may close its context and make another
-    notes = RankNotes(place, PrefixStore(str(times), store), kind)
+    notes = RankNotes(place, _notes_of_this_time(place, seconds, kind), kind)
     notes.arrive(this_host() if saying is None else saying, seconds)
     return notes
+
+
+def _notes_of_this_time(place: RankPlace, seconds: float, kind: str) -> PrefixStore:
+    """Apart from those of earlier times: a process may close its context and make another."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if place.source == "group":
+            store = PrefixStore("hoploom", _get_default_store())
+        else:
+            meeting = meeting_point(place, timedelta(seconds=seconds), kind)
+            store = PrefixStore(f"hoploom/{kind}/{place.restarts}", meeting)
+            _claim(store, place, kind)
+        times = store.add(f"joined/{place.rank}", 1)
+        if times == 1 or place.hosted or place.source == "group" or time.monotonic() > deadline:
+            return PrefixStore(str(times), store)
+        del meeting, store  # rank 0 has yet to close what it held the last time
+        threading.Event().wait(PAUSES[1])
 
 
 def _claim(store: PrefixStore, place: RankPlace, kind: str = "rank") -> None:
@@ -189,11 +201,18 @@ def this_host() -> str:
     return f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else '?'}"
 
 
-def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Call it, but do not wait longer: these calls of torch have no deadline of their own where a peer hangs."""
-    calling = threading.Thread(target=call, daemon=True)
-    calling.start()
-    calling.join(seconds)
+def within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
+    """What it returns, or None after so many seconds: these calls of torch have no deadline where a peer hangs."""
+    answers: list[Answer] = []
+
+    def calling() -> None:
+        with suppress(RuntimeError):  # the other side is gone, as the ranks will notice when they next talk
+            answers.append(call())
+
+    thread = threading.Thread(target=calling, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
 
 
 def hold_meeting_point(port: int, wait: timedelta) -> TCPStore:
@@ -208,6 +227,15 @@ def hold_meeting_point(port: int, wait: timedelta) -> TCPStore:
         )
 
 
+def _held_again(port: int, wait: timedelta) -> TCPStore:
+    """Hold it, also where an earlier context's is still there, because a model that it wrapped awaits collection."""
+    try:
+        return hold_meeting_point(port, wait)
+    except OSError:
+        gc.collect()
+        return hold_meeting_point(port, wait)
+
+
 def meeting_point(place: RankPlace, wait: timedelta, kind: str = "rank") -> TCPStore:
     """The store that all ranks reach, held by rank 0 where no launcher holds it."""
     holds = place.rank == 0 and not place.hosted
@@ -215,7 +243,7 @@ def meeting_point(place: RankPlace, wait: timedelta, kind: str = "rank") -> TCPS
     where, seconds = join_address(address, place.port), wait.total_seconds()
     try:
         if holds and (place.on_one_host or is_loopback(address)):
-            return hold_meeting_point(place.port, wait)
+            return _held_again(place.port, wait)
         return _store_at(address, place.port, wait, holds=holds)
     except (RuntimeError, OSError) as error:
         if holds:
@@ -237,7 +265,10 @@ def meeting_point(place: RankPlace, wait: timedelta, kind: str = "rank") -> TCPS
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
     """Made in attempts: by itself torch goes on asking one who answers nonsense until `wait` is over."""
-    deadline = time.monotonic() + wait.total_seconds()
+    deadline, pause = time.monotonic() + wait.total_seconds(), PAUSES[0]
+    while not holds and time.monotonic() < deadline and not _listens(address, port):  # torch would print a page
+        threading.Event().wait(pause)
+        pause = min(2 * pause, PAUSES[1])
     while True:
         left = deadline - time.monotonic()
         attempt = timedelta(seconds=max(0.1, min(ATTEMPT, left)))
@@ -254,19 +285,17 @@ def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPSt
 
 def _made_within(seconds: float, make: Callable[[], TCPStore]) -> TCPStore:
     """What it makes. torch waits for ever for one who accepts connections and says nothing, so it is left behind."""
-    made: list[TCPStore] = []
-    raised: list[Exception] = []
 
-    def call() -> None:
+    def attempt() -> TCPStore | Exception:
         try:
-            made.append(make())
+            return make()
         except (RuntimeError, OSError) as error:
-            raised.append(error)
+            return error
 
-    _within(seconds, call)
-    if made:
-        return made[0]
-    raise raised[0] if raised else TimeoutError("no answer")
+    made = within(seconds, attempt)
+    if isinstance(made, TCPStore):
+        return made
+    raise made or TimeoutError("no answer")
 
 
 def _listens(address: str, port: int) -> bool:

@@ -43,11 +43,20 @@ class SharedCalls:
     """Those of this rank. `guard` turns the ways in which a lost peer shows into a PeerError."""
 
     def __init__(self, group: dist.ProcessGroup, whereabouts: Whereabouts, guard: Guard) -> None:
-        self._group, self._whereabouts, self._guard = group, whereabouts, guard
+        self._open: dist.ProcessGroup | None = group  # until this rank leaves
+        self._whereabouts, self._guard = whereabouts, guard
 
-    def leave(self) -> None:
-        """This rank will make no more of them."""
-        self._whereabouts.leave()
+    def leave(self, *, for_good: bool) -> None:
+        """This rank will make no more of them, nor average gradients if `for_good`."""
+        self._open = None  # the group would keep alive where the ranks have met
+        if for_good:
+            self._whereabouts.leave()
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        if self._open is None:
+            raise ConfigError("the context is closed, so ranks share no more calls; make them before its `with` ends")
+        return self._open
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

@@ -6,7 +6,9 @@ come on all of them. Once all ranks wait, and each of them for one that has not 
 that is a proof, however slow a rank or a network is. Ranks that wait for a few seconds pay for it, the others nothing.
 """
 
+import atexit
 import json
+import socket
 import sys
 import threading
 import time
@@ -17,10 +19,13 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError
+from hoploom.ranks.held_up import HeldUp
+from hoploom.ranks.rendezvous import within
 
+NOTES = "hoploom/whereabouts"
 PATIENCE = 2.0  # seconds of a wait before a rank says where it waits
 INTERVAL = 1.0  # seconds between two looks at what others say
 PER_RANK = 0.002  # seconds more for each rank, for who keeps the notes
@@ -71,17 +76,31 @@ def whereabouts() -> "Whereabouts | None":
     return _of_group(dist.group.WORLD)
 
 
+def is_waiting(store: Store, rank: int) -> bool:
+    """Whether a rank of the group that met there has waited for long in a call of ours."""
+    return store.check([f"{NOTES}/at/{rank}"]) and store.get(f"{NOTES}/at/{rank}") != b""
+
+
+def has_left(store: Store, rank: int) -> bool:
+    """Whether a rank of the group that met there has, for good."""
+    return bool(store.check([f"{NOTES}/left/{rank}"]))
+
+
 @lru_cache(maxsize=1)
 def _of_group(group: dist.ProcessGroup) -> "Whereabouts":
-    store = PrefixStore("hoploom/whereabouts", dist.distributed_c10d._get_default_store())
-    return Whereabouts(group.rank(), group.size(), store)
+    store = PrefixStore(NOTES, dist.distributed_c10d._get_default_store())
+    here = Whereabouts(group.rank(), group.size(), store)
+    atexit.register(here.leave)  # of a script that never takes its process group down
+    return here
 
 
 class Whereabouts:
     """This rank's part: it counts, says where it waits, and rank 0 judges when all of them do."""
 
     def __init__(self, rank: int, world_size: int, store: PrefixStore) -> None:
-        self.rank, self.world_size, self.store = rank, world_size, store
+        self.rank, self.world_size = rank, world_size
+        self._store: PrefixStore | None = store  # until this rank leaves
+        self._held_up: HeldUp | None = None
         self._begun: Counter[str] = Counter()
         self._waits = 0
 
@@ -113,42 +132,73 @@ class Whereabouts:
             if found:
                 raise found[0]
 
+    def watch(self) -> HeldUp | None:
+        """From now on, who waits for this rank can learn where its main thread stands still."""
+        if self._held_up is None and self._store is not None:
+            self._held_up = HeldUp(self._store, self.rank, self.world_size)
+            self._held_up.start()
+        return self._held_up
+
     def leave(self) -> None:
-        """Let ranks that wait for something that this one will never begin know it."""
-        with suppress(RuntimeError):
-            self.store.compare_set("left", "", json.dumps(asdict(LongWait("", 0, "", dict(self._begun), 0))))
-        _of_group.cache_clear()  # the group would live on, until after Python's own end
+        """Let ranks that wait for something that this one will never begin know it, and let go of where they met."""
+        atexit.unregister(self.leave)
+        _of_group.cache_clear()
+        store, self._store = self._store, None
+        held_up, self._held_up = self._held_up, None
+        if held_up is not None:
+            held_up.end()
+        if store is not None and _is_kept(store):
+            within(GOODBYE, lambda: self._say_left(store))
+
+    def _say_left(self, store: PrefixStore) -> None:
+        store.compare_set("left", "", json.dumps(asdict(LongWait("", 0, "", dict(self._begun), 0))))
+        store.set(f"left/{self.rank}", "")
 
     def _talk(self, standing: LongWait, over: threading.Event, found: list[Exception]) -> None:
         """Say where this rank waits until that is over or hopeless."""
         interval, asked = INTERVAL + PER_RANK * self.world_size, f"verdict/{self.rank}/{standing.serial}"
+        store = self._store
+        if store is None:
+            return
         with suppress(RuntimeError):  # who keeps the notes is gone, which the wait itself will find out
-            self.store.set(f"at/{self.rank}", json.dumps(asdict(standing)))
-            self.store.add("waiting", 1)
+            store.set(f"at/{self.rank}", json.dumps(asdict(standing)))
+            store.add("waiting", 1)
             is_over = False
             while not (found or is_over):
                 is_over = over.wait(interval)
-                if self.rank == 0 and self.store.add("waiting", 0) >= self.world_size:
-                    self._judge()
-                if self.store.check([asked]):
-                    found.append(ConfigError(self.store.get(asked).decode()))
-                elif self.store.check(["left"]) and standing.is_blocked_by(_read(self.store.get("left"))):
+                if self.rank == 0 and store.add("waiting", 0) >= self.world_size:
+                    self._judge(store)
+                if store.check([asked]):
+                    found.append(ConfigError(store.get(asked).decode()))
+                elif store.check(["left"]) and standing.is_blocked_by(_read(store.get("left"))):
                     found.append(dist.DistError("it left before its part"))
-            self.store.set(f"at/{self.rank}", "")
-            self.store.add("waiting", -1)
+            store.set(f"at/{self.rank}", "")
+            store.add("waiting", -1)
 
-    def _judge(self) -> None:
+    def _judge(self, store: PrefixStore) -> None:
         """Tell all ranks where they stand, if none of them can go on; the notes may end with rank 0, so it is last."""
-        notes = [self.store.get(f"at/{rank}") for rank in range(self.world_size)]
+        notes = [store.get(f"at/{rank}") for rank in range(self.world_size)]
         if not all(notes):
             return
         standings = [_read(note) for note in notes]
         if all(any(one.is_blocked_by(other) for other in standings) for one in standings):
             asked = [f"verdict/{rank}/{standing.serial}" for rank, standing in enumerate(standings)]
-            self.store.multi_set(asked, [verdict_on(standings)] * self.world_size)  # type: ignore[attr-defined]
+            store.multi_set(asked, [verdict_on(standings)] * self.world_size)  # type: ignore[attr-defined]
             until = time.monotonic() + 2 * (INTERVAL + PER_RANK * self.world_size)
-            while self.store.add("waiting", 0) > 1 and time.monotonic() < until:
+            while store.add("waiting", 0) > 1 and time.monotonic() < until:
                 threading.Event().wait(INTERVAL / 20)
+
+
+def _is_kept(store: PrefixStore) -> bool:
+    """Whether somebody still keeps the notes: asking who is gone makes torch print a page of warnings."""
+    kept: Store = store
+    while isinstance(kept, PrefixStore):
+        kept = kept.underlying_store
+    if not isinstance(kept, TCPStore):
+        return True
+    with suppress(OSError), socket.create_connection((kept.host, kept.port), 1.0):
+        return True
+    return False
 
 
 def _read(note: bytes) -> LongWait:

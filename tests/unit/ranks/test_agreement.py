@@ -138,7 +138,7 @@ def test_a_share_that_one_rank_reads_alone_is_told_at_its_end(store: HashStore) 
 
 
 def test_a_share_whose_other_ranks_have_ended_is_told_at_once(store: HashStore) -> None:
-    store.set("hoploom/ended/1", "")
+    store.set("hoploom/whereabouts/left/1", "")
     with pytest.raises(ConfigError, match="rank 1 has not begun it and has ended without it"):
         agreement(store, 0).pass_batch(Read(), is_last=True)
 
