@@ -175,7 +175,10 @@ def read_members(what: str, members: Tensor, limit: int, error: type[HoploomErro
     if members.dtype != torch.bool:
         ids = read_ids(what, members, limit, error)
         if ids.numel() == limit > 2 and int(ids.max()) <= 1:  # as ids, they would be nodes 0 and 1 over and over
-            raise error(f"{what} has a 0 or 1 of {members.dtype} for each of {limit} nodes; give a mask as .bool()")
+            raise error(
+                f"{what} holds only 0 and 1, one value for each of the {limit} nodes, so it looks like a mask, but its "
+                f"dtype is {members.dtype}; convert it with .bool()"
+            )
         return ids
     if members.shape != (limit,):
         raise error(f"{what} is a mask of shape {tuple(members.shape)} for {limit} nodes; give one entry per node")

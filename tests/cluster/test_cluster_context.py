@@ -79,7 +79,7 @@ def test_the_widths_of_glts_file_are_those_of_the_store(
         if message is None:
             assert context.open(tmp_path / "store").schema.homogeneous
         else:
-            with pytest.raises(ConfigError, match=f"{message}.*; correct it there, or open the store that it is about"):
+            with pytest.raises(ConfigError, match=f"{message}.*; correct the YAML, or open the store that it"):
                 context.open(tmp_path / "store")
 
 

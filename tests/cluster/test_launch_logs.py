@@ -39,7 +39,7 @@ def test_logs_that_cannot_be_written_hold_nobody_up(tmp_path: Path) -> None:
     (tmp_path / "logs" / "a-trainers.log").mkdir(parents=True)
     code, out, err = launched(tmp_path, {"a/trainers": ["print:one", "print:two"]}, logs=str(tmp_path / "logs"))
     assert (code, out) == (0, "a/trainers | one\na/trainers | two\n")
-    assert err.count(f"hoploom: warning: logs in {tmp_path / 'logs'} end here: ") == 1
+    assert err.count(f"hoploom: warning: cannot write logs in {tmp_path / 'logs'} any more: ") == 1
 
 
 def test_a_folder_that_cannot_be_made_is_named_before_anything_starts(

@@ -168,7 +168,9 @@ class SlurmOptions:
     )
     container_workdir: str | None = key(None, "pyxis: its working directory", rules.HOST_PATH, example="/workspace")
     srun: tuple[str, ...] = key(
-        (), "more for every srun, after our own", rules.texts('a list of texts, e.g. ["--container-env=NCCL_DEBUG"]')
+        (),
+        "more options for every srun; they come after Hoploom's own",
+        rules.texts('a list of texts, e.g. ["--container-env=NCCL_DEBUG"]'),
     )
 
     @property

@@ -23,7 +23,7 @@ from hoploom.ranks.context import Context
 from hoploom.ranks.environment import WIDTHS
 from hoploom.store import Store
 
-WAY_OUT = "correct it there, or open the store that it is about"
+WAY_OUT = "correct the YAML, or open the store that it describes"
 
 
 def _each(entry: KeyRule) -> KeyRule:

@@ -308,7 +308,9 @@ class View:
         try:
             self._logs.write(speaker, line)
         except (OSError, ValueError) as error:  # ValueError: closed, at the very end
-            self._write(f"hoploom: warning: logs in {self._logs.folder} end here: {error}\n", is_error=True)
+            self._write(
+                f"hoploom: warning: cannot write logs in {self._logs.folder} any more: {error}\n", is_error=True
+            )
             self._logs = None
 
     def announce(self, line: str) -> None:

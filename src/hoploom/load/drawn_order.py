@@ -59,7 +59,7 @@ class DrawnOrder(Order):
     def other_layout(self) -> str:
         return (
             f"for which sampler={type(self.sampler).__name__} draws other seeds now; give the same sampler over the "
-            "same seeds, one whose order hangs on the epoch and on random numbers alone"
+            "same seeds; its order may depend only on the epoch and on random numbers"
         )
 
     def of(self, epoch: int) -> "DrawnOrder":

@@ -252,7 +252,7 @@ class Loader:
             raise ConfigError(f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds")
         if position.step and state.get("layout", 0) != order.of(position.epoch).layout:
             raise ConfigError(
-                f"the state lies inside epoch {position.epoch}, {order.other_layout}, or go on with "
+                f"the state is from the middle of epoch {position.epoch}, {order.other_layout}, or go on with "
                 f"set_epoch({position.epoch + 1})"
             )
         left = order.num_seeds - position.num_seeds

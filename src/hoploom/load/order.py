@@ -81,8 +81,8 @@ class Order:
     def other_layout(self) -> str:
         """What to say of an epoch that was left in another layout."""
         return (
-            "which was dealt out to other ranks, parts or batch sizes, or by a sampler; resume with the same locality, "
-            "world size, batch size and sampler"
+            "and that epoch was divided for another world size, locality, batch size or sampler; "
+            "resume with the same ones"
         )
 
     def of(self, epoch: int) -> "Order":

@@ -231,7 +231,8 @@ class GNN(nn.Module):
         for name, value in known.items():
             if value.shape[-1] != self._widths[name] and _module_name(name) not in self.embeddings:
                 raise ConfigError(
-                    f"x of {name!r} has rows of {value.shape[-1]}, the model is for {self._widths[name]}; {WIDTHS}"
+                    f"x of {name!r} has {value.shape[-1]} features, but the model expects "
+                    f"{self._widths[name]}; {WIDTHS}"
                 )
         rows = {name: value if _is_fit(value, dtype) else value.to(dtype) for name, value in known.items()}
         for name in self.types[0]:

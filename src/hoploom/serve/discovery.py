@@ -89,7 +89,9 @@ class Discovery:
                 raise self._error
             losses = self._losses()
             if not self._known:
-                told = losses or f"{', '.join(peer.address for peer in self._peers)} have said nothing; give more time"
+                told = (
+                    losses or f"{', '.join(peer.address for peer in self._peers)} did not answer; give a longer timeout"
+                )
                 raise PeerError(f"no graph server answers within {seconds:g} seconds: {told}")
             reason = missing(self._known)
             if reason is not None:

@@ -29,7 +29,7 @@ class Training:
     A step takes `accumulate` batches of the loader. `patience`: epochs without a better validation before it ends.
     `checkpoint_minutes`: a checkpoint is taken after the first step and then so often, by rank 0's clock, besides those
     at every epoch's end; 0: none. Less often where writing one takes more than 1 % of that time.
-    `checkpoint_every`: the same in steps, besides.
+    `checkpoint_every`: steps between two checkpoints, in addition to `checkpoint_minutes`.
     `whole_steps`: sampling, gathering and learning are recorded and replayed; for stores that are placed on a device.
     `margin`: how much larger than some sampled batches their buffers are, as a share.
     """

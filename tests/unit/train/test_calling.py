@@ -195,7 +195,7 @@ def test_a_forward_that_cannot_be_served_is_told_at_once(model: Any, data: Any, 
         (lambda: pyg.GraphSAGE(64, 8, 2, NUM_CLASSES), r"in_channels=64 for features x of 6; give it in_channels=6"),
         (
             lambda: hnn.GraphSAGE(64, 8, 2, NUM_CLASSES),
-            r"x of 'node' has rows of 6, the model is for 64; .*in_channels",
+            r"x of 'node' has 6 features, but the model expects 64; .*in_channels",
         ),
         (lambda: Plain(64), r"layer 'first.lin' of Plain takes rows of 64 and got rows of 6; x has 6"),
         (lambda: pyg.GraphSAGE(6, 8, 2, 2), r"out_channels=2 for 3 classes; give it out_channels=3"),

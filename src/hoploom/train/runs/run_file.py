@@ -211,7 +211,9 @@ class TrainSection:
         "minutes between two checkpoints within an epoch; one is taken after the first step, too; 0: none",
         rules.number(),
     )
-    checkpoint_every: int | None = key(None, "the same in steps, besides", rules.whole(1), example=1000)
+    checkpoint_every: int | None = key(
+        None, "steps between two checkpoints, in addition to checkpoint_minutes", rules.whole(1), example=1000
+    )
     whole_steps: bool = key(
         False, "sampling and learning replayed as CUDA graphs; one process, [placement] set", rules.FLAG
     )
