@@ -49,6 +49,11 @@ class RankPlace:
     def on_one_host(self) -> bool:
         return self.local_world_size == self.world_size
 
+    @property
+    def may_be_a_host(self) -> bool:
+        """Whether the variables know of one process per host, which torchrun with its LOCAL_RANK did not start."""
+        return self.local_world_size == 1 and (self.source == "slurm" or "LOCAL_RANK" in self.uncounted)
+
 
 def read(variables: Variables | None = None) -> RankPlace:
     """The place that torchrun, else Slurm gave this process."""

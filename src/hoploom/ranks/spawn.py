@@ -71,13 +71,14 @@ def spawn(
     """
     num_ranks = as_int("nprocs", nprocs, 1, "give the number of processes to start")
     _check_callable(fn)
-    _check_alone()
+    node = _node(num_nodes, node_rank, address)
+    _check_alone(node)
     options: Options = {
         "device": device,
         "backend": backend,
         "timeout": read_timeout(DEADLINE if timeout is None else timeout),
     }
-    work, node = (fn, tuple(args), options), _node(num_nodes, node_rank, address)
+    work = fn, tuple(args), options
     with terminated_as_interrupted():
         if node.world_size == 1:
             start(num_ranks, work, Grace())
@@ -309,12 +310,19 @@ def _check_callable(fn: object) -> None:
         raise ConfigError(f"fn {name} was typed into Python, so other processes cannot import it; put it into a file")
 
 
-def _check_alone() -> None:
+def _check_alone(node: RankPlace) -> None:
+    """Ranks start no ranks. One process on each host, of Slurm's or of pods, may: the hosts then count alike."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError("spawn was called while a rank imported the script; call it under if __name__ == '__main__':")
     place = environment.read()
-    if place.world_size > 1:
+    names = "SLURM_PROCID and SLURM_NTASKS" if place.source == "slurm" else "RANK and WORLD_SIZE"
+    if place.world_size > 1 and (node.world_size == 1 or not place.may_be_a_host):
         raise ConfigError(
-            f"spawn was called in rank {place.rank} of {place.world_size} that {place.source} started; call "
-            "fn(hoploom.init()) there, or start the script with plain python"
+            f"spawn was called in rank {place.rank} of {place.world_size}, as {names} say; call fn(hoploom.init()) "
+            "there, or start the script with plain python, or start one process per host and give num_nodes"
+        )
+    if place.world_size > 1 and (node.rank, node.world_size) != (place.rank, place.world_size):
+        raise ConfigError(
+            f"node_rank is {node.rank} and num_nodes is {node.world_size}, but {names} say {place.rank} of "
+            f"{place.world_size}; give those, or unset the variables"
         )

@@ -97,7 +97,7 @@ def test_what_cannot_be_spawned_is_refused_at_once(monkeypatch: pytest.MonkeyPat
             spawn(*arguments)
     for name, text in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "9"}.items():
         monkeypatch.setenv(name, text)
-    with pytest.raises(ConfigError, match="spawn was called in rank 1 of 2 that torchrun started"):
+    with pytest.raises(ConfigError, match="spawn was called in rank 1 of 2, as RANK and WORLD_SIZE say; call "):
         spawn(train_workers.exit_with, 2, [3])
 
 

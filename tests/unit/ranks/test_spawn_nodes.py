@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +49,9 @@ Script = subprocess.Popen[str]
 
 
 @contextmanager
-def scripts(folder: Path, node_ranks: str, found: Sequence[Host] = ()) -> Iterator[list[Script]]:
+def scripts(
+    folder: Path, node_ranks: str, found: Sequence[Host] = (), variables: Sequence[Mapping[str, str]] = ({}, {})
+) -> Iterator[list[Script]]:
     """The script on hosts of these numbers, in namespaces of their own if given; afterwards none of them runs."""
     (folder / "train.py").write_text(SCRIPT)
     address = f"{found[0].address}:29500" if found else f"127.0.0.1:{free_ports(1)[0]}"
@@ -57,7 +59,8 @@ def scripts(folder: Path, node_ranks: str, found: Sequence[Host] = ()) -> Iterat
     environment = os.environ | {"PYTHONPATH": str(TESTS)} | ({"GLOO_SOCKET_IFNAME": WIRE} if found else {})
     commands = [found[int(rank)].command([*line, rank]) if found else [*line, rank] for rank in node_ranks]
     started = [
-        subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) for words in commands
+        subprocess.Popen(words, cwd=folder, env=environment | variables[int(rank)], stderr=subprocess.PIPE, text=True)
+        for words, rank in zip(commands, node_ranks, strict=True)
     ]
     try:
         yield started
@@ -74,6 +77,51 @@ def test_a_script_on_each_host_trains_together(tmp_path: Path) -> None:
             said = host.communicate(timeout=120)[1]
             assert host.returncode == 0, said
     assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
+
+
+def slurm(node: int, per_host: int = 1) -> dict[str, str]:
+    """What srun sets for the first of so many tasks on each of two hosts."""
+    first = {"SLURM_PROCID": str(node * per_host), "SLURM_LOCALID": "0", "SLURM_NODEID": str(node)}
+    counts = {"SLURM_NTASKS": str(2 * per_host), "SLURM_TASKS_PER_NODE": f"{per_host}(x2)"}
+    return first | counts | {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_CPUS_PER_TASK": "2"}
+
+
+def pod(node: int) -> dict[str, str]:
+    """What Kubernetes' PyTorchJob sets, for each pod."""
+    return {"RANK": str(node), "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
+
+
+@pytest.mark.parametrize("variables", [slurm, pod])
+def test_a_host_may_be_a_task_or_a_pod(tmp_path: Path, variables: Callable[[int], dict[str, str]]) -> None:
+    (tmp_path / "go").touch()
+    with scripts(tmp_path, "01", variables=[variables(0), variables(1)]) as started:
+        for host in started:
+            said = host.communicate(timeout=120)[1]
+            assert host.returncode == 0, said
+    assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (slurm(0), "node_rank is 1 and num_nodes is 2, but SLURM_PROCID and SLURM_NTASKS say 0 of 2"),
+        (
+            slurm(1, 2),
+            "spawn was called in rank 2 of 4, as SLURM_PROCID and SLURM_NTASKS say; call .* one process per host",
+        ),
+        (pod(0), "node_rank is 1 and num_nodes is 2, but RANK and WORLD_SIZE say 0 of 2; give those"),
+        (pod(1) | {"WORLD_SIZE": "3"}, "but RANK and WORLD_SIZE say 1 of 3"),
+        (pod(1) | {"LOCAL_RANK": "0"}, "spawn was called in rank 1 of 2, as RANK and WORLD_SIZE say; call "),
+        (pod(1) | {"LOCAL_WORLD_SIZE": "2"}, "spawn was called in rank 1 of 2, as RANK and WORLD_SIZE say; call "),
+    ],
+)
+def test_ranks_do_not_spawn_and_hosts_have_their_own_numbers(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match=message):
+        spawn(train_workers.exit_with, 2, [3], num_nodes=2, node_rank=1, address="127.0.0.1:9")
 
 
 @pytest.mark.slow
