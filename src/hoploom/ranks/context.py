@@ -143,7 +143,7 @@ class Context:
             torch.cuda.set_device(device)
         else:
             ops.keep_freed_memory()  # faulting in each step's pages anew took a third of its time
-        self.num_cores = environment.share_of_cores(place.local_world_size)  # of this host, for this rank
+        self.num_cores = environment.share_of_cores(place)  # of this host, for this rank
         if not environment.names_threads():
             torch.set_num_threads(min(self.num_cores, torch.get_num_threads()))
         if notes is not None:

@@ -43,6 +43,7 @@ class RankPlace:
     port: int = 0
     hosted: bool = False  # whether the launcher holds the meeting point; else rank 0 does
     node: int | None = None  # its host's number among the hosts, where the ranks found that out
+    is_task: bool = False  # whether Slurm started this rank itself
     uncounted: tuple[str, ...] = ()  # of LOCALS, what nobody told; the ranks find it out where they meet
 
     @property
@@ -229,6 +230,7 @@ def _from_slurm(variables: Variables) -> RankPlace:
         restarts=restarts,
         address=variables.get("MASTER_ADDR") or first_host(node_list),
         port=_port(variables) if "MASTER_PORT" in variables else _job_port(variables),
+        is_task=True,
     )
 
 
@@ -271,12 +273,11 @@ def names_threads() -> bool:
     return "OMP_NUM_THREADS" in os.environ
 
 
-def share_of_cores(local_world_size: int, variables: Variables | None = None) -> int:
-    """Cores of this host for each of so many ranks."""
-    told = (os.environ if variables is None else variables).get("SLURM_CPUS_PER_TASK", "")
-    if told.isdecimal():  # Slurm binds each task to cores of its own
-        return max(1, min(num_cores(), int(told)))
-    return max(1, num_cores() // local_world_size)
+def share_of_cores(place: RankPlace, variables: Variables | None = None) -> int:
+    """Cores of this host for each of its ranks. Slurm binds a task to cores of its own; one may start several ranks."""
+    of_task = (os.environ if variables is None else variables).get("SLURM_CPUS_PER_TASK", "")
+    cores = min(num_cores(), int(of_task)) if of_task.isdecimal() else num_cores()
+    return max(1, cores if of_task.isdecimal() and place.is_task else cores // place.local_world_size)
 
 
 def _rank_of(variables: Variables, rank_name: str, size_name: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_torchrun_inside_slurm_has_the_last_word() -> None:
 
 def test_slurms_variables_say_where_a_rank_stands() -> None:
     place = read(SLURM)
-    assert place == RankPlace(5, 1, 8, 4, "slurm", 0, "gpu003", place.port)
+    assert place == RankPlace(5, 1, 8, 4, "slurm", 0, "gpu003", place.port, is_task=True)
     assert 1024 < place.port < 32768  # below the ports that Linux hands out by itself
 
 
@@ -51,7 +52,7 @@ def test_a_batch_script_may_choose_the_meeting_point() -> None:
 
 def test_tasks_that_are_told_their_meeting_point_need_no_list_of_nodes() -> None:
     told = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "MASTER_ADDR": "h0", "MASTER_PORT": "2000"}
-    assert read(told) == RankPlace(1, 0, 4, 1, "slurm", 0, "h0", 2000)
+    assert read(told) == RankPlace(1, 0, 4, 1, "slurm", 0, "h0", 2000, is_task=True)
 
 
 def test_an_empty_list_of_a_steps_nodes_leaves_that_of_the_job() -> None:
@@ -133,8 +134,17 @@ def test_a_wrong_variable_is_named_with_its_value_and_the_way_out(variables: dic
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)))
-    assert [share_of_cores(count, {}) for count in (1, 2, 5, 24)] == [12, 6, 2, 1]
-    assert share_of_cores(4, {"SLURM_CPUS_PER_TASK": "5"}) == 5
+    assert [share_of_cores(RankPlace(0, 0, count, count), {}) for count in (1, 2, 5, 24)] == [12, 6, 2, 1]
+
+
+def test_a_task_has_its_cores_alone_unless_it_starts_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)))
+    five = {"SLURM_CPUS_PER_TASK": "5"}
+    assert share_of_cores(read(SLURM), five) == 5
+    assert share_of_cores(replace(read(SLURM), source="group"), five) == 5
+    assert share_of_cores(read(SLURM | TORCHRUN), five) == 2
+    assert share_of_cores(RankPlace(1, 1, 4, 4, "arguments"), five) == 1
+    assert share_of_cores(RankPlace(0, 0, 2, 2), {"SLURM_CPUS_PER_TASK": "99"}) == 6
 
 
 def alone() -> Context:
