@@ -11,7 +11,7 @@ from torch import Tensor
 from hoploom import keys, ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, Frontier, Picks, Rule
-from hoploom.schema import EDGE_ID, Owner, Schema
+from hoploom.schema import EDGE_ID, Owner, Schema, read_ids
 from hoploom.store.format import PartRange
 
 
@@ -41,17 +41,30 @@ class Wanted(NamedTuple):
     ids: Tensor  # [n] int64
 
 
-Triple: TypeAlias = tuple[Owner, str, Tensor]  # what users may write for a Wanted, which is one itself
+Triple: TypeAlias = tuple[Owner, str, Any]  # what users may write for a Wanted, which is one itself
 
 
 def read_wanted(schema: Schema, wanted: Sequence[Triple]) -> list[Wanted]:
     """What is wanted, by name; ConfigError for what the graph does not have. Every `gather` of a store begins so."""
-    read = [want if isinstance(want, Wanted) else Wanted(*want) for want in wanted]
-    for owner, name, _ in read:
+    for want in wanted:
+        if not isinstance(want, tuple) or len(want) != 3:
+            raise ConfigError(f"{want!r:.80} is wanted; give a list of (type, field, ids)")
+        owner, name, _ = want
         fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
         if name not in fields:
             raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(fields)}")
-    return read
+    return [want if isinstance(want, Wanted) else _read(schema, *want) for want in wanted]
+
+
+def _read(schema: Schema, owner: Owner, name: str, ids: Any) -> Wanted:
+    """What a user wants; ConfigError for ids that are no list of integers in range."""
+    what = f"ids of {owner!r}.{name}"
+    try:
+        given = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{what} are {ids!r:.80}; give a list of integer ids") from error
+    limit = schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges
+    return Wanted(owner, name, read_ids(what, given, limit, ConfigError))
 
 
 class GraphStore(Protocol):

@@ -1,6 +1,7 @@
 """A store on disk is the store in memory: every value, type, split and name, in any number of parts."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from support.stores import NO_EDGES, Graph, assert_same, bits, every_graph, pick
 from torch import Tensor
 
 import hoploom
-from hoploom import NeighborLoader, Store
+from hoploom import ConfigError, NeighborLoader, Store
 from hoploom.schema import DTYPES, HOMOGENEOUS_RELATION
 from hoploom.store import Draw, Table, Wanted, assemble
 from hoploom.store.check import problems
@@ -204,3 +205,28 @@ def test_an_opened_store_survives_a_change_of_directory(
     opened = ring_store.save("store")
     monkeypatch.chdir("/")
     assert_same(ring_store, opened)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], (1, 2), np.array([1, 2]), torch.tensor([1, 2], dtype=torch.int32)])
+def test_ids_to_gather_are_any_list_of_integers(ids: Any) -> None:
+    (rows,) = hoploom.from_pyg(ring(8)).features.gather([("node", "x", ids)])
+    assert rows[:, 0].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ([("node", "x", ["a"])], r"ids of 'node'.x are \['a'\]; give a list of integer ids"),
+        (
+            [("node", "x", torch.tensor([0.5]))],
+            r"ids of 'node'.x has dtype torch.float32 .*; give a list of integer ids",
+        ),
+        ([("node", "x", 3)], r"ids of 'node'.x has dtype torch.int64 and shape \(\); give a list of integer ids"),
+        ([("node", "x", [1, 8])], r"ids of 'node'.x holds id 8, out of range \[0, 8\)"),
+        ([(("node", "to", "node"), "edge_attr", [16])], r"holds id 16, out of range \[0, 16\)"),
+        (("node", "x", [1]), r"'node' is wanted; give a list of \(type, field, ids\)"),
+    ],
+)
+def test_wrong_ids_to_gather_are_told(wanted: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        hoploom.from_pyg(ring(8)).features.gather(wanted)
