@@ -69,6 +69,11 @@ UNSUPPORTED = {
     "pin_memory_device": "give device=",
     "collect_features": "give fields=[] for False, and leave it out for True",
     "channel_size": "give prefetch_bytes=, such as '1GB'",
+    "to_device": "give device=",
+    "worker_options": "give num_workers=, threads of this process; where the graph lives is up to the store",
+    "use_ddp": "leave it out: a loader takes its rank's share of the seeds by itself",
+    "ddp_seed": "give seed=, the same on every rank",
+    "prob": "give weight_attr=, the name of an edge field",
 }
 IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
 

@@ -84,6 +84,11 @@ def test_a_name_that_is_not_there_is_an_error_that_lists_what_is(fields: Any, me
     [
         ({"collect_features": False}, r"collect_features=; give fields=\[\] for False, and leave it out for True"),
         ({"channel_size": "1GB"}, "channel_size=; give prefetch_bytes="),
+        ({"to_device": "cpu"}, "to_device=; give device="),
+        ({"worker_options": object()}, "worker_options=; give num_workers="),
+        ({"use_ddp": True}, "use_ddp=; leave it out"),
+        ({"ddp_seed": 1}, "ddp_seed=; give seed="),
+        ({"prob": "w"}, "prob=; give weight_attr="),
     ],
 )
 def test_glts_names_lead_to_ours(store: Store, given: dict[str, Any], way_out: str) -> None:
