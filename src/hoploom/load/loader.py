@@ -108,6 +108,7 @@ class Loader:
 
     def walk(self) -> Walk:
         """The next epoch's steps, or what is left of them, without their batches."""
+        self.share.tell()
         start = self._next
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1

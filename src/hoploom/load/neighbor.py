@@ -76,6 +76,12 @@ class SamplingLoader(Loader):
 
     def collate_fn(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds, for PyG's ZipLoader: another one at every call."""
+        if self.share.world_size > 1:
+            raise ConfigError(
+                f"this loader has the share of {self.share}, but a ZipLoader or torch's DataLoader counts positions "
+                "among all seeds; make the loaders with rank=0, world_size=1, and give the ZipLoader "
+                "sampler=DistributedSampler(range(n)) for the n seeds of the shortest loader"
+            )
         return self._make_of(index, self._calls.key())
 
     def filter_fn(self, batch: Batch) -> Batch:

@@ -27,6 +27,11 @@ class Share:
     def is_given(self) -> bool:
         return self.origin == GIVEN
 
+    def tell(self) -> None:
+        """One line on rank 0, where seeds are dealt without the user's having said so."""
+        if self.world_size > 1 and self.rank == 0 and not self.is_given:
+            _tell(self.world_size, self.origin)
+
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world_size}, {self.origin}"
 
@@ -34,10 +39,7 @@ class Share:
 def read_share(rank: Any, world_size: Any) -> Share:
     """What a loader was given; where it was given neither, what the process group or the environment says."""
     if rank is None and world_size is None:
-        share = _own_share()
-        if share.world_size > 1 and share.rank == 0:
-            _tell(share.world_size, share.origin)
-        return share
+        return _own_share()
     if rank is None or world_size is None:
         given, missing = (
             (f"world_size is {world_size!r:.80}", "rank") if rank is None else (f"rank is {rank!r:.80}", "world_size")
@@ -65,6 +67,6 @@ def _own_share() -> Share:
 
 @cache
 def _tell(world_size: int, origin: str) -> None:
-    """Once a process: the first loader that took its share from somewhere."""
+    """Once a process: the first loop over a loader that took its share from somewhere."""
     line = f"a loader deals its seeds over {world_size} ranks ({origin}); rank=0, world_size=1 reads all on each rank"
     print(f"hoploom: {line}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.graphs import library, random_graph, ring
 from support.refusals import assert_refused
+from torch.utils.data import DistributedSampler
 from torch_geometric.loader import NodeLoader, ZipLoader
 from torch_geometric.sampler import NodeSamplerInput
 
@@ -16,12 +17,15 @@ from hoploom.load.calls import Calls
 DENSE = random_graph(60, 1200, 5)
 
 
-def _zipped(**options: Any) -> ZipLoader:
-    loaders = [
-        hoploom.NeighborLoader(ring(50), [2], input_nodes=torch.arange(20, 40)),
-        hoploom.NeighborLoader(DENSE, [3], input_nodes=torch.arange(5, 20), transform=lambda batch: batch),
+def _loaders(**share: int) -> list[hoploom.NeighborLoader]:
+    return [
+        hoploom.NeighborLoader(ring(50), [2], input_nodes=torch.arange(20, 40), **share),
+        hoploom.NeighborLoader(DENSE, [3], input_nodes=torch.arange(5, 20), transform=lambda batch: batch, **share),
     ]
-    return ZipLoader(loaders, **{"batch_size": 4, **options})
+
+
+def _zipped(**options: Any) -> ZipLoader:
+    return ZipLoader(_loaders(), **{"batch_size": 4, **options})
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -33,6 +37,25 @@ def test_loaders_are_zipped_by_position(num_workers: int, filter_per_worker: boo
     spans = [(0, 4), (4, 8), (8, 12), (12, 15)]
     assert seeds == [[list(range(20 + a, 20 + b)), list(range(5 + a, 5 + b))] for a, b in spans]
     assert [batch.batch_size for batch in zipped([0, 3])] == [2, 2]
+
+
+def test_a_zip_of_loaders_that_are_dealt_over_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank would train every seed: a ZipLoader knows nothing of ranks."""
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    for name, text in torchrun.items():
+        monkeypatch.setenv(name, text)
+    said = ("rank 1 of 2, from torchrun's environment", "rank=0, world_size=1", "sampler=DistributedSampler(range(n))")
+    assert_refused(lambda: next(iter(_zipped())), *said)
+    assert _loaders()[0]([3]).n_id[0] == 23  # asking for positions oneself is no loop
+
+
+def test_the_way_out_trains_every_seed_once_over_the_ranks() -> None:
+    def dealt(rank: int) -> list[int]:
+        sampler = DistributedSampler(range(15), num_replicas=3, rank=rank)
+        zipped = ZipLoader(_loaders(rank=0, world_size=1), batch_size=4, sampler=sampler)
+        return [int(position) for pair in zipped for position in pair[0].input_id]
+
+    assert sorted(dealt(0) + dealt(1) + dealt(2)) == list(range(15))
 
 
 def test_links_and_nodes_are_zipped() -> None:

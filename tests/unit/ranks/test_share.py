@@ -84,14 +84,15 @@ def test_a_process_group_comes_before_the_environment(monkeypatch: pytest.Monkey
 
 
 def test_rank_zero_tells_once_what_it_took(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    loader()
-    loader(rank=0, world_size=2)
+    list(loader())
+    list(loader(rank=0, world_size=2))
     assert capsys.readouterr().err == ""
     enter(monkeypatch, TORCHRUN)
-    loader()
+    list(loader())
     monkeypatch.setenv("RANK", "0")
-    assert capsys.readouterr().err == ""
-    loader(), loader()
+    first, second = loader(), loader()
+    assert capsys.readouterr().err == ""  # until one of them deals out seeds
+    list(first), list(second)
     told = "hoploom: a loader deals its seeds over 2 ranks (from torchrun's environment); rank=0, world_size=1 reads"
     assert re.fullmatch(rf"{re.escape(told)}.*\n", capsys.readouterr().err)
 
