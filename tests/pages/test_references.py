@@ -164,13 +164,21 @@ def test_two_nodes_on_loopback_train_together(tmp_path: Path) -> None:
 
 def test_the_cluster_file_gives_srun_the_options_of_the_tutorial(capsys: pytest.CaptureFixture[str]) -> None:
     file = PORTS / "pyg_multi_node" / "slurm.toml"
-    assert cli.main(["launch", str(file), "--dry-run", "--", str(MULTI_NODE), "--store", "papers100M.store"]) == 0
+    assert cli.main(["launch", str(file), "--dry-run", "--", "multi_node.py", "--store", "papers100M.store"]) == 0
     script = capsys.readouterr().out
     assert "#SBATCH --nodes=2" in script
     assert "--nproc-per-node 8" in script
     mounts = "--container-mounts=/ogb-papers100m/:/workspace/dataset"
     assert all(option in script for option in ("--container-name=cont", "--container-image=IMAGE", mounts))
     assert "--mem-bind=local" in script
+
+
+@pytest.mark.parametrize("file", ["slurm.toml", "job.sh"])
+def test_a_container_sees_the_folder_of_the_script_and_starts_there(file: str) -> None:
+    text = (PORTS / "pyg_multi_node" / file).read_text()
+    [mounts] = re.findall(r"container.mounts ?= ?(.+)", text)
+    [folder] = re.findall(r'container.workdir ?= ?"?(/[\w/]+)', text)
+    assert re.search(rf':{folder}"', mounts)
 
 
 @pytest.fixture(scope="module")

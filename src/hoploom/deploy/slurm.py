@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hoploom.config.values import join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Process, SlurmOptions
-from hoploom.deploy.programs import processes
+from hoploom.deploy.programs import processes, script_words
 from hoploom.errors import ConfigError
 
 SERVE_DEADLINE = 600  # seconds until all servers serve: a large store is checked and mapped first
@@ -99,7 +99,20 @@ def script(cluster: Cluster, command: Sequence[str]) -> str:
         wrong = next((option for option in options if not option.startswith("-")), None)
         if wrong is not None:
             raise ConfigError(f"{cluster.file}: slurm.{name} has {wrong!r}; write each as Slurm does: --name=value")
+    _check_script(cluster, command)
     return "\n".join(_lines(_inside(cluster), command)) + "\n"
+
+
+def _check_script(cluster: Cluster, command: Sequence[str]) -> None:
+    """A container starts in a folder of its image, where nobody has put the script."""
+    options, program = cluster.slurm, script_words(command)[0]
+    has_folder = options.container_workdir or any("--container-workdir" in option for option in options.srun)
+    if options.in_container and not has_folder and not program.startswith(("-", "/")):
+        raise ConfigError(
+            f"{cluster.file}: the script {program!r} is a relative path, but slurm.container_workdir is not set; mount "
+            "the script's folder with slurm.container_mounts and set slurm.container_workdir to it, or give an "
+            "absolute path inside the container"
+        )
 
 
 def _inside(cluster: Cluster) -> Cluster:

@@ -7,6 +7,9 @@ import pytest
 from torch.distributed.run import parse_args as torchrun_words
 
 from hoploom.cli import main
+from hoploom.deploy import slurm
+from hoploom.deploy.resolve import read_cluster
+from hoploom.errors import ConfigError
 
 
 @pytest.mark.parametrize("begin", [["script.py"], ["python", "script.py"], ["-m", "package.script"]])
@@ -27,3 +30,19 @@ def test_a_programs_arguments_reach_it_unchanged_even_those_that_look_like_ours(
     parsed = torchrun_words(line[line.index("torch.distributed.run") + 1 :])
     assert [parsed.module, parsed.training_script] == [begin[0] == "-m", begin[-1]]
     assert parsed.training_script_args == arguments
+
+
+def test_a_container_without_a_working_directory_takes_no_relative_script(tmp_path: Path) -> None:
+    def written(command: str, option: str = "") -> str:
+        text = f'hosts = 1\nexecutor = "slurm"\n[slurm]\ncontainer_image = "pyg"\n{option}\n'
+        (tmp_path / "cluster.toml").write_text(text)
+        return slurm.script(read_cluster(tmp_path / "cluster.toml"), command.split())
+
+    with pytest.raises(
+        ConfigError, match=r"the script 'train\.py' is a relative path, but slurm\.container_workdir is"
+    ):
+        written("train.py --epochs 1")
+    assert " /workspace/train.py" in written("/workspace/train.py")
+    assert " -m package.train" in written("-m package.train")
+    for option in ('container_workdir = "/workspace"', 'srun = ["--container-workdir=/workspace"]'):
+        assert " train.py --epochs 1" in written("train.py --epochs 1", option)
