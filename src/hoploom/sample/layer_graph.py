@@ -194,13 +194,16 @@ class LayerGraph:
         """
         num_walks = as_int("num_walks", num_walks, 1, "give at least 1")
         fanout = as_int("fanout", fanout, 0, "give a count of neighbours")
+        steps = walks.read_path(self.schema, path, length, restart)
+        first, last = (self.schema.relations[steps[place]] for place in (0, -1))
+        seeds = self._ids("seeds", first.destination, seeds)
         starts = torch.repeat_interleave(seeds, num_walks)
-        trace = self.walk(starts, length, restart=restart, path=path)
-        ends = trace[:, len(path or "1") :: len(path or "1")]
-        last = self.schema.relations[walks.relation_index(self.schema, "path", path[-1] if path else None)]
-        num_nodes = self.schema.node_type(last.source).num_nodes
+        trace = walks.walk(self._graph, self._own_key(), steps, starts, length, restart)
+        ends = trace[:, len(steps) :: len(steps)]
         visited = ends.reshape(seeds.numel(), num_walks * ends.shape[1])
-        owners, nodes, visits = walks.most_visited(seeds, visited, num_nodes, fanout)
+        if last.source == first.destination:  # else an equal id is another node
+            visited = visited.masked_fill(visited == seeds.view(-1, 1), -1)
+        owners, nodes, visits = walks.most_visited(visited, self.schema.node_type(last.source).num_nodes, fanout)
         total = torch.zeros_like(seeds).index_add_(0, owners, visits)
         return Edges(nodes, seeds[owners], None, {"visits": visits, "weight": visits / total[owners]})
 

@@ -92,13 +92,13 @@ def top_of_each(owners: Tensor, scores: Tensor, most: int) -> Tensor:
     return order[torch.arange(grouped.numel()) - torch.searchsorted(grouped, grouped) < most]
 
 
-def most_visited(seeds: Tensor, visited: Tensor, num_nodes: int, fanout: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the nodes visited from each seed, a row each, those visited most: the seed's place, the node, its visits.
+def most_visited(visited: Tensor, num_nodes: int, fanout: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the nodes in each row, those that stand in it most often: the row, the node, how often.
 
-    By seed, the most visited first, of equal ones the lowest id; -1 and the seed itself do not count.
+    By row, the most visited first, of equal ones the lowest id; -1 does not count.
     """
-    owners, nodes = torch.arange(seeds.numel()).repeat_interleave(visited.shape[1]), visited.reshape(-1)
-    counts_as = (nodes >= 0) & (nodes != seeds[owners])
+    owners, nodes = torch.arange(visited.shape[0]).repeat_interleave(visited.shape[1]), visited.reshape(-1)
+    counts_as = nodes >= 0
     pairs, visits = torch.unique(owners[counts_as] * num_nodes + nodes[counts_as], return_counts=True)
     order = top_of_each(pairs // num_nodes, visits, fanout)
     return pairs[order] // num_nodes, pairs[order] % num_nodes, visits[order]

@@ -211,15 +211,17 @@ def test_a_walk_that_cannot_be_is_refused(given: dict[str, Any], message: str) -
         ask(library(), lambda graph: graph.walk(**options), seeds=("paper", [1]))
 
 
-def test_the_most_visited_are_those_that_walks_meet_most() -> None:
+@pytest.mark.parametrize("path", [[PRINTS, APPEARS], [WRITES]], ids=["to papers", "to authors"])
+def test_the_most_visited_are_those_that_walks_meet_most(path: Any) -> None:
     books, seeds = library(), torch.tensor([1, 4, 9])
-    walks = {"length": 6, "restart": 0.3, "path": [PRINTS, APPEARS]}
+    walks = {"length": 6 if len(path) == 2 else 1, "restart": 0.3, "path": path}
     [found] = ask(books, lambda graph: graph.most_visited(seeds, 3, num_walks=40, **walks), seeds=("paper", [1]))
     [trace] = ask(books, lambda graph: graph.walk(seeds.repeat_interleave(40), **walks), seeds=("paper", [1]))
     expected = []
     for row, seed in enumerate(seeds.tolist()):
-        ends = trace[40 * row : 40 * (row + 1), 2::2].flatten().tolist()
-        counts = sorted((-ends.count(node), node) for node in set(ends) - {seed, -1})[:3]
+        ends = trace[40 * row : 40 * (row + 1), len(path) :: len(path)].flatten().tolist()
+        left_out = {seed, -1} if path[-1] == APPEARS else {-1}  # author 1 is not paper 1
+        counts = sorted((-ends.count(node), node) for node in set(ends) - left_out)[:3]
         expected += [(node, seed, -count, -count / -sum(c for c, _ in counts)) for count, node in counts]
     columns = (found.sources, found.destinations, found.data["visits"], found.data["weight"])
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
@@ -341,6 +343,17 @@ WRONG_QUESTIONS: dict[str, tuple[Callable[[LayerGraph], Any], str]] = {
     "degrees of no node": (lambda graph: graph.in_degrees(torch.tensor([60])), "id 60"),
     "labor by replacement": (lambda graph: graph.sample_neighbors(ZERO, 2, labor=True, replace=True), "labor=True"),
     "labor by itself": (lambda graph: graph.sample_neighbors(ZERO, 2, labor=True, independent=True), "independent"),
+    "a fanout below -1": (lambda graph: graph.sample_neighbors(ZERO, -2), "fanout is -2"),
+    "a fanout of 2.5": (lambda graph: graph.sample_neighbors(ZERO, 2.5), "fanout is 2.5"),
+    "a fanout of a list": (lambda graph: graph.sample_neighbors(ZERO, [2]), r"fanout is \[2\]"),
+    "edges of a list": (lambda graph: graph.in_edges([1, 2]), "seeds of 'node' are a list"),
+    "degrees of a list": (lambda graph: graph.in_degrees([1, 2]), "nodes are a list"),
+    "a walk from a number": (lambda graph: graph.walk(3, 2), "starts are an int"),
+    "a path that is none": (lambda graph: graph.walk(ZERO, 2, path=3), "path is 3"),
+    "a restart of text": (lambda graph: graph.walk(ZERO, 2, restart="a"), "restart is 'a'"),
+    "visits of a mapping": (lambda graph: graph.most_visited({"node": ZERO}, 2, num_walks=2, length=2), "seeds are"),
+    "nothing asked": (lambda graph: graph.uniform(None), "None; give a count"),
+    "text asked": (lambda graph: graph.integers(3, "ab"), "'ab'; give a count"),
     "no walks": (lambda graph: graph.most_visited(ZERO, 2, num_walks=0, length=2), "num_walks"),
 }
 
