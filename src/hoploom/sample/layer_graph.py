@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hoploom import keys, ops
-from hoploom.config.values import as_int
+from hoploom.config.values import as_fanouts, as_int
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier
 from hoploom.sample import walks
@@ -45,8 +45,16 @@ class Edges:
         )
 
     def top(self, scores: Tensor, most: int) -> "Edges":
-        """Of each destination's edges the `most` with the highest scores, these first; of equal ones the first."""
-        return self[walks.top_of_each(self.destinations, scores, most)]
+        """Of each destination's edges the `most` with the highest scores, these first; of equal ones the first.
+
+        -1 keeps all, in this order.
+        """
+        most, num_edges = as_int("most", most, -1, "give a count, or -1 for all edges"), len(self.destinations)
+        if not isinstance(scores, Tensor):
+            raise ConfigError(f"scores are {_kind(scores)}; give a tensor of one score per edge")
+        if scores.shape != (num_edges,):
+            raise ConfigError(f"scores have shape {tuple(scores.shape)} for {num_edges} edges; give one per edge")
+        return self[walks.top_of_each(self.destinations, scores, num_edges if most < 0 else most)]
 
 
 HookEdges = Edges | Mapping[RelationName, Edges]
@@ -107,9 +115,9 @@ class LayerGraph:
         if isinstance(fanout, Mapping):
             for key in fanout:
                 self.schema.relation(key)
-            fanouts = [fanout.get(relation.key, 0) for relation in self.schema.relations]
+            fanouts = as_fanouts(fanout.get(relation.key, 0) for relation in self.schema.relations)
         else:
-            fanouts = [fanout] * len(self.schema.relations)
+            fanouts = as_fanouts([fanout] * len(self.schema.relations))
         given = seeds if isinstance(seeds, Mapping) else {self.schema.node_types[0].name: seeds}
         by_type = {name: self._ids(f"seeds of {name!r}", name, nodes) for name, nodes in given.items()}
         trees = {name: walks.apart(nodes) if independent else None for name, nodes in by_type.items()}
@@ -214,6 +222,8 @@ class LayerGraph:
         return keys.hook_key(self._key, self.layer, next(self._calls))
 
     def _ids(self, what: str, node_type: str, nodes: Tensor) -> Tensor:
+        if not isinstance(nodes, Tensor):
+            raise ConfigError(f"{what} are {_kind(nodes)}; give a tensor of ids of {node_type!r}")
         return read_ids(what, nodes.cpu(), self.schema.node_type(node_type).num_nodes, ConfigError)
 
 
@@ -225,6 +235,11 @@ def _numbered(asked: Asked) -> tuple[Tensor, tuple[int, ...]]:
                 f"ids have dtype {asked.dtype} and shape {tuple(asked.shape)}; give a list of integer ids"
             )
         return walks.apart(asked.to("cpu", torch.int64).contiguous()), tuple(asked.shape)
-    shape = (asked,) if isinstance(asked, int) else tuple(asked)
+    shape = tuple(asked) if isinstance(asked, list | tuple) else (asked,)
     shape = tuple(as_int("a size", size, 0, "give a count, a shape, or a tensor of ids") for size in shape)
     return torch.arange(prod(shape)), shape
+
+
+def _kind(value: object) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hoploom import keys, ops
-from hoploom.config.values import as_int
+from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier
 from hoploom.schema import RelationName, Schema
@@ -39,12 +39,14 @@ def relation_index(schema: Schema, what: str, relation: RelationName | None) -> 
 def read_path(schema: Schema, path: Sequence[RelationName] | None, length: int, restart: float) -> list[int]:
     """The relation of each step of a path, checked: each leads to where the one before it comes from."""
     as_int("length", length, 0, "give a count of steps")
-    if not 0 <= restart <= 1:
-        raise ConfigError(f"restart is {restart!r}; give a probability, from 0 to 1")
+    way_out = "give a probability, from 0 to 1"
+    if as_number("restart", restart, way_out) > 1:
+        raise ConfigError(f"restart is {restart!r}; {way_out}")
     if path is None:
         path = [schema.relations[relation_index(schema, "path", None)].key]
-    if not path:
-        raise ConfigError(f"path is empty; choose from {list(schema.relation_index)}")
+    if not path or not isinstance(path, list | tuple):
+        what = "empty" if isinstance(path, list | tuple) else f"{path!r:.80}"
+        raise ConfigError(f"path is {what}; give a list of relations, from {list(schema.relation_index)}")
     steps = [relation_index(schema, "path", name) for name in path]
     for number in range(1, len(path) + (length > len(path))):
         before, after = schema.relations[steps[number - 1]], schema.relations[steps[number % len(path)]]

@@ -238,6 +238,26 @@ def test_top_keeps_the_best_edges_of_each_seed_with_all_that_belongs_to_them() -
     assert torch.equal(found.data["score"], scores[found.sources])
 
 
+def test_top_of_minus_one_keeps_all_edges_in_order() -> None:
+    found = Edges(torch.arange(3), torch.tensor([4, 2, 4])).top(torch.tensor([0.1, 0.2, 0.3]), -1)
+    assert (found.sources.tolist(), found.destinations.tolist()) == ([1, 2, 0], [2, 4, 4])
+
+
+@pytest.mark.parametrize(
+    ("scores", "most", "message"),
+    [
+        (torch.ones(3), 2.5, "most is 2.5"),
+        (torch.ones(3), -2, "most is -2"),
+        (torch.ones(4), 2, r"scores have shape \(4,\) for 3 edges"),
+        (torch.ones(3, 1), 2, r"scores have shape \(3, 1\)"),
+        ([1.0, 2.0, 3.0], 2, "scores are a list"),
+    ],
+)
+def test_top_refuses_what_is_no_score_of_each_edge(scores: Any, most: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Edges(torch.arange(3), torch.tensor([4, 2, 4])).top(scores, most)
+
+
 def test_numbers_for_ids_do_not_depend_on_the_number_of_ranks() -> None:
     data = random_graph(60, 800, 1)
 
