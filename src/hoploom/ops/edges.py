@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hoploom import _core
-from hoploom.errors import DataError
+from hoploom.errors import ConfigError, DataError
 from hoploom.ops import rows
 from hoploom.ops.rows import tensor_of
 from hoploom.system import num_cores
@@ -115,6 +115,10 @@ class InEdges:
 
     def weighted(self, weights: Tensor) -> "InEdges":
         """The same with a weight for every edge, in the order of the edges that they were made `of`."""
+        if weights.shape[:1] != (self.num_edges,):
+            raise ConfigError(
+                f"weights have shape {tuple(weights.shape)} for {self.num_edges} edges; give one for each edge"
+            )
         in_order = weights if self.permutation is None else weights.index_select(0, self.permutation)
         return replace(self, weights=in_order)
 

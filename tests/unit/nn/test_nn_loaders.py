@@ -122,3 +122,51 @@ def test_a_model_for_one_type_has_no_parameter_without_a_gradient(kind: str, opt
 def test_a_type_that_no_layer_reaches_cannot_come_out() -> None:
     with pytest.raises(hoploom.ConfigError, match=r"\['author'\] has no rows after 2 layers"):
         GNN("rsage", hoploom.from_pyg(books()).schema, Shape(hidden=12, num_layers=2, out=5), ["author"])
+
+
+# --- what a loader leaves out --------------------------------------------------------------------
+
+
+def test_a_model_whose_loader_leaves_the_features_out_says_so() -> None:
+    data = random_graph(60, 400, 1)
+    batch = next(iter(NeighborLoader(data, [4, 3], fields=[])))
+    with pytest.raises(ConfigError, match="no x of 'node', which the model reads; add it to the loader's fields="):
+        GNN("sage", hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=2, out=5))(batch)
+    data = books()
+    batch = next(iter(NeighborLoader(data, [4, 3], "paper", fields={"paper": ["x"]})))
+    with pytest.raises(ConfigError, match="no x of 'author'"):
+        heterogeneous("rsage", data)(batch)
+
+
+def test_a_type_that_the_model_does_not_read_needs_no_features() -> None:
+    data = library()
+    model = GNN("rsage", hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=1, out=5), ["venue"])
+    batch = next(iter(NeighborLoader(data, [4], "venue", batch_size=3, fields={"paper": ["x"]})))
+    assert model(batch)["venue"].shape == (3, 5)
+
+
+# --- aggregation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+def test_a_model_of_sage_layers_aggregates_as_it_is_told(aggr: Any) -> None:
+    data = random_graph(60, 400, 1)
+    model = GraphSAGE(5, 12, num_layers=1, out_channels=4, aggr=aggr)
+    layer = SAGEConv(5, 4, aggr)
+    layer.load_state_dict(model.stage(0).conv(("node", "to", "node")).state_dict())
+    torch.testing.assert_close(model(data), layer(data.x, data.edge_index))
+    batch = next(iter(NeighborLoader(data, [-1], batch_size=60, aggregate=model.first_reduce)))
+    torch.testing.assert_close(model(batch), model(data))
+
+
+def test_a_model_with_its_own_aggregation_takes_no_other() -> None:
+    with pytest.raises(ConfigError, match="model 'gat' has an aggregation of its own; leave aggr='sum' out"):
+        GAT(5, 12, num_layers=1, out_channels=4, aggr="sum")
+
+
+@pytest.mark.parametrize("edges_are_sorted", [True, False])
+def test_as_many_weights_as_edges_are_needed(edges_are_sorted: bool) -> None:
+    data = random_graph(60, 300, 1)
+    edge_index = data.edge_index[:, data.edge_index[1].argsort()] if edges_are_sorted else data.edge_index
+    with pytest.raises(ConfigError, match=r"weights have shape \(5000,\) for 300 edges"):
+        SAGEConv(5, 4)(data.x, edge_index, edge_weight=torch.rand(5000))
