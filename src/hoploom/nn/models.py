@@ -222,7 +222,16 @@ class GNN(nn.Module):
             raise ConfigError("GCN on blocks needs the nodes' in-degrees; give the loader degrees=True")
         views = views_of(batch, self.num_layers)
         x, n_id = (_heads_of(by_type(batch, name), views[0].num_sources) for name in ("x", "n_id"))
+        self._check_rows(views[0].num_sources, x, n_id)
         return views, x, n_id, by_relation(batch, "aggregated")
+
+    def _check_rows(self, counts: Mapping[str, int], x: Rows, n_id: Rows) -> None:
+        """ConfigError where the batch has nodes of a type that layer one reads, and no rows for them."""
+        for name in self.types[0]:
+            is_learned = _module_name(name) in self.embeddings
+            if counts.get(name) and name not in (n_id if is_learned else x):
+                what, way_out = ("n_id", "add it") if is_learned else ("x", "add it to the loader's fields=")
+                raise ConfigError(f"the batch has no {what} of {name!r}, which the model reads; {way_out}")
 
     def prepare(self, x: Rows, n_id: Rows) -> dict[str, Tensor]:
         """The input rows of every type: features, or the learned rows of these nodes."""
