@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from hoploom import ops
 from hoploom.errors import ConfigError
 from hoploom.nn.layers import (
+    Aggr,
     Conv,
     Ends,
     GATConv,
@@ -42,6 +44,11 @@ class Shape:
     heads: int = 1  # attention only
     norm: bool = False  # a layer norm before each convolution's input
     residual: bool = False  # every layer adds to its input; then a linear layer stands at both ends
+    aggr: Aggr = "mean"  # of "sage", "rsage" and "rgcn"; "sum" for edge weights that sum to one
+
+
+def _sage(ends: Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
+    return SAGEConv(ends, out, shape.aggr, **options)
 
 
 def _gin(ends: Ends, out: int, *_: Any) -> Conv:
@@ -66,15 +73,16 @@ class Kind:
     make: Callable[[Ends, int, Shape, bool], Conv]  # from a relation's channels, the outputs', and whether it is last
     has_root: bool = False  # a linear layer of its own for the destination
     any_relations: bool = True  # works between different node types
+    any_aggr: bool = False  # aggregates as its shape says
 
 
 KINDS: dict[str, Kind] = {
-    "sage": Kind(lambda ends, out, *_: SAGEConv(ends, out)),
+    "sage": Kind(_sage, any_aggr=True),
     "gcn": Kind(lambda ends, out, *_: GCNConv(ends[0], out), any_relations=False),
     "gat": Kind(lambda ends, *rest: _gat(ends[0], *rest), any_relations=False),
     "gin": Kind(_gin),
-    "rsage": Kind(lambda ends, out, *_: SAGEConv(ends, out)),
-    "rgcn": Kind(lambda ends, out, *_: SAGEConv(ends, out, root_weight=False, bias=False), has_root=True),
+    "rsage": Kind(_sage, any_aggr=True),
+    "rgcn": Kind(partial(_sage, root_weight=False, bias=False), has_root=True, any_aggr=True),
     "rgat": Kind(lambda *given: _gat(*given, add_self_loops=False), has_root=True),
 }
 
@@ -134,6 +142,8 @@ class GNN(nn.Module):
             raise ConfigError(f"model is {kind!r}; choose one of {list(KINDS)}")
         if len(schema.relations) > 1 and not KINDS[kind].any_relations:
             raise ConfigError(f"model {kind!r} is for one node type and relation; use 'r{kind}'")
+        if shape.aggr != "mean" and not KINDS[kind].any_aggr:
+            raise ConfigError(f"model {kind!r} has an aggregation of its own; leave aggr={shape.aggr!r} out")
         self.schema, self.shape = schema, shape
         self.types = _types_by_layer(schema, shape, out_types)
         self.embeddings = nn.ModuleDict()
@@ -184,9 +194,9 @@ class GNN(nn.Module):
 
     @property
     def first_reduce(self) -> ops.Reduce | None:
-        """How layer one aggregates the features themselves; None where something acts on them before."""
+        """How a loader may aggregate the features for layer one; None where it cannot."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
-        reduces = {None if conv.projects else conv.reduce for conv in convs}
+        reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
         bare = not (self.shape.norm or self.shape.residual or self.embeddings)
         return reduces.pop() if bare and len(reduces) == 1 else None
 

@@ -10,7 +10,7 @@ from support.models import books, heterogeneous, homogeneous
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store
-from hoploom.nn import GNN, SAGEConv, Shape
+from hoploom.nn import GAT, GNN, GraphSAGE, SAGEConv, Shape
 from hoploom.ops import InEdges
 from hoploom.store import Wanted
 
@@ -143,6 +143,25 @@ def test_a_type_that_the_model_does_not_read_needs_no_features() -> None:
     model = GNN("rsage", hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=1, out=5), ["venue"])
     batch = next(iter(NeighborLoader(data, [4], "venue", batch_size=3, fields={"paper": ["x"]})))
     assert model(batch)["venue"].shape == (3, 5)
+
+
+# --- aggregation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+def test_a_model_of_sage_layers_aggregates_as_it_is_told(aggr: Any) -> None:
+    data = random_graph(60, 400, 1)
+    model = GraphSAGE(5, 12, num_layers=1, out_channels=4, aggr=aggr)
+    layer = SAGEConv(5, 4, aggr)
+    layer.load_state_dict(model.stage(0).conv(("node", "to", "node")).state_dict())
+    torch.testing.assert_close(model(data), layer(data.x, data.edge_index))
+    batch = next(iter(NeighborLoader(data, [-1], batch_size=60, aggregate=model.first_reduce)))
+    torch.testing.assert_close(model(batch), model(data))
+
+
+def test_a_model_with_its_own_aggregation_takes_no_other() -> None:
+    with pytest.raises(ConfigError, match="model 'gat' has an aggregation of its own; leave aggr='sum' out"):
+        GAT(5, 12, num_layers=1, out_channels=4, aggr="sum")
 
 
 @pytest.mark.parametrize("edges_are_sorted", [True, False])
