@@ -22,14 +22,17 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.load.assemble import FEATURES, Batch
+from hoploom.load.loader import Loader
 from hoploom.nn import GNN
 from hoploom.ranks.context import unwrap
 from hoploom.train.sharding import check_sharding
 from hoploom.train.tasks import NodeTask, Task
 
 FIELDS = {"num_sampled_nodes_per_hop": "num_sampled_nodes", "num_sampled_edges_per_hop": "num_sampled_edges"}
-TRIMS = ("num_sampled_nodes", "num_sampled_edges")
+TRIMS = NODES, EDGES = "num_sampled_nodes", "num_sampled_edges"
 TRIMMED = (SAGEConv, GATConv, GATv2Conv, GINConv)  # look at nothing but a destination's own list
+BY_ROW_NORMS = (nn.Identity, nn.LayerNorm)
+BY_ROW_ACTIVATIONS = (type(None), nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh)
 WEIGHTS = ("edge_weight", "edge_attr")
 INPUTS = frozenset((FEATURES, "edge_index", *WEIGHTS, *TRIMS))
 PRODUCT = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
@@ -55,7 +58,7 @@ class Called(nn.Module):
     >>> outputs = Called(torch_geometric.nn.GraphSAGE(100, 256, 2, 47))(batch)
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, is_transformed: bool = False) -> None:
         super().__init__()
         self.called_model = model
         own = unwrap(model)
@@ -63,7 +66,7 @@ class Called(nn.Module):
         arguments = arguments_of(own)
         required = [argument for argument in arguments if argument.is_required]
         if len(required) > 1 or any(argument.field in INPUTS for argument in required):
-            served = INPUTS if _trim_changes_nothing(own) else INPUTS.difference(TRIMS)
+            served = INPUTS.difference(() if not is_transformed and _trim_changes_nothing(own) else TRIMS)
             self._arguments = [one for one in arguments if one.is_required or one.field in served]
         else:
             self._arguments = []  # it takes the batch
@@ -91,9 +94,14 @@ class Called(nn.Module):
     def _given(self, batch: Batch) -> dict[str, Any]:
         """The arguments by name."""
         fields = {one.field: _values(batch, one.field) for one in self._arguments}
-        left_out = () if _fits_trimming(fields, self._num_layers) else TRIMS
+        left_out = () if self._fits_trimming(fields, batch) else TRIMS
         given = {}
         for one in self._arguments:
+            if one.is_required and one.field in left_out and not _counts_hold(batch):
+                raise ConfigError(
+                    f"{type(self._own[0]).__name__}.forward takes {one.name!r}, but what the batch has no longer "
+                    "counts its nodes and edges; leave the argument out, or them alone in the loader's transform"
+                )
             mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)
             if one.is_required and (mistyped or fields[one.field] is None):
                 raise _unserved(self._own[0], one.name, batch)
@@ -101,11 +109,18 @@ class Called(nn.Module):
                 given[one.name] = fields[one.field]
         return given
 
+    def _fits_trimming(self, fields: Mapping[str, Any], batch: Batch) -> bool:
+        """Whether PyG can trim: a hop for every layer, whose counts hold, and one kind of edge weights."""
+        hops = fields.get(EDGES)
+        is_weighed_twice = all(fields.get(name) is not None for name in WEIGHTS)
+        return hops is None or (len(hops) >= self._num_layers and not is_weighed_twice and _counts_hold(batch))
 
-def called(model: nn.Module) -> nn.Module:
-    """What to call with a batch: the model itself where it is one of ours."""
+
+def called(model: nn.Module, loader: Loader) -> nn.Module:
+    """What to call with the loader's batches: the model itself where it is one of ours."""
     check_sharding(model)
-    return model if isinstance(unwrap(model), GNN) else Called(model)
+    is_transformed = getattr(getattr(loader, "maker", None), "transform", None) is not None
+    return model if isinstance(unwrap(model), GNN) else Called(model, is_transformed=is_transformed)
 
 
 def beneath_ddp(model: nn.Module) -> nn.Module:
@@ -153,18 +168,25 @@ def _unserved(model: nn.Module, name: str, batch: Batch) -> ConfigError:
 def _trim_changes_nothing(model: nn.Module) -> bool:
     """Whether no seed's row changes where PyG's own model leaves rows out that no seed needs.
 
-    Not for GCN, which asks for the sources' degrees, nor where a norm or jumping knowledge looks at all rows.
+    Not for GCN, which asks for the sources' degrees, nor where something may look at all rows: jumping knowledge, and
+    every norm and activation that is not known to look at one row at a time.
     """
-    over_rows = any(isinstance(module, _BatchNorm) for module in model.modules())
-    over_rows = over_rows or getattr(model, "supports_norm_batch", False) or hasattr(model, "jk")
-    return isinstance(model, BasicGNN) and not over_rows and all(isinstance(conv, TRIMMED) for conv in model.convs)
+    if not isinstance(model, BasicGNN) or hasattr(model, "jk") or not isinstance(model.act, BY_ROW_ACTIVATIONS):
+        return False
+    by_row = all(isinstance(norm, BY_ROW_NORMS) for norm in model.norms)
+    by_row = by_row and not any(isinstance(module, _BatchNorm) for module in model.modules())
+    return by_row and all(isinstance(conv, TRIMMED) for conv in model.convs)
 
 
-def _fits_trimming(fields: Mapping[str, Any], num_layers: int) -> bool:
-    """Whether PyG can trim: a hop for every layer, and one kind of edge weights."""
-    hops = fields.get("num_sampled_edges")
-    is_weighed_twice = all(fields.get(name) is not None for name in WEIGHTS)
-    return hops is None or (len(hops) >= num_layers and not is_weighed_twice)
+def _counts_hold(batch: Batch) -> bool:
+    """Whether the counts per hop add up to the rows and edges of the batch, which a transform may have changed."""
+    rows = [(NODES, FEATURES, 0, storage) for storage in batch.node_stores]
+    edges = [(EDGES, "edge_index", 1, storage) for storage in batch.edge_stores]
+    return all(
+        sum(storage[counts]) == storage[field].shape[axis]
+        for counts, field, axis, storage in rows + edges
+        if counts in storage and field in storage
+    )
 
 
 # --- widths --------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def evaluate(
     """
     check_precision(precision)
     check_outputs(model, task)
-    steps, module = _steps(loader, context), called(beneath_ddp(model))
+    steps, module = _steps(loader, context), called(beneath_ddp(model), loader)
     _check_alike(loader, context)
     if isinstance(task, LinkPrediction):  # fit() looks at the nodes of training, a run at those of all splits
         task = check_labels(task, loader, context.device)

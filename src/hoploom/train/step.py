@@ -107,7 +107,7 @@ class Stepper:
 
     def __init__(self, learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> None:
         self._learner, self._training, self._context = learner, training, context
-        self._checkpoint, self._model = checkpoint, called(learner.model)
+        self._checkpoint, self._model = checkpoint, called(learner.model, learner.loader)
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
 

@@ -82,7 +82,7 @@ def learned(model: nn.Module, data: Any = None) -> None:
     torch.manual_seed(2)
     loader, task = loader_of("train", data, shuffle=True), NodeClassification(NUM_CLASSES)
     with torch.no_grad():
-        called(model)(next(iter(loader)))  # lazy layers
+        called(model, loader)(next(iter(loader)))  # lazy layers
     learner = Learner(model, torch.optim.Adam(model.parameters(), lr=0.03), task, loader)
     losses = [epoch["train_loss"] for epoch in fit(learner, Training(12, **QUIET), alone()).history]
     assert losses[-1] < 0.95 * losses[0]  # neighbours are noise here, and GCN and GIN see nothing else
