@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks.context import Context
@@ -19,6 +21,7 @@ from hoploom.train.calling import check_outputs
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.journal import Journal, Progress
 from hoploom.train.learner import Ending, Learner, Training
+from hoploom.train.sharding import is_sharded
 from hoploom.train.step import StepCounts, Stepper, StepReport, check_closure
 from hoploom.train.tasks import check_labels
 
@@ -102,6 +105,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
             f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
             f"{context.world_size}; make it after hoploom.init(), without rank and world_size"
         )
+    _check_wrapped(learner.model, context)
     check_outputs(learner.model, learner.task)
     check_closure(learner.optimizer)
     if learner.plateau is not None:
@@ -111,6 +115,16 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
     learner.task = check_labels(learner.task, loader, context.device)
+
+
+def _check_wrapped(model: nn.Module, context: Context) -> None:
+    """Raise ConfigError for a model that each of several ranks would train for itself."""
+    is_averaged = any(isinstance(module, DistributedDataParallel) for module in model.modules())
+    if context.world_size > 1 and not is_averaged and not is_sharded(model):
+        raise ConfigError(
+            f"the model averages no gradients over the {context.world_size} ranks, so each would train its own; give "
+            "Learner context.wrap(model), and make the optimizer from that model's parameters"
+        )
 
 
 def _find_place(learner: Learner) -> None:

@@ -7,7 +7,7 @@ import pytest
 from support import fit_workers
 from support.fit_workers import QUIET, alone, assert_close, learner_of, parameters_of
 
-from hoploom import TrainError
+from hoploom import ConfigError, TrainError
 from hoploom.ranks.spawn import spawn
 from hoploom.train import tensorfile
 from hoploom.train.checkpoint import Checkpoint
@@ -127,3 +127,8 @@ def test_four_ranks_have_the_curve_and_the_metrics_of_one_process(tmp_path: Path
     found = tensorfile.read(tmp_path / "found")
     assert_same_curve(found["curve"], fit_workers.curve(alone()))
     assert_same_metrics(found["metrics"], fit_workers.all_metrics(alone()))
+
+
+def test_a_model_that_nobody_wrapped_is_refused_by_every_rank() -> None:
+    with pytest.raises(ConfigError, match=r"averages no gradients over the 2 ranks.*context.wrap\(model\)"):
+        spawn(fit_workers.unwrapped, 2, device="cpu", timeout=60)
