@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -126,8 +126,12 @@ def _cancelled_if_killed(job: str) -> Iterator[None]:
         assert watcher.stdin is not None
         end = watcher.stdin.fileno()
 
+        def tell(word: bytes) -> None:
+            with suppress(BrokenPipeError):  # it was killed, which must not hide how this block ends
+                os.write(end, word + b"\n")
+
         def leave(number: int, frame: FrameType | None) -> None:
-            os.write(end, b"left\n")
+            tell(b"left")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -138,7 +142,7 @@ def _cancelled_if_killed(job: str) -> Iterator[None]:
             yield
         finally:
             put_back({signal.SIGHUP: before})
-            os.write(end, b"done\n")
+            tell(b"done")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

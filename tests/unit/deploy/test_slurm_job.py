@@ -10,7 +10,7 @@ import pytest
 from support.launched import keepers
 from support.until import until
 
-from hoploom.deploy.slurm_job import Output, follow
+from hoploom.deploy.slurm_job import Output, _cancelled_if_killed, follow
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,16 @@ def test_a_killed_launcher_cancels_its_job_and_a_closed_terminal_leaves_it(
     assert launcher.returncode == -number
     assert (tmp_path / "cancelled").exists() == cancels
     assert not cancels or (tmp_path / "cancelled").read_text() == "4711\n"
+
+
+def fail_without_watcher() -> None:
+    with _cancelled_if_killed("4711"):
+        *_, watcher = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        os.kill(int(watcher), signal.SIGKILL)
+        until(lambda: Path(f"/proc/{watcher}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        raise KeyError("the real error")
+
+
+def test_an_error_of_the_launcher_shows_though_its_watcher_was_killed() -> None:
+    with pytest.raises(KeyError, match="the real error"):
+        fail_without_watcher()
