@@ -36,6 +36,8 @@ from hoploom.store import Store
 Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
 WRAPPERS = ("_orig_mod", "called_model")  # where torch.compile and hoploom.train keep the model that they call
+FINISHED = "has finished, after fewer steps or calls than this rank"
+UNCLOSED = "ended without closing its context: it exited, or made fewer steps or calls than this rank"
 
 LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
 LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?out|socket closed", re.IGNORECASE)
@@ -319,17 +321,16 @@ class Context:
             self._calls = SharedCalls(own, here, self.guard)
         atexit.register(self._leave_at_exit)
 
-    def _leave(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None, otherwise: str = FINISHED) -> None:
         atexit.unregister(self._leave_at_exit)
         peers, self._peers = self._peers, None
         if peers is not None:
             ended = f"ended with {type(error).__name__}: {error}"[:300]
-            farewell = "has finished, after fewer steps or calls than this rank" if error is None else ended
-            peers.leave(farewell, self._leave_group)
+            peers.leave(otherwise if error is None else ended, self._leave_group)
 
     def _leave_at_exit(self) -> None:
-        """Of a script that never closes its context: the others learn how it ended all the same."""
-        self._leave(getattr(sys, "last_value", None))
+        """Of a script that never closes its context: the others learn how it ended, but sys.exit leaves no trace."""
+        self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:
         group, self._group = self._group, None

@@ -57,20 +57,32 @@ context = hoploom.init(device="cpu", timeout=60)
 model = context.wrap(torch.nn.Linear(4, 3))
 for step in range(3 - context.rank):
     context.mean_loss(model(torch.ones(6, 4)).sum(dim=1), total=12).backward()
+if context.rank == 1:
+    {ending}
 """
 
 
-def test_a_script_that_ends_early_is_named_though_it_never_closes_its_context() -> None:
+@pytest.mark.parametrize(
+    ("ending", "code", "farewell"),
+    [
+        ("pass", 0, "ended without closing its context: it exited, or made fewer steps or calls than this rank"),
+        ("raise SystemExit(3)", 3, "ended without closing its context"),
+        ("raise KeyError('year')", 1, "ended with KeyError: 'year'"),
+    ],
+)
+def test_a_script_that_ends_early_is_named_though_it_never_closes_its_context(
+    ending: str, code: int, farewell: str
+) -> None:
     meeting = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     meeting |= {"MASTER_PORT": str(free_ports(1)[0])}
-    ranks = []
+    script, ranks = SCRIPT.format(ending=ending), []
     for rank in range(2):
         variables = os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks.append(subprocess.Popen([sys.executable, "-c", SCRIPT], env=variables, stderr=subprocess.PIPE, text=True))
+        ranks.append(subprocess.Popen([sys.executable, "-c", script], env=variables, stderr=subprocess.PIPE, text=True))
     try:
         told = [rank.communicate(timeout=90)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [1, 0]
-    assert "averaging gradients (backward at <string>:6), and rank 1 has finished, after fewer steps" in told[0]
+    assert [rank.returncode for rank in ranks] == [1, code]
+    assert f"averaging gradients (backward at <string>:6), and rank 1 {farewell}" in told[0]
