@@ -14,7 +14,7 @@ Call = Callable[[], Any]
 
 # A way out is an imperative, what is needed, or what there is to choose from.
 WAY_OUT = re.compile(
-    r"\b(give|drop|use|set|build|choose|name|leave|rename|cast|move|convert|delete|sort|check|detach|needs?)\b"
+    r"\b(give|drop|use|set|build|make|choose|name|leave|rename|cast|move|convert|delete|sort|check|detach|needs?)\b"
     r"|\[|batches (go|always come)|workers are threads"
 )
 

@@ -1,7 +1,7 @@
 """NeighborLoader and LinkNeighborLoader: PyG's arguments in, PyG's batches out."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -68,11 +68,19 @@ class SamplingLoader(Loader):
         delivery = Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline, room=room)
         super().__init__(order, producer, delivery, mover, share)
         self.data, self.store, self.maker = given["data"], store, maker
-        self._calls, self._watched = Calls(order.seed, store), WatchedFields(given["data"])
+        self._calls, self._watched = Calls(order.seed, store), WatchedFields(given["data"], graph)
 
     def walk(self) -> Walk:
-        self._watched.check()
+        self._watched.renew()
         return super().walk()
+
+    def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
+        self._watched.renew()
+        return super().steps(steps, dealt=dealt)
+
+    def _make_of(self, index: Tensor | list[int], key: int) -> Batch:
+        self._watched.renew()
+        return super()._make_of(index, key)
 
     def collate_fn(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds, for PyG's ZipLoader: another one at every call."""

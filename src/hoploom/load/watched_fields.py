@@ -1,8 +1,10 @@
-"""The fields of PyG data that a loader was made of: one that is replaced later would not come into batches, as in PyG.
+"""The fields of PyG data that a loader was made of: the user may replace one later.
 
-Writing into a field is seen by both. A new tensor of the same values is taken for the old one; that is compared once.
+As in PyG, the next batches have the new rows. What was sorted when the loader was made, edges, weights and times,
+cannot follow: a new tensor of other values raises, and a write into the old one is not seen.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,32 +12,88 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from hoploom.errors import ConfigError
+from hoploom.schema import DTYPE_NAMES, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner
+from hoploom.store.base import Table
+from hoploom.store.from_pyg import PygGraph
+
+
+@dataclass
+class _Held:
+    """A field of the user's as the loader last took it."""
+
+    storage: Any  # the user's
+    carried: Any  # its twin in what every batch carries unchanged
+    owner: Owner | None  # None: of the graph as a whole
+    name: str
+    rows: Tensor
+    version: int  # of the rows, where the loader had to copy them
 
 
 class WatchedFields:
     """Those of one loader's data; of a store there are none."""
 
-    def __init__(self, data: Any) -> None:
-        storages = data.stores if isinstance(data, Data | HeteroData) else []
-        self._held = [[s, name, rows] for s in storages for name, rows in s.items() if _is_dense(rows)]
+    def __init__(self, data: Any, graph: PygGraph) -> None:
+        self._store, self._held = graph.store, list[_Held]()
+        if not isinstance(data, Data | HeteroData):
+            return
+        is_one_type = isinstance(data, Data)
+        owners = [None] if is_one_type else [None, *data.node_types, *data.edge_types]
+        tables = self._tables()
+        for owner, storage, carried in zip(owners, data.stores, graph.template.stores, strict=True):
+            for name, rows in storage.items():
+                if is_one_type:
+                    owner = next((o for o in (HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION) if (o, name) in tables), None)
+                if _is_dense(rows):
+                    self._held.append(_Held(storage, carried, owner, name, rows, _version(rows)))
 
-    def check(self) -> None:
-        """Raise ConfigError if a field holds other values than it did."""
+    def renew(self) -> None:
+        """Take the fields that were replaced; ConfigError for one that cannot be."""
         for held in self._held:
-            storage, name, rows = held
-            now = storage.get(name)
-            if now is rows or not _is_dense(now) or now.device != rows.device:  # deleted, or moved elsewhere
+            now = held.storage.get(held.name)
+            if not _is_dense(now) or now.device != held.rows.device:  # deleted, or moved elsewhere
                 continue
-            if not _are_same(now, rows):
+            if now is held.rows and _version(now) == held.version:
+                continue
+            if not self._is_sorted(held):
+                self._take(held, now)
+            elif now is not held.rows and not _are_same(now, held.rows):
                 raise ConfigError(
-                    f"{name} of the data was replaced after the loader was made, which keeps the old one; make the "
-                    f"loader afterwards, or write into it: use data.{name}[:] = ..."
+                    f"{held.name} of the data was replaced after the loader was made, which has sorted the old one; "
+                    "make the loader again"
                 )
-            held[2] = now
+            held.rows, held.version = now, _version(now)
+
+    def _tables(self) -> dict[tuple[Owner, str], Table]:
+        (part,) = self._store.parts
+        assert isinstance(part.tables, dict)  # of this loader's own store
+        return part.tables
+
+    def _is_sorted(self, held: _Held) -> bool:
+        schema = self._store.schema
+        of_edges = isinstance(held.owner, tuple)
+        return held.name in ("edge_index", schema.time) or (of_edges and held.name == schema.weight)
+
+    def _take(self, held: _Held, now: Tensor) -> None:
+        tables = self._tables()
+        old = None if held.owner is None else tables.get((held.owner, held.name))
+        if held.owner is None or old is None:
+            held.carried[held.name] = now
+            return
+        if now.shape[:1] != old.rows.shape[:1] or now.dtype not in DTYPE_NAMES:
+            raise ConfigError(
+                f"{held.name} of the data was replaced by {now.dtype} {tuple(now.shape)} after the loader was made, "
+                f"which had {old.rows.shape[0]} rows; make the loader again"
+            )
+        tables[held.owner, held.name] = Table(now.detach().contiguous(), by_edge_id=old.by_edge_id)
 
 
 def _is_dense(rows: Any) -> bool:
     return isinstance(rows, Tensor) and rows.layout == torch.strided
+
+
+def _version(rows: Tensor) -> int:
+    """How often rows were written that are not read in place."""
+    return 0 if rows.is_contiguous() or rows.is_inference() else rows._version
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """What PyG scripts pass and do: every row of the table in docs/coming-from-pyg.md."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -116,21 +116,55 @@ def changes_in_place() -> None:
     loader = NeighborLoader(data, [2], input_nodes=[3], batch_size=1)
     data.x[3] = -1.0
     assert loader([0]).x[0].tolist() == [-1.0] * 4
+    data.x = torch.ones(4, 12).t()  # of which the loader has to take a copy
+    assert loader([0]).x[0].tolist() == [1.0] * 4
+    data.x[3] = -2.0
+    assert loader([0]).x[0].tolist() == [-2.0] * 4
 
 
 def new_fields() -> None:
-    for name in ("x", "y", "edge_attr", "edge_index"):
+    """As PyG's own loader, which knows nothing of it."""
+    data, other = ring(12), ring(12)
+    for each in (data, other):
+        each.scale = torch.ones(1)
+        each.train_mask = each.y < 1
+    loader = NeighborLoader(data, [2], batch_size=12)
+    sampler = hoploom.NeighborSampler(other, [2])
+    theirs = pyg.NeighborLoader(other, [2], neighbor_sampler=sampler, batch_size=12)
+    ways: list[Callable[[], Iterable[Any]]] = [
+        lambda: loader,
+        lambda: loader.steps(range(1)),
+        lambda: [loader(torch.arange(12))],
+        lambda: [loader.collate_fn(list(range(12)))],
+    ]
+    for count, way in enumerate(ways, 1):
+        for each in (data, other):
+            each.x, each.y = each.x.double().repeat(1, 2), each.y.float() + count
+            each.edge_attr = each.edge_attr + count
+            each.train_mask = each.x[:, 0] == count
+            each.scale = torch.full((1,), float(count))
+        (mine,), (expected,) = list(way()), list(theirs)
+        for name in ("x", "y", "train_mask", "scale"):
+            assert torch.equal(mine[name], expected[name]), name
+        assert torch.equal(mine.edge_attr, data.edge_attr[mine.e_id])
+    data.x = data.x[:7]
+    assert_refused(lambda: list(loader), "x of the data was replaced", "12 rows; make the loader again")
+    papers = library()
+    of_papers = NeighborLoader(papers, [2], "paper", batch_size=10)
+    papers["author"].x = papers["author"].x.double()
+    assert next(iter(of_papers))["author"].x.dtype == torch.float64
+
+
+def new_edges() -> None:
+    options: list[dict[str, Any]] = [{}, {"weight_attr": "edge_attr"}, {"time_attr": "y"}]
+    for name, given in zip(("edge_index", "edge_attr", "y"), options, strict=True):
         changed = ring(12)
-        changed.x[3] = torch.nan
-        loader = NeighborLoader(changed, [2], batch_size=12)
+        changed.edge_attr = changed.edge_attr.view(24, -1)[:, 0].float()
+        loader = NeighborLoader(changed, [2], batch_size=12, **given)
         changed[name] = changed[name].clone()
         assert len(list(loader)) == 1
         changed[name] = changed[name] + 1
-        assert_refused(lambda loader=loader: list(loader), f"{name} of the data was replaced", "make the loader")
-    data = library()
-    loader = NeighborLoader(data, [2], "paper", batch_size=10)
-    data["author"].x = data["author"].x.double()
-    assert_refused(lambda: list(loader), "x of the data was replaced")
+        assert_refused(lambda loader=loader: list(loader), f"{name} of the data was replaced", "make the loader again")
 
 
 def moved_fields() -> None:
@@ -170,6 +204,7 @@ ROWS: dict[str, Callable[[], None]] = {
     "`loader.dataset`, `loader.data`, `len(loader)`, `loader(ids)`, `loader.batch_size`": attributes,
     "`data.x[ids] = rows` after the loader was made": changes_in_place,
     "`data.x = rows` after the loader was made": new_fields,
+    "`data.edge_index = ...`, also the field that is `weight_attr` or `time_attr`": new_edges,
     "`del data.x`, `data.to(device)` after the loader was made": moved_fields,
     "a `SparseTensor` (`adj_t`) instead of `edge_index`": sparse_tensors,
 }
