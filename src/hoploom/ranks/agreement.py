@@ -30,8 +30,8 @@ ALONE = "a loader that one rank reads alone, or a share that you cut yourself, n
 WAYS_OUT = {
     "seeds": "give all ranks the same seeds, all of them and in one order, not a split(...)[rank] or a random split "
     "without a seed: the loader deals them out",
-    "sampler": "all ranks must draw one order, of which the loader deals each a share: give their samplers the same "
-    "seeds and weights, and generators of the same seed",
+    "sampler": "the samplers of all ranks must draw the same order; the loader then gives each rank its share: give "
+    "the samplers the same seeds and weights, and generators of the same seed",
     "store": "open the same graph on all ranks",
     "position": "restore the same state_dict() on all ranks",
 }
@@ -223,8 +223,8 @@ class _Notes:
         seeds = "the same seeds" if shared == of else f"some of the same seeds ({shared} of {of} that were compared)"
         return (
             f"{ranks} train {seeds}: their loaders have rank=0, world_size=1 and shuffle=True or the same sampler; "
-            "drop rank= and world_size=, and the loader deals the seeds out, each to one rank; a loader "
-            "that every rank shall read whole has shuffle=False"
+            "drop rank= and world_size=, and the loader deals the seeds out, each to one rank; if "
+            "every rank must read all seeds, as in an evaluation, give shuffle=False"
         )
 
     def verdict(self) -> str | None:
@@ -264,14 +264,14 @@ class _Notes:
         rank = next(iter(self._missing()), None)
         if rank is None:
             return "the ranks lost each other"
-        why = f"did not within {self.group.seconds:g} seconds"
+        why = f"did not start it within {self.group.seconds:g} seconds"
         if has_left(self.group.store, rank):
-            why = "has ended without it"
+            why = "has ended"
         elif self._still:
             why = f"waits in {self._still[rank]}"
         return (
-            f"rank {self.group.rank} has read its share of a loader whose {self._seeds} seeds are dealt over "
-            f"{self.group.size} ranks, but rank {rank} has not begun it and {why}; {ALONE}"
+            f"rank {self.group.rank} has finished its share of a loader whose {self._seeds} seeds are divided over "
+            f"{self.group.size} ranks, but rank {rank} has not started this loader; it {why}; {ALONE}"
         )
 
 

@@ -86,7 +86,7 @@ class RankNotes:
         if time.monotonic() < deadline:
             return ""
         absent = [f"{self._kind} {rank}" for rank in self._others if not self.store.check([f"here/{rank}"])]
-        return f"{', '.join(absent)} did not come in time; see whether it was started, and what it says itself"
+        return f"{', '.join(absent)} did not connect in time; check that it was started, and read its own output"
 
     def said(self) -> list[str]:
         """What all said when they arrived."""

@@ -173,7 +173,8 @@ def _compare_lines(function: str, places: list[str]) -> None:
     if other is not None:
         warnings.warn(
             f"rank 0 calls {function} at {places[0]}, but rank {other} at {places[other]}: if these are not the same "
-            "value of different ranks, some rank makes a call more than others; write it once, and this is silent",
+            "value of different ranks, one rank makes more calls than the others; to avoid this warning, "
+            "make the call on one line for all ranks",
             stacklevel=2,
         )
 

@@ -22,7 +22,7 @@ SAID = {
     "another graph": "(store: 1001 nodes, 2002 edges",
     "the same share twice": "both gave their loader rank=0, world_size=2",
     "a state restored on one rank": "(position: epoch 0, step 0 on rank 0, epoch 3, step 0 on rank 1)",
-    "a sampler that each rank seeds": "; all ranks must draw one order",
+    "a sampler that each rank seeds": "; the samplers of all ranks must draw the same order",
     "one sampler on every rank": "rank 0 and rank 1 train the same seeds",
     "a sampler with a memory of its own": "(sampler: ",
     "other links": "seeds: 2002 of 'node to node'",
@@ -76,7 +76,7 @@ def test_what_was_silent_is_one_error_on_both_ranks(ended: Ended, name: str) -> 
 
 def test_a_share_that_rank_0_reads_alone_names_where_the_other_waits(ended: Ended) -> None:
     """As `if rank == 0:` before a barrier does; it waited for ever, and its metrics were of half the seeds."""
-    said = "its share of a loader whose 1001 seeds are dealt over 2 ranks, but rank 1 has not begun it and waits in "
+    said = "1001 seeds are divided over 2 ranks, but rank 1 has not started this loader; it waits in "
     assert re.search(
         rf"{said}torch.distributed.barrier \(loader_workers.py:\d+\); .*rank=0, world_size=1",
         ended.told[0]["rank 0 alone"],

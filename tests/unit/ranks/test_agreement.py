@@ -133,13 +133,15 @@ def test_two_ranks_with_the_same_share_are_told(store: HashStore) -> None:
 
 def test_a_share_that_one_rank_reads_alone_is_told_at_its_end(store: HashStore) -> None:
     store.set_timeout(timedelta(seconds=0.2))
-    with pytest.raises(PeerError, match=r"rank 1 has not begun it and did not within 0.2 .*rank=0, world_size=1"):
+    with pytest.raises(
+        PeerError, match=r"rank 1 has not started this loader; it did not start it within 0.2 .*rank=0, world_size=1"
+    ):
         agreement(store, 0).pass_batch(Read(), is_last=True)
 
 
 def test_a_share_whose_other_ranks_have_ended_is_told_at_once(store: HashStore) -> None:
     store.set("hoploom/whereabouts/left/1", "")
-    with pytest.raises(ConfigError, match="rank 1 has not begun it and has ended without it"):
+    with pytest.raises(ConfigError, match="rank 1 has not started this loader; it has ended;"):
         agreement(store, 0).pass_batch(Read(), is_last=True)
 
 

@@ -92,7 +92,9 @@ def test_a_stranger_is_told_long_before_the_deadline(kind: str, monkeypatch: pyt
 
 def test_a_rank_that_never_comes_is_named() -> None:
     (port,) = free_ports(1)
-    with pytest.raises(PeerError, match="rank 0 of 3 was meeting the others, and rank 1, rank 2 did not come in time"):
+    with pytest.raises(
+        PeerError, match="rank 0 of 3 was meeting the others, and rank 1, rank 2 did not connect in time"
+    ):
         init(device="cpu", rank=0, world_size=3, address=f"127.0.0.1:{port}", timeout=0.3)
     assert not _listens("127.0.0.1", port)
 
@@ -116,8 +118,10 @@ def test_those_who_came_all_name_the_one_who_did_not() -> None:
 
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(reason, range(2))
-    assert first.startswith("rank 0 of 3 was meeting the others, and rank 2 did not come in time; see whether it was")
-    assert second.startswith("rank 1 of 3 was meeting the others, and rank 0 gave up, as rank 2 did not come in time")
+    assert first.startswith("rank 0 of 3 was meeting the others, and rank 2 did not connect in time; check that it was")
+    assert second.startswith(
+        "rank 1 of 3 was meeting the others, and rank 0 gave up, as rank 2 did not connect in time"
+    )
 
 
 def test_a_rank_that_fails_before_all_have_met_ends_the_waiting_of_all() -> None:

@@ -182,7 +182,7 @@ def test_two_hosts_that_are_both_the_first_end_within_the_deadline() -> None:
     found = sorted(map(str, errors))
     assert found[0].startswith("node 0 cannot listen on 127.0.0.1:")
     assert "see that no other process is node 0, too" in found[0]
-    assert found[1].startswith("node 0 of 2 was meeting the others, and node 1 did not come in time")
+    assert found[1].startswith("node 0 of 2 was meeting the others, and node 1 did not connect in time")
 
 
 def test_a_host_whose_first_host_never_comes_says_where_it_looked() -> None:
