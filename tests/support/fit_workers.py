@@ -233,16 +233,6 @@ def compiled_two_ranks(context: Context, folder: str) -> None:
         assert ours == pytest.approx(theirs)
 
 
-def unwrapped(context: Context) -> None:
-    """A model of this rank alone."""
-    learner = learner_of(loader=train_loader(context=context))
-    try:
-        fit(learner, Training(1, **QUIET), context)
-    except ConfigError:
-        context.barrier()  # both are here
-        raise
-
-
 def plain_of(model: Any) -> Sage:
     """The same whole on every rank."""
     plain = Sage()

@@ -120,7 +120,7 @@ def _counted(place: RankPlace, notes: RankNotes, device: str | torch.device | No
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own model inside what `Context.wrap`, torch.compile and training made of it."""
     names = ("module",) if isinstance(model, DistributedDataParallel) else WRAPPERS
-    held = next((inner for name in names if (inner := model._modules.get(name)) is not None), None)
+    held = next((inner for name in names if isinstance(inner := getattr(model, name, None), nn.Module)), None)
     return model if held is None else unwrap(held)
 
 

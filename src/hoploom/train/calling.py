@@ -1,22 +1,24 @@
-"""How a model is called: with a batch, or with what its forward names of one, as PyG's own models are.
+"""Call any model with a batch: with the batch itself, or with the fields that forward's arguments name.
 
-Found out once, from forward's signature; a batch then costs a look-up per argument. Widths are told before any product
-where a model says what it was made for, else when the first product fails, by the layer's name.
+The signature of forward is read once; each batch then costs a look-up per argument. A wrong width raises before the
+first matrix product where the model has `in_channels`; else the product that fails is explained by its layer's name.
 """
 
 import inspect
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, Sequential
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
@@ -35,19 +37,22 @@ BY_ROW_NORMS = (nn.Identity, nn.LayerNorm)
 BY_ROW_ACTIVATIONS = (type(None), nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh)
 WEIGHTS = ("edge_weight", "edge_attr")
 INPUTS = frozenset((FEATURES, "edge_index", *WEIGHTS, *TRIMS))
+LINKS = "edge_label_index"
+ON_A_BATCH = re.compile(r"\b(Hetero)?Data\b|'(Global|Base|Node|Edge)Storage'")
 PRODUCT = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One of forward's."""
+    """One argument of a model's forward."""
 
     name: str
     is_required: bool = True
+    is_positional: bool = False  # and cannot be given by name
 
     @cached_property
     def field(self) -> str:
-        """What it is of a batch: a field, for every type where the batch is heterogeneous."""
+        """The batch's field of that name; `x_dict` means the field `x` of every type."""
         name = self.name.removesuffix("_dict")
         return FIELDS.get(name, name)
 
@@ -62,34 +67,46 @@ class Called(nn.Module):
         super().__init__()
         self.called_model = model
         own = unwrap(model)
-        self._own = (own,)  # in a tuple: it is no module of this one besides
+        self._own = (own,)  # a tuple, or torch would list the module a second time
         arguments = arguments_of(own)
-        required = [argument for argument in arguments if argument.is_required]
-        if len(required) > 1 or any(argument.field in INPUTS for argument in required):
-            served = INPUTS.difference(() if not is_transformed and _trim_changes_nothing(own) else TRIMS)
-            self._arguments = [one for one in arguments if one.is_required or one.field in served]
-        else:
-            self._arguments = []  # it takes the batch
+        served = _served(own, is_transformed=is_transformed)
+        self._arguments = [one for one in arguments if one.is_required or one.field in served]
+        if takes_the_batch(arguments):
+            self._arguments = []
+        self._is_known = bool(arguments)
+        self._positional = [one.name for one in arguments if one.is_positional]
+        self.takes_links = any(one.field == LINKS for one in self._arguments)
         self._num_layers = (
             len(list(convs.children())) if isinstance(convs := getattr(own, "convs", None), nn.Module) else 0
         )
         self._is_new = True
 
-    def forward(self, batch: Batch) -> Any:
-        """What the model makes of a batch."""
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """What the model makes of a batch; anything else goes to it as it is."""
+        if named or len(given) != 1 or not isinstance(given[0], (Data, HeteroData)):
+            return self.called_model(*given, **named)
+        batch: Batch = given[0]
         if self._is_new:
             _check_width(self._own[0], batch)
             self._is_new = False
-        given = self._given(batch)
+        fields = self._given(batch)
         try:
-            return self.called_model(**given) if given else self.called_model(batch)
+            return self._call(fields) if fields else self.called_model(batch)
         except HoploomError:
             raise
         except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-            explained = _explained(error, self._own[0], batch, given)
+            explained = _explained(error, self._own[0], batch, fields)
+            is_of_call = not isinstance(error, RuntimeError) and not fields
+            if explained is None and is_of_call and (not self._is_known or ON_A_BATCH.search(str(error))):
+                explained = _uncallable(error, self._own[0], batch)
             if explained is None:
                 raise
             raise explained from error
+
+    def _call(self, fields: dict[str, Any]) -> Any:
+        first = list(takewhile(fields.__contains__, self._positional))
+        named = {name: value for name, value in fields.items() if name not in self._positional}
+        return self.called_model(*(fields[name] for name in first), **named)
 
     def _given(self, batch: Batch) -> dict[str, Any]:
         """The arguments by name."""
@@ -102,8 +119,9 @@ class Called(nn.Module):
                     f"{type(self._own[0]).__name__}.forward takes {one.name!r}, but what the batch has no longer "
                     "counts its nodes and edges; leave the argument out, or them alone in the loader's transform"
                 )
+            is_needed = one.is_required or one.field == "edge_index"  # no model means to do without all edges
             mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)
-            if one.is_required and (mistyped or fields[one.field] is None):
+            if is_needed and (mistyped or fields[one.field] is None):
                 raise _unserved(self._own[0], one.name, batch)
             if fields[one.field] is not None and (one.is_required or one.field not in left_out):
                 given[one.name] = fields[one.field]
@@ -131,16 +149,26 @@ def beneath_ddp(model: nn.Module) -> nn.Module:
     return inner.module if isinstance(inner, DistributedDataParallel) else model
 
 
+def takes_the_batch(arguments: Sequence[Argument]) -> bool:
+    """Whether a forward of these arguments is called with the batch itself.
+
+    So it is where it names nothing, or needs a single argument that is no field by its name. One that is called `x`
+    gets the features. Where all have defaults, one name of a field is enough for fields.
+    """
+    required = [one for one in arguments if one.is_required]
+    return len(required) <= 1 and not any(one.field in INPUTS for one in required or arguments)
+
+
 def arguments_of(model: nn.Module) -> list[Argument]:
     """What forward takes, without *args and **kwargs; nothing where that cannot be known."""
     if isinstance(model, Sequential):
         return [Argument(name) for name in model.signature.param_dict]
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):  # TorchScript
-        return []
+    forward: Any = model.forward
+    if isinstance(model, torch.jit.ScriptModule):
+        return [Argument(one.name, not one.has_default_value()) for one in forward.schema.arguments[1:]]
+    parameters = inspect.signature(forward).parameters.values()
     named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    return [Argument(one.name, one.default is one.empty) for one in named]
+    return [Argument(one.name, one.default is one.empty, one.kind == one.POSITIONAL_ONLY) for one in named]
 
 
 def _values(batch: Batch, field: str) -> Any:
@@ -160,6 +188,24 @@ def _unserved(model: nn.Module, name: str, batch: Batch) -> ConfigError:
         f"{type(model).__name__}.forward takes {name!r}, and the batches have {known}; {way_out}name its arguments so, "
         "or let it take one argument, the batch"
     )
+
+
+def _uncallable(error: Exception, model: nn.Module, batch: Batch) -> ConfigError:
+    fields = list(dict.fromkeys(key for storage in batch.stores for key in storage))
+    return ConfigError(
+        f"{type(model).__name__}.forward was called with the batch, which has {fields}, and failed ({error!s:.200}); "
+        "write forward(self, batch), or name the fields to be called with: forward(self, x) for the features alone, "
+        "forward(self, x, edge_index) for the edges, too"
+    )
+
+
+def _served(model: nn.Module, *, is_transformed: bool) -> frozenset[str]:
+    """The fields that arguments with a default are given, too."""
+    unserved = set() if not is_transformed and _trim_changes_nothing(model) else set(TRIMS)
+    is_of_pyg = isinstance(model, (BasicGNN, GraphModule))
+    if is_of_pyg and all(getattr(module, "edge_dim", None) is None for module in model.modules()):
+        unserved.add("edge_attr")
+    return INPUTS.difference(unserved)
 
 
 # --- trimming ------------------------------------------------------------------------------------
@@ -204,7 +250,7 @@ def check_outputs(model: nn.Module, task: Task) -> None:
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether it is a whole model of ours or PyG's, with a forward of its kind."""
-    return type(module).forward in (GNN.forward, BasicGNN.forward)
+    return isinstance(module, (GNN, BasicGNN)) and type(module).forward in (GNN.forward, BasicGNN.forward)
 
 
 def _check_width(module: nn.Module, batch: Batch) -> None:

@@ -126,6 +126,7 @@ class NodeTask(Judged):
             if node_type not in found:
                 raise ConfigError(f"the model has outputs for {list(found)}, the seeds are of {node_type!r}")
             found = found[node_type]
+        _check_tensor(found, "a row for every seed")
         if found.shape[0] < num_seeds:
             raise ConfigError(
                 f"the model returned {found.shape[0]} rows for {num_seeds} seeds; return one for each, seeds first"
@@ -174,6 +175,11 @@ class NodeTask(Judged):
                 f"node {int(nodes[row])} is a seed with the label {self.label}={labels[row].tolist()!r:.80}; "
                 f"{way_out}, or leave it out of the split"
             )
+
+
+def _check_tensor(found: Any, wanted: str) -> None:
+    if not isinstance(found, Tensor):
+        raise ConfigError(f"the model returned a {type(found).__name__}; return a tensor with {wanted}")
 
 
 def _seeds(batch: Batch, node_type: str | None) -> tuple[Any, str, int]:
@@ -295,6 +301,8 @@ class NodeRegression(NodeTask):
 class LinkPrediction(Judged):
     """Is there a link? By the model's own score(z, edge_label_index) where it has one, else by the dot product.
 
+    A forward that takes `edge_label_index` returns the scores itself.
+
     For LinkNeighborLoader(neg_sampling="binary") or links with labels 0 and 1: AUROC, average precision.
     """
 
@@ -305,13 +313,17 @@ class LinkPrediction(Judged):
         storage, (source, destination) = _links(batch)
         z, ends = model(batch), storage["edge_label_index"]
         score = getattr(unwrap(model), "score", None)
-        if score is not None:
-            found: Tensor = score(z, ends).reshape(-1)
+        if not isinstance(z, Mapping):
+            _check_tensor(z, "a row for every node, or a score for every link")
+        if getattr(model, "takes_links", False):
+            found: Tensor = z.reshape(-1)
+        elif score is not None:
+            found = score(z, ends).reshape(-1)
         else:
             of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
             found = (of_source.index_select(0, ends[0]) * of_destination.index_select(0, ends[1])).sum(dim=-1)
         if found.shape[0] != ends.shape[1]:
-            raise ConfigError(f"the model's score() returned {found.shape[0]} rows for {ends.shape[1]} links")
+            raise ConfigError(f"the model returned {found.shape[0]} scores for {ends.shape[1]} links")
         return found
 
     def targets(self, batch: Batch) -> Tensor:

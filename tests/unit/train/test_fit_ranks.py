@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import fit_workers
+from support import fit_refusals, fit_workers
 from support.fit_workers import QUIET, alone, assert_close, learner_of, parameters_of
 
 from hoploom import ConfigError, TrainError
@@ -131,4 +131,4 @@ def test_four_ranks_have_the_curve_and_the_metrics_of_one_process(tmp_path: Path
 
 def test_a_model_that_nobody_wrapped_is_refused_by_every_rank() -> None:
     with pytest.raises(ConfigError, match=r"averages no gradients over the 2 ranks.*context.wrap\(model\)"):
-        spawn(fit_workers.unwrapped, 2, device="cpu", timeout=60)
+        spawn(fit_refusals.unwrapped, 2, device="cpu", timeout=60)
