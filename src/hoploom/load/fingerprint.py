@@ -42,7 +42,10 @@ class Fingerprint:
         told |= {entry.name: str(getattr(sampling, entry.name)) for entry in fields(sampling)}
         if isinstance(self.maker, LinkMaker) and (negatives := self.maker.links.task.negatives) is not None:
             told["neg_sampling"] = f"{negatives.mode} {negatives.amount}"
-        told["aggregate"] = str(self.maker.assembler.reduce)
+        assembler, hook = self.maker.assembler, self.maker.sampler.sample_frontier
+        told |= {"aggregate": str(assembler.reduce), "degrees": str(assembler.degrees)}
+        told["fields"] = "all" if assembler.fields is None else str(assembler.fields)
+        told["sample_frontier"] = "none" if hook is None else "given"
         return told | {"position": f"epoch {self.epoch}, step {order.first_step}"}
 
     def marks(self, limit: int) -> list[int]:
