@@ -167,6 +167,17 @@ def read_fields(schema: Schema, given: Any) -> Fields | None:
     return {owner: tuple(name for name in of_owner if name in given) for owner, of_owner in owners.items()}
 
 
+def check_block_fields(schema: Schema, fields: Fields) -> None:
+    """ConfigError for fields of edges that were asked for by name: blocks do not have them."""
+    of_nodes = {name for node_type in schema.node_types for name in node_type.fields}
+    for relation in schema.relations:
+        for name in set(fields[relation.key]) - of_nodes:
+            raise ConfigError(
+                f"fields names {name!r} of {relation.key}, but batches of mode='blocks' have no fields of edges; "
+                "leave it out, and gather it with store.features.gather by block.e_id"
+            )
+
+
 def _check_fields(what: str, of: str, names: Any, known: set[str]) -> None:
     if not isinstance(names, list | tuple | set) or not all(isinstance(name, str) for name in names):
         way_out = "give a list of names, such as ['x', 'y'], or a list by node type and relation"

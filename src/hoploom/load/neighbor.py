@@ -53,6 +53,8 @@ class SamplingLoader(Loader):
         reduce = inputs.read_added(store.schema, sampler.sampling, given["aggregate"], given["degrees"])
         pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
         fields = inputs.read_fields(store.schema, arguments["fields"])
+        if fields is not None and sampler.sampling.mode == "blocks":
+            inputs.check_block_fields(store.schema, fields)
         assembler = Assembler(store, graph.template, graph.field_order, pinned, reduce, given["degrees"], fields)
         maker, node_type, nodes = self._maker_and_seeds(given, sampler, assembler)
         share = read_share(given["rank"], given["world_size"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.graphs import library, random_graph
+from support.graphs import library, random_graph, ring
 from support.shards import elsewhere_of, spread
 
 import hoploom
@@ -94,3 +94,12 @@ def test_a_name_that_is_not_there_is_an_error_that_lists_what_is(fields: Any, me
 def test_glts_names_lead_to_ours(store: Store, given: dict[str, Any], way_out: str) -> None:
     with pytest.raises(ConfigError, match=f"NeighborLoader does not support {way_out}"):
         _nodes(store, **given)
+
+
+@pytest.mark.parametrize("fields", [["x", "edge_attr"], {("node", "to", "node"): ["edge_attr"]}])
+def test_blocks_have_no_fields_of_edges(fields: Any) -> None:
+    said = r"fields names 'edge_attr' of \('node', 'to', 'node'\), .*mode='blocks'.*block.e_id"
+    with pytest.raises(ConfigError, match=said):
+        NeighborLoader(ring(8), [2], mode="blocks", fields=fields)
+    assert "edge_attr" in next(iter(NeighborLoader(ring(8), [2], fields=fields)))
+    assert "x" in next(iter(NeighborLoader(ring(8), [2], mode="blocks", fields=["x"])))
