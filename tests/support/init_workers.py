@@ -31,6 +31,8 @@ def by_arguments(rank: int, port: int) -> None:
     os.environ.update(RANK="7", WORLD_SIZE="5")
     with hoploom.init(rank=rank, world_size=2, address=f"127.0.0.1:{port}", timeout=30) as context:
         check_two(context, rank)
+        assert "GLOO_SOCKET_IFNAME" in os.environ
+    assert "GLOO_SOCKET_IFNAME" not in os.environ  # a later context may be one of several hosts
 
 
 def half_a_set(rank: int, first: int, second: int) -> None:

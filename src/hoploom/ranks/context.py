@@ -38,7 +38,6 @@ DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives 
 WRAPPERS = ("_orig_mod", "called_model")  # where torch.compile and hoploom.train keep the model that they call
 FINISHED = "has finished, after fewer steps or calls than this rank"
 UNCLOSED = "ended without closing its context: it exited, or made fewer steps or calls than this rank"
-
 LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
 LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?out|socket closed", re.IGNORECASE)
 
@@ -146,10 +145,15 @@ class Context:
         else:
             ops.keep_freed_memory()  # faulting in each step's pages anew took a third of its time
         self.num_cores = environment.share_of_cores(place)  # of this host, for this rank
-        if not environment.names_threads():
-            torch.set_num_threads(min(self.num_cores, torch.get_num_threads()))
-        if notes is not None:
-            self._join(place, backend)
+        try:
+            had_more = self._bound_threads()
+            if notes is not None:
+                self._join(place, backend)
+        except BaseException:
+            self._opened.close()
+            raise
+        if self.is_main and (had_more or self.world_size > 1):
+            print(f"hoploom: {self}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
         threads = f"torch threads {torch.get_num_threads()}{' (OMP_NUM_THREADS)' * environment.names_threads()}"
@@ -304,10 +308,19 @@ class Context:
             self._leave(error)
             self._opened.__exit__(*raised)
 
+    def _bound_threads(self) -> bool:
+        """Keep torch to as many threads as this rank has cores, until it is closed; whether it had more."""
+        before = torch.get_num_threads()
+        had_more = self.num_cores < before and not environment.names_threads()
+        if had_more:
+            torch.set_num_threads(self.num_cores)
+            self._opened.callback(torch.set_num_threads, before)
+        return had_more
+
     def _join(self, place: RankPlace, backend: str) -> None:
         """The group that DDP uses, unless the user made it, and one for what ranks do besides."""
         if place.on_one_host:
-            environment.stay_on_loopback()
+            self._opened.enter_context(environment.loopback_only())
         wait = timedelta(seconds=self.timeout)
         assert self._peers is not None
         with self.guard("meeting the other ranks"):

@@ -8,8 +8,8 @@ where the graph is.
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -168,12 +168,18 @@ def enter(place: RankPlace) -> None:
     )
 
 
-def stay_on_loopback() -> None:
+@contextmanager
+def loopback_only() -> Iterator[None]:
     """Let Gloo and NCCL listen on loopback only, unless the user named an interface: for ranks of one host."""
     names = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in names), None)
-    for variable in INTERFACES if loopback else ():
-        os.environ.setdefault(variable, str(loopback))
+    unnamed = [variable for variable in INTERFACES if loopback and variable not in os.environ]
+    os.environ.update(dict.fromkeys(unnamed, str(loopback)))
+    try:
+        yield
+    finally:
+        for variable in unnamed:
+            os.environ.pop(variable, None)
 
 
 def _from_torchrun(variables: Variables, present: str) -> RankPlace:

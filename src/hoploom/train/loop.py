@@ -64,8 +64,8 @@ def fit(
     _check(learner, context, validate)
     _find_place(learner)
     taking = _stepper(learner, training, context, checkpoint)
-    if training.progress:
-        print(f"hoploom: {context}, loader threads {learner.loader.num_workers}", file=sys.stderr, flush=True)
+    if training.progress and context.is_main:
+        print(f"hoploom: loader threads {learner.loader.num_workers}", file=sys.stderr, flush=True)
     if journal is not None:
         journal.rewind(learner.standing.steps, learner.standing.epoch)
     progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)

@@ -42,14 +42,19 @@ def _same_threads_afterwards() -> object:
     torch.set_num_threads(before)
 
 
-def test_torch_has_no_more_threads_than_the_process_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_has_no_more_threads_than_the_process_has_cores_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("hoploom.ranks.environment.num_cores", lambda: 3)
     for before, after in ((8, 3), (2, 2)):
         torch.set_num_threads(before)
         with init(device="cpu") as context:
             assert torch.get_num_threads() == after
-            assert str(context) == f"rank 0 of 1 on cpu: cores 3, torch threads {after}"
+            taken = f"rank 0 of 1 on cpu: cores 3, torch threads {after}"
+            assert str(context) == taken
+        assert torch.get_num_threads() == before
+        assert capsys.readouterr().err == (f"hoploom: {taken}\n" if after < before else "")
 
 
 def test_omp_num_threads_has_the_last_word_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

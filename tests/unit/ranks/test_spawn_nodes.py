@@ -73,9 +73,10 @@ def scripts(
 def test_a_script_on_each_host_trains_together(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     with scripts(tmp_path, "01") as started:
-        for host in started:
+        for number, host in enumerate(started):
             said = host.communicate(timeout=120)[1]
             assert host.returncode == 0, said
+            assert said.count("hoploom: rank ") == (number == 0)  # what it took, of rank 0 alone
     assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
 
 
