@@ -34,6 +34,14 @@ def resumed_on_rank_one(rank: int) -> NeighborLoader:
     return loader
 
 
+def ahead_on_rank_one(rank: int) -> NeighborLoader:
+    """After an epoch in which the ranks agreed."""
+    loader = train()
+    assert sum(batch.batch_size for batch in loader) in (500, 501)
+    loader.set_epoch(3 if rank == 1 else 1)
+    return loader
+
+
 def drawing(seed: int) -> WeightedRandomSampler:
     return WeightedRandomSampler(torch.ones(1001), 500, generator=torch.Generator().manual_seed(seed))
 
@@ -60,6 +68,7 @@ SILENT: dict[str, Callable[[int], Any]] = {
     "another graph": lambda rank: train(graph=random_graph(1001, 2002, rank)),
     "the same share twice": lambda rank: train(rank=0, world_size=2),
     "a state restored on one rank": resumed_on_rank_one,
+    "another epoch on one rank, later": ahead_on_rank_one,
     "a sampler that each rank seeds": lambda rank: train(sampler=drawing(rank), shuffle=False),
     "one sampler on every rank": lambda rank: train(sampler=drawing(0), shuffle=False, rank=0, world_size=1),
     "a sampler with a memory of its own": remembering,

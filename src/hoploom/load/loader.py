@@ -113,7 +113,7 @@ class Loader:
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
         self._looping = self._order.of(start.epoch).after(start.step, start.num_seeds)
-        if isinstance(self._order, DrawnOrder):  # the ranks must have drawn the same for this epoch, too
+        if self.share.world_size > 1 or isinstance(self._order, DrawnOrder):  # a rank may be in another epoch by now
             self._agreement = Agreement(self.share)
         return self._walk(self._looping, start.epoch, self._num_loops)
 

@@ -33,7 +33,7 @@ WAYS_OUT = {
     "sampler": "the samplers of all ranks must draw the same order; the loader then gives each rank its share: give "
     "the samplers the same seeds and weights, and generators of the same seed",
     "store": "open the same graph on all ranks",
-    "position": "restore the same state_dict() on all ranks",
+    "position": "loop over it, restore it and set its epoch alike on all ranks; next(iter(loader)) counts as an epoch",
 }
 
 
@@ -127,7 +127,7 @@ class Agreement:
         seconds = self._waits.dealt if is_dealt else self._waits.whole
         posted = partial(notes.post_dealt, reading.told()) if is_dealt else partial(notes.post_whole, reading)
         here = notes.here = whereabouts()
-        if here is not None:
+        if here is not None and is_dealt:
             here.begin(CHANNEL)
             here.watch()
         self._conclude(within(seconds + self._waits.reply, lambda: (posted(), notes.wait(seconds, is_first=True))[1]))
@@ -138,7 +138,8 @@ class Agreement:
             self.is_settled = True
             notes, self._notes = self._notes, None  # they would keep alive where the ranks have met
             if notes is not None:
-                within(self._waits.heard, lambda: notes.hear(verdict))
+                heard = self._waits.heard
+                within(heard + self._waits.reply, lambda: notes.hear(verdict, heard))
             if verdict != AGREED:
                 raise ConfigError(verdict)
 
@@ -240,10 +241,11 @@ class _Notes:
             pause *= 1.5
         return verdict
 
-    def hear(self, verdict: str) -> None:
+    def hear(self, verdict: str, seconds: float) -> None:
         """Wait until every rank has read the verdict, too: before this one ends with it, or with the notes it keeps."""
         self._of.add("heard", 1)
-        while (verdict != AGREED or self.group.rank == 0) and self._of.add("heard", 0) < self.group.size:
+        deadline = time.monotonic() + (seconds if verdict != AGREED or self.group.rank == 0 else 0.0)
+        while time.monotonic() < deadline and self._of.add("heard", 0) < self.group.size:
             threading.Event().wait(0.01)
 
     def _missing(self) -> list[int]:

@@ -4,6 +4,7 @@ Each rank looks once a second whether somebody asks, and then at its own main th
 nothing else can be known of a call that is the user's own: it is inside torch, and hears nobody.
 """
 
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -12,17 +13,21 @@ from types import FrameType
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from hoploom.ranks.rendezvous import own_client
+
 LOOK = 1.0  # seconds between two looks
 STILL = 3  # looks at which a rank must be in the very same call, and
 AGAIN = 2  # of these, within the wait of the rank that asks
-WAITS_IN = ("torch.distributed", "hoploom.ranks.agreement")  # calls of ours say by themselves where they wait
+OURS = "hoploom.ranks.agreement"  # where a loader waits; calls of ours say by themselves where they wait
+THEIRS = "torch.distributed.distributed_c10d"
+COLLECTIVES = re.compile(r"(monitored_)?barrier|new_group|(all_|broadcast|reduce|gather|scatter)\w*")  # not recv, send
 
 
 class HeldUp:
     """What the ranks of a group say of their main threads."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._notes, self._rank, self._size = PrefixStore("hoploom/held", store), rank, size
+        self._notes, self._rank, self._size = PrefixStore("hoploom/held", own_client(store)), rank, size
         self._over = threading.Event()
         self._watching = threading.Thread(target=self._watch, daemon=True, name="hoploom held up")
 
@@ -71,9 +76,10 @@ def _waiting_call() -> tuple[int, str]:
     while frame is not None and _module(frame) == "threading":
         frame = frame.f_back
     call, name = 0, ""
-    while frame is not None and _module(frame).startswith(WAITS_IN):
+    while frame is not None and _module(frame) in (OURS, THEIRS):
         function = frame.f_code.co_name
-        call, name = id(frame), name if function.startswith(("_", "wrap")) else f"torch.distributed.{function}"
+        if _module(frame) == OURS or (COLLECTIVES.fullmatch(function) and _is_of_all(frame)):
+            call, name = id(frame), f"torch.distributed.{function}"
         frame = frame.f_back
     if frame is not None and _module(frame).startswith("hoploom.load"):
         name = "reading its share of a loader to the end"
@@ -82,6 +88,11 @@ def _waiting_call() -> tuple[int, str]:
     if not call or frame is None:
         return 0, ""
     return call, f"{name} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
+
+
+def _is_of_all(frame: FrameType) -> bool:
+    """Whether all ranks take part, this one too; calls of a subgroup may wait for a rank that is busy."""
+    return frame.f_locals.get("group") in (None, dist.group.WORLD)
 
 
 def _module(frame: FrameType) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
 
 from hoploom.config.values import is_loopback, join_address
@@ -135,6 +135,7 @@ class RankNotes:
         ended = threading.Event()
         within(seconds, lambda: self._watch_the_others(ended))
         ended.set()
+        threading.Event().wait(ROLL_CALL / 10)  # for the thread: one that asks when Python ends would abort the process
 
     def _watch_the_others(self, ended: threading.Event) -> None:
         staying = set(self._others)
@@ -199,6 +200,11 @@ def adopted(place: RankPlace) -> RankPlace:
 def this_host() -> str:
     """What processes of one host have in common: its name, and where the system tells, which start of it this is."""
     return f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else '?'}"
+
+
+def own_client(store: Store) -> Store:
+    """The same notes through a connection of its own, so that no long call of another thread is waited for."""
+    return store.clone() if hasattr(store, "clone") else store  # from torch 2.8 on
 
 
 def within(seconds: float, call: Callable[[], Answer]) -> Answer | None:

@@ -129,8 +129,8 @@ class Whereabouts:
         finally:  # also where a rank that has read the verdict already has left
             over.set()
             talking.join(GOODBYE)
-            if found:
-                raise found[0]
+        if found:
+            raise found[0]
 
     def watch(self) -> HeldUp | None:
         """From now on, who waits for this rank can learn where its main thread stands still."""

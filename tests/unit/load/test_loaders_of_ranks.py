@@ -22,6 +22,7 @@ SAID = {
     "another graph": "(store: 1001 nodes, 2002 edges",
     "the same share twice": "both gave their loader rank=0, world_size=2",
     "a state restored on one rank": "(position: epoch 0, step 0 on rank 0, epoch 3, step 0 on rank 1)",
+    "another epoch on one rank, later": "(position: epoch 1, step 0 on rank 0, epoch 3, step 0 on rank 1)",
     "a sampler that each rank seeds": "; the samplers of all ranks must draw the same order",
     "one sampler on every rank": "rank 0 and rank 1 train the same seeds",
     "a sampler with a memory of its own": "(sampler: ",

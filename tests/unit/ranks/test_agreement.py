@@ -83,7 +83,7 @@ def test_ranks_with_the_same_loader_agree_at_its_first_batch(store: HashStore) -
         ("seeds", "500 of 'node' [34]", r"not a split\(...\)\[rank\]"),
         ("store", "8 nodes", "open the same graph on all ranks"),
         ("batch_size", "64", "give the same on all ranks"),
-        ("position", "epoch 3, step 0", r"restore the same state_dict\(\)"),
+        ("position", "epoch 3, step 0", "alike on all ranks"),
     ],
 )
 def test_a_difference_is_told_to_all_ranks_in_the_same_words(
