@@ -62,8 +62,13 @@ def http(closing: ExitStack) -> int:
 
 
 ABSENT = "does not listen; see whether `hoploom serve` runs there, and the port is right"
-SILENT = "is no graph server: it takes connections and says nothing; give the port of `hoploom serve`"
-HANGING_UP = "is no graph server: it closes every connection at once; give the port of `hoploom serve`"
+SILENT = (
+    "takes connections and does not answer: the server is busy or stopped, or another program has this port; see its "
+    "own output, or give the port of `hoploom serve`"
+)
+HANGING_UP = (
+    "is no graph server: it takes connections and closes them without an answer; give the port of `hoploom serve`"
+)
 HTTP = "is no graph server: it answers with '<!DOCTYPE HTML>'; give the port of `hoploom serve`"
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve.client import LostError, Peer, read_message
 from hoploom.serve.requests import read_integer, read_text
-from hoploom.serve.stranger import stranger
 from hoploom.serve.wire import PROTOCOL, Message
+from hoploom.serve.wrong_port import wrong_port
 from hoploom.store.disk import check_manifest
 from hoploom.store.format import Manifest, from_json
 
@@ -133,7 +133,9 @@ class Discovery:
                 return
             except HoploomError as error:
                 met = peer in self.known()
-                told = error if met or isinstance(error, ConfigError | StoreError) else stranger(peer.address) or error
+                told = (
+                    error if met or isinstance(error, ConfigError | StoreError) else wrong_port(peer.address) or error
+                )
                 peer.last_loss = str(told)
                 with self._changed:
                     self._error = self._error if isinstance(told, LostError) else told

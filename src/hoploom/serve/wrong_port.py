@@ -1,4 +1,4 @@
-"""What listens at an address where no graph server answers: asked without gRPC, whose errors speak of other things."""
+"""What listens at an address where no graph server answers. It asks without gRPC, whose errors name other causes."""
 
 import socket
 import ssl
@@ -11,19 +11,28 @@ SECONDS = 1.0  # for each of the two questions
 # How HTTP/2 begins, and how a server's first frame does: 3 bytes of length, then its type, SETTINGS.
 PREFACE, SETTINGS, TYPE_AT = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5), b"\x04", 3
 SHOWN = 19  # bytes of another answer
-SAYS_NOTHING, HANGS_UP = "takes connections and says nothing", "closes every connection at once"
+SILENT, HANGS_UP = "does not answer", "closes them without an answer"  # it takes connections, and then
 
 
-def stranger(address: str) -> HoploomError | None:
-    """The error that tells of what is no graph server; None where nothing is reached, or what may be one.
+def wrong_port(address: str) -> HoploomError | None:
+    """The error that says what else listens at an address; None where nothing is reached, or what may be a server.
 
-    What answers otherwise never becomes one, so it is lasting; a proxy that hangs up may have its server later.
+    What gives another answer never becomes a server, so its error is lasting. A server that is stopped or busy may go
+    on, and a proxy that closes connections may have its server later: these errors are passing.
     """
     found = _answers(address)
-    if found is None or (found != SAYS_NOTHING and _speaks_tls(address)):  # who speaks TLS hangs up at plain text
+    if found is None or (found != SILENT and _speaks_tls(address)):  # who speaks TLS hangs up at plain text
         return None
-    kind = LostError if found in (SAYS_NOTHING, HANGS_UP) else PeerError
-    return kind(f"{address} is no graph server: it {found}; give the port of `hoploom serve`")
+    if found == SILENT:
+        return LostError(
+            f"{address} takes connections and {SILENT}: the server is busy or stopped, or another program has this "
+            "port; see its own output, or give the port of `hoploom serve`"
+        )
+    if found == HANGS_UP:
+        return LostError(
+            f"{address} is no graph server: it takes connections and {HANGS_UP}; give the port of `hoploom serve`"
+        )
+    return PeerError(f"{address} is no graph server: it {found}; give the port of `hoploom serve`")
 
 
 def _answers(address: str) -> str | None:
@@ -37,7 +46,7 @@ def _answers(address: str) -> str | None:
             connection.sendall(PREFACE)
             first = connection.recv(SHOWN)
         except TimeoutError:
-            return SAYS_NOTHING
+            return SILENT
         except OSError:  # reset
             return HANGS_UP
     if not first:
