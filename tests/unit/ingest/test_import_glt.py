@@ -72,14 +72,30 @@ def test_the_parts_and_their_nodes_are_glts(tmp_path: Path, labels: Path, train:
 def test_a_split_given_twice_has_the_ids_of_both_files(tmp_path: Path, labels: Path, train: Path) -> None:
     """GLT's scripts keep a file of training ids for each partition."""
     folder, files = glt_folder(tmp_path / "glt"), [train / "partition1.pt", train / "partition0.pt"]
-    twice = refused(folder, tmp_path, splits={"train": [*files, train]})
-    assert twice == f"split 'train' of 'node': node 0 is in {files[1]} and {files[1]}; list a node once"
+    torch.save(torch.load(files[1])[:1], tmp_path / "more.pt")
+    again = refused(folder, tmp_path, splits={"train": [*files, tmp_path / "more.pt"]})
+    assert again == f"split 'train' of 'node': node 0 is in {files[1]} and {tmp_path / 'more.pt'}; list a node once"
     command = ["import", "glt", str(folder), *(word for file in files for word in ("--split", f"train={file}"))]
     assert main([*command, "-o", str(tmp_path / "out")]) == 0
     store = hoploom.open(tmp_path / "out")
     assert sorted(originals(store, "node")[store.split("train")].tolist()) == list(range(6))
     listed = import_glt(folder, tmp_path / "listed", splits={"train": files})
     assert torch.equal(listed.split("train"), store.split("train"))
+
+
+def test_what_names_no_files_of_a_split_is_refused(tmp_path: Path, train: Path) -> None:
+    folder, file = glt_folder(tmp_path / "glt"), train / "partition0.pt"
+    wrong = {
+        f"'train' has {file} twice; list it once": [[file, train], [str(file), file], [file, train / ".." / file]],
+        r"'train' is \[\]; give a file of node ids": [[]],
+        "'train' is a set; give": [{file}],
+        "'train' is a Tensor; give": [torch.arange(3)],
+        "'train' is .tensor.0..; give": [[torch.tensor(0)]],
+    }
+    for message, splits in wrong.items():
+        for split in splits:
+            with pytest.raises(ConfigError, match=message):
+                import_glt(folder, tmp_path / "out", splits={"train": split})
 
 
 def test_store_json_lists_the_labels_of_all_parts_before_their_ids(tmp_path: Path, labels: Path) -> None:

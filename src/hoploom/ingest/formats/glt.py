@@ -93,9 +93,8 @@ def _nodes(layout: GltFolder, name: str, new: Renumbering, labels: Any, splits: 
         blocks.append(_in_order("y", _field(values, Path(labels)), new, values))
     if not torch.equal(new.store_ids, torch.arange(new.num_nodes)):
         blocks.append(_in_order(ORIGINAL_ID, Field("int64"), new))
-    return NodeStream(
-        name, new.bounds, blocks, {split: partial(_members, _id_files(splits[split]), new) for split in splits}
-    )
+    members = {split: partial(_members, _id_files(split, given), new) for split, given in splits.items()}
+    return NodeStream(name, new.bounds, blocks, members)
 
 
 def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None = None) -> NodeFields:
@@ -132,14 +131,22 @@ def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
     return NodeFields({"x": field}, rows)
 
 
-def _id_files(given: Any) -> list[Path]:
+def _id_files(split: str, given: Any) -> list[Path]:
     """The files of a split: of a file, a folder of them, or a list of either."""
+    paths = given if isinstance(given, list | tuple) else [given]
+    if not paths or not all(isinstance(path, str | Path) for path in paths):
+        what = f"{given!r:.80}" if isinstance(given, list | tuple) else f"a {type(given).__name__}"
+        raise ConfigError(f"split {split!r} is {what}; give a file of node ids, a folder of them, or a list of either")
     files: list[Path] = []
-    for path in map(Path, given if isinstance(given, list | tuple) else [given]):
+    for path in map(Path, paths):
         found = sorted(path.glob("*.pt")) if path.is_dir() else [path]
         if not found:
             raise DataError(f"{path} holds no .pt file; give a file of node ids, or a folder of them")
         files += found
+    resolved = [file.resolve() for file in files]
+    for place, file in enumerate(resolved):
+        if file in resolved[:place]:
+            raise ConfigError(f"split {split!r} has {files[place]} twice; list it once, by itself or by its folder")
     return files
 
 
