@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hoploom.config import rules
@@ -23,6 +24,7 @@ from hoploom.ranks.context import Context
 from hoploom.ranks.environment import WIDTHS
 from hoploom.store import Store
 
+BLOCK = 1 << 20  # labels that are read at once
 WAY_OUT = "correct the YAML, or open the store that it describes"
 
 
@@ -107,17 +109,23 @@ def check_widths(context: Context, store: Store, widths: Mapping[str, int]) -> N
     if wanted is not None and (wanted,) not in features.values():
         found = ", ".join(f"x of {name!r} has shape {list(shape)}" for name, shape in features.items()) or "it has no x"
         raise ConfigError(f"in_channel is {wanted} in the cluster's YAML, but in the store {found}; {WAY_OUT}")
-    most = max(gather_json(context, _num_classes(store)))
+    most = max(gather_json(context, _num_classes(context, store)))
     wanted = widths.get("out_channel")
     if wanted is not None and most > wanted:
         message = f"out_channel is {wanted} in the cluster's YAML, but the store's labels y need {most}"
         raise ConfigError(f"{message}; {WAY_OUT}")
 
 
-def _num_classes(store: Store) -> int:
-    """How many outputs the labels need that this process can read; 0 where it reads none."""
-    labels = [table.rows for part in store.parts for (_, name), table in part.tables.items() if name == "y"]
-    return max((_width(rows) for rows in labels if rows.numel()), default=0)
+def _num_classes(context: Context, store: Store) -> int:
+    """How many outputs the labels need in this rank's share of the nodes, wherever they are; 0 where it has none."""
+    most = 0
+    for node_type in (one for one in store.schema.node_types if "y" in one.fields):
+        begin, end = (node_type.num_nodes * rank // context.world_size for rank in (context.rank, context.rank + 1))
+        for first in range(begin, end, BLOCK):
+            ids = torch.arange(first, min(first + BLOCK, end))
+            (rows,) = store.features.gather([(node_type.name, "y", ids)])
+            most = max(most, _width(rows))
+    return most
 
 
 def _width(rows: Tensor) -> int:
