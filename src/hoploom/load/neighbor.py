@@ -20,7 +20,7 @@ from hoploom.load.fingerprint import Fingerprint
 from hoploom.load.loader import Loader, Walk, made_here
 from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
 from hoploom.load.order import Order, localised
-from hoploom.load.pipeline import DEADLINE, Delivery, Producer, Room
+from hoploom.load.pipeline import DEADLINE, ByteLimit, Delivery, Producer
 from hoploom.load.watched_fields import WatchedFields
 from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
@@ -66,8 +66,10 @@ class SamplingLoader(Loader):
         ahead, deadline = arguments["look_ahead"], arguments["timeout"] or DEADLINE
         deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
         producer = made_here(maker, ahead or 1) if deployed is None else deployed
-        room = None if arguments["prefetch_bytes"] is None else Room(arguments["prefetch_bytes"])
-        delivery = Delivery(arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline, room=room)
+        byte_limit = None if arguments["prefetch_bytes"] is None else ByteLimit(arguments["prefetch_bytes"])
+        delivery = Delivery(
+            arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline, byte_limit=byte_limit
+        )
         super().__init__(order, producer, delivery, mover, share)
         self.data, self.store, self.maker = given["data"], store, maker
         self._calls, self._watched = Calls(order.seed, store), WatchedFields(given["data"], graph)

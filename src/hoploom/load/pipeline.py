@@ -36,7 +36,7 @@ LEAD = 2  # groups of steps that are begun before the first of them is finished:
 
 
 @dataclass
-class Room:
+class ByteLimit:
     """The bytes that batches under way may take: one counts as the largest so far until it is made, and one may always
     be made."""
 
@@ -57,7 +57,7 @@ class Delivery:
     per_thread: int = 2  # batches that are ready or being made, for each thread
     deadline: float = DEADLINE
     close_deadline: float = CLOSE_DEADLINE
-    room: Room | None = None  # None: however many bytes it takes
+    byte_limit: ByteLimit | None = None  # None: however many bytes it takes
 
     @property
     def num_ahead(self) -> int:
@@ -149,8 +149,9 @@ class _Run(Generic[Made]):
     """The steps under way in one loop."""
 
     def __init__(self, stages: Stages[Made], steps: range, delivery: Delivery, submit: Submit, fetch: Submit) -> None:
-        self._stages, self._steps, self._deadline, self._room = stages, steps, delivery.deadline, delivery.room
-        self._sizes: dict[int, int] = {}  # with a room: bytes of what is made and not delivered, by step
+        self._stages, self._steps = stages, steps
+        self._deadline, self._byte_limit = delivery.deadline, delivery.byte_limit
+        self._sizes: dict[int, int] = {}  # with a byte limit: bytes of what is made and not delivered, by step
         self._submit, self._submit_fetch = submit, fetch
         self._groups = iter([steps[at : at + stages.group] for at in range(0, len(steps), stages.group)])
         self._num_waiting = len(steps)  # steps that are not begun
@@ -163,7 +164,7 @@ class _Run(Generic[Made]):
         for step in self._steps:
             self._fill()
             made = self._result(self._finishing.popleft(), step)
-            if self._room is not None:
+            if self._byte_limit is not None:
                 self._sizes.pop(step, None)
                 self._fill()  # the consumer's own is not under way any more, so that others are made while it is used
             yield made
@@ -174,7 +175,7 @@ class _Run(Generic[Made]):
         while True:
             num_begun = len(self._begun)
             fits = num_begun + len(self._finishing) + group <= self._stages.window and num_begun + group <= LEAD * group
-            if self._num_waiting and fits and self._has_room(group):
+            if self._num_waiting and fits and self._is_within_limit(group):
                 self._begin_group(next(self._groups))
             elif num_begun and len(self._finishing) < self._stages.num_finishing:
                 step, begun, fetched = self._begun.popleft()
@@ -185,10 +186,10 @@ class _Run(Generic[Made]):
             else:
                 return
 
-    def _has_room(self, num_more: int) -> bool:
-        if self._room is None:
+    def _is_within_limit(self, num_more: int) -> bool:
+        if self._byte_limit is None:
             return True
-        return self._room.fits(tuple(self._sizes.values()), len(self._begun) + len(self._finishing), num_more)
+        return self._byte_limit.fits(tuple(self._sizes.values()), len(self._begun) + len(self._finishing), num_more)
 
     def _begin_group(self, steps: range) -> None:
         self._num_waiting -= len(steps)
@@ -216,9 +217,9 @@ class _Run(Generic[Made]):
             own = None if begun is None else self._result(begun, step)
             rows = None if fetched is None else self._result(fetched, step)
             made = self._stages.finish(step, own, rows)
-        if self._room is not None:
+        if self._byte_limit is not None:
             self._sizes[step] = num_bytes(made)
-            self._room.largest = max(self._room.largest, self._sizes[step], 1)
+            self._byte_limit.largest = max(self._byte_limit.largest, self._sizes[step], 1)
         return made
 
     def _result(self, future: "Future[Any]", step: int) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 from hoploom import BatchError
-from hoploom.load.pipeline import Delivery, Room, Stages, in_order
+from hoploom.load.pipeline import ByteLimit, Delivery, Stages, in_order
 
 STEPS = range(3, 15)
 PATIENCE = 10.0  # seconds that a test waits for a thread
@@ -101,17 +101,17 @@ def test_no_more_bytes_are_under_way_than_asked_for(most: int, group: int, num_b
             start(step)
         return Data(x=torch.zeros(100, dtype=torch.uint8))
 
-    room, begin = Room(most), start if group > 1 else None
+    byte_limit, begin = ByteLimit(most), start if group > 1 else None
     stages = Stages(finish, 9, 8, begin, group=group)
     for _ in range(2):  # the second loop knows how large a batch is
         started[0] = delivered[0] = 0
-        for _ in in_order(stages, range(21), Delivery(8, room=room)):
+        for _ in in_order(stages, range(21), Delivery(8, byte_limit=byte_limit)):
             delivered[0] += 1
             with changed:  # they are made while this batch is used
                 expected = min(21, delivered[0] + num_batches)
                 assert changed.wait_for(lambda expected=expected: started[0] >= expected - group + 1, PATIENCE)
     assert max(under_way) <= num_batches
-    assert room.largest == 100
+    assert byte_limit.largest == 100
 
 
 def test_without_threads_a_step_is_begun_ahead_and_finished_when_it_is_needed() -> None:

@@ -14,7 +14,7 @@ from support.shards import spread
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store
 from hoploom.load.assemble import num_bytes
-from hoploom.load.pipeline import Room
+from hoploom.load.pipeline import ByteLimit
 
 WHERE: dict[str, Callable[[Store], Any]] = {
     "threads": lambda store: store,
@@ -32,14 +32,14 @@ def test_batches_under_way_stay_within_the_bytes(where: str) -> None:
     (size,) = set(map(num_bytes, plain))
     most = 3 * size
     judged: list[tuple[int, bool]] = []  # bytes that would be under way, and whether they may
-    fits = Room.fits
+    fits = ByteLimit.fits
 
-    def watched(room: Room, made: Any, num_under_way: int, num_more: int) -> bool:
-        allowed = fits(room, made, num_under_way, num_more)
-        judged.append((sum(made) + (num_under_way - len(made)) * room.largest, allowed))
+    def watched(limit: ByteLimit, made: Any, num_under_way: int, num_more: int) -> bool:
+        allowed = fits(limit, made, num_under_way, num_more)
+        judged.append((sum(made) + (num_under_way - len(made)) * limit.largest, allowed))
         return allowed
 
-    with patch.object(Room, "fits", watched):
+    with patch.object(ByteLimit, "fits", watched):
         loader = NeighborLoader(WHERE[where](store), [2, 2], prefetch_bytes=most, **options, **ahead)
         assert_same_batches(plain, loader)
     assert any(not allowed for _, allowed in judged)

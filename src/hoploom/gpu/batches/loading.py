@@ -60,7 +60,7 @@ class DeviceLoading(Producer):
     @contextmanager
     def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
         """One batch is ready and the next one begun while one is used; the memory is left when all threads are gone."""
-        if delivery.room is not None:
+        if delivery.byte_limit is not None:
             raise ConfigError("prefetch_bytes is set, but batches are made on the device; give prefetch_factor instead")
         window = delivery.num_ahead + 2  # these, one that is being made, and the consumer's
         idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # what a batch is sampled in
