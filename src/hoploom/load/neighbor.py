@@ -173,7 +173,8 @@ class NeighborLoader(SamplingLoader):
       parts of every rank are those that `Context.open` found
     - `look_ahead`: the remote rows of so many steps are fetched together, each once
     - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have these fields alone, and always ids; `[]`: none
-    - `prefetch_bytes="1GB"`: batches that are ready or being made take no more memory than that
+    - `prefetch_bytes="1GB"`: no further step begins while batches that are ready or being made would take more. One
+      that is not made yet counts as large as the largest so far; one group of `look_ahead` steps may always be made
     - `device`: batches arrive there, copied on a side stream; where the store is placed they are made there
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
     - `labor`: layer-dependent picks that share sources between seeds

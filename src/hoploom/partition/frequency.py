@@ -1,7 +1,8 @@
 """Parts by frequency: a node goes to the part whose own batches ask for it most, as far as equal sizes allow.
 
 The seeds are dealt to the parts first, in the order of their ids, and each part's batches are sampled as training
-would. Takes two bytes per node and part. It never looks at the edges beyond that: in-edges are not balanced.
+would. Takes six bytes per node and part, and where nodes prefer the same parts, a pass over all of them per part. It
+never looks at the edges beyond that: in-edges are not balanced.
 """
 
 from collections.abc import Iterable, Mapping

@@ -64,7 +64,7 @@ def partition(
     opened = BoundedStore(store, memory - ASIDE)
     schema, say = opened.schema, progress or (lambda what: None)
     num_nodes = sum(node_type.num_nodes for node_type in schema.node_types)
-    _check_memory(memory, num_nodes, NODE_BYTES.get(method, MOST_NODE_BYTES) + (method == "frequency") * 5 * num_parts)
+    _check_memory(memory, num_nodes, NODE_BYTES.get(method, MOST_NODE_BYTES) + (method == "frequency") * 6 * num_parts)
     if fanouts is not None:
         resolve_fanouts(schema, fanouts)
     seeds = named_seeds(schema, seeds)
