@@ -19,8 +19,7 @@ from hoploom.errors import ConfigError
 from hoploom.ranks import environment
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
-from hoploom.ranks.environment import LaunchSettings, RankPlace
-from hoploom.ranks.rendezvous import LOOPBACK
+from hoploom.ranks.environment import LOOPBACK, LaunchSettings, RankPlace
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
 from hoploom.store.disk import held_parts

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from hoploom.config.values import as_int, split_address
+from hoploom.config.values import as_int, is_loopback, split_address
 from hoploom.errors import ConfigError
 from hoploom.system import num_cores
 
@@ -26,6 +26,7 @@ LOCALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 WIDTHS = {"in_channel": "HOPLOOM_IN_CHANNEL", "out_channel": "HOPLOOM_OUT_CHANNEL"}
 NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+LOOPBACK = "127.0.0.1"
 FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
 
 
@@ -39,7 +40,7 @@ class RankPlace:
     local_world_size: int = 1
     source: Literal["torchrun", "slurm", "single", "arguments", "group"] = "single"
     restarts: int = 0
-    address: str = "127.0.0.1"
+    address: str = LOOPBACK
     port: int = 0
     hosted: bool = False  # whether the launcher holds the meeting point; else rank 0 does
     node: int | None = None  # its host's number among the hosts, where the ranks found that out
@@ -96,11 +97,11 @@ def in_group(rank: int, world_size: int) -> RankPlace:
 
 
 def meeting_address(address: str | None) -> tuple[str, int]:
-    """Host and port where ranks are to meet."""
+    """Host and port where ranks are to meet; every loopback address is one and the same."""
     host, port = split_address(address) if isinstance(address, str) else ("", 0)
     if port == 0:
         raise ConfigError(f"address is {address!r:.100}; give HOST:PORT of rank 0's host, e.g. gpu1:29500")
-    return host, port
+    return LOOPBACK if is_loopback(host) else host, port
 
 
 def counted(place: RankPlace, hosts: Sequence[str]) -> RankPlace:

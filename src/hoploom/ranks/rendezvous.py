@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError, PeerError
-from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.environment import LOOPBACK, RankPlace
 
 Answer = TypeVar("Answer")
 
@@ -31,7 +31,6 @@ PAUSES = 0.005, 0.25  # seconds between two looks whether all are here: at first
 ATTEMPT, ATTEMPT_ENDS = 5.0, 1.0  # seconds of one attempt to reach the meeting point, and what torch takes longer
 SILENCE = 60.0  # seconds for one who accepts connections to say something: names may have to be looked up
 STRANGER = "Ping failed"  # torch, of one who answers otherwise than its store does
-LOOPBACK = "127.0.0.1"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -245,13 +244,19 @@ def _held_again(port: int, wait: timedelta) -> TCPStore:
 def meeting_point(place: RankPlace, wait: timedelta, kind: str = "rank") -> TCPStore:
     """The store that all ranks reach, held by rank 0 where no launcher holds it."""
     holds = place.rank == 0 and not place.hosted
-    address = LOOPBACK if place.on_one_host and not place.hosted else place.address
+    is_near = (place.on_one_host or is_loopback(place.address)) and not place.hosted
+    address = LOOPBACK if is_near else place.address
     where, seconds = join_address(address, place.port), wait.total_seconds()
     try:
-        if holds and (place.on_one_host or is_loopback(address)):
+        if holds and is_near:
             return _held_again(place.port, wait)
         return _store_at(address, place.port, wait, holds=holds)
     except (RuntimeError, OSError) as error:
+        if not _resolves(address):
+            raise ConfigError(
+                f"{kind} {place.rank} of {place.world_size} was given {where}, and this host knows no {address}: the "
+                "name does not resolve; give the name or the IP address of the first host"
+            ) from error
         if holds:
             raise ConfigError(
                 f"{kind} 0 cannot listen on {where}; set MASTER_PORT, or address, to a port that is free there, and "
@@ -308,6 +313,13 @@ def _listens(address: str, port: int) -> bool:
     try:
         with socket.create_connection((address, port), ROLL_CALL):
             return True
+    except OSError:
+        return False
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host.strip("[]"), None))
     except OSError:
         return False
 

@@ -29,8 +29,8 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
-from hoploom.ranks.environment import RankPlace
-from hoploom.ranks.rendezvous import LOOPBACK, hold_meeting_point, meet
+from hoploom.ranks.environment import LOOPBACK, RankPlace
+from hoploom.ranks.rendezvous import hold_meeting_point, meet
 from hoploom.ranks.stopping import die_with, terminated_as_interrupted
 
 LONGEST_TRACEBACK = 20_000  # characters

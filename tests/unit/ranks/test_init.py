@@ -19,8 +19,8 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from hoploom import ConfigError, PeerError
 from hoploom.ranks.context import init
-from hoploom.ranks.environment import LOCALS, RankPlace, counted
-from hoploom.ranks.rendezvous import RankNotes, _claim, _listens
+from hoploom.ranks.environment import LOCALS, RankPlace, counted, given
+from hoploom.ranks.rendezvous import RankNotes, _claim, _listens, meeting_point
 
 
 def processes(module: str, arguments: list[list[str]]) -> list[tuple[int, str]]:
@@ -88,6 +88,21 @@ def test_a_stranger_is_told_long_before_the_deadline(kind: str, monkeypatch: pyt
     with listener(kind) as port, pytest.raises(PeerError, match="what answers there is not rank 0"):
         init(device="cpu", rank=1, world_size=2, address=f"127.0.0.1:{port}", timeout=1200)
     assert time.monotonic() - begin < 60
+
+
+@pytest.mark.parametrize("host", ["[::1]", "127.0.1.1"])
+def test_any_loopback_address_is_where_ranks_of_a_host_meet(host: str) -> None:
+    address = f"{host}:{free_ports(1)[0]}"
+    with ThreadPoolExecutor() as pool:
+        places = [replace(given(rank, 2, address), uncounted=()) for rank in range(2)]
+        stores = list(pool.map(lambda place: meeting_point(place, timedelta(seconds=5)), places))
+    stores[0].set("said", "here")
+    assert stores[1].get("said") == b"here"
+
+
+def test_a_name_that_does_not_resolve_is_told_as_that() -> None:
+    with pytest.raises(ConfigError, match=r"rank 0 of 2 was given nosuchhost\.invalid:29674, and this host knows no"):
+        init(device="cpu", rank=0, world_size=2, address="nosuchhost.invalid:29674", timeout=1)
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
