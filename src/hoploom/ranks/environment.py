@@ -45,7 +45,7 @@ class RankPlace:
     hosted: bool = False  # whether the launcher holds the meeting point; else rank 0 does
     node: int | None = None  # its host's number among the hosts, where the ranks found that out
     is_task: bool = False  # whether Slurm started this rank itself
-    uncounted: tuple[str, ...] = ()  # of LOCALS, what nobody told; the ranks find it out where they meet
+    uncounted: tuple[str, ...] = ()  # those of LOCALS that are not set; the ranks find it out where they meet
 
     @property
     def on_one_host(self) -> bool:
@@ -71,8 +71,8 @@ def read(variables: Variables | None = None) -> RankPlace:
 def read_started(variables: Variables | None = None) -> RankPlace:
     """The same for who asks without wanting to meet others: an address without a rank starts nobody."""
     variables = os.environ if variables is None else variables
-    told = any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(variables)
-    return read(variables) if told else RankPlace()
+    is_started = any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(variables)
+    return read(variables) if is_started else RankPlace()
 
 
 def given(rank: int | None, world_size: int | None, address: str | None) -> RankPlace:
@@ -90,9 +90,9 @@ def given(rank: int | None, world_size: int | None, address: str | None) -> Rank
 def in_group(rank: int, world_size: int) -> RankPlace:
     """The place of a rank whose process group exists: the variables tell the rest where they say the same."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
-        told = read_started()
-        if (told.rank, told.world_size) == (rank, world_size):
-            return replace(told, source="group", hosted=False)
+        place = read_started()
+        if (place.rank, place.world_size) == (rank, world_size):
+            return replace(place, source="group", hosted=False)
     return RankPlace(rank, 0, world_size, 1, "group", uncounted=LOCALS)
 
 
