@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hoploom.errors import ConfigError, PeerError, TrainError
+from hoploom.errors import ConfigError, PeerError, StoreError, TrainError
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
 from hoploom.train.calling import check_outputs
@@ -232,5 +232,11 @@ class _Run:
                     f"parameter {parameter_name!r} is not finite after step {self.learner.standing.steps}; "
                     f"lower the learning rate, or clip gradients (clip_norm=1.0); no checkpoint was written"
                 )
-        with self.clock.saving():
-            self.checkpoint.save(name, self.learner.parts())
+        try:
+            with self.clock.saving():
+                self.checkpoint.save(name, self.learner.parts())
+        except StoreError as error:
+            raise StoreError(
+                f"after step {self.learner.standing.steps}: {error}; make room there, or give Checkpoint another "
+                f"folder; {last_good(self.checkpoint.path('last'))}"
+            ) from error

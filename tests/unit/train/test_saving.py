@@ -1,13 +1,15 @@
 """Checkpoints by time: when one is due, what a killed run goes on from, and who decides among ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import fit_workers
 from support.fit_workers import alone, assert_same_run, learner_of, resumed, run
 
-from hoploom import ConfigError, TrainError
+from hoploom import ConfigError, StoreError, TrainError
 from hoploom.ranks.spawn import spawn
+from hoploom.train import tensorfile
 from hoploom.train.checkpoint import Checkpoint, SaveClock, saved_steps
 from hoploom.train.learner import Training
 
@@ -60,3 +62,19 @@ def test_how_many_steps_a_checkpoint_holds_is_in_its_header(tmp_path: Path) -> N
     assert saved_steps(path) == 3
     path.write_bytes(path.read_bytes()[:100])
     assert saved_steps(path) is None
+
+
+def test_a_checkpoint_that_cannot_be_written_says_what_there_is_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, written = tensorfile.write, iter([True, False])
+
+    def full_at_the_second(path: Path, state: Any) -> None:
+        if not next(written):
+            raise StoreError(f"cannot write {path}: File too large")
+        whole(path, state)
+
+    monkeypatch.setattr(tensorfile, "write", full_at_the_second)
+    said = r"after step 2: cannot write .*another folder.*the last good checkpoint is .*last.safetensors, after step 1"
+    with pytest.raises(StoreError, match=said):
+        run(learner_of(), folder=tmp_path, checkpoint_every=1)
