@@ -90,7 +90,7 @@ class DrawnOrder(Order):
                 "loader was made; give as many in every epoch, so that all ranks make the same steps"
             )
         try:
-            positions = torch.as_tensor(given)
+            positions = torch.stack(given) if isinstance(given[0], Tensor) else torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise self._not_positions(given[0]) from error
         if positions.dim() != 1 or positions.dtype not in ID_DTYPES:

@@ -64,7 +64,7 @@ class Loader:
         self._order, self._producer, self._mover = order, producer, mover
         self._delivery = replace(delivery, num_threads=max(delivery.num_threads, producer.least_threads))
         self._next = self._consumed = Position()
-        self._looping = order
+        self._looping, self._looped = order, -1  # of the newest loop: its order, and its epoch if that stands
         self._num_loops = 0
 
     def __len__(self) -> int:
@@ -112,6 +112,7 @@ class Loader:
         start = self._next
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
+        self._looped = start.epoch
         self._looping = self._order.of(start.epoch).after(start.step, start.num_seeds)
         if self.share.world_size > 1 or isinstance(self._order, DrawnOrder):  # a rank may be in another epoch by now
             self._agreement = Agreement(self.share)
@@ -226,6 +227,8 @@ class Loader:
     def state_dict(self) -> dict[str, int]:
         """The position after the last batch that the newest loop has yielded."""
         at, order = self._consumed, self._order
+        if at.step:
+            order = self._looping if at.epoch == self._looped else order.of(at.epoch)
         return {
             "epoch": at.epoch,
             "step": at.step,
@@ -233,7 +236,7 @@ class Loader:
             "num_seeds": order.num_seeds,
             "seed": order.seed,
             "shuffle": int(order.shuffle),
-            "layout": (order.of(at.epoch) if at.step else order).layout,
+            "layout": order.layout,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -263,6 +266,7 @@ class Loader:
                 f"resume with at most {left} ranks, or go on with set_epoch({position.epoch + 1})"
             )
         self._next = self._consumed = position
+        self._looped = -1
 
     def __repr__(self) -> str:
         order = self._order

@@ -18,7 +18,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.schema import DTYPE_NAMES, DTYPES
 
-PROTOCOL = 2
+PROTOCOL = 3
 COMMAND = f"hoploom/{PROTOCOL}".encode()  # what a stream is opened with
 SCHEMA = pa.schema([("bytes", pa.uint8())])
 PIECE = 1 << 20  # bytes; larger ones fall out of the cache between the two sides, smaller ones cost more calls

@@ -204,7 +204,7 @@ def test_inside_an_epoch_another_layout_is_refused_with_the_way_out(rings: Path,
     batches = iter(loader)
     next(batches)
     fresh = _loader(rings, **change)
-    with pytest.raises(hoploom.ConfigError, match=r"inside epoch 0, .* same locality, .* or go on with set_epoch\(1\)"):
+    with pytest.raises(hoploom.ConfigError, match=r"middle of epoch 0, .* locality, .* or go on with set_epoch\(1\)"):
         fresh.load_state_dict(loader.state_dict())
     assert len(list(batches)) == 4
     fresh.load_state_dict(loader.state_dict())  # at the start of an epoch

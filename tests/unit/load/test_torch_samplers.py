@@ -174,8 +174,22 @@ def test_a_sampler_that_draws_differently_again_cannot_resume_and_says_so() -> N
     resumed.set_epoch(3)  # as of now it has turned further
     list(resumed)
     assert_refused(lambda: resumed.load_state_dict(state), "epoch 0", "Turning", "set_epoch(1)")
-    with pytest.raises(hoploom.ConfigError, match=r"or by a sampler; resume with .* sampler, or go on with set_epoch"):
+    with pytest.raises(
+        hoploom.ConfigError, match=r"batch size or sampler; resume with the same ones, or go on with set_epoch"
+    ):
         _loader(None).load_state_dict(state)
+
+
+def test_a_state_is_that_of_the_order_that_the_loop_walks() -> None:
+    positions = list(range(NUM_NODES))
+    loader = _loader(positions)
+    list(loader)
+    batches = iter(loader)
+    next(batches)
+    positions.reverse()  # weights that were learned meanwhile, say
+    list(loader.steps(range(1)))
+    state = loader.state_dict()
+    assert_refused(lambda: _loader(positions).load_state_dict(state), "epoch 1", "list", "set_epoch(2)")
 
 
 def test_a_sampler_that_knows_its_epoch_is_told_it() -> None:
