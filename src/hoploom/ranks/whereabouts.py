@@ -123,14 +123,19 @@ class Whereabouts:
         # a thread of its own: who keeps the notes may itself hang, and asking has no deadline
         talking = threading.Thread(target=self._talk, args=(standing, over, found), daemon=True)
         talking.start()
+        lost: RuntimeError | None = None
         try:
             while not found and not waited(INTERVAL):
                 pass
-        finally:  # also where a rank that has read the verdict already has left
+        except RuntimeError as error:  # a rank that has read the verdict already may have left
+            lost = error
+        finally:
             over.set()
             talking.join(GOODBYE)
         if found:
-            raise found[0]
+            raise found[0] from lost
+        if lost is not None:
+            raise lost
 
     def watch(self) -> HeldUp | None:
         """From now on, who waits for this rank can learn where its main thread stands still."""
