@@ -152,7 +152,7 @@ def test_another_version_is_refused_by_name(fleet: Fleet) -> None:
     _, servers = fleet.of(False, {})
     client = flight.FlightClient(f"grpc://{servers[0]}")
     _, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"hoploom/99"))
-    with pytest.raises(flight.FlightServerError, match=r"speaks b'hoploom/99', this server hoploom/2 \(Hoploom"):
+    with pytest.raises(flight.FlightServerError, match=r"speaks b'hoploom/99', this server hoploom/3 \(Hoploom"):
         reader.read_chunk()
 
 

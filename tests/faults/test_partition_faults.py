@@ -40,7 +40,7 @@ def test_a_damaged_store_is_an_error_that_names_the_relation(
     begin = len(contents) - (120 if file == "indices" else 61) * width + place * width
     contents[begin : begin + width] = wrong.to_bytes(width, "little", signed=True)
     path.write_bytes(contents)
-    for seeds in (torch.arange(60), None):
+    for seeds in (torch.arange(60), *([None] if method != "frequency" else [])):  # that one needs seeds
         with pytest.raises((StoreError, DataError), match="hoploom check"):
             partition(tmp_path / "store", tmp_path / "parts", 2, method=method, seeds=seeds, fanouts=[-1, -1])
         assert [path.name for path in tmp_path.iterdir()] == ["store"]
