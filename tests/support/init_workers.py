@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch_geometric.data import Data
 
 import hoploom
 from hoploom import ConfigError
@@ -16,6 +17,7 @@ CORES = len(os.sched_getaffinity(0))
 
 def main(rank: int, *ports: int) -> None:
     by_arguments(rank, ports[0])
+    again(rank, ports[0])
     half_a_set(rank, *ports[1:3])
     adopted(rank, ports[3])
 
@@ -33,6 +35,18 @@ def by_arguments(rank: int, port: int) -> None:
         check_two(context, rank)
         assert "GLOO_SOCKET_IFNAME" in os.environ
     assert "GLOO_SOCKET_IFNAME" not in os.environ  # a later context may be one of several hosts
+
+
+def again(rank: int, port: int) -> None:
+    """Contexts in turn at one port, which a model, a loader or a thread of the last one must not keep."""
+    seeds = torch.arange(100)
+    data = Data(x=torch.ones(100, 2), edge_index=torch.stack([seeds, (seeds + 1) % 100]))
+    for _ in range(2):
+        with hoploom.init(rank=rank, world_size=2, address=f"127.0.0.1:{port}", timeout=30) as context:
+            model = context.wrap(torch.nn.Linear(2, 1))
+            for batch in hoploom.NeighborLoader(data, [1], batch_size=25):
+                context.mean_loss(model(batch.x).flatten()[: batch.batch_size]).backward()
+            del model
 
 
 def half_a_set(rank: int, first: int, second: int) -> None:

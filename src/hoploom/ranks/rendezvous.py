@@ -203,7 +203,7 @@ def this_host() -> str:
 
 def own_client(store: Store) -> Store:
     """The same notes through a connection of its own, so that no long call of another thread is waited for."""
-    return store.clone() if hasattr(store, "clone") else store  # from torch 2.8 on
+    return store.clone() if hasattr(store, "clone") else store  # older versions of torch have no such method
 
 
 def within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
