@@ -1,7 +1,9 @@
 # Two commands do everything on a fresh Debian machine with python3, g++ and make: `make demo`, `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-DEV := clang-format hypothesis mkdocs-material mypy pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
+DEV := clang-format hypothesis mkdocs-material mkdocstrings[python] mypy pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
+# What only the long tests need: a browser's driver, and the tools that our loaders and loggers work with.
+LONG := accelerate lightning mlflow-skinny playwright wandb
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 TOGETHER := $(PYTEST) --numprocesses $(WORKERS) --dist worksteal
@@ -31,6 +33,11 @@ export PYTHONDONTWRITEBYTECODE :=
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(DEV)
 	touch $@
 
+.venv/long: .venv/dev
+	scripts/browser.sh
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(LONG)
+	touch $@
+
 demo: .venv/installed
 	test -d demo/graph.store || $(BIN)/hoploom generate demo/graph.store --nodes 120000 --features 100 --classes 40 --homophily 0.5
 	rm -rf demo/run
@@ -40,7 +47,7 @@ demo: .venv/installed
 test: .venv/dev lint
 	$(TOGETHER) -m "not slow"
 
-test-all: .venv/dev lint asan
+test-all: .venv/long lint asan
 	$(TOGETHER) -m "not slow"
 	$(PYTEST) -m slow
 
