@@ -42,7 +42,7 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
     """
     if Path(path).suffix not in (".toml", *YAML_SUFFIXES):
         raise ConfigError(f"{path} is no cluster file by its name; name it .toml, .yaml or .yml")
-    document = read_document(path, HEADINGS, absent="write one; docs/cluster.md shows how")
+    document = read_document(path, HEADINGS, absent="write one; docs/launch.md shows how")
     read = keys_of
     if "nodes" in document.parsed and HOSTS not in document.parsed:
         from hoploom.deploy.glt_yaml import keys_of_glt as read
