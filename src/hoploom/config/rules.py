@@ -60,8 +60,8 @@ class Only:
         """For the tables of the documentation."""
         if self.absent:
             return f"; not with `{self.selector}`"
-        return f"; with `{self.selector}`" + (
-            f" {' or '.join(f'`{word}`' for word in self.words)}" if self.words else ""
+        return f"; only with `{self.selector}`" + (
+            f" = {' or '.join(f'`{word}`' for word in self.words)}" if self.words else ""
         )
 
 
@@ -118,7 +118,7 @@ def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
 
 def key_table(keys: Iterable[tuple[str, "Field[Any]"]]) -> list[str]:
     """The rows of a table of keys for the documentation, in Markdown: names, and what they declare."""
-    rows = ["| Key | Default | Takes | What it says |", "|---|---|---|---|"]
+    rows = ["| Key | Default | Value | Meaning |", "|---|---|---|---|"]
     for name, described in keys:
         key, default = key_of(described), default_of(described)
         shown = "required" if default is REQUIRED else "" if default in (None, (), {}) else f"`{as_toml(default)}`"

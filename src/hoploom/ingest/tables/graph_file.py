@@ -50,12 +50,15 @@ FILL = KeyRule("a number or text", _read_fill)
 class ColumnRule:
     """What is done to a column, in this order: fill, cast, then categories or standardise."""
 
-    fill: float | int | str | None = key(None, "what stands for nulls", FILL, example=0)
-    cast: str | None = key(None, "to this type", rules.choice(*CASTS), example="float32")
+    fill: float | int | str | None = key(None, "the value that replaces nulls", FILL, example=0)
+    cast: str | None = key(None, "convert to this type", rules.choice(*CASTS), example="float32")
     categories: str | None = key(
-        None, "numbers for words: a column per word, or its number", rules.choice("one-hot", "codes"), example="one-hot"
+        None,
+        "turn words into numbers: a column per word (one-hot), or one number (codes)",
+        rules.choice("one-hot", "codes"),
+        example="one-hot",
     )
-    standardise: bool = key(False, "less the mean, over the standard deviation", rules.FLAG)
+    standardise: bool = key(False, "subtract the mean and divide by the standard deviation", rules.FLAG)
 
 
 @dataclass(frozen=True)
@@ -63,25 +66,37 @@ class NodeTable:
     """The nodes of a type: a row each. Without `files`, `count` says how many there are, with the ids 0, 1, 2, …"""
 
     name: str
-    files: tuple[str, ...] = key((), "paths, globs, folders, URLs: .parquet, .csv, .tsv, .arrow", FILES)
+    files: tuple[str, ...] = key((), "paths, globs, folders or URLs of .parquet, .csv, .tsv or .arrow files", FILES)
     count: int | None = key(
-        None, "nodes, where there is no table", rules.whole(1, 2**62), example=1000, only=Only("files", absent=True)
+        None,
+        "number of nodes, if there is no table",
+        rules.whole(1, 2**62),
+        example=1000,
+        only=Only("files", absent=True),
     )
-    id: str | None = key(None, "the column with the ids", rules.TEXT, example="paper_id", only=WITH_FILES)
+    id: str | None = key(None, "the column with the node ids", rules.TEXT, example="paper_id", only=WITH_FILES)
     features: tuple[str, ...] = key(
-        (), "columns, side by side in field x; f_* is any that begins so", COLUMNS, only=WITH_FILES
+        (), "columns that become field x, side by side; f_* means all that begin with f_", COLUMNS, only=WITH_FILES
     )
     features_npy: tuple[str, ...] = key(
-        (), ".npy files, with a row for every row of the table", FILES, only=Only("features", absent=True)
+        (),
+        ".npy files that become field x, with one row per row of the table",
+        FILES,
+        only=Only("features", absent=True),
     )
-    dtype: str = key("float32", "of x", rules.choice(*DTYPES))
-    label: str | None = key(None, "the column of field y", rules.TEXT, example="venue", only=WITH_FILES)
-    num_classes: int | None = key(None, "labels are below", rules.whole(1), example=40, only=Only("label"))
-    time: str | None = key(None, "the column of field time", rules.TEXT, example="published", only=WITH_FILES)
+    dtype: str = key("float32", "the type of field x", rules.choice(*DTYPES))
+    label: str | None = key(None, "the column that becomes field y", rules.TEXT, example="venue", only=WITH_FILES)
+    num_classes: int | None = key(
+        None, "number of classes; every label must be smaller", rules.whole(1), example=40, only=Only("label")
+    )
+    time: str | None = key(None, "the column that becomes field time", rules.TEXT, example="published", only=WITH_FILES)
     split: str | Mapping[str, float] | None = key(
-        None, "a column that names each node's split, or the shares of splits drawn by id", SPLIT, only=WITH_FILES
+        None,
+        "a column with the name of each node's split, or shares of splits that are drawn by id",
+        SPLIT,
+        only=WITH_FILES,
     )
-    fields: Mapping[str, str] = key({}, "further fields, and their columns", NAMED_COLUMNS, only=WITH_FILES)
+    fields: Mapping[str, str] = key({}, "more fields, with their columns", NAMED_COLUMNS, only=WITH_FILES)
     columns: Mapping[str, ColumnRule] = field(default_factory=dict)
 
     @property
@@ -102,20 +117,22 @@ class EdgeTable:
     relation: RelationName
     files: tuple[str, ...] = key(
         REQUIRED,
-        "paths, globs, folders, URLs: .parquet, .csv, .tsv, .arrow",
+        "paths, globs, folders or URLs of .parquet, .csv, .tsv or .arrow files",
         FILES,
         example="edges.parquet",
     )
     source: str = key(REQUIRED, "the column with the ids of the sources", rules.TEXT, example="source")
     destination: str = key(REQUIRED, "the column with the ids of the destinations", rules.TEXT, example="destination")
-    features: tuple[str, ...] = key((), "columns, side by side in field edge_attr", COLUMNS)
-    dtype: str = key("float32", "of edge_attr", rules.choice(*DTYPES))
-    weight: str | None = key(None, "the column of field weight", rules.TEXT, example="w")
-    time: str | None = key(None, "the column of field time", rules.TEXT, example="at")
-    fields: Mapping[str, str] = key({}, "further fields, and their columns", NAMED_COLUMNS)
-    reverse: str | None = key(None, "also the reverse relation, by this name; true: rev_ and its name", REVERSE)
-    undirected: bool = key(False, "every edge counts for both directions", rules.FLAG)
-    deduplicate: bool = key(False, "of edges with the same ends one is kept", rules.FLAG)
+    features: tuple[str, ...] = key((), "columns that become field edge_attr, side by side", COLUMNS)
+    dtype: str = key("float32", "the type of field edge_attr", rules.choice(*DTYPES))
+    weight: str | None = key(None, "the column that becomes field weight", rules.TEXT, example="w")
+    time: str | None = key(None, "the column that becomes field time", rules.TEXT, example="at")
+    fields: Mapping[str, str] = key({}, "more fields, with their columns", NAMED_COLUMNS)
+    reverse: str | None = key(
+        None, "also add the reverse relation under this name; true: rev_ and the relation's name", REVERSE
+    )
+    undirected: bool = key(False, "every edge counts in both directions", rules.FLAG)
+    deduplicate: bool = key(False, "of edges with the same source and destination, keep one", rules.FLAG)
     self_loops: str = key("keep", "edges from a node to itself", rules.choice("keep", "drop"))
     columns: Mapping[str, ColumnRule] = field(default_factory=dict)
 
@@ -149,7 +166,7 @@ class GraphFile:
 
     nodes: Mapping[str, NodeTable]  # by name, in the order of the file
     edges: Mapping[RelationName, EdgeTable]
-    seed: int = key(0, "the splits that are drawn derive from it", rules.whole(0, rules.MOST_SEED))
+    seed: int = key(0, "the number that random splits derive from", rules.whole(0, rules.MOST_SEED))
     folder: Path = Path()  # what relative paths are relative to
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # nodes.paper.id -> graph.toml:3
 

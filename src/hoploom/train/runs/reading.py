@@ -205,5 +205,9 @@ def to_toml(run_file: RunFile) -> str:
 
 
 def reference() -> str:
-    """The table of every key, in Markdown, for the documentation."""
-    return "\n".join(key_table(FIELDS.items())) + "\n"
+    """The tables of every key, in Markdown, for the documentation: a heading per section, then its keys."""
+    lines = []
+    for section, owner in HEADINGS.items():
+        heading = f"### [{section}]" if section else "### Top of the file"
+        lines += ["", heading, "", *([str(owner.__doc__), ""] if section else []), *key_table(keys_in(owner).items())]
+    return "\n".join(lines) + "\n"

@@ -59,67 +59,80 @@ FEATURES = accepted(
 
 @dataclass(frozen=True)
 class TaskSection:
-    """What is learned, and on which nodes or links."""
+    """What the model learns, and on which nodes or links."""
 
-    kind: str = key("node-classification", "what is learned", rules.choice(*NODE_KINDS, LINKS))
+    kind: str = key("node-classification", "what to learn", rules.choice(*NODE_KINDS, LINKS))
     node_type: str | None = key(
-        None, "whose nodes; may be left out where one type has the splits", rules.TEXT, example="paper", only=OF_NODES
+        None,
+        "the node type to train on; needed only if several types have splits",
+        rules.TEXT,
+        example="paper",
+        only=OF_NODES,
     )
-    label: str = key("y", "the field with the labels", rules.TEXT, only=OF_NODES)
+    label: str = key("y", "the field that holds the labels", rules.TEXT, only=OF_NODES)
     num_classes: int | None = key(
-        None, "classes; counted in the labels where left out", rules.whole(2), example=16, only=OF_CLASSES
+        None, "number of classes; default: counted from the labels", rules.whole(2), example=16, only=OF_CLASSES
     )
     train: str = key("train", "the split to train on", rules.TEXT, only=OF_NODES)
-    val: str = key("val", 'the split that picks the best checkpoint; "": none', rules.TEXT_OR_EMPTY, only=OF_NODES)
-    test: str = key("test", 'the split that is evaluated at the end; "": none', rules.TEXT_OR_EMPTY, only=OF_NODES)
+    val: str = key(
+        "val", 'the split to validate on; it picks the best checkpoint; "": none', rules.TEXT_OR_EMPTY, only=OF_NODES
+    )
+    test: str = key("test", 'the split to evaluate at the end; "": none', rules.TEXT_OR_EMPTY, only=OF_NODES)
     loss: str = key("mse", "squared or absolute error", rules.choice("mse", "mae"), only=OF_NUMBERS)
     relation: str | None = key(
-        None, "the relation whose links are learned", rules.TEXT, example="author writes paper", only=OF_LINKS
+        None, "the relation whose links the model predicts", rules.TEXT, example="author writes paper", only=OF_LINKS
     )
     reverse: str | None = key(
         None,
-        "the relation that holds the same links in the other direction",
+        "the relation that holds the same links in the opposite direction",
         rules.TEXT,
         example="paper rev_writes author",
         only=OF_LINKS,
     )
     links: Path | None = key(
         None,
-        "a folder with train.npy, val.npy, test.npy, each [2, n] int64; left out: the relation's own edges are split",
+        "a folder with train.npy, val.npy, test.npy, each [2, n] int64; default: the relation's edges are split",
         rules.PATH,
         example="links",
         only=OF_LINKS,
     )
-    val_share: float = key(0.05, "share of the edges held out of the graph to validate", rules.SHARE, only=OF_LINKS)
-    test_share: float = key(0.1, "share of the edges held out of the graph to test", rules.SHARE, only=OF_LINKS)
-    negatives: float = key(
-        1.0, "random links per link, as negative examples", rules.number(open_ends=True), only=OF_LINKS
-    )
-    strict_negatives: bool = key(False, "negative examples are never edges of the graph", rules.FLAG, only=OF_LINKS)
+    val_share: float = key(0.05, "share of the edges held out for validation", rules.SHARE, only=OF_LINKS)
+    test_share: float = key(0.1, "share of the edges held out for the test", rules.SHARE, only=OF_LINKS)
+    negatives: float = key(1.0, "random negative links per true link", rules.number(open_ends=True), only=OF_LINKS)
+    strict_negatives: bool = key(False, "negative links are never edges of the graph", rules.FLAG, only=OF_LINKS)
 
 
 @dataclass(frozen=True)
 class ModelSection:
-    """What learns it: a built-in model by name, or your own by factory."""
+    """The model: a built-in one by name, or your own from a factory function."""
 
     name: str = key("sage", "the built-in model", rules.choice(*KINDS), only=BUILT_IN)
     hidden: int = key(128, "width of the hidden layers", rules.whole(1), only=BUILT_IN)
-    layers: int | None = key(None, "layers; one per fanout", rules.whole(1), example=2, only=BUILT_IN)
-    dropout: float = key(0.0, "share of the hidden values dropped while training", rules.SHARE, only=BUILT_IN)
-    heads: int = key(4, "attention heads", rules.whole(1), only=ATTENTION)
-    norm: bool = key(False, "a layer norm before every layer", rules.FLAG, only=BUILT_IN)
+    layers: int | None = key(
+        None, "number of layers; it must equal the number of fanouts", rules.whole(1), example=2, only=BUILT_IN
+    )
+    dropout: float = key(0.0, "share of the hidden values that are dropped in training", rules.SHARE, only=BUILT_IN)
+    heads: int = key(4, "number of attention heads", rules.whole(1), only=ATTENTION)
+    norm: bool = key(False, "layer norm before every layer", rules.FLAG, only=BUILT_IN)
     residual: bool = key(
-        False, "every layer adds to its input, between a linear layer at both ends", rules.FLAG, only=BUILT_IN
+        False,
+        "residual connections, with a linear layer before the first layer and after the last",
+        rules.FLAG,
+        only=BUILT_IN,
     )
     factory: str | None = key(
         None,
-        "your own model instead: factory(store, num_outputs, **options)",
+        "a function that makes your own model: factory(store, num_outputs, **options)",
         rules.FUNCTION,
         example="my_model:make",
     )
-    options: dict[str, Any] = key({}, "further arguments of the factory", rules.TABLE, only=OWN)
+    options: dict[str, Any] = key({}, "further arguments for the factory", rules.TABLE, only=OWN)
     modules: Path | None = key(
-        None, "the folder with the factory's module; left out: that of this file", rules.PATH, example=".", only=OWN
+        None,
+        "the folder with the factory's module; default: the folder of this file",
+        rules.PATH,
+        example=".",
+        only=OWN,
     )
 
 
@@ -127,33 +140,39 @@ class ModelSection:
 class LoaderSection:
     """How batches are sampled."""
 
-    fanouts: tuple[int, ...] = key((15, 10), "picks per node, one count per layer; -1: all neighbours", rules.FANOUTS)
+    fanouts: tuple[int, ...] = key(
+        (15, 10), "neighbours to sample per node, one number per layer; -1: all", rules.FANOUTS
+    )
     relation_fanouts: dict[str, tuple[int, ...]] = key(
         {}, "other fanouts for some relations", RELATION_FANOUTS, example={"author writes paper": (5, 5)}
     )
-    batch_size: int = key(1024, "seeds of a step, over all processes together", rules.whole(1))
-    mode: str = key("blocks", "blocks: each layer samples afresh; subgraph: as PyG", rules.choice("blocks", "subgraph"))
+    batch_size: int = key(1024, "seeds per step, over all processes together", rules.whole(1))
+    mode: str = key(
+        "blocks",
+        "blocks: every layer samples anew; subgraph: one subgraph, as in PyG",
+        rules.choice("blocks", "subgraph"),
+    )
     threads: int | None = key(
         None,
-        "threads per process that make batches; left out: 2, or 1 where a process has one core",
+        "threads per process that build batches; default: 2, or 1 if a process has one core",
         rules.whole(0, 1024),
         example=4,
     )
-    replace: bool = key(False, "pick with replacement", rules.FLAG)
-    labor: bool = key(False, "LABOR sampling: seeds share their picks, so batches hold fewer nodes", rules.FLAG)
-    weighted: bool = key(False, "pick by the store's edge weights", rules.FLAG)
+    replace: bool = key(False, "sample with replacement", rules.FLAG)
+    labor: bool = key(False, "LABOR sampling: seeds share neighbours, so batches hold fewer nodes", rules.FLAG)
+    weighted: bool = key(False, "sample by the edge weights of the store", rules.FLAG)
     temporal: str | None = key(
         None,
-        "pick only edges that are not younger than their seed",
+        "sample only edges not newer than their seed; uniform: any of them; last: the newest",
         rules.choice("uniform", "last"),
         example="uniform",
         only=OF_NODES,
     )
     eval_fanouts: tuple[int, ...] | None = key(
-        None, "fanouts to evaluate with; left out: fanouts", rules.FANOUTS, example=(-1, -1)
+        None, "fanouts for evaluation; default: those of training", rules.FANOUTS, example=(-1, -1)
     )
     eval_batch_size: int | None = key(
-        None, "seeds of a batch to evaluate; left out: batch_size", rules.whole(1), example=4096
+        None, "seeds per step in evaluation; default: batch_size", rules.whole(1), example=4096
     )
 
     def num_threads(self, num_cores: int) -> int:
@@ -163,62 +182,69 @@ class LoaderSection:
 
 @dataclass(frozen=True)
 class OptimizerSection:
-    """How weights are updated."""
+    """How the weights are updated."""
 
     name: str = key("adam", "the optimizer", rules.choice("adam", "adamw", "sgd"))
     lr: float = key(0.003, "learning rate", rules.number(open_ends=True))
     weight_decay: float = key(0.0, "weight decay", rules.number())
-    momentum: float = key(0.0, "momentum", rules.SHARE, only=Only("optimizer.name", ("sgd",)))
+    momentum: float = key(0.0, "momentum of SGD", rules.SHARE, only=Only("optimizer.name", ("sgd",)))
 
 
 @dataclass(frozen=True)
 class SchedulerSection:
     """How the learning rate changes."""
 
-    name: str = key("none", "the schedule", rules.choice("none", "cosine", "step", "plateau", "warmup-cosine"))
+    name: str = key(
+        "none", "the schedule of the learning rate", rules.choice("none", "cosine", "step", "plateau", "warmup-cosine")
+    )
     warmup: float = key(
-        0.05, "share of all steps that warms up", rules.SHARE, only=Only("scheduler.name", ("warmup-cosine",))
+        0.05, "share of all steps used for warm-up", rules.SHARE, only=Only("scheduler.name", ("warmup-cosine",))
     )
-    every: int = key(10, "epochs between two cuts", rules.whole(1), only=Only("scheduler.name", ("step",)))
+    every: int = key(10, "epochs between two reductions", rules.whole(1), only=Only("scheduler.name", ("step",)))
     wait: int = key(
-        3, "epochs without a better validation before a cut", rules.whole(0), only=Only("scheduler.name", ("plateau",))
+        3, "epochs without improvement before a reduction", rules.whole(0), only=Only("scheduler.name", ("plateau",))
     )
-    factor: float = key(0.5, "what a cut multiplies by", rules.number(0, 1, open_ends=True), only=CUTS)
+    factor: float = key(
+        0.5, "a reduction multiplies the learning rate by this", rules.number(0, 1, open_ends=True), only=CUTS
+    )
     min_lr: float = key(0.0, "the lowest learning rate", rules.number(), only=CURVES)
 
 
 @dataclass(frozen=True)
 class TrainSection:
-    """How long and how."""
+    """How long training runs, and how."""
 
     epochs: int = key(10, "passes over all training seeds", rules.whole(1))
-    processes: int = key(1, "processes on this machine; under torchrun, its number counts", rules.whole(1, 4096))
-    device: str = key("auto", "auto: a GPU per process where there is one", rules.choice("auto", "cpu", "cuda"))
+    processes: int = key(1, "processes on this machine; torchrun and Slurm override it", rules.whole(1, 4096))
+    device: str = key(
+        "auto", "auto: one GPU per process if there are GPUs, else the CPU", rules.choice("auto", "cpu", "cuda")
+    )
     precision: str = key(
-        "fp32", "the floating point type that the model computes in", rules.choice("fp32", "bf16", "fp16")
+        "fp32", "the floating-point type that the model computes in", rules.choice("fp32", "bf16", "fp16")
     )
     accumulate: int = key(1, "batches per optimizer step", rules.whole(1))
     clip_norm: float | None = key(
-        None, "the largest norm of the gradient; larger ones are scaled down", rules.number(open_ends=True), example=1.0
+        None, "the largest gradient norm; larger gradients are scaled down", rules.number(open_ends=True), example=1.0
     )
     monitor: str | None = key(
-        None, "the metric that picks the best checkpoint; left out: the task's own", rules.TEXT, example="accuracy"
+        None,
+        "the metric that picks the best checkpoint; default: the first one of the task",
+        rules.TEXT,
+        example="accuracy",
     )
-    patience: int | None = key(None, "epochs without a better validation before it ends", rules.whole(1), example=5)
-    max_steps: int | None = key(None, "optimizer steps before it ends", rules.whole(1), example=10_000)
+    patience: int | None = key(None, "stop after this many epochs without improvement", rules.whole(1), example=5)
+    max_steps: int | None = key(None, "stop after this many optimizer steps", rules.whole(1), example=10_000)
     checkpoint_minutes: float = key(
         MINUTES,
-        "minutes between two checkpoints within an epoch; one is taken after the first step, too; 0: none",
+        "minutes between two checkpoints within an epoch; the first step saves one, too; 0: none",
         rules.number(),
     )
     checkpoint_every: int | None = key(
         None, "steps between two checkpoints, in addition to checkpoint_minutes", rules.whole(1), example=1000
     )
-    whole_steps: bool = key(
-        False, "sampling and learning replayed as CUDA graphs; one process, [placement] set", rules.FLAG
-    )
+    whole_steps: bool = key(False, "run each step as CUDA graphs; needs one process and [placement]", rules.FLAG)
     margin: float = key(
-        0.1, "extra buffer space of whole steps, as a share of the largest sampled batch", rules.number()
+        0.1, "extra buffer space for whole_steps, as a share of the largest sampled batch", rules.number()
     )
 
 
@@ -228,64 +254,67 @@ class ClusterSection:
 
     servers: tuple[str, ...] | None = key(
         None,
-        "graph servers; with store, each process maps its parts and asks them for the rest, without it they make the "
-        "batches; left out: those of hoploom launch, or one beside the processes of each host",
+        "graph servers, for remote data (with store) or whole batches; default: hoploom launch's, or one per host",
         rules.ADDRESSES,
         example=("10.0.0.1:7000", "10.0.0.2:7000"),
     )
     parts: tuple[int, ...] | None = key(
         None,
-        "the parts that this host maps; left out: its share",
+        "the parts that this host maps; default: its share",
         rules.ids("parts", least=1),
         example=(0,),
         only=WITH_STORE,
     )
     topology: str = key(
         "auto",
-        "local: every host maps all edges; parted: its own; auto: local where it fits",
+        "local: every host maps all edges; parted: only its own; auto: local if they fit",
         rules.choice("auto", "local", "parted"),
         only=WITH_STORE,
     )
-    locality: bool = key(False, "seeds go to processes of the host that holds them", rules.FLAG, only=WITH_STORE)
+    locality: bool = key(False, "give each process seeds from the parts of its own host", rules.FLAG, only=WITH_STORE)
     cache: str | None = key(
         None,
-        "a cache of other hosts' rows in each process, filled with the most visited ones",
+        "cache in each process for the most visited feature rows of other hosts",
         rules.SHARE_OR_SIZE,
         example="20%",
     )
     look_ahead: int | None = key(
-        None, "batches whose missing rows are fetched together", rules.whole(1, 1024), example=4, only=WITH_STORE
+        None,
+        "number of batches whose remote rows are fetched together",
+        rules.whole(1, 1024),
+        example=4,
+        only=WITH_STORE,
     )
     timeout: float | None = key(
-        None, "seconds that a request may take, all attempts together", rules.number(open_ends=True), example=60.0
+        None, "seconds that a request may take, with all attempts", rules.number(open_ends=True), example=60.0
     )
-    token_file: Path | None = key(None, "a file with the servers' token", rules.PATH, example="token")
-    ca: Path | None = key(None, "the CA of the servers' certificates: TLS", rules.PATH, example="ca.pem")
-    cert: Path | None = key(None, "the certificate to show to servers", rules.PATH, example="client.pem")
-    key: Path | None = key(None, "its key", rules.PATH, example="client.key")  # last: it hides key()
+    token_file: Path | None = key(None, "the file with the token of the servers", rules.PATH, example="token")
+    ca: Path | None = key(None, "the CA of the servers' certificates; it turns TLS on", rules.PATH, example="ca.pem")
+    cert: Path | None = key(None, "the client certificate to show to the servers", rules.PATH, example="client.pem")
+    key: Path | None = key(None, "the private key of cert", rules.PATH, example="client.key")  # last: it hides key()
 
 
 @dataclass(frozen=True)
 class PlacementSection:
-    """Which data of the graph a GPU reads directly."""
+    """Graph data that a GPU reads directly."""
 
     topology: str | None = key(
         None,
-        "device memory, pinned host memory, or what fits; left out: the CPU samples",
+        "edges; cuda: device memory; host: pinned host memory; auto: what fits; default: the CPU samples",
         TOPOLOGY,
         example="cuda",
         only=WITH_STORE,
     )
     features: str | float | None = key(
         None,
-        "the same, or how much goes to device memory, the rest to host memory; spread: shared by the GPUs of this host",
+        "feature rows, likewise; a share or size of them in device memory, others in host memory; spread: on all GPUs",
         FEATURES,
         example="20%",
         only=WITH_STORE,
     )
     dtype: str | None = key(
         None,
-        "a narrower type that float features are stored in; digits are lost",
+        "store float features in a narrower type; digits are lost",
         rules.choice(*NARROW),
         example="int8",
         only=PLACED,
@@ -294,10 +323,10 @@ class PlacementSection:
 
 @dataclass(frozen=True)
 class OutputSection:
-    """Where it goes."""
+    """Where the results go."""
 
-    folder: Path = key(Path("run"), "checkpoints, journal and result", rules.PATH)
-    tensorboard: bool = key(True, "write for TensorBoard too, where it is installed", rules.FLAG)
+    folder: Path = key(Path("run"), "the folder for checkpoints, journal and result", rules.PATH)
+    tensorboard: bool = key(True, "also write TensorBoard files, if it is installed", rules.FLAG)
 
 
 @dataclass(frozen=True)
@@ -311,11 +340,11 @@ class RunFile:
 
     store: Path | None = key(
         REQUIRED,
-        "the graph: a store's directory; may be left out where servers make the batches",
+        "the graph: the folder of a store; optional if servers build the batches",
         rules.PATH,
         example="graph.store",
     )
-    seed: int = key(0, "all randomness derives from it", rules.whole(0, MOST_SEED))
+    seed: int = key(0, "the number that all randomness derives from", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)
     model: ModelSection = field(default_factory=ModelSection)
     loader: LoaderSection = field(default_factory=LoaderSection)

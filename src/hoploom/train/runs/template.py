@@ -14,8 +14,8 @@ from hoploom.train.runs.reading import applies
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS
 
 HEADER = """\
-# What `hoploom train` does. Every key may be left out but `store`: a line shows its default, and a line behind
-# `# ` is not in force. Change one for a single run with --set, e.g. `--set optimizer.lr=0.01`.
+# The settings of a run: `hoploom train` reads this file. Only `store` is required. All other lines show the default,
+# and lines that begin with `# ` have no effect. To change a setting for one run: `--set optimizer.lr=0.01`.
 """
 COLUMN, WIDTH = 32, 120  # where comments begin, and where they end
 WHOLE = ("int8", "int16", "int32", "int64", "uint8", "bool")
@@ -31,11 +31,17 @@ def template(known: Mapping[str, Any] | None = None, notes: Mapping[str, str] | 
     values = defaults | {"store": KEYS["store"].example} | dict(known)
     lines = [HEADER]
     for section, owner in HEADINGS.items():
-        lines += [f"\n[{section}]  # {str(owner.__doc__).rstrip('.').lower()}"] if section else []
+        lines += [f"\n[{section}]  # {_lowered(owner)}"] if section else []
         for name in keys_in(owner):
             key = f"{section}.{name}".removeprefix(".")
             lines.append(_template_line(name, key, values, notes.get(key, KEYS[key].help)))
     return "\n".join(lines) + "\n"
+
+
+def _lowered(owner: type[Any]) -> str:
+    """What a section is for, as a comment."""
+    text = str(owner.__doc__).rstrip(".")
+    return text[0].lower() + text[1:]
 
 
 def _template_line(name: str, key: str, values: Mapping[str, Any], help: str) -> str:
@@ -65,17 +71,19 @@ def _of_store(folder: Path, beside: Path) -> tuple[dict[str, object], dict[str, 
     label = None if labelled is None else _label_of(labelled)
     if labelled is None or label is None:
         known |= {"task.kind": LINKS, "task.relation": " ".join(schema.relations[0].key)}
-        notes["task.relation"] = f"one of: {_relations(schema)}"
+        notes["task.relation"] = f"the relation whose links the model predicts; one of {_relations(schema)}"
     else:
         known |= {"task.kind": _kind_of(labelled, label), "task.label": label, **_splits_of(labelled)}
-        notes["task.label"] = f"a field with labels; the fields are {', '.join(labelled.fields)}"
+        notes["task.label"] = f"the field that holds the labels; one of {', '.join(labelled.fields)}"
         if known["task.kind"] == "node-classification":
-            notes["task.num_classes"] = f"classes; counted where left out: {_num_classes(store, labelled, label)} here"
+            notes["task.num_classes"] = (
+                f"number of classes; default: counted, {_num_classes(store, labelled, label)} here"
+            )
         if not schema.homogeneous:
             known["task.node_type"] = labelled.name
     if not schema.homogeneous:
         known["model.name"] = "rsage"
-        notes["loader.relation_fanouts"] = f"the relations are {_relations(schema)}"
+        notes["loader.relation_fanouts"] = f"other fanouts for some relations; the relations are {_relations(schema)}"
     return known, notes
 
 
