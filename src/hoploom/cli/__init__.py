@@ -32,7 +32,7 @@ COMMANDS = {
     "certs": ("certs", "make a test CA and certificates for servers and clients"),
     "launch": ("launching", "start servers and trainers on one or many hosts"),
     "plan": ("scaling", "work out what a graph of some size takes on some hosts"),
-    "bench": ("scaling", "measure what plan reckons with on this machine"),
+    "bench": ("scaling", "measure batches of a store, or what plan reckons with"),
 }
 FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is no mistake in the command
 

@@ -1,4 +1,4 @@
-"""The commands of scale on paper: `plan` works a question out, `bench` measures what it is worked out from."""
+"""The commands of scale: `plan` works a question out, `bench` measures what it is worked out from, or a store."""
 
 import argparse
 import sys
@@ -6,7 +6,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from hoploom import scale
-from hoploom.cli.command import Arguments, Command, add_option, check_writable
+from hoploom.cli.command import Arguments, Command, add_option, check_writable, read_positive
+from hoploom.errors import ConfigError
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,15 @@ def _plan(arguments: Arguments) -> int:
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", type=Path, nargs="?", help="measure batches of this store, and not the machine")
+    for flag, metavar, text in (
+        ("--fanouts", "X,Y", "fanouts to compare (default: 15,10)"),
+        ("--batch-size", "N", "sizes to compare (default: 1024)"),
+    ):
+        parser.add_argument(flag, nargs="+", action="extend", default=[], metavar=metavar, help=f"with STORE: {text}")
+    parser.add_argument("--seeds", metavar="SPLIT", help="with STORE: the split of the seeds (default: train)")
+    text = "with STORE: threads that make batches (default: 2)"
+    add_option(parser, "--workers", read_positive, default="2", metavar="N", help=text)
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write what plan --constants reads")
     parser.add_argument(
         "--dir", type=Path, help="a folder on the disk that stores will lie on (default: the temporary)"
@@ -39,6 +49,10 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(arguments: Arguments) -> int:
+    if arguments.store is not None:
+        return _bench_store(arguments)
+    if arguments.fanouts or arguments.batch_size:
+        raise ConfigError("--fanouts and --batch-size are for the batches of a store; name it: hoploom bench STORE")
     from hoploom.scale.measure import measure
 
     check_writable("--out", arguments.out)  # said before anything is measured
@@ -46,6 +60,14 @@ def _bench(arguments: Arguments) -> int:
     print(scale.constants_as_text(constants))
     if arguments.out is not None:
         arguments.out.write_text(scale.to_json(constants) + "\n", encoding="utf-8")
+    return 0
+
+
+def _bench_store(arguments: Arguments) -> int:
+    from hoploom.cli.benching import cost_table
+
+    fanouts, sizes = arguments.fanouts or ["15,10"], arguments.batch_size or ["1024"]
+    print(cost_table(arguments.store, fanouts, sizes, arguments.seeds, arguments.workers))
     return 0
 
 
