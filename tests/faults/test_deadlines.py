@@ -278,7 +278,7 @@ def test_a_step_whose_loss_never_comes_is_named(device: torch.device, monkeypatc
     steps.take(StopRequests())
     context.timeout = SHORT
     lose_losses(monkeypatch)
-    said = rf"^epoch 0 step 2: the device has not computed the loss within 0.02 s; {BUSY}, or give hoploom.init a "
+    said = rf"^epoch 1 step 2: the device has not computed the loss within 0.02 s; {BUSY}, or give hoploom.init a "
     with pytest.raises(TrainError, match=said + "timeout above 0.02 seconds; there is no checkpoint$"):
         steps.take(StopRequests())
 
@@ -288,7 +288,7 @@ def test_leaving_a_hung_device_does_not_hide_the_step(
 ) -> None:
     lose_losses(monkeypatch)
     learner = homogeneous_learner(device)
-    with pytest.raises(TrainError, match=r"^epoch 0 step 1: the device has not computed the loss within 0.02 s"):
+    with pytest.raises(TrainError, match=r"^epoch 1 step 1: the device has not computed the loss within 0.02 s"):
         hoploom.fit(learner, Training(1, progress=False), context_of(device))
     batches = iter(learner.loader)
     next(batches)
@@ -334,7 +334,7 @@ def test_a_whole_step_that_is_never_done_is_named(
     monkeypatch.setattr(Lane, "_queue", Hung())
     whole = WholeStep(homogeneous_learner(device), Training(1), context_of(device))
     HungMark.left = left
-    said = rf"^epoch 0 step {step}: the device has not {doing} within 0.02 s; {BUSY}, or give hoploom.init a timeout "
+    said = rf"^epoch 1 step {step}: the device has not {doing} within 0.02 s; {BUSY}, or give hoploom.init a timeout "
     with pytest.raises(TrainError, match=said):
         list(whole.epoch())
 

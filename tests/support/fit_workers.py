@@ -329,7 +329,7 @@ def a_loss_that_is_not_finite_on_rank_1(context: Context, folder: str) -> None:
     fit(learner, Training(1, **QUIET), context, checkpoint=checkpoint)
     if context.rank == 1:
         spoil_at(learner.model, 2)
-    said = r"loss is nan at epoch 1 step 6 on rank 1; .*last good checkpoint is .*nan/last.safetensors"
+    said = r"loss is nan at epoch 2 step 6 on rank 1; .*last good checkpoint is .*nan/last.safetensors"
     with pytest.raises(hoploom.TrainError, match=said):
         fit(learner, Training(2, **QUIET), context, checkpoint=checkpoint)
 

@@ -23,6 +23,9 @@ from hoploom.train.step import StepReport
 EPOCHS = "metrics.jsonl"
 REDRAW_SECONDS = 0.1
 PLAIN_SECONDS = 30.0  # between lines where there is no terminal
+WIDEST = 100  # columns of what is shown
+FIGURE = 8  # characters of a metric
+HEADER_EVERY = 25  # lines of epochs
 SMOOTHING = 0.05  # weight of the newest step in the loss that is shown
 
 
@@ -55,13 +58,14 @@ class Journal:
             present = {self._folder / f"steps-rank{rank}.jsonl" for rank in range(self._context.world_size)}
             for path in set(self._folder.glob("steps-rank*.jsonl")) - present:
                 _shorten(path, "step", steps)
-            _shorten(self.epochs_file, "epoch", epochs - 1)
+            _shorten(self.epochs_file, None, epochs)
         if self._wants_board:
             self._board = _open_board(self._folder / "tensorboard", steps)
 
     def step(self, report: StepReport) -> None:
         """Write a step down."""
         line = {name: value for name, value in asdict(report).items() if name not in ("asked", "is_due")}
+        line["epoch"] += 1
         self._append(self.steps_file, line)
         if self._board is not None:
             for name in ("loss", "learning_rate", "seconds", "wait_seconds"):
@@ -111,13 +115,13 @@ def _open_board(folder: Path, steps: int) -> Any:
     return SummaryWriter(str(folder), purge_step=steps + 1)
 
 
-def _shorten(path: Path, counted: str, last: int) -> None:
-    """Keep the whole lines up to this step or epoch; a line that a crash cut short goes too."""
+def _shorten(path: Path, counted: str | None, last: int) -> None:
+    """Keep the whole lines up to this step, or so many of them; a line that a crash cut short goes too."""
     try:
         with path.open("rb+") as file:
             kept = 0
-            for line in file:
-                if not _is_kept(line, counted, last):
+            for number, line in enumerate(file, 1):
+                if not _is_kept(line, counted, number, last):
                     break
                 kept += len(line)
             file.truncate(kept)
@@ -127,9 +131,10 @@ def _shorten(path: Path, counted: str, last: int) -> None:
         raise StoreError(f"cannot shorten the journal {path}: {error}; move it away") from error
 
 
-def _is_kept(line: bytes, counted: str, last: int) -> bool:
+def _is_kept(line: bytes, counted: str | None, number: int, last: int) -> bool:
     try:
-        return line.endswith(b"\n") and int(json.loads(line)[counted]) <= last
+        content = json.loads(line)
+        return line.endswith(b"\n") and (number if counted is None else int(content[counted])) <= last
     except (ValueError, KeyError, TypeError):
         return False
 
@@ -142,6 +147,12 @@ class Bar(tqdm):  # type: ignore[misc]
 
     monitor_interval = 0
     _lock = threading.RLock()
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """No wider than a line that people read."""
+        found: dict[str, Any] = super().format_dict
+        return found | {"ncols": min(found["ncols"] or WIDEST, WIDEST)}
 
 
 def bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: float = REDRAW_SECONDS) -> Bar:
@@ -182,7 +193,8 @@ class Progress:
         self._bar = bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=0.0)
         self._pause = PLAIN_SECONDS if self._bar.disable else redraw
         self._began = self._last_shown = clock()
-        self._loss = 0.0
+        self._loss, self._num_lines = 0.0, 0
+        self._columns: tuple[str, ...] = ()  # of the header that stands above
         self._seeds = self._seconds = self._wait_seconds = 0.0
 
     def step(self, report: StepReport) -> None:
@@ -198,22 +210,28 @@ class Progress:
         if now - self._last_shown < self._pause:
             return
         self._last_shown, seconds = now, max(self._seconds, 1e-9)
-        place = f"epoch {report.epoch + 1}/{self._num_epochs}  step {report.step}/{self._num_steps}"
+        place = f"epoch {_of(report.epoch + 1, self._num_epochs)}  step {_of(report.step, self._num_steps)}"
         rate, waited = tqdm.format_sizeof(self._seeds / seconds), 100 * self._wait_seconds / seconds
-        figures = f"loss {self._loss:.4g}  {rate} seeds/s  waiting {waited:.1f} %"
+        figures = f"loss {self._loss:.4g}  {rate} seeds/s  wait {waited:.0f} %"
         if not self._bar.disable:
-            self._bar.bar_format = f"{place}  [{{bar:20}}]  {figures}  {{remaining}} left"
+            self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {{remaining}} left"
             self._bar.update(report.step - self._bar.n)
         else:
             left = (now - self._began) / taken * max(0, self._num_steps - report.step)
             self._print(f"{place}  {figures}  {tqdm.format_interval(left)} left")
 
     def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
-        """Show an epoch's metrics, and a note if there is one, on a line that stays."""
-        if self._shown:
-            values = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "epoch")
-            line = f"epoch {int(metrics['epoch']) + 1}/{self._num_epochs}  {values}{'  (best)' * is_best}"
-            self._print(f"{line}  {note}" if note else line)
+        """Show an epoch's metrics, and a note if there is one, as a row of a table that stays."""
+        if not self._shown:
+            return
+        columns = tuple(name for name in metrics if name != "epoch" and "/" not in name)  # no entries of a matrix
+        place = _of(int(metrics["epoch"]), self._num_epochs)
+        if columns != self._columns or self._num_lines % HEADER_EVERY == 0:
+            self._columns, self._num_lines = columns, 0
+            self._print("  ".join([f"{'epoch':>{len(place)}}", *(f"{name:>{FIGURE}}" for name in columns)]))
+        self._num_lines += 1
+        values = (f"{_figure(metrics[name]):>{max(FIGURE, len(name))}}" for name in columns)
+        self._print("  ".join([f"{place:>5}", *values, *["best"] * is_best, *[note] * bool(note)]))
 
     def _print(self, line: str) -> None:
         try:
@@ -227,3 +245,13 @@ class Progress:
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()
+
+
+def _of(number: int, total: int) -> str:
+    """3 of 10, as wide as 10 of 10."""
+    return f"{number:>{len(str(total))}}/{total}"
+
+
+def _figure(value: float) -> str:
+    """A metric in FIGURE characters."""
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.2e}"

@@ -23,7 +23,7 @@ from hoploom.train.journal import Journal, Progress
 from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.sharding import is_sharded
 from hoploom.train.step import StepCounts, Stepper, StepReport, check_closure
-from hoploom.train.tasks import check_labels
+from hoploom.train.tasks import VAL_LOSS, check_labels
 
 if TYPE_CHECKING:
     from hoploom.gpu.whole_step.epoch import WholeStep
@@ -38,8 +38,10 @@ class Outcome:
     steps: int
     epochs: int
     best: float | None  # of the metric that the task names
-    best_epoch: int | None
-    history: list[dict[str, float]] = field(repr=False)  # per epoch: its number, the loss, what validate returned
+    best_epoch: int | None  # from 1
+    history: list[dict[str, float]] = field(
+        repr=False
+    )  # per epoch: number, train_loss, val_loss, what validate returned
     stopped: Ending
     whole_steps: StepCounts | None = None  # how steps were taken, where they were to be whole
 
@@ -84,7 +86,8 @@ def fit(
             stacklevel=2,
         )
     history = list(standing.history)
-    return Outcome(standing.steps, standing.epoch, standing.best, standing.best_epoch, history, ending, counts)
+    best_epoch = None if standing.best_epoch is None else standing.best_epoch + 1
+    return Outcome(standing.steps, standing.epoch, standing.best, best_epoch, history, ending, counts)
 
 
 def _stepper(
@@ -200,8 +203,11 @@ class _Run:
     def _end_epoch(self) -> bool:
         """Validate and keep what came of it; whether some rank was asked to stop meanwhile."""
         standing = self.learner.standing
-        metrics = dict(self.validate()) if self.validate is not None else {}
-        standing.history.append({"epoch": standing.epoch, "train_loss": standing.loss_sum / standing.rows, **metrics})
+        found = {} if self.validate is None else dict(self.validate())
+        metrics = {VAL_LOSS: found.pop("loss"), **found} if "loss" in found else found
+        standing.history.append(
+            {"epoch": standing.epoch + 1, "train_loss": standing.loss_sum / standing.rows, **metrics}
+        )
         is_best = self.validate is not None and self._judge(metrics)
         overflow = "" if self.stepper.counts is None else self.stepper.counts.overflow
         self.progress.epoch(standing.history[-1], is_best=is_best, note=overflow)
@@ -216,6 +222,7 @@ class _Run:
     def _judge(self, metrics: Mapping[str, float]) -> bool:
         """Whether this epoch is the best so far, by rank 0's metrics."""
         name, mode = self.learner.task.monitor
+        name = VAL_LOSS if name == "loss" else name  # of tasks of your own
         if name not in metrics:
             raise ConfigError(f"validate returned no {name!r}, which the task monitors, only {sorted(metrics)}")
         value = float(self.context.gather(torch.tensor([metrics[name]], dtype=torch.float64))[0])

@@ -200,16 +200,17 @@ class Stepper:
             yield
         except TimeoutError as error:
             seconds, is_alone = self._context.timeout, self._context.world_size == 1
+            place = f"epoch {self._learner.standing.epoch + 1} step {step}"
             others = "" if is_alone else "look at what the other ranks say, it may wait for one of them; "
             raise TrainError(
-                f"epoch {self._learner.standing.epoch} step {step}: the device has not {error} within {seconds:g} s; "
+                f"{place}: the device has not {error} within {seconds:g} s; "
                 f"{others}{BUSY}, or give hoploom.init a timeout above {seconds:g} seconds; {self._last_good()}"
             ) from error
 
     def refuse(self, loss_sum: float, step: int, rank: int = 0) -> NoReturn:
         """Raise for a loss that is not finite."""
         raise TrainError(
-            f"the loss is {loss_sum} at epoch {self._learner.standing.epoch} step {step} on rank {rank}; "
+            f"the loss is {loss_sum} at epoch {self._learner.standing.epoch + 1} step {step} on rank {rank}; "
             "lower the learning rate, clip gradients (clip_norm=1.0), or look at that batch; "
             f"{self._last_good()}"
         )
@@ -219,7 +220,7 @@ class Stepper:
 
     def _backward(self, loss: Tensor) -> None:
         standing = self._learner.standing
-        with self._context.guard(f"averaging the gradients of epoch {standing.epoch} step {standing.steps + 1}"):
+        with self._context.guard(f"averaging the gradients of epoch {standing.epoch + 1} step {standing.steps + 1}"):
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def _update(self, weight: float) -> bool:

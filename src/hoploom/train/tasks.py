@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
 Mode = Literal["max", "min"]
-SMALLER_IS_BETTER = frozenset(("loss", "mae", "mse", "rmse"))
+VAL_LOSS = "val_loss"  # what the `loss` of evaluate() is called beside the `train_loss` of an epoch
+SMALLER_IS_BETTER = frozenset((VAL_LOSS, "mae", "mse", "rmse"))
 CHECKED_AT_ONCE = 1 << 20  # labels
 
 
@@ -64,7 +65,8 @@ class Judged:
 
     @property
     def monitor(self) -> tuple[str, Mode]:
-        return self.best, "min" if self.best in SMALLER_IS_BETTER else "max"
+        best = VAL_LOSS if self.best == "loss" else self.best
+        return best, "min" if best in SMALLER_IS_BETTER else "max"
 
 
 def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
@@ -195,7 +197,7 @@ def _seeds(batch: Batch, node_type: str | None) -> tuple[Any, str, int]:
 
 @dataclass(frozen=True)
 class NodeClassification(NodeTask):
-    """One class per node: accuracy, micro and macro F1; AUROC where there are two classes."""
+    """One class per node: accuracy (micro F1 equals it), macro F1; AUROC where there are two classes."""
 
     num_classes: int
     best: str = "accuracy"
@@ -219,6 +221,7 @@ class NodeClassification(NodeTask):
 
     def metrics(self, device: torch.device) -> "MetricCollection":
         metrics = _class_metrics("Multiclass", self.num_classes)
+        del metrics["f1_micro"]
         if self.num_classes != 2:
             del metrics["auroc"]
         if self.confusion:

@@ -45,7 +45,7 @@ def test_the_loss_falls_and_the_outcome_says_what_was_done() -> None:
     outcome = run(learner, 6)
     losses = [epoch["train_loss"] for epoch in outcome.history]
     assert (outcome.steps, outcome.epochs, outcome.stopped, outcome.best) == (6 * STEPS, 6, "done", None)
-    assert [epoch["epoch"] for epoch in outcome.history] == list(range(6))
+    assert [epoch["epoch"] for epoch in outcome.history] == list(range(1, 7))
     assert losses[-1] < 0.6 * losses[0]
 
 
@@ -187,7 +187,7 @@ def test_what_ended_early_stays_ended_when_resumed(tmp_path: Path) -> None:
     run(learner_of(), 9, folder=tmp_path, validate=given(0.5, 0.4, 0.4), patience=2)
     learner = resumed(tmp_path)
     outcome = run(learner, 9, validate=given(), patience=2)
-    assert (outcome.stopped, outcome.epochs, outcome.best, outcome.best_epoch) == ("early", 3, 0.5, 0)
+    assert (outcome.stopped, outcome.epochs, outcome.best, outcome.best_epoch) == ("early", 3, 0.5, 1)
 
 
 # --- best and last --------------------------------------------------------------------------
@@ -196,9 +196,9 @@ def test_what_ended_early_stays_ended_when_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "patience", "best_epoch", "epochs", "stopped"),
     [
-        ((0.1, 0.3, 0.2, 0.2), 2, 1, 4, "early"),
-        ((0.1, 0.3, 0.3, 0.4, 0.2), 2, 3, 5, "done"),
-        ((math.nan, 0.1, math.nan, 0.2, 0.2), 3, 3, 5, "done"),
+        ((0.1, 0.3, 0.2, 0.2), 2, 2, 4, "early"),
+        ((0.1, 0.3, 0.3, 0.4, 0.2), 2, 4, 5, "done"),
+        ((math.nan, 0.1, math.nan, 0.2, 0.2), 3, 4, 5, "done"),
         ((math.nan, math.nan), 2, None, 2, "early"),
     ],
 )
@@ -211,14 +211,16 @@ def test_patience_counts_epochs_without_a_better_value(
     found = Checkpoint(tmp_path, alone()).restore("best", saved.parts())
     assert (found is None) == (best_epoch is None)
     if best_epoch is not None:
-        assert (saved.standing.epoch, saved.standing.best) == (best_epoch + 1, values[best_epoch])
+        assert (saved.standing.epoch, saved.standing.best) == (best_epoch, values[best_epoch - 1])
 
 
 def test_a_metric_to_be_small_is_best_when_it_is_smallest() -> None:
     learner = learner_of()
     learner.task = NodeClassification(NUM_CLASSES, best="loss")
     losses = iter((0.3, 0.1, 0.2))
-    assert run(learner, 3, validate=lambda: {"loss": next(losses)}).best == 0.1
+    outcome = run(learner, 3, validate=lambda: {"loss": next(losses)})
+    assert (outcome.best, outcome.best_epoch) == (0.1, 2)
+    assert [sorted(epoch) for epoch in outcome.history] == [["epoch", "train_loss", "val_loss"]] * 3
 
 
 def test_a_validation_without_the_monitored_metric_is_refused() -> None:
@@ -302,7 +304,7 @@ def test_off_the_main_thread_signals_are_left_alone() -> None:
 def test_a_loss_that_is_not_finite_ends_training_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     learner = learner_of()
     spoil_at(learner.model, 7)
-    said = rf"the loss is nan at epoch 1 step 7 on rank 0; .*the last good checkpoint is {tmp_path}/last"
+    said = rf"the loss is nan at epoch 2 step 7 on rank 0; .*the last good checkpoint is {tmp_path}/last"
     with pytest.raises(TrainError, match=said):
         run(learner, folder=tmp_path)
     assert resumed(tmp_path).standing.steps == STEPS

@@ -9,6 +9,7 @@ import pty
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,7 +20,7 @@ from tqdm.auto import tqdm
 from hoploom import StoreError
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal, Progress
-from hoploom.train.learner import Learner, Training
+from hoploom.train.learner import Learner, Standing, Training
 from hoploom.train.loop import fit
 from hoploom.train.step import StepReport
 
@@ -48,12 +49,12 @@ def test_every_step_and_every_epoch_has_a_line(tmp_path: Path) -> None:
     run(tmp_path / "new", learner)
     steps, epochs = lines(tmp_path / "new" / "steps-rank0.jsonl"), lines(tmp_path / "new" / "metrics.jsonl")
     assert [(line["epoch"], line["step"], line["seeds"], line["rows"]) for line in steps] == [
-        (epoch, epoch * 4 + step + 1, size, size) for epoch in (0, 1) for step, size in enumerate((16, 16, 16, 5))
+        (epoch, 4 * epoch + step - 3, size, size) for epoch in (1, 2) for step, size in enumerate((16, 16, 16, 5))
     ]
     assert steps[0]["learning_rate"] == 0.05
     assert steps[3]["learning_rate"] == pytest.approx(0.04)
     assert all(0 < line["wait_seconds"] < line["seconds"] for line in steps)
-    assert [(line["epoch"], line["step"], line["accuracy"]) for line in epochs] == [(0, 4, 0.5), (1, 8, 0.5)]
+    assert [(line["epoch"], line["step"], line["accuracy"]) for line in epochs] == [(1, 4, 0.5), (2, 8, 0.5)]
     means = [sum(line["loss"] * line["seeds"] for line in steps[i : i + 4]) / 53 for i in (0, 4)]
     assert [line["train_loss"] for line in epochs] == pytest.approx(means)
 
@@ -94,7 +95,18 @@ def test_an_epoch_whose_validation_is_done_again_has_one_line(tmp_path: Path) ->
             fit(learner, Training(2, **QUIET), context, validate=validate, checkpoint=checkpoint, journal=journal)
         learner = learner_of()
         checkpoint.restore("last", learner.parts())
-        assert [line["epoch"] for line in lines(tmp_path / "metrics.jsonl")] == ([0] if fault else [0, 1])
+        assert [line["epoch"] for line in lines(tmp_path / "metrics.jsonl")] == ([1] if fault else [1, 2])
+
+
+def test_a_folder_whose_epochs_count_from_0_can_be_continued(tmp_path: Path) -> None:
+    """As those of Hoploom 0.1 do."""
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {4 * n}, "epoch": {n - 1}}}\n' for n in (1, 2, 3)))
+    with Journal(tmp_path, alone(), tensorboard=False) as journal:
+        journal.rewind(9, 2)
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [4, 8]
+    standing = Standing()
+    standing.load_state_dict(asdict(Standing(epoch=2, history=[{"epoch": 0}, {"epoch": 1}])))
+    assert standing.history == [{"epoch": 1}, {"epoch": 2}]
 
 
 def test_the_journals_of_ranks_that_are_no_more_are_rewound_too(tmp_path: Path) -> None:
@@ -169,7 +181,10 @@ def show(stream: TextIO, *, seconds: float = 0.5, redraw: float = 0.0) -> None:
         for step in range(1, 9):
             shown.step(report(step, epoch=(step - 1) // 4, seconds=seconds, wait_seconds=seconds / 50))
             if step % 4 == 0:
-                shown.epoch({"epoch": step // 4 - 1, "train_loss": 0.4321, "accuracy": 0.9}, is_best=step == 4)
+                shown.epoch({"epoch": step // 4, "train_loss": 0.4321, "accuracy": 0.9}, is_best=step == 4)
+
+
+TABLE = ["epoch  train_loss  accuracy", "  1/2      0.4321    0.9000  best", "  2/2      0.4321    0.9000"]
 
 
 def test_a_terminal_has_one_bar_and_a_line_per_epoch_that_stays(terminal: tuple[TextIO, int]) -> None:
@@ -178,12 +193,11 @@ def test_a_terminal_has_one_bar_and_a_line_per_epoch_that_stays(terminal: tuple[
     stream.close()
     rows = seen_on(screen).split("\r\n")
     assert [row.split("\r")[-1] for row in rows] == [
-        "epoch 1/2  train_loss 0.4321  accuracy 0.9  (best)",
-        "epoch 2/2  train_loss 0.4321  accuracy 0.9",
+        *TABLE,
         "",
     ]
     drawn = [text for row in rows for text in row.split("\r")]
-    bar = r"epoch 1/2  step 2/8  \[#####---------------\]  loss 0.5  200 seeds/s  waiting 2.0 %  .* left"
+    bar = r"epoch 1/2  step 2/8  \[#+-+\]  loss 0.5  200 seeds/s  wait 2 %  .* left"
     assert [text for text in drawn if re.fullmatch(bar, text)]
     assert max(map(len, drawn)) <= 100
 
@@ -194,12 +208,26 @@ def test_elsewhere_there_are_few_and_plain_lines() -> None:
     shown = stream.getvalue().splitlines()
     plain = [line for line in shown if "step" in line]
     assert 1 < len(plain) < 6
-    assert re.fullmatch(r"epoch \d/2  step \d/8  loss 0.5  10.0 seeds/s  waiting 2.0 %  \d\d:\d\d left", plain[0])
+    assert re.fullmatch(r"epoch \d/2  step \d/8  loss 0.5  10.0 seeds/s  wait 2 %  \d\d:\d\d left", plain[0])
     assert [line for line in shown if line not in plain] == [
-        "epoch 1/2  train_loss 0.4321  accuracy 0.9  (best)",
-        "epoch 2/2  train_loss 0.4321  accuracy 0.9",
+        *TABLE,
     ]
     assert "\r" not in stream.getvalue()
+
+
+def test_epochs_are_an_aligned_table_within_80_columns() -> None:
+    """Of the task with the most metrics; the header comes again where it is out of sight."""
+    names = ["train_loss", "accuracy", "f1_macro", "f1_micro", "auroc", "val_loss"]
+    stream = io.StringIO()
+    with Progress(stream, learner_of(), Training(10_000)) as shown:
+        for epoch in range(1, 31):
+            entry = {"epoch": epoch, "confusion/0/0": 9} | dict.fromkeys(names, 10.0 ** (epoch % 11 - 5))
+            shown.epoch(entry, is_best=True)
+    table = stream.getvalue().splitlines()
+    assert len(table) == 32
+    assert table[0] == table[26] == "      epoch  train_loss  accuracy  f1_macro  f1_micro     auroc  val_loss"
+    assert {len(row) for row in table} == {len(table[0]), len(table[0]) + len("  best")}
+    assert len(table[0]) + len("  best") <= 80
 
 
 def test_only_what_is_drawn_is_formatted(terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:

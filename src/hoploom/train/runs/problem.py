@@ -27,7 +27,7 @@ from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
 from hoploom.train.runs.link_splits import SPLITS, LinkShares, hold_out, read_links
 from hoploom.train.runs.run_file import LINKS, RunFile
-from hoploom.train.tasks import LinkPrediction, Mode, MultiLabel, NodeClassification, NodeRegression, Task
+from hoploom.train.tasks import VAL_LOSS, LinkPrediction, Mode, MultiLabel, NodeClassification, NodeRegression, Task
 
 Fanouts = list[int] | dict[RelationName, list[int]]
 LEAST_TAIL = 64  # seeds; fewer join the step before them, whatever the number of ranks, as long as it is not above
@@ -66,8 +66,11 @@ def _check_sampling(run_file: RunFile, schema: Schema) -> None:
 
 
 def _check_monitor(run_file: RunFile, task: Task) -> None:
-    wanted, known = run_file.train.monitor, ["loss", *map(str, task.metrics(torch.device("cpu")))]
-    if wanted is not None and wanted not in known:
+    wanted, known = run_file.train.monitor, [VAL_LOSS, *map(str, task.metrics(torch.device("cpu")))]
+    if wanted == "f1_micro" and wanted not in known and "accuracy" in known:
+        message = 'train.monitor is "f1_micro", which equals accuracy where a node has one class; give "accuracy"'
+        raise run_file.problem("train.monitor", message)
+    if wanted is not None and wanted not in ("loss", *known):
         raise _unknown(run_file, "train.monitor", f"train.monitor is {wanted!r}", wanted, known)
 
 

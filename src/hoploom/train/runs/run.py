@@ -317,9 +317,7 @@ def summary(result: Result) -> str:
         f"{result.seconds:.1f} s; {result.num_parameters:,} parameters"
     ]
     if outcome.best is not None and outcome.best_epoch is not None:
-        lines.append(
-            f"best {result.monitor} {outcome.best:.4f} on the validation split, in epoch {outcome.best_epoch + 1}"
-        )
+        lines.append(f"best {result.monitor} {outcome.best:.4f} on the validation split, in epoch {outcome.best_epoch}")
     if result.test:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in result.test.items() if "/" not in name)
         lines.append(f"test: {shown}")
