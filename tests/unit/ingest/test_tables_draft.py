@@ -234,7 +234,7 @@ def test_an_empty_file_is_left_out(tmp_path: Path, name: str, text: bytes) -> No
 
 def test_a_relation_of_one_type_may_be_undirected(tmp_path: Path) -> None:
     _drafted(tmp_path, {"nodes.csv": {"id": NUMBERS}, "edges.csv": RING})
-    assert "\n# undirected = true  # every edge counts for both directions\n" in draft(tmp_path, tmp_path)
+    assert "\n# undirected = true  # every edge counts in both directions\n" in draft(tmp_path, tmp_path)
 
 
 def test_paths_are_relative_to_where_the_text_is_written(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ from hoploom.ingest.tables.survey import Surveyed, largest, share_found, survey
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 HEADER = """\
-# What `hoploom build` makes a store of, drafted from the tables in {folder}
-# Lines that say "guessed" are worth a look; a line behind `# ` is not in force.
+# `hoploom build` makes a store from this file. It was drafted from the tables in {folder}
+# Check the lines that say "guessed". A line that begins with `# ` has no effect.
 
 """
-UNDIRECTED = "# undirected = true  # every edge counts for both directions\n"
+UNDIRECTED = "# undirected = true  # every edge counts in both directions\n"
 FEW = 8  # columns that are listed one by one
 
 
