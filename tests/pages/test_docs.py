@@ -117,6 +117,12 @@ def test_every_page_is_on_the_site() -> None:
     assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
 
 
+def test_the_first_page_leads_to_every_other_one() -> None:
+    links = {link.split("#")[0] for link in LINK.findall((DOCS / "index.md").read_text())}
+    missing = {page.name for page in DOCS.glob("*.md")} - links - {"index.md"}
+    assert not missing, "give each a row in docs/index.md, under the section it has in mkdocs.yml"
+
+
 def test_every_public_name_is_in_the_api_and_the_changelog() -> None:
     api, changelog = (DOCS / "api.md").read_text(), (ROOT / "CHANGELOG.md").read_text()
     assert not [name for name in hoploom.__all__ if not re.search(rf"`hoploom\.{name}\b", api)]
