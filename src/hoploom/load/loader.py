@@ -175,6 +175,10 @@ class Loader:
         """The steps of an epoch that one process walks alone."""
         return self._order.undealt().num_steps
 
+    def stage_seconds(self) -> dict[str, float]:
+        """What making batches has taken so far by stage, over all threads; nothing where others make them."""
+        return {}
+
     def num_seeds(self, step: int) -> int:
         """The seeds of a step of the newest loop, over all ranks."""
         if not self._looping.first_step <= step < self._looping.num_steps:

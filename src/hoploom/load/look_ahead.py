@@ -64,11 +64,15 @@ class LookAhead(Producer):
             window=(2 if delivery.num_threads else 1) * self.num_steps,
             num_finishing=delivery.num_ahead,
             begin=lambda step: self._maker.draw(*work.place(step)),
-            fetch=self.fetch,
+            fetch=self._timed_fetch,
             group=self.num_steps,
             naming=work.naming,
         )
         return nullcontext(stages)
+
+    def _timed_fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
+        with self._maker.seconds("fetch"):
+            return self.fetch(drawn, previous)
 
     def fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
         """The rows that these batches need and nobody here has, in one request per peer."""

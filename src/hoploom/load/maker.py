@@ -1,9 +1,11 @@
 """From seeds to a batch: the one pure function that every placement calls."""
 
 import threading
+import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +71,25 @@ class Drawn:
     extras: Mapping[Owner, Mapping[str, Any]]
 
 
+class StageSeconds:
+    """Seconds that stages of batches took so far, added up over all threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._seconds = threading.Lock(), dict[str, float]()
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Within: one batch goes through this stage."""
+        began = time.perf_counter()
+        yield
+        with self._lock:
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - began
+
+    def so_far(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self._seconds)
+
+
 @dataclass(frozen=True)
 class Maker(Producer):
     """Batches in stages: seeds are sampled, and what is sampled tells which rows are needed."""
@@ -76,22 +97,28 @@ class Maker(Producer):
     sampler: Sampler
     assembler: Assembler
     transform: Callable[[Batch], Any] | None = field(default=None, kw_only=True)
+    seconds: StageSeconds = field(default_factory=StageSeconds, kw_only=True, repr=False, compare=False)
 
     @abstractmethod
     def start(self, indices: Tensor, first: int, key: int) -> Start:
         """The seeds; `first` is the place of the first one in its step."""
 
     def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
-        start = self.start(indices, first, key)
-        sampled = self.sampler.sample(start.seeds, key)
-        if sampled.trees is not None and start.num_trees:
-            sampled.trees = [trees % start.num_trees for trees in sampled.trees]
-        return Drawn(sampled, start.extras)
+        with self.seconds("sample"):
+            start = self.start(indices, first, key)
+            sampled = self.sampler.sample(start.seeds, key)
+            if sampled.trees is not None and start.num_trees:
+                sampled.trees = [trees % start.num_trees for trees in sampled.trees]
+            return Drawn(sampled, start.extras)
 
     def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
         """The batch, with the rows that the assembler's store gives."""
-        batch = assembler.assemble(drawn.sampled, drawn.extras)
-        return batch if self.transform is None else self.transform(batch)
+        with self.seconds("gather"):
+            batch = assembler.assemble(drawn.sampled, drawn.extras)
+        if self.transform is None:
+            return batch
+        with self.seconds("transform"):
+            return self.transform(batch)
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         return self.finish(self.draw(indices, first, key), self.assembler)

@@ -78,6 +78,9 @@ class SamplingLoader(Loader):
         self._watched.renew()
         return super().walk()
 
+    def stage_seconds(self) -> dict[str, float]:
+        return self.maker.seconds.so_far()
+
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
         self._watched.renew()
         return super().steps(steps, dealt=dealt)

@@ -3,6 +3,7 @@
 The sums are those of DDP itself, bucket by bucket beside the backward pass; only the wait at its end is ours.
 """
 
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -50,11 +51,12 @@ class Averaging:
         self._pending.append(dist.all_reduce(gradients, group=self._model.process_group, async_op=True))
 
     def _finish(self) -> None:
-        says = "{} ({} at {})".format(DOING, *calling("backward"))
+        says, began = "{} ({} at {})".format(DOING, *calling("backward")), time.perf_counter()
         with self._guard(says):
             for work in self._pending:
                 self._whereabouts.wait(self._channel, says, partial(is_over, work))
         self._pending = []
+        self._whereabouts.averaging_seconds += time.perf_counter() - began
         if not self._settled:  # DDP itself chooses its buckets anew in the next forward pass, and would wait there
             self._settled = True
             Variable._execution_engine.queue_callback(self._settle)

@@ -103,6 +103,7 @@ class Whereabouts:
         self._held_up: HeldUp | None = None
         self._begun: Counter[str] = Counter()
         self._waits = 0
+        self.averaging_seconds = 0.0  # that this rank has waited for the others' gradients
 
     def begin(self, channel: str) -> int:
         """Count one more thing that this rank does with the others; its number, from 1."""

@@ -1,26 +1,30 @@
 """How training goes: what a run writes down, and what it shows.
 
-Written: a JSON line per step and rank, one per validation, TensorBoard where it is installed; a power cut may lose the
-newest lines. Shown: a bar by tqdm on a terminal or in a notebook, else now and then a plain line.
+Written: a JSON line per step and rank, one per validation, what `records.py` adds, TensorBoard where it is installed;
+a power cut may lose the newest lines. Shown: a bar by tqdm on a terminal or in a notebook, else a plain line at times.
 """
 
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from tqdm.auto import tqdm
 
 from hoploom.errors import StoreError
 from hoploom.ranks.context import Context
 from hoploom.train.learner import Learner, Training
+from hoploom.train.records import EVENTS, Times, machine, times_file, versions, warnings_kept
 from hoploom.train.step import StepReport
 
 EPOCHS = "metrics.jsonl"
+WRITTEN = ("epoch", "step", "loss", "seeds", "rows", "learning_rate", "seconds", "wait_seconds")  # of a step
 REDRAW_SECONDS = 0.1
 PLAIN_SECONDS = 30.0  # between lines where there is no terminal
 WIDEST = 100  # columns of what is shown
@@ -36,8 +40,17 @@ class Journal:
     ...     fit(learner, training, context, journal=journal)
     """
 
-    def __init__(self, folder: str | Path, context: Context, *, tensorboard: bool = True) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        context: Context,
+        *,
+        tensorboard: bool = True,
+        machines: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self._folder, self._context = Path(folder), context
+        self._machines = list(machines) or [machine_of(context)]
+        self._times = Times(self._write_times, partial(_gpu_bytes, context.device))
         self._wants_board = tensorboard and context.is_main
         self._files: dict[str, TextIO] = {}
         self._board: Any = None
@@ -50,23 +63,62 @@ class Journal:
     def epochs_file(self) -> Path:
         return self._folder / EPOCHS
 
+    @contextmanager
+    def recording(self, learner: Learner) -> Iterator[None]:
+        """Within, this learner trains from where it stands: what lies behind it is forgotten."""
+        standing, loader = learner.standing, learner.loader
+        self.rewind(standing.steps, standing.epoch)
+        if standing.steps == 0 and self._context.is_main:
+            (self._folder / EVENTS).unlink(missing_ok=True)
+        store = getattr(loader, "store", None)
+        sources: dict[str, Callable[[], Mapping[str, float]]] = {"loader": loader.stage_seconds}
+        if store is not None and store.deployment.traffic():
+            sources["traffic"] = store.deployment.traffic
+        self._times.watch(sources, standing.steps)
+        threads = {"threads": loader.num_workers, "steps_per_epoch": len(loader)}
+        self.event("start", step=standing.steps, machines=self._machines, versions=versions(), **threads)
+        try:
+            with warnings_kept(lambda text: self.event("warning", text=text)):
+                yield
+        except BaseException as error:
+            with suppress(StoreError):  # the first error is the one to tell
+                self._times.flush()
+                self.event("end", error=f"{type(error).__name__}: {error}", step=standing.steps)
+            raise
+        self._times.flush()
+
+    def event(self, kind: str, **content: Any) -> None:
+        """Write down what happened; rank 0's events are enough."""
+        if self._context.is_main:
+            self._append(self._folder / EVENTS, {"event": kind, "at": round(time.time(), 3), **content})
+
+    def timed(self, name: str) -> AbstractContextManager[None]:
+        """Within: what is spent between two steps, on a validation, say."""
+        return self._times.timed(name)
+
+    def _write_times(self, line: Mapping[str, Any]) -> None:
+        self._append(self._folder / times_file(self._context.rank), line)
+
     def rewind(self, steps: int, epochs: int) -> None:
         """Forget what was written after this many steps and whole epochs: they will be taken again."""
         self.close()
-        _shorten(self.steps_file, "step", steps)
+        for path in (self.steps_file, self._folder / times_file(self._context.rank)):
+            _shorten(path, "step", steps)
         if self._context.is_main:
-            present = {self._folder / f"steps-rank{rank}.jsonl" for rank in range(self._context.world_size)}
-            for path in set(self._folder.glob("steps-rank*.jsonl")) - present:
-                _shorten(path, "step", steps)
+            for name in ("steps-rank{}.jsonl", times_file("{}")):
+                present = {self._folder / name.format(rank) for rank in range(self._context.world_size)}
+                for path in set(self._folder.glob(name.format("*"))) - present:
+                    _shorten(path, "step", steps)
             _shorten(self.epochs_file, None, epochs)
         if self._wants_board:
             self._board = _open_board(self._folder / "tensorboard", steps)
 
     def step(self, report: StepReport) -> None:
         """Write a step down."""
-        line = {name: value for name, value in asdict(report).items() if name not in ("asked", "is_due")}
+        line = {name: getattr(report, name) for name in WRITTEN}
         line["epoch"] += 1
         self._append(self.steps_file, line)
+        self._times.add_step(report)
         if self._board is not None:
             for name in ("loss", "learning_rate", "seconds", "wait_seconds"):
                 self._board.add_scalar(f"step/{name}", line[name], report.step)
@@ -105,6 +157,16 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def machine_of(context: Context) -> dict[str, Any]:
+    """Where this rank runs."""
+    device = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu"
+    return machine(context.rank, device, context.num_cores)
+
+
+def _gpu_bytes(device: torch.device) -> dict[str, int]:
+    return {} if device.type != "cuda" else {"gpu": torch.cuda.max_memory_allocated(device)}
 
 
 def _open_board(folder: Path, steps: int) -> Any:

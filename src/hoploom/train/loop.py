@@ -68,16 +68,17 @@ def fit(
     taking = _stepper(learner, training, context, checkpoint)
     if training.progress and context.is_main:
         print(f"hoploom: loader threads {learner.loader.num_workers}", file=sys.stderr, flush=True)
-    if journal is not None:
-        journal.rewind(learner.standing.steps, learner.standing.epoch)
+    recording = nullcontext() if journal is None else journal.recording(learner)
     progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)
-    with taking as stepper, StopRequests() as requests, progress:
+    with recording, taking as stepper, StopRequests() as requests, progress:
         clock = SaveClock(0.0 if checkpoint is None else training.checkpoint_minutes)
         run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepper, clock)
         try:
             ending = run.until_it_ends()
         except PeerError as error:
             raise PeerError(f"{error}; {last_good(None if checkpoint is None else checkpoint.path('last'))}") from error
+        if journal is not None:
+            journal.event("end", stopped=ending, step=learner.standing.steps)
     standing, counts = learner.standing, stepper.counts
     if counts is not None and counts.overflow_often:
         warnings.warn(
@@ -203,7 +204,8 @@ class _Run:
     def _end_epoch(self) -> bool:
         """Validate and keep what came of it; whether some rank was asked to stop meanwhile."""
         standing = self.learner.standing
-        found = {} if self.validate is None else dict(self.validate())
+        with self._timed("validation"):
+            found = {} if self.validate is None else dict(self.validate())
         metrics = {VAL_LOSS: found.pop("loss"), **found} if "loss" in found else found
         standing.history.append(
             {"epoch": standing.epoch + 1, "train_loss": standing.loss_sum / standing.rows, **metrics}
@@ -218,6 +220,9 @@ class _Run:
             self._save("best")
         self._save("last")
         return self.context.sum(int(self.requests.asked)) > 0
+
+    def _timed(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if self.journal is None else self.journal.timed(name)
 
     def _judge(self, metrics: Mapping[str, float]) -> bool:
         """Whether this epoch is the best so far, by rank 0's metrics."""
@@ -240,7 +245,7 @@ class _Run:
                     f"lower the learning rate, or clip gradients (clip_norm=1.0); no checkpoint was written"
                 )
         try:
-            with self.clock.saving():
+            with self._timed("checkpoint"), self.clock.saving():
                 self.checkpoint.save(name, self.learner.parts())
         except StoreError as error:
             raise StoreError(

@@ -7,9 +7,9 @@ Costs one small all-reduce on the CPU per step, before the backward pass that wo
 import inspect
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -23,6 +23,7 @@ from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
+from hoploom.ranks.whereabouts import whereabouts
 from hoploom.train.calling import called
 from hoploom.train.checkpoint import Checkpoint, last_good
 from hoploom.train.learner import Learner, Training, mixed
@@ -42,6 +43,28 @@ class StepReport:
     wait_seconds: float  # of them, for batches
     asked: bool  # some rank was asked to stop
     is_due: bool = False  # rank 0 says that it is time for a checkpoint
+    parts: Mapping[str, float] = field(default_factory=dict)  # other seconds by what they went to, where that is known
+
+
+class Laps:
+    """Seconds by what they went to. Where a device works beside the host, the host's clock tells only of waiting."""
+
+    def __init__(self) -> None:
+        self.began = self._last = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    def end(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def parts(self, averaging: float) -> dict[str, float]:
+        """Without the wait for batches; so much of the backward pass was a wait for the others' gradients."""
+        parts = {name: spent for name, spent in self.seconds.items() if name not in ("wait", "rest")}
+        if averaging > 0:
+            parts["all-reduce"] = averaging
+            parts["backward"] -= averaging
+        return parts
 
 
 class Taken(NamedTuple):
@@ -110,6 +133,7 @@ class Stepper:
         self._checkpoint, self._model = checkpoint, called(learner.model, learner.loader)
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
+        self._whereabouts = whereabouts()
 
     def steps(self) -> "EagerSteps":
         """What is left of the loader's epoch."""
@@ -119,29 +143,34 @@ class Stepper:
         """The next step, of about as many seeds as expected. Where this rank was asked to stop, all learn it, and
         where rank 0 says that a checkpoint is due."""
         is_due = is_due and self._context.is_main
-        began, standing = time.perf_counter(), self._learner.standing
+        laps, standing, averaging_before = Laps(), self._learner.standing, self._averaging_seconds()
         is_alone = self._context.world_size == 1  # a backward pass waits for nobody, and the loss is read beside it
-        loss_sums, rows, seeds, waited, last = [], 0, 0, 0.0, False
+        loss_sums, rows, seeds, last = [], 0, 0, False
         self.reseed()
         self._learner.optimizer.zero_grad(set_to_none=True)
         while not last:
-            asking = time.perf_counter()
+            laps.end("rest")
             batch, num_seeds, last = next(batches)
-            waited += time.perf_counter() - asking
+            laps.end("wait")
             seeds += num_seeds
             with self._gradients(reduced=last):
                 losses = self._losses(batch)
                 loss_sums.append(HostNumber(losses.detach().double().sum()))
                 rows += losses.numel()
+                laps.end("forward")
                 if last and not is_alone:
                     totals = self._agree(loss_sums, rows, asked=requests.asked, is_due=is_due)
+                    laps.end("ranks")
                 self._backward(losses.sum() * (self._context.world_size / expected))
+                laps.end("backward")
         if is_alone:
             totals = self._agree(loss_sums, rows, asked=requests.asked, is_due=is_due)
         loss_sum_everywhere, rows_everywhere, num_asked, num_due = totals
         learning_rate = self._learner.learning_rate
+        laps.end("rest")
         if self._update(expected / rows_everywhere):
             self.schedule()
+        laps.end("optimizer")
         standing.steps += 1
         self.count(loss_sum_everywhere, int(rows_everywhere))
         return StepReport(
@@ -151,11 +180,15 @@ class Stepper:
             seeds,
             rows,
             learning_rate,
-            time.perf_counter() - began,
-            waited,
+            time.perf_counter() - laps.began,
+            laps.seconds["wait"],
             num_asked > 0,
             num_due > 0,
+            laps.parts(self._averaging_seconds() - averaging_before) if self._context.device.type == "cpu" else {},
         )
+
+    def _averaging_seconds(self) -> float:
+        return 0.0 if self._whereabouts is None else self._whereabouts.averaging_seconds
 
     def reseed(self) -> None:
         """What the next step draws, dropout say, follows from its number."""

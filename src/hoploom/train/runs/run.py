@@ -21,6 +21,7 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu.place import request
 from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
+from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
 from hoploom.store import Store
 from hoploom.store.base import Part
@@ -28,7 +29,7 @@ from hoploom.store.format import write_whole
 from hoploom.store.row_cache import CacheReport, cached, report
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
-from hoploom.train.journal import Journal
+from hoploom.train.journal import Journal, machine_of
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, Validate, fit
 from hoploom.train.runs.problem import (
@@ -110,7 +111,9 @@ def _learn(
     if context.is_main:
         write_whole(run_file.output.folder / RUN_FILE, [to_toml(run_file).encode()])
         (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
-    with Journal(run_file.output.folder, context, tensorboard=run_file.output.tensorboard) as journal:
+    machines = gather_json(context, machine_of(context))
+    tensorboard = run_file.output.tensorboard
+    with Journal(run_file.output.folder, context, tensorboard=tensorboard, machines=machines) as journal:
         validate = _validation(run_file, goal, learner, context)
         given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
         training = Training(**given | {"seed": run_file.seed, "progress": progress})

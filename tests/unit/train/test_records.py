@@ -1,0 +1,103 @@
+"""What a run writes for its report: sums of seconds, memory, and what happened."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fit_workers import QUIET, alone, learner_of
+
+from hoploom.train.journal import Journal
+from hoploom.train.learner import Learner, Training
+from hoploom.train.loop import fit
+from hoploom.train.records import Times, machine, memory, versions
+from hoploom.train.step import StepReport
+
+
+def run(folder: Path, learner: Learner, validate: Any = lambda: {"accuracy": 0.5}, **options: Any) -> None:
+    with Journal(folder, alone(), tensorboard=False) as journal:
+        fit(learner, Training(**{"epochs": 2} | QUIET | options), alone(), validate=validate, journal=journal)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def report(step: int, **parts: float) -> StepReport:
+    return StepReport(0, step, 0.5, 100, 50, 0.1, 0.4, 0.1, False, parts=parts)
+
+
+def test_a_line_adds_up_about_a_second_of_steps() -> None:
+    written: list[Mapping[str, Any]] = []
+    made = {"sample": 1.0}
+    times = Times(written.append)
+    times.watch({"loader": lambda: dict(made)}, step=0)
+    for step in range(1, 5):
+        made["sample"] += 0.25
+        times.add_step(report(step, forward=0.2))
+    with times.timed("checkpoint"):
+        pass
+    times.flush()
+    times.flush()
+    assert [(line["step"], line["steps"]) for line in written] == [(3, 3), (4, 1)]
+    assert written[0]["seconds"] == pytest.approx({"step": 1.2, "wait": 0.3, "forward": 0.6})
+    assert [line["loader"] for line in written] == [{"sample": 0.75}, {"sample": 0.25}]
+    assert "checkpoint" in written[1]["seconds"]
+
+
+def test_the_parts_of_a_step_are_no_more_than_the_step(tmp_path: Path) -> None:
+    run(tmp_path, learner_of())
+    written = lines(tmp_path / "times-rank0.jsonl")
+    assert sum(line["steps"] for line in written) == 8
+    for line in written:
+        seconds = line["seconds"]
+        spent = sum(seconds[name] for name in ("wait", "forward", "backward", "optimizer"))
+        assert 0 < spent <= seconds["step"] + 1e-5
+    assert sum(line["loader"]["sample"] for line in written) > 0
+    assert all(line["memory"]["private"] > 0 for line in written)
+    assert "ranks" not in written[0]["seconds"]  # there is nobody to wait for
+
+
+def test_a_resumed_run_forgets_the_seconds_after_its_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, learner_of(), max_steps=6)
+    learner = learner_of()
+    with (tmp_path / "times-rank0.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, "steps": 3, "seconds": {"step": 1.0}}) + "\n")
+    learner.standing.steps = 6
+    with Journal(tmp_path, alone(), tensorboard=False) as journal, journal.recording(learner):
+        assert [line["step"] for line in lines(tmp_path / "times-rank0.jsonl")] == [6]
+    events = lines(tmp_path / "events.jsonl")
+    assert [(event["event"], event.get("step")) for event in events] == [("start", 0), ("end", 6), ("start", 6)]
+
+
+def test_what_happens_is_written_down(tmp_path: Path) -> None:
+    def validate() -> dict[str, float]:
+        warnings.warn("the moon is full", stacklevel=1)
+        return {"accuracy": 0.5}
+
+    with pytest.warns(UserWarning, match="the moon is full"):
+        run(tmp_path, learner_of(), validate)
+    start, warning, end = lines(tmp_path / "events.jsonl")
+    assert start["machines"][0]["cores"] >= 1
+    assert start["versions"]["torch"] == versions()["torch"]
+    assert warning["text"] == "UserWarning: the moon is full"
+    assert end["stopped"] == "done"
+
+
+def test_a_run_that_fails_says_why_in_its_folder(tmp_path: Path) -> None:
+    def validate() -> dict[str, float]:
+        raise ValueError("no metrics today")
+
+    with pytest.raises(ValueError, match="no metrics"):
+        run(tmp_path, learner_of(), validate)
+    assert lines(tmp_path / "events.jsonl")[-1]["error"] == "ValueError: no metrics today"
+    assert lines(tmp_path / "times-rank0.jsonl")[-1]["step"] == 4
+
+
+def test_what_the_system_does_not_say_is_left_out(tmp_path: Path) -> None:
+    assert memory(tmp_path / "none") == {}
+    (tmp_path / "status").write_text("Name:\tpython\nRssAnon:\t  12 kB\nRssFile:\t 3 kB\n")
+    assert memory(tmp_path / "status") == {"private": 12288, "mapped": 3072}
+    assert machine(3, "cpu", 2)["rank"] == 3
