@@ -1,18 +1,21 @@
-"""Our end of the pipe to a peer library in a venv of its own; the one place that reads HOPLOOM_PEERS."""
+"""Our end of the pipe to a peer library in a venv of its own; the one place that reads HOPLOOM_PEERS.
+
+HOPLOOM_PEERS names one folder or several, as PATH does: libraries that need other versions of torch have their own.
+"""
 
 import json
 import os
 import select
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hoploom.store import Store
 from hoploom.store import format as layout
 
-SCRIPT = Path(__file__).parent / "peers" / "torch_sparse_peer.py"
+SCRIPTS = Path(__file__).parent / "peers"
 PEERS = ("torch-sparse", "pyg-lib", "DGL", "GraphBolt", "GLT")
 DEADLINE = 600.0  # seconds that one answer may take
 NAME = "PyG, torch-sparse"
@@ -23,20 +26,17 @@ class PeerError(Exception):
 
 
 class Peer:
-    """PyG with torch-sparse in another process, one request at a time."""
+    """A library in another process, one request at a time."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process, self._unread = process, b""
         greeting = self._answer()
-        self.present: list[str] = greeting["present"]
-        self.versions = f"peer: PyG {greeting['torch_geometric']}, torch {greeting['torch']}"
+        self.present: list[str] = greeting.get("present", [])
+        self.versions = f"peer: {greeting['versions']}"
 
     def read(self, folder: Path, store: Store) -> None:
         """Let it build its own copy of a store's graph."""
-        (node_type,), (relation,) = store.schema.node_types, store.schema.relations
-        columns = {name: str(folder / layout.topology_file(0, relation, name)) for name in ("indptr", "indices")}
-        fields = {name: str(folder / layout.node_file(0, node_type.name, name)) for name in node_type.fields}
-        self.ask("read", **columns, fields=fields)
+        self.ask("read", **files_of(folder, store))
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         """One request, one answer."""
@@ -60,26 +60,48 @@ class Peer:
         return answer
 
 
+def files_of(folder: Path, store: Store) -> dict[str, Any]:
+    """The files that a peer reads the graph from."""
+    (node_type,), (relation,) = store.schema.node_types, store.schema.relations
+    columns = {name: str(folder / layout.topology_file(0, relation, name)) for name in ("indptr", "indices")}
+    fields = {name: str(folder / layout.node_file(0, node_type.name, name)) for name in node_type.fields}
+    return {**columns, "fields": fields}
+
+
 @contextmanager
 def torch_sparse() -> Iterator[Peer | None]:
-    """The peer, or None where its venv is missing or cannot import torch-sparse."""
-    python = Path(os.environ.get("HOPLOOM_PEERS", ""), "bin", "python")
-    if "HOPLOOM_PEERS" not in os.environ or not python.exists():
-        yield None
-        return
-    with subprocess.Popen([str(python), str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            yield _greeted(process)
-        finally:
-            _end(process)
+    """PyG with torch-sparse, or None where no venv can import it."""
+    with _first_that_starts("torch_sparse_peer.py") as peer:
+        yield peer
 
 
-def _greeted(process: "subprocess.Popen[bytes]") -> Peer | None:
-    try:
-        peer = Peer(process)
-    except PeerError:  # it ended while it imported torch and PyG
-        return None
-    return peer if "torch-sparse" in peer.present else None
+@contextmanager
+def loader_of(library: str) -> Iterator[Peer | None]:
+    """The loader of one library, or None where no venv can import it."""
+    with _first_that_starts("loader_peer.py", library) as peer:
+        yield peer
+
+
+@contextmanager
+def _first_that_starts(script: str, *arguments: str) -> Iterator[Peer | None]:
+    """The script in the first venv that has what it imports."""
+    with ExitStack() as running:
+        for python in _pythons():
+            command = [str(python), str(SCRIPTS / script), *arguments]
+            process = running.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            running.callback(_end, process)
+            with suppress(PeerError):  # it ended while it imported its library
+                found = Peer(process)
+                break
+        else:
+            found = None
+        yield found
+
+
+def _pythons() -> list[Path]:
+    """The interpreter of every venv in HOPLOOM_PEERS."""
+    folders = filter(None, os.environ.get("HOPLOOM_PEERS", "").split(os.pathsep))
+    return [python for folder in folders if (python := Path(folder, "bin", "python")).exists()]
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -91,7 +91,9 @@ def _row(**cells: Any) -> Row:
 
 
 def shown(spread: Spread) -> str:
-    """Median with the spread: `52.1 (50.3 to 53.0)`."""
+    """Median with the spread: `52.1 (50.3 to 53.0)`; a single figure alone."""
+    if spread.low == spread.high:
+        return _figure(spread.median)
     return f"{_figure(spread.median)} ({_figure(spread.low)} to {_figure(spread.high)})"
 
 

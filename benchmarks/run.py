@@ -1,8 +1,8 @@
-"""Benchmarks by group or by name: a table, and a group's section of benchmarks/RESULTS.md where all of it ran.
+"""Benchmarks by group or by name: a table, and a group's file in benchmarks/results/ where all of it ran.
 
 >>> python benchmarks/run.py                    # every group; gpu where there is one
->>> python benchmarks/run.py training           # one group: writes its section
->>> python benchmarks/run.py stepping opening   # prints the table, leaves RESULTS.md alone
+>>> python benchmarks/run.py training           # one group: writes its file, RESULTS.md and the charts
+>>> python benchmarks/run.py stepping opening   # prints the table, writes nothing
 """
 
 import argparse
@@ -12,19 +12,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import recorded
 import report
 import torch
 from report import Report
 
 GROUPS = {
+    "libraries": ("libraries",),
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
     "training": ("stepping", "aggregating"),
     "building": ("csc_building", "tables_to_store", "partitioning"),
+    "scale": ("scale_model",),
     "cluster": ("serving", "worker_mode", "server_client"),
     "gpu": ("gpu_sampling", "gpu_gathering", "gpu_epochs", "gpu_profile"),
 }
 NAMES = tuple(name for names in GROUPS.values() for name in names)
-TITLE = "# Results"
 DEADLINE = 7200.0  # seconds for one script, making its graph included
 
 
@@ -47,25 +49,6 @@ def merged(reports: list[Report]) -> Report:
     notes = dict.fromkeys(note for one in reports for note in one.notes)
     absent = dict.fromkeys(name for one in reports for name in one.absent)
     return Report(rows, list(notes), list(absent))
-
-
-def section(group: str, whole: Report, header: list[str]) -> str:
-    """What RESULTS.md says about one group."""
-    lines = [f"## {group}", "", *(f"- {line}" for line in header), "", report.table(whole.rows), ""]
-    return "\n".join([*lines, *(f"- {line}" for line in report.notes_of(whole)), ""])
-
-
-def written(group: str, text: str) -> None:
-    """Put a group's section into RESULTS.md, in place of the one that is there."""
-    sections = dict.fromkeys(GROUPS, "")
-    for part in report.RESULTS.read_text().split("\n## ")[1:] if report.RESULTS.exists() else []:
-        sections[part.split("\n", 1)[0]] = f"## {part.rstrip()}\n"
-    sections[group] = text
-    intro = (
-        "Written by `make bench`. Medians (least to greatest) of repetitions in which ours and its baseline took "
-        "turns; ratios are of medians."
-    )
-    report.RESULTS.write_text("\n".join([TITLE, "", intro, "", *(part for part in sections.values() if part)]))
 
 
 def run_group(names: list[str], tiny: bool) -> tuple[Report, list[str], bool]:
@@ -101,10 +84,11 @@ def main() -> int:
         chosen = [name for name in names if whole or name in arguments.names]
         if chosen:
             found, header, complete = run_group(chosen, arguments.tiny)
-            text = section(group, found, header)
-            print(text)
+            section = recorded.Section(group, header, found)
+            print(section.to_markdown())
             if whole and complete and found.rows and not arguments.tiny:
-                written(group, text)
+                recorded.keep(section)
+                recorded.publish()
             succeeded &= complete
     return 0 if succeeded else 1
 

@@ -37,11 +37,11 @@ def greeting() -> dict[str, Any]:
     """Which peers this venv has."""
     import torch_geometric
 
-    present = [name for name, module in MODULES.items() if is_present(module)]
-    if not torch_geometric.typing.WITH_TORCH_SPARSE and "torch-sparse" in present:
-        present.remove("torch-sparse")  # installed, but PyG could not import it
+    if not torch_geometric.typing.WITH_TORCH_SPARSE:
+        raise SystemExit("PyG cannot import torch-sparse")
     torch_geometric.typing.WITH_PYG_LIB = False  # PyG would prefer it to torch-sparse
-    return {"present": present, "torch": torch.__version__, "torch_geometric": torch_geometric.__version__}
+    present = [name for name, module in MODULES.items() if is_present(module)]
+    return {"present": present, "versions": f"PyG {torch_geometric.__version__}, torch {torch.__version__}"}
 
 
 def hop_counts(edge_index: torch.Tensor, num_seeds: int, num_hops: int) -> tuple[list[int], list[int]]:

@@ -1,0 +1,75 @@
+"""What was measured, kept: a JSON file per group in results/; RESULTS.md and the chart are made from these files.
+
+>>> python benchmarks/recorded.py   # write RESULTS.md and the chart again
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import chart
+import report
+from report import ROOT, Report
+
+FOLDER = ROOT / "benchmarks" / "results"
+FIRST = ("libraries", "core", "training", "building", "cluster", "gpu")  # the others follow by name
+INTRO = """# Results
+
+Made from the files in `benchmarks/results/`, which `make bench` writes. Medians (least to greatest) of repetitions in
+which ours and its baseline took turns; ratios are of medians. Machines are shared with others: compare figures within
+a table, not between tables.
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one group of benchmarks found, and where."""
+
+    group: str
+    header: Sequence[str]  # machine, commit, versions, date
+    found: Report
+    about: str = ""
+
+    def to_markdown(self) -> str:
+        """Its part of RESULTS.md."""
+        lines = [f"## {self.group}", "", *([self.about, ""] if self.about else [])]
+        lines += [*(f"- {line}" for line in self.header), "", report.table(self.found.rows), ""]
+        return "\n".join([*lines, *(f"- {line}" for line in report.notes_of(self.found)), ""])
+
+
+def keep(section: Section) -> None:
+    """Write a group's file, in place of the one that is there."""
+    described = {"about": section.about, "header": list(section.header), **asdict(section.found)}
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{section.group}.json").write_text(json.dumps(described, indent=1) + "\n")
+
+
+def sections() -> dict[str, Section]:
+    """Every group that has a file, in the order of RESULTS.md."""
+    names = sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name not in FIRST, name))
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return {name: _read(name) for name in names}
+
+
+def _read(name: str) -> Section:
+    text = (FOLDER / f"{name}.json").read_text()
+    described = json.loads(text)
+    return Section(name, described["header"], report.from_json(text), described["about"])
+
+
+def pages() -> dict[Path, str]:
+    """The files that are made from what was measured."""
+    found = sections()
+    results = "\n".join([INTRO, *(section.to_markdown() for section in found.values())])
+    return {report.RESULTS: results.rstrip() + "\n", **chart.drawn(found["libraries"].found, found["training"].found)}
+
+
+def publish() -> None:
+    """Write them."""
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    publish()
