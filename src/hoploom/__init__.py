@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
     from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
+    from hoploom.partition import partition
     from hoploom.ranks.context import init
     from hoploom.ranks.spawn import spawn
     from hoploom.sample import Edges
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from hoploom.store.from_tensors import from_tensors
     from hoploom.train.checkpoint import Checkpoint
     from hoploom.train.evaluation import evaluate
+    from hoploom.train.learner import Learner, Training
     from hoploom.train.loop import fit
+    from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
 
 __version__ = "0.1.0"
 
@@ -35,13 +38,19 @@ __all__ = [
     "DataError",
     "Edges",
     "HoploomError",
+    "Learner",
     "LinkNeighborLoader",
+    "LinkPrediction",
+    "MultiLabel",
     "NeighborLoader",
     "NeighborSampler",
+    "NodeClassification",
+    "NodeRegression",
     "PeerError",
     "Store",
     "StoreError",
     "TrainError",
+    "Training",
     "connect",
     "evaluate",
     "fit",
@@ -52,6 +61,7 @@ __all__ = [
     "infer",
     "init",
     "open",
+    "partition",
     "spawn",
 ]
 # Where a name comes from, at first use: building a store needs no PyG, which takes 160 MB and a second to import.
@@ -68,6 +78,8 @@ _HOMES = {
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {"infer": "inference.infer", "init": "ranks.context", "spawn": "ranks.spawn"}
 _HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
+_HOMES |= {"Learner": "train.learner", "Training": "train.learner"}
+_HOMES |= dict.fromkeys(("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression"), "train.tasks")
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}
 _PACKAGES |= {"ops", "partition", "sample", "scale", "schema", "serve", "store", "train"}

@@ -1,4 +1,11 @@
-"""Cutting a store into parts: which node goes where, what that costs, and writing it."""
+"""Cutting a store into parts: which node goes where, what that costs, and writing it.
+
+The package itself can be called: `hoploom.partition(store, out, num_parts)` is its function `partition`.
+"""
+
+import inspect
+import sys
+from types import ModuleType
 
 from hoploom.partition.assign import METHODS, assign, edge_cut
 from hoploom.partition.partition import partition
@@ -6,3 +13,11 @@ from hoploom.partition.picture import as_svg
 from hoploom.partition.report import PartitionReport, as_json, report
 
 __all__ = ["METHODS", "PartitionReport", "as_json", "as_svg", "assign", "edge_cut", "partition", "report"]
+
+
+class _Callable(ModuleType):
+    __call__ = staticmethod(partition)
+    __signature__ = inspect.signature(partition)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hoploom.gpu.place.placed_store import PlacedStore
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)  # two stores are equal if they are one: comparing reads nothing
 class Store:
     """A graph, its features and its splits.
 

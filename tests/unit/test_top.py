@@ -1,0 +1,41 @@
+"""What `import hoploom` gives: names, completion, signatures."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.graphs import ring
+
+import hoploom
+from hoploom.train import tasks
+
+
+@pytest.mark.parametrize("name", ["NodeClassification", "NodeRegression", "MultiLabel", "LinkPrediction"])
+def test_tasks_learner_and_training_are_at_the_top(name: str) -> None:
+    assert getattr(hoploom, name) is getattr(tasks, name)
+    assert {"Learner", "Training", name} <= set(dir(hoploom))
+    assert hoploom.Training(epochs=2).epochs == 2
+
+
+def test_partition_is_a_function_and_its_package_still_imports(tmp_path: Path) -> None:
+    hoploom.from_pyg(ring(12)).save(tmp_path / "whole")
+    called: Any = hoploom.partition
+    costs = called(tmp_path / "whole", tmp_path / "parts", 2, method="range")
+    from hoploom.partition import PartitionReport, partition
+    from hoploom.partition.assign import METHODS
+
+    assert isinstance(costs, PartitionReport)
+    assert "range" in METHODS
+    assert inspect.signature(called) == inspect.signature(partition)
+    assert called.partition is partition  # as written before
+
+
+def test_stores_are_equal_only_to_themselves_and_can_be_keys(tmp_path: Path) -> None:
+    store, other = hoploom.from_pyg(ring(12)), hoploom.from_pyg(ring(12))
+    assert store == store  # noqa: PLR0124
+    assert store != other
+    assert {store: "mine", other: "yours"}[store] == "mine"
+    saved = store.save(tmp_path / "saved")
+    assert saved != hoploom.open(tmp_path / "saved")
+    assert saved.identity == hoploom.open(tmp_path / "saved").identity
