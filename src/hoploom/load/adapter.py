@@ -17,14 +17,15 @@ from torch_geometric.sampler import (
     NumNeighbors,
     SamplerOutput,
 )
+from torch_geometric.sampler.base import SubgraphType
 
 from hoploom.batch import Sampled
 from hoploom.load.arguments import PairOrData, fanouts_of, read_input
 from hoploom.load.calls import Calls
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
+from hoploom.sample.hops import Mode, Subgraph, Temporal, make_sampling
 from hoploom.sample.hops import NumNeighbors as Fanouts
-from hoploom.sample.hops import make_sampling
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Wanted
 
@@ -44,12 +45,26 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: int = 0,
         weight_attr: str | None = None,
         time_attr: str | None = None,
-        **options: Any,
+        replace: bool = False,
+        labor: bool = False,
+        disjoint: bool = False,
+        temporal_strategy: Temporal = "uniform",
+        subgraph_type: Subgraph | SubgraphType = "directional",
+        mode: Mode = "subgraph",
     ) -> None:
         store = read_input(data, weight_attr=weight_attr, time_attr=time_attr).store
         schema = store.schema
         sampling = make_sampling(
-            schema, fanouts_of(schema, num_neighbors), weight_attr=weight_attr, time_attr=time_attr, **options
+            schema,
+            fanouts_of(schema, num_neighbors),
+            replace=replace,
+            labor=labor,
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            subgraph_type=subgraph_type,
+            mode=mode,
         )
         self._store, self._schema = store, schema
         self._sampler = Sampler(store.graph, sampling)

@@ -36,31 +36,17 @@ from hoploom.store.from_pyg import PygGraph, read_pair, read_pyg
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
 
-# torch's DataLoader arguments that mean something here, and ours like them.
-LOADER_DEFAULTS: dict[str, Any] = {
-    "batch_size": 1,
-    "shuffle": False,
-    "drop_last": False,
-    "num_workers": 0,
-    "prefetch_factor": None,
-    "timeout": 0,
-    "pin_memory": False,
-    "persistent_workers": False,
-    "sampler": None,
-    "least_tail": 1,
-    "locality": False,
-    "look_ahead": None,
-    "fields": None,
-    "prefetch_bytes": None,
-}
-COUNTS = {  # those that are counts: the least, and what to give
+COUNTS = {  # arguments that are counts: the least, and what to give
     "batch_size": (1, "give at least 1"),
     "num_workers": (0, "give a count of threads, 0 for none"),
     "prefetch_factor": (1, "give at least 1"),
     "least_tail": (1, "give a count of seeds, 1 for none to join"),
     "look_ahead": (1, "give a count of steps, 1 for none ahead"),
 }
-UNSUPPORTED = {
+MAY_BE_NONE = ("prefetch_factor", "look_ahead")
+UNSUPPORTED = {  # of torch's DataLoader, then of other libraries; torch's defaults pass
+    "collate_fn": "a batch is made whole, there is nothing to collate; give transform=, a function of the batch",
+    "dataset": "leave it out, and say with input_nodes= or edge_label_index= what the seeds are",
     "batch_sampler": "give sampler=, batch_size= and drop_last=, so that ranks share a step; a DynamicBatchSampler "
     "measures whole graphs, while num_neighbors= and batch_size= bound a batch here",
     "worker_init_fn": "workers are threads of this process, and seed= decides all draws; leave it out",
@@ -75,7 +61,6 @@ UNSUPPORTED = {
     "ddp_seed": "give seed=, the same on every rank",
     "prob": "give weight_attr=, the name of an edge field",
 }
-IGNORED = ("dataset", "collate_fn", "in_order")  # PyG drops the first two as well; our batches are always in order
 
 
 def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | None) -> PygGraph:
@@ -108,22 +93,23 @@ def fanouts_of(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts
     return values
 
 
-def loader_arguments(kwargs: Mapping[str, Any], loader: str) -> dict[str, Any]:
-    """PyG's remaining arguments with their defaults; ConfigError for those we do not have."""
-    known = {name: value for name, value in kwargs.items() if name not in IGNORED}
-    for name, value in known.items():
-        if name in UNSUPPORTED:
-            if value is not None and not (isinstance(value, str) and value == ""):  # torch's defaults
-                raise ConfigError(f"{loader} does not support {name}=; {UNSUPPORTED[name]}")
-        elif name not in LOADER_DEFAULTS:
+def loader_arguments(given: Mapping[str, Any], loader: str) -> dict[str, Any]:
+    """A loader's arguments with counts and sizes read; ConfigError for those of PyG and torch that we do not have."""
+    unknown = given["unknown"]
+    for name, way_out in UNSUPPORTED.items():
+        value = unknown.get(name, given.get(name))
+        if value is not None and not (isinstance(value, str) and value == ""):
+            raise ConfigError(f"{loader} does not support {name}=; {way_out}")
+    for name in unknown:
+        if name not in UNSUPPORTED:
             raise TypeError(f"{loader}() got an unexpected argument {name!r}")
-    merged = {name: known.get(name, default) for name, default in LOADER_DEFAULTS.items()}
+    read = dict(given)
     for name, (least, way_out) in COUNTS.items():
-        if merged[name] is not None or LOADER_DEFAULTS[name] is not None:
-            merged[name] = as_int(name, merged[name], least, way_out)
-    merged["prefetch_bytes"] = _size("prefetch_bytes", merged["prefetch_bytes"])
-    merged["timeout"] = as_number("timeout", merged["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
-    return merged
+        if given[name] is not None or name not in MAY_BE_NONE:
+            read[name] = as_int(name, given[name], least, way_out)
+    read["prefetch_bytes"] = _size("prefetch_bytes", given["prefetch_bytes"])
+    read["timeout"] = as_number("timeout", given["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
+    return read
 
 
 def _size(what: str, given: Any) -> int | None:

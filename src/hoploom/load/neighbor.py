@@ -3,11 +3,12 @@
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal, Never
 
 import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
 
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
@@ -24,8 +25,8 @@ from hoploom.load.pipeline import DEADLINE, ByteLimit, Delivery, Producer
 from hoploom.load.watched_fields import WatchedFields
 from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
+from hoploom.sample.hops import Mode, Sampling, Subgraph, Temporal, make_sampling
 from hoploom.sample.hops import NumNeighbors as Fanouts
-from hoploom.sample.hops import Sampling, make_sampling
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store
 
@@ -46,7 +47,7 @@ class SamplingLoader(Loader):
         for name in REFUSED:
             if given[name] is not None:
                 raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
-        arguments = inputs.loader_arguments(given["kwargs"], loader)
+        arguments = inputs.loader_arguments(given, loader)
         graph = inputs.read_input(given["data"], weight_attr=given["weight_attr"], time_attr=given["time_attr"])
         store, mover = graph.store, Mover(given["device"])
         sampler = _sampler(store, given)
@@ -195,30 +196,51 @@ class NeighborLoader(SamplingLoader):
         input_nodes: Any = None,
         input_time: Tensor | None = None,
         replace: bool = False,
-        subgraph_type: Any = "directional",
+        subgraph_type: Subgraph | SubgraphType = "directional",
         disjoint: bool = False,
-        temporal_strategy: str = "uniform",
+        temporal_strategy: Temporal = "uniform",
         time_attr: str | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Batch], Any] | None = None,
-        transform_sampler_output: Callable[..., Any] | None = None,
+        transform_sampler_output: None = None,
         is_sorted: bool = False,
         filter_per_worker: bool | None = None,
-        neighbor_sampler: Any = None,
+        neighbor_sampler: None = None,
         directed: bool = True,
         *,
         input_id: Tensor | None = None,
-        custom_cls: Any = None,
+        custom_cls: None = None,
         labor: bool = False,
-        mode: str = "subgraph",
+        mode: Mode = "subgraph",
         sample_frontier: SampleFrontier | None = None,
-        aggregate: str | None = None,
+        aggregate: Literal["sum", "mean"] | None = None,
         degrees: bool = False,
         device: torch.device | str | None = None,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        **kwargs: Any,
+        batch_size: int = 1,
+        shuffle: bool | None = False,
+        sampler: Any = None,
+        batch_sampler: None = None,
+        num_workers: int = 0,
+        collate_fn: None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: None = None,
+        multiprocessing_context: None = None,
+        generator: None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        least_tail: int = 1,
+        locality: Any = False,
+        look_ahead: int | None = None,
+        fields: Any = None,
+        prefetch_bytes: int | str | None = None,
+        **unknown: Never,
     ) -> None:
         given = locals()
         if input_time is not None and time_attr is None:
@@ -255,33 +277,54 @@ class LinkNeighborLoader(SamplingLoader):
         edge_label: Tensor | None = None,
         edge_label_time: Tensor | None = None,
         replace: bool = False,
-        subgraph_type: Any = "directional",
+        subgraph_type: Subgraph | SubgraphType = "directional",
         disjoint: bool = False,
-        temporal_strategy: str = "uniform",
-        neg_sampling: NegativeSampling | str | None = None,
+        temporal_strategy: Temporal = "uniform",
+        neg_sampling: NegativeSampling | Literal["binary", "triplet"] | None = None,
         neg_sampling_ratio: float | None = None,
         time_attr: str | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Batch], Any] | None = None,
-        transform_sampler_output: Callable[..., Any] | None = None,
+        transform_sampler_output: None = None,
         is_sorted: bool = False,
         filter_per_worker: bool | None = None,
-        neighbor_sampler: Any = None,
+        neighbor_sampler: None = None,
         directed: bool = True,
         *,
         input_id: Tensor | None = None,
-        custom_cls: Any = None,
+        custom_cls: None = None,
         strict_negatives: bool = False,
         labor: bool = False,
-        mode: str = "subgraph",
+        mode: Mode = "subgraph",
         sample_frontier: SampleFrontier | None = None,
-        aggregate: str | None = None,
+        aggregate: Literal["sum", "mean"] | None = None,
         degrees: bool = False,
         device: torch.device | str | None = None,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        **kwargs: Any,
+        batch_size: int = 1,
+        shuffle: bool | None = False,
+        sampler: Any = None,
+        batch_sampler: None = None,
+        num_workers: int = 0,
+        collate_fn: None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: None = None,
+        multiprocessing_context: None = None,
+        generator: None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        least_tail: int = 1,
+        locality: Any = False,
+        look_ahead: int | None = None,
+        fields: Any = None,
+        prefetch_bytes: int | str | None = None,
+        **unknown: Never,
     ) -> None:
         given = locals()
         if (edge_label_time is None) != (time_attr is None):

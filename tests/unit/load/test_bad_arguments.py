@@ -1,5 +1,6 @@
 """Wrong arguments are refused when the loader is made: what, which value, and the way out."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +110,8 @@ def test_pinned_memory_without_cuda_is_as_good_as_none(monkeypatch: pytest.Monke
 
 UNSUPPORTED: dict[str, Any] = {
     "batch_sampler": [[0]],
+    "collate_fn": list,
+    "dataset": [0],
     "worker_init_fn": print,
     "multiprocessing_context": "fork",
     "generator": torch.Generator(),
@@ -125,6 +128,12 @@ def test_what_pyg_has_and_we_have_not_is_named(name: str, loader: Callable[..., 
     cls = "NeighborLoader" if loader is nodes else "LinkNeighborLoader"
     assert_refused(lambda: loader(**{name: UNSUPPORTED[name]}), f"{cls} does not support {name}=;")
     assert len(loader(**{name: None}, batch_size=16)) == 1
+
+
+@pytest.mark.parametrize("cls", [NeighborLoader, LinkNeighborLoader])
+def test_the_signature_names_every_argument_of_torchs_dataloader(cls: type) -> None:
+    torchs = set(inspect.signature(torch.utils.data.DataLoader).parameters) - {"dataset"}
+    assert torchs <= set(inspect.signature(cls).parameters)
 
 
 @both_loaders

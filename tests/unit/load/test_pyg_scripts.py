@@ -80,6 +80,10 @@ def contexts() -> None:
         assert len(list(loader)) == 2
 
 
+def collating() -> None:
+    refused("collate_fn=", "transform=", collate_fn=list)
+
+
 def worker_functions() -> None:
     refused("worker_init_fn=", "threads", worker_init_fn=print)
     refused("multiprocessing_context=", "threads", multiprocessing_context="fork")
@@ -197,6 +201,7 @@ ROWS: dict[str, Callable[[], None]] = {
     "the loader, to `ZipLoader`, `CachedLoader` or `PrefetchLoader`": wrapped,
     "the loader, to `model.inference(loader)`": inference,
     "`with loader.enable_cpu_affinity(...)`, `enable_multithreading(...)`": contexts,
+    "`collate_fn=`": collating,
     "`worker_init_fn`, `multiprocessing_context`": worker_functions,
     "`persistent_workers`, `filter_per_worker`, `is_sorted`, `in_order`": without_meaning,
     "`generator=`, or `torch.manual_seed` before the loop": torch_randomness,
