@@ -30,48 +30,52 @@ class TopKeys:
 
     store: str | None = key(
         None,
-        "the graph, at the same path on every host; left out: the command knows it",
+        "the store, at the same path on every host; default: your command names it",
         rules.HOST_PATH,
         example="graph.store",
     )
     mode: str | None = key(
         None,
-        "worker: servers beside trainers; server-client: apart; none: trainers only. Left out: worker with a store",
+        "worker: servers beside the trainers; server-client: on other hosts; none: none; default: worker with a store",
         rules.choice(*MODES),
         example="worker",
     )
     executor: str | None = key(
         None,
-        "who starts it; left out: local if all hosts are this one, ssh if they have names, else slurm",
+        "what starts the processes; default: local if all hosts are this one, ssh if they have names, else slurm",
         rules.choice(*EXECUTORS),
         example="ssh",
     )
     servers: int | None = key(
-        None, "how many of `hosts = 4` serve, where they have no names yet", rules.whole(1, 100_000), example=2
+        None, "how many hosts run a server, if `hosts` is a number", rules.whole(1, 100_000), example=2
     )
-    processes: int | None = key(None, "trainers per host; left out: one per device", rules.whole(1, 4096), example=4)
+    processes: int | None = key(
+        None, "trainers per host; default: one per GPU in `devices`, else 1", rules.whole(1, 4096), example=4
+    )
     python: str | None = key(
         None,
-        "the Python that runs them; left out: the path of this one",
+        "the Python on every host; default: the path of the current one",
         rules.HOST_PATH,
         example="/opt/venv/bin/python",
     )
     folder: str | None = key(
         None,
-        "the working directory on every host; left out: the current one",
+        "the working directory on every host; default: the current one",
         rules.HOST_PATH,
         example="/srv/papers",
     )
     rendezvous: str | None = key(
         None,
-        "where torchrun's processes meet; left out: port 29500 of the first trainers' host",
+        "where torchrun's processes meet; default: port 29500 of the first host that trains",
         rules.ADDRESS,
         example="10.0.0.1:29500",
     )
     max_restarts: int = key(
-        0, "how often torchrun starts failed trainers again, where one host has them all", rules.whole(0, 1000)
+        0, "how often torchrun restarts failed trainers, if one host runs all of them", rules.whole(0, 1000)
     )
-    environment: dict[str, str] = key({}, "variables of every process", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"})
+    environment: dict[str, str] = key(
+        {}, "environment variables of every process", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"}
+    )
 
 
 @dataclass(frozen=True)
@@ -82,19 +86,19 @@ class Host:
     """
 
     name: str  # what messages and labels call it; each once
-    address: str = key(None, "what other hosts reach it by; left out: its name", rules.HOST, example="10.0.0.1")
-    ssh: str = key(None, "what ssh connects to; left out: the address", rules.LOGIN, example="root@10.0.0.1")
-    ssh_port: int | None = key(
-        None, "the port of its ssh; left out: as ssh's configuration says", rules.PORT, example=22
+    address: str = key(None, "the address that other hosts use; default: its name", rules.HOST, example="10.0.0.1")
+    ssh: str = key(None, "what ssh connects to; default: the address", rules.LOGIN, example="root@10.0.0.1")
+    ssh_port: int | None = key(None, "its ssh port; default: the one in your ssh configuration", rules.PORT, example=22)
+    processes: int = key(None, "trainers on this host", rules.whole(0, 4096), example=4)
+    devices: tuple[int, ...] | None = key(None, "the GPUs for its trainers", rules.ids("GPUs"), example=[0, 1])
+    serves: bool = key(None, "whether a graph server runs on this host", rules.FLAG, example=True)
+    port: int = key(None, "the port of that server", rules.PORT, example=7700)  # 0: a free one, or the Slurm job's
+    parts: tuple[int, ...] = key(None, "the parts of the store on this host", rules.ids("parts"), example=[0])
+    python: str = key(None, "the Python on this host", rules.HOST_PATH, example="/opt/venv/bin/python")
+    folder: str = key(None, "the working directory on this host", rules.HOST_PATH, example="/srv/papers")
+    environment: dict[str, str] = key(
+        {}, "more environment variables on this host", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"}
     )
-    processes: int = key(None, "trainers on it", rules.whole(0, 4096), example=4)
-    devices: tuple[int, ...] | None = key(None, "the GPUs that its trainers see", rules.ids("GPUs"), example=[0, 1])
-    serves: bool = key(None, "whether a graph server runs on it", rules.FLAG, example=True)
-    port: int = key(None, "where that server listens", rules.PORT, example=7700)  # 0: a free one, or the Slurm job's
-    parts: tuple[int, ...] = key(None, "the store's parts that it holds", rules.ids("parts"), example=[0])
-    python: str = key(None, "another Python than the others'", rules.HOST_PATH, example="/opt/venv/bin/python")
-    folder: str = key(None, "another working directory", rules.HOST_PATH, example="/srv/papers")
-    environment: dict[str, str] = key({}, "variables of its processes", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"})
 
     @property
     def endpoint(self) -> str:
@@ -107,66 +111,72 @@ class Security:
     """How servers and trainers know each other: paths of files as each host has them, never what is in them."""
 
     token_file: str | None = key(None, "the file with the token", rules.HOST_PATH, example="/etc/hoploom/token")
-    ca: str | None = key(None, "the CA's certificate, to check servers by", rules.HOST_PATH, example="certs/ca.pem")
-    cert: str | None = key(None, "the hosts' certificate", rules.HOST_PATH, example="certs/host.pem")
-    private_key: str | None = key(None, "the certificate's private key", rules.HOST_PATH, example="certs/host.key")
-    mutual: bool = key(False, "servers ask trainers for a certificate of the same CA, too", rules.FLAG)
-    insecure: bool = key(False, "serve beyond loopback with neither; it warns", rules.FLAG)
+    ca: str | None = key(None, "the CA certificate, to check the servers", rules.HOST_PATH, example="certs/ca.pem")
+    cert: str | None = key(None, "the certificate of the hosts", rules.HOST_PATH, example="certs/host.pem")
+    private_key: str | None = key(None, "the private key of the certificate", rules.HOST_PATH, example="certs/host.key")
+    mutual: bool = key(False, "servers also ask trainers for a certificate of the same CA", rules.FLAG)
+    insecure: bool = key(False, "allow servers on the network without token and TLS; they warn", rules.FLAG)
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """What every graph server is told."""
 
-    port: int = key(7700, "where servers listen; a host may have its own", rules.PORT)
-    threads: int | None = key(None, "batches made at once", rules.whole(1, 4096), example=8)
-    memory: str | None = key(None, "what batches made and not yet sent may take", rules.SIZE, example="4GB")
-    cache: str | None = key(None, "rows of other parts that are kept", rules.SHARE_OR_SIZE, example="20%")
-    fanouts: tuple[int, ...] | None = key(None, "of batches that the cache is for", rules.FANOUTS, example=[15, 10])
-    seeds: str | None = key(
-        None, "what such batches start from; left out: the split train", rules.TEXT, example="train"
+    port: int = key(7700, "the port of the servers; a host may have its own", rules.PORT)
+    threads: int | None = key(None, "batches built at the same time", rules.whole(1, 4096), example=8)
+    memory: str | None = key(None, "limit for batches that are built and not yet sent", rules.SIZE, example="4GB")
+    cache: str | None = key(None, "cache for feature rows of other parts", rules.SHARE_OR_SIZE, example="20%")
+    fanouts: tuple[int, ...] | None = key(
+        None, "fanouts of the batches that the cache is filled for", rules.FANOUTS, example=[15, 10]
     )
-    metrics_port: int | None = key(None, "where metrics are read, on the server's address", rules.PORT, example=7701)
+    seeds: str | None = key(None, "seeds of these batches; default: the split train", rules.TEXT, example="train")
+    metrics_port: int | None = key(None, "the port for metrics, at the server's address", rules.PORT, example=7701)
 
 
 @dataclass(frozen=True)
 class SshOptions:
     """How the system's ssh is called; users, keys and host keys are as your own configuration of ssh has them."""
 
-    config: str | None = key(None, "another file than ~/.ssh/config", rules.HOST_PATH, example="ssh_config")
-    connect_timeout: int = key(20, "seconds to reach a host", rules.whole(1, 3600))
+    config: str | None = key(
+        None, "an ssh configuration file; default: ~/.ssh/config", rules.HOST_PATH, example="ssh_config"
+    )
+    connect_timeout: int = key(20, "seconds to wait for a connection", rules.whole(1, 3600))
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
     """What sbatch is told. Slurm picks the hosts."""
 
-    name: str = key("hoploom", "the job's name", rules.LABEL)
+    name: str = key("hoploom", "the name of the job", rules.LABEL)
     partition: str | None = key(None, "the partition", rules.TEXT, example="gpu")
-    account: str | None = key(None, "whom it is charged to", rules.TEXT, example="research")
+    account: str | None = key(None, "the account to charge", rules.TEXT, example="research")
     qos: str | None = key(None, "the quality of service", rules.TEXT, example="normal")
-    time: str | None = key(None, "the longest it may run", rules.TEXT, example="12:00:00")
+    time: str | None = key(None, "the time limit of the job", rules.TEXT, example="12:00:00")
     constraint: str | None = key(None, "features that nodes must have", rules.TEXT, example="a100")
     reservation: str | None = key(None, "a reservation", rules.TEXT, example="workshop")
-    gpus: int | None = key(None, "GPUs per host; left out: none are asked for", rules.whole(0, 1024), example=4)
-    cpus: int | None = key(None, "cores per host; left out: as Slurm is set up", rules.whole(1, 65536), example=32)
+    gpus: int | None = key(None, "GPUs per host; default: no GPUs are requested", rules.whole(0, 1024), example=4)
+    cpus: int | None = key(None, "cores per host; default: that of Slurm", rules.whole(1, 65536), example=32)
     memory: str | None = key(None, "memory per host", rules.TEXT, example="200G")
-    exclusive: bool = key(False, "hosts are shared with no other job", rules.FLAG)
-    output: str = key("%x-%j.out", "the file with what the job prints", rules.TEXT)
+    exclusive: bool = key(False, "do not share the hosts with other jobs", rules.FLAG)
+    output: str = key("%x-%j.out", "the file for the job's output", rules.TEXT)
     setup: tuple[str, ...] = key(
-        (), "shell lines before all else", rules.texts('a list of texts, e.g. ["module load cuda"]')
+        (), "shell lines to run first", rules.texts('a list of texts, e.g. ["module load cuda"]')
     )
     options: tuple[str, ...] = key(
-        (), "more for #SBATCH, one per line", rules.texts('a list of texts, e.g. ["--mail-type=END"]')
+        (), "more #SBATCH options, one per line", rules.texts('a list of texts, e.g. ["--mail-type=END"]')
     )
-    container_image: str | None = key(None, "pyxis: the image", rules.TEXT, example="nvcr.io#nvidia/pytorch:25.01-py3")
+    container_image: str | None = key(
+        None, "pyxis: the container image", rules.TEXT, example="nvcr.io#nvidia/pytorch:25.01-py3"
+    )
     container_mounts: tuple[str, ...] = key(
-        (), "pyxis: what it sees of the host", rules.texts('a list of texts, e.g. ["/data:/data"]')
+        (), "pyxis: mounts, host path:container path", rules.texts('a list of texts, e.g. ["/data:/data"]')
     )
     container_name: str | None = key(
         None, "pyxis: the name of a container to keep on each host, or to use again", rules.LABEL, example="pyg"
     )
-    container_workdir: str | None = key(None, "pyxis: its working directory", rules.HOST_PATH, example="/workspace")
+    container_workdir: str | None = key(
+        None, "pyxis: the working directory in the container", rules.HOST_PATH, example="/workspace"
+    )
     srun: tuple[str, ...] = key(
         (),
         "more options for every srun; they come after Hoploom's own",
@@ -183,30 +193,30 @@ class SlurmOptions:
 class KubernetesOptions:
     """What the manifests say: a Kubeflow TrainJob for trainers, a StatefulSet for servers."""
 
-    name: str = key("hoploom", "what all objects are called", rules.LABEL)
-    namespace: str = key("default", "where they live", rules.LABEL)
-    image: str | None = key(None, "the image with Python and hoploom", rules.TEXT, example="registry/hoploom:1")
+    name: str = key("hoploom", "the name of all objects", rules.LABEL)
+    namespace: str = key("default", "the namespace of all objects", rules.LABEL)
+    image: str | None = key(None, "the image with Python and Hoploom", rules.TEXT, example="registry/hoploom:1")
     gpus: int | None = key(
         None,
-        "GPUs per pod of trainers; left out: one per process if there are devices",
+        "GPUs per trainer pod; default: as many as `devices`",
         rules.whole(0, 1024),
         example=4,
     )
     cpu: str | None = key(None, "cores per pod", rules.TEXT, example="16")
     memory: str | None = key(None, "memory per pod", rules.TEXT, example="64Gi")
     claim: str | None = key(None, "the PersistentVolumeClaim with the store", rules.LABEL, example="graph")
-    mount: str = key("/stores", "where pods see that claim", rules.HOST_PATH)
+    mount: str = key("/stores", "the path of that volume in the pods", rules.HOST_PATH)
     secret: str | None = key(None, "the Secret with the files of [security]", rules.LABEL, example="hoploom-certs")
-    secret_mount: str = key("/etc/hoploom", "where pods see that Secret", rules.HOST_PATH)
+    secret_mount: str = key("/etc/hoploom", "the path of that Secret in the pods", rules.HOST_PATH)
     user: int | None = key(
         None,
-        "the user that runs pods; left out: as the image says, and only root reads the Secret",
+        "the numeric user of the pods; default: that of the image, and only root reads the Secret",
         rules.whole(1),
         example=1000,
     )
-    service_account: str | None = key(None, "the pods' service account", rules.LABEL, example="trainer")
+    service_account: str | None = key(None, "the service account of the pods", rules.LABEL, example="trainer")
     pull_secrets: tuple[str, ...] = key(
-        (), "Secrets to pull the image with", rules.texts('a list of texts, e.g. ["registry"]')
+        (), "Secrets for pulling the image", rules.texts('a list of texts, e.g. ["registry"]')
     )
 
 
