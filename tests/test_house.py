@@ -24,7 +24,7 @@ LAYERS = [
     {"inference", "ingest", "partition"},
     {"scale"},
     {"deploy"},
-    {"train.runs"},
+    {"train.runs", "report"},
     {"cli"},
     {"__main__"},
 ]

@@ -31,6 +31,8 @@ COMMANDS = {
     "serve": ("serving", "serve parts of a store to other processes"),
     "certs": ("certs", "make a test CA and certificates for servers and clients"),
     "launch": ("launching", "start servers and trainers on one or many hosts"),
+    "report": ("reporting", "write a page about one run, or several compared"),
+    "watch": ("reporting", "show that page live while runs go on"),
     "plan": ("scaling", "work out what a graph of some size takes on some hosts"),
     "bench": ("scaling", "measure batches of a store, or what plan reckons with"),
 }

@@ -1,0 +1,161 @@
+"use strict";
+// Draws the charts of the page with uPlot, in the colours of the page's style; on a live page also asks for news.
+(() => {
+  const drawn = new Map(); // chart's key -> { plot, root, labels, isLog }
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const runColour = (run) => colour(`--c${[0, 1, 2, 3, 4, 5, 7][run % 7]}`);
+  const scaled = (value, units, digits) => {
+    let place = 0;
+    while (Math.abs(value) >= 999.5 && place < units.length - 1) { value /= 1000; place += 1; }
+    return `${Number(value.toPrecision(digits))}${units[place] ? " " + units[place] : ""}`;
+  };
+  const written = (value, unit, digits = 4) => {
+    if (value == null) return "–";
+    if (unit === "bytes") return scaled(value, ["B", "kB", "MB", "GB", "TB"], 3);
+    if (Math.abs(value) >= 1e4) return scaled(value, ["", "k", "M", "G"], digits);
+    return String(Number(value.toPrecision(digits)));
+  };
+
+  // One table of all curves over the steps of any: a band is two more columns beside its line.
+  function columnsOf(chart) {
+    const [first, ...rest] = chart.curves.map((curve) => curve.data);
+    return rest.length ? uPlot.join([first, ...rest]) : first;
+  }
+
+  function seriesOf(chart) {
+    const series = [{}], bands = [];
+    for (const curve of chart.curves) {
+      const line = series.length, stroke = () => runColour(curve.run);
+      const dotted = curve.dotted && chart.curves.some((other) => !other.dotted);
+      series.push({
+        label: curve.label, stroke, width: 2, spanGaps: true, curve, line, dash: dotted ? [6, 4] : undefined,
+        points: { show: curve.dotted || curve.data[0].length === 1, size: 7, fill: stroke },
+      });
+      if (curve.data.length > 2) {
+        const edge = { stroke: "transparent", spanGaps: true, points: { show: false } };
+        series.push({ ...edge, label: "low" }, { ...edge, label: "high" });
+        bands.push({ series: [line + 2, line + 1], fill: () => runColour(curve.run) + "33" });
+      }
+    }
+    return { series, bands };
+  }
+
+  function legendOf(figure, chart, entry) {
+    figure.querySelector(".legend")?.remove();
+    const legend = document.createElement("div");
+    legend.className = "legend";
+    entry.labels = [];
+    for (const series of entry.plot.series.filter((one) => one.curve)) {
+      const button = document.createElement("button"), mark = document.createElement("i"), text = document.createElement("span");
+      mark.style.borderColor = runColour(series.curve.run);
+      if (series.curve.dotted && chart.curves.some((other) => !other.dotted)) mark.className = "dotted";
+      button.append(mark, text);
+      button.setAttribute("aria-pressed", "true");
+      button.onclick = () => {
+        const show = button.getAttribute("aria-pressed") === "false";
+        button.setAttribute("aria-pressed", String(show));
+        const count = series.curve.data.length > 2 ? 3 : 1;
+        for (let at = 0; at < count; at++) entry.plot.setSeries(series.line + at, { show });
+      };
+      entry.labels.push({ series, text });
+      legend.append(button);
+    }
+    if (chart.key === "loss") {
+      const button = document.createElement("button");
+      button.textContent = "logarithmic";
+      button.setAttribute("aria-pressed", String(Boolean(entry.isLog)));
+      button.onclick = () => draw(figure, chart, !entry.isLog);
+      legend.append(button);
+    }
+    figure.querySelector("figcaption").append(legend);
+    readOff(entry, chart, null);
+  }
+
+  // The value under the cursor, else the newest one.
+  function readOff(entry, chart, at) {
+    for (const { series, text } of entry.labels) {
+      const column = entry.plot.data[series.line];
+      let place = at ?? column.length - 1;
+      while (place > 0 && column[place] == null) place -= 1;
+      text.textContent = `${series.label} ${written(column[place], chart.unit)}`.trim();
+    }
+  }
+
+  function draw(figure, chart, isLog) {
+    const before = drawn.get(chart.key);
+    before?.plot.destroy();
+    const { series, bands } = seriesOf(chart), grid = { stroke: () => colour("--grid"), width: 1 };
+    const axis = { stroke: () => colour("--soft"), grid, ticks: grid, font: "12px system-ui, sans-serif" };
+    const widest = chart.unit === "bytes" ? 66 : 58, entry = { isLog };
+    const steps = (u, values) => values.map((value) => (Number.isInteger(value) ? scaled(value, ["", "k", "M", "G"], 4).replace(" ", "") : ""));
+    const options = {
+      width: Math.max(200, figure.clientWidth), height: chart.key === "loss" ? 280 : 200, series, bands, legend: { show: false },
+      cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 7 } },
+      scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
+      axes: [
+        { ...axis, size: 34, values: steps },
+        { ...axis, size: widest, values: (u, values) => values.map((value) => (value == null ? "" : written(value, chart.unit, 5))) },
+      ],
+      hooks: { setCursor: [(plot) => entry.labels && readOff(entry, chart, plot.cursor.idx)] },
+    };
+    entry.plot = new uPlot(options, columnsOf(chart), figure);
+    drawn.set(chart.key, entry);
+    legendOf(figure, chart, entry);
+  }
+
+  function drawAll(charts) {
+    for (const chart of charts) {
+      const figure = document.querySelector(`figure[data-chart="${CSS.escape(chart.key)}"]`);
+      if (!figure) continue;
+      const before = drawn.get(chart.key), { min, max } = before?.plot.scales.x ?? {};
+      const all = before?.plot.data[0], zoomed = all && (min > all[0] || max < all[all.length - 1]);
+      draw(figure, chart, before?.isLog);
+      if (zoomed) drawn.get(chart.key).plot.setScale("x", { min, max });
+    }
+  }
+
+  let charts = JSON.parse(document.getElementById("figures").textContent).charts;
+  const redraw = () => { for (const { plot } of drawn.values()) plot.redraw(false); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(charts));
+  addEventListener("beforeprint", redraw);
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    for (const { plot } of drawn.values()) {
+      plot.setSize({ width: Math.max(200, plot.root.parentElement.clientWidth), height: plot.height });
+    }
+  });
+  drawAll(charts);
+  document.body.dataset.drawn = drawn.size;
+
+  // --- live: ask where the page came from, and put in place what is new ----------------------------
+  if (!("live" in document.body.dataset)) return;
+  let seen = "";
+  async function ask() {
+    try {
+      const answer = await fetch(`content${location.search}&seen=${seen}`, { cache: "no-store" });
+      document.getElementById("gone")?.remove();
+      if (answer.status === 200) {
+        const news = await answer.json();
+        seen = news.version;
+        const open = [...document.querySelectorAll("details")].map((one) => one.open);
+        document.querySelector("main").innerHTML = news.markup;
+        document.querySelectorAll("details").forEach((one, at) => { one.open = open[at] ?? false; });
+        document.title = news.title;
+        charts = news.charts;
+        drawAll(charts);
+        document.body.dataset.version = seen;
+      }
+    } catch {
+      if (!document.getElementById("gone")) {
+        const gone = document.createElement("div");
+        gone.id = "gone";
+        gone.textContent = "hoploom watch has stopped: this page is no longer updated.";
+        document.body.prepend(gone);
+      }
+    }
+    setTimeout(ask, 1000);
+  }
+  setTimeout(ask, 1000);
+})();

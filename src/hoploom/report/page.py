@@ -1,0 +1,154 @@
+"""One HTML page from cards: everything is in it, nothing is fetched, and nothing in it is taken for markup.
+
+The page asks the browser to forbid every request (Content-Security-Policy), so a mistake here could not phone home.
+Curves are drawn by uPlot, which is in the page too: 51 kB, for zooming and for reading values off.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from typing import Any, Literal
+
+from hoploom.report.curves import Figure
+
+State = Literal["good", "busy", "bad"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """A titled piece of a page. `body` is markup, made by the functions below."""
+
+    title: str
+    body: str
+    note: str = ""
+    is_wide: bool = True
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page shows, top to bottom."""
+
+    title: str
+    subtitle: str
+    cards: Sequence[Card]
+    charts: Sequence[Figure] = ()
+    states: Sequence[tuple[str, State]] = ()
+    names: Sequence[str] = field(default=())  # of runs, in the order of their colours
+
+    def markup(self) -> str:
+        """What stands in the body of the page."""
+        pills = "".join(f'<span class="pill {state}">{escape(text)}</span>' for text, state in self.states)
+        head = f"<header><h1>{escape(self.title)} {pills}</h1><p>{escape(self.subtitle)}</p></header>"
+        return head + "".join(map(_card, self.cards))
+
+    def figures(self) -> dict[str, Any]:
+        """The charts as the page's script reads them."""
+        return {"charts": [chart.as_dict() for chart in self.charts]}
+
+
+def _card(card: Card) -> str:
+    note = f'<p class="note">{escape(card.note)}</p>' if card.note else ""
+    return f'<section class="card"><h2>{escape(card.title)}</h2>{note}{card.body}</section>'
+
+
+def as_html(page: Page, *, is_live: bool = False) -> str:
+    """The whole page. `is_live`: it asks where it came from for what is new."""
+    connect = "'self'" if is_live else "'none'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}; "
+    return "\n".join(
+        (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}img-src data:; base-uri \'none\'">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
+            f'<title>{escape(page.title)}</title>\n<link rel="icon" href="data:,">',
+            f"<style>\n{_asset('uPlot.min.css')}\n{_asset('page.css')}</style>\n</head>",
+            f"<body{' data-live' if is_live else ''}>\n<main>{page.markup()}</main>",
+            f'<script type="application/json" id="figures">{as_script_json(page.figures())}</script>',
+            f"<script>\n/*! uPlot:\n{_asset('uPlot.LICENSE')}\n*/\n{_asset('uPlot.min.js')}\n</script>",
+            f"<script>\n{_asset('page.js')}\n</script>\n</body>\n</html>\n",
+        )
+    )
+
+
+def as_script_json(content: Any) -> str:
+    """JSON that may stand in a script element: nothing in it ends the element."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return (resources.files("hoploom.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+# --- bodies of cards -----------------------------------------------------------------------------
+
+
+def numbers(shown: Sequence[tuple[str, str, str]]) -> str:
+    """Large figures side by side: what, value, remark."""
+    cells = (
+        f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
+        for what, value, remark in shown
+    )
+    return f'<dl class="numbers">{"".join(cells)}</dl>'
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1) -> str:
+    """A table; the first `num_text` columns are text, the others figures to the right."""
+    kinds = ["" if column < num_text else ' class="n"' for column in range(len(header))]
+    head = "".join(f"<th{kind}>{escape(cell)}</th>" for kind, cell in zip(kinds, header, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str]) -> str:
+    """Stacked bars on one scale: label, amount by name, remark. `names` are in the order of their colours."""
+    most = max((sum(amounts.values()) for _, amounts, _ in rows), default=0.0) or 1.0
+    colours = {name: number for number, name in enumerate(names)}
+    keys = "".join(f'<li><i class="c{colours[name]}"></i>{escape(name)}</li>' for name in names)
+    drawn = []
+    for label, amounts, remark in rows:
+        pieces = "".join(
+            f'<i class="c{colours[name]}" style="width:{100 * amount / most:.3f}%" '
+            f'title="{escape(name)}: {100 * amount / (sum(amounts.values()) or 1):.1f} %"></i>'
+            for name, amount in amounts.items()
+            if amount > 0
+        )
+        drawn.append(
+            f'<div class="row"><span>{escape(label)}</span><div class="bar">{pieces}</div><b>{escape(remark)}</b></div>'
+        )
+    return f'<div class="bars">{"".join(drawn)}</div><ul class="keys">{keys}</ul>'
+
+
+def charts(shown: Sequence[Figure]) -> str:
+    """Places where the page's script draws; what a reader without a picture reads stands in the figure's label."""
+    places = (
+        f'<figure data-chart="{escape(chart.key)}" role="img" aria-label="{escape(_in_words(chart))}">'
+        f"<figcaption><h3>{escape(chart.title)}</h3></figcaption>"
+        f'<p class="note">{escape(chart.note)}</p></figure>'
+        for chart in shown
+    )
+    return f'<div class="charts">{"".join(places)}</div>'
+
+
+def _in_words(chart: Figure) -> str:
+    ends = []
+    for curve in chart.curves:
+        known = [value for value in curve.y if value is not None]
+        if known:
+            ends.append(f"{curve.label}: from {known[0]:.4g} to {known[-1]:.4g} at step {curve.x[-1]:,.0f}")
+    return f"{chart.title}. {'; '.join(ends)}"
+
+
+def notices(texts: Sequence[str]) -> str:
+    return f'<ul class="notices">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>'
+
+
+def listing(title: str, text: str) -> str:
+    """A file, folded up."""
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

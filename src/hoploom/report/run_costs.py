@@ -1,0 +1,140 @@
+"""What a run costs, and where: the time of a step by what it goes to, memory, machines."""
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from hoploom.config.values import as_bytes, as_seconds
+from hoploom.report.page import Card, bars, notices, table
+from hoploom.report.reading import Labelled, RunReader, totals
+
+PARTS = {  # of a step, in the order in which they are drawn: how they are written, and shown
+    "wait": "wait for the batch",
+    "forward": "forward",
+    "ranks": "wait for other ranks",
+    "backward": "backward",
+    "all-reduce": "all-reduce",
+    "optimizer": "optimizer",
+    "rest": "everything else",
+}
+BETWEEN = {"validation": "validation", "checkpoint": "checkpoints"}
+STAGES = {"sample": "sample", "fetch": "fetch rows of other hosts", "gather": "gather rows", "transform": "transform"}
+MOST_ROWS = 16  # ranks that have a bar of their own
+
+
+def time_cards(runs: Labelled) -> list[Card]:
+    rows = [row for name, run in runs for row in _time_rows(name, run, alone=len(runs) == 1)]
+    if not rows:
+        return []
+    names = [name for name in PARTS.values() if any(amounts.get(name, 0) > 0 for _, amounts, _ in rows)]
+    cells = [[name, *(_milliseconds(amounts.get(name)) for _, amounts, _ in rows)] for name in names]
+    cells.append(["a step", *(remark for _, _, remark in rows)])
+    body = bars(rows, names) + table(["", *(label for label, _, _ in rows)], cells)
+    found = [Card("Where the time of a step goes", body, _what_is_not_known(runs))]
+    beside = [row for name, run in runs for row in _beside(name, run, alone=len(runs) == 1)]
+    if beside:
+        columns = list(dict.fromkeys(name for _, shown in beside for name in shown))
+        text = "Per step, all threads of a rank together. Batches are made while the model computes: a step loses time "
+        text += "only where it waits for its batch."
+        rows_beside = [[label, *(shown.get(name, "-") for name in columns)] for label, shown in beside]
+        found.append(Card("Beside the steps", table(["", *columns], rows_beside), text))
+    return found
+
+
+def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, float], str]]:
+    """A bar per rank of one run; of several runs, the mean of each one's ranks. Seconds a step."""
+    found: list[dict[str, float]] = []
+    for _, lines in sorted(run.times.items()):
+        seconds, steps = totals(lines, "seconds"), sum(line.get("steps", 0) for line in lines)
+        if steps and seconds.get("step"):
+            parts = {part: seconds[part] / steps for part in PARTS if part in seconds}
+            found.append(parts | {"rest": max(0.0, seconds["step"] / steps - sum(parts.values()))})
+    if not found and run.num_steps:  # of a version that wrote no more
+        spent, waited = (float(np.nansum(run.columns[name])) / run.num_steps for name in ("seconds", "wait_seconds"))
+        if spent:
+            found.append({"wait": waited, "rest": spent - waited})
+    if len(found) > 1 and not (alone and len(found) <= MOST_ROWS):
+        found = [{part: sum(row.get(part, 0) for row in found) / len(found) for part in PARTS if part in found[0]}]
+    labels = [f"rank {rank}" for rank in sorted(run.times)] if alone and len(found) > 1 else [name if not alone else ""]
+    shown = [{PARTS[part]: value for part, value in row.items()} for row in found]
+    return [(label, row, _milliseconds(sum(row.values()))) for label, row in zip(labels, shown, strict=False)]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:,.2f} ms"
+
+
+def _what_is_not_known(runs: Labelled) -> str:
+    if any(not run.times for _, run in runs):
+        return "Runs of this version of Hoploom wrote down only how long a step took and how long it waited."
+    on_gpu = any(machine.get("device") != "cpu" for _, run in runs for machine in run.machines)
+    if on_gpu:
+        return (
+            "A GPU computes beside the process, whose clock therefore cannot tell forward, backward and optimizer "
+            "apart: they are together in “everything else”."
+        )
+    return "The mean over all steps, on each rank's own clock."
+
+
+def _beside(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, str]]]:
+    found = []
+    for rank, lines in sorted(run.times.items())[:MOST_ROWS]:
+        steps = sum(line.get("steps", 0) for line in lines) or 1
+        seconds, made, sent = (totals(lines, kind) for kind in ("seconds", "loader", "traffic"))
+        shown = {what: _milliseconds(made[stage] / steps) for stage, what in STAGES.items() if stage in made}
+        if sent:
+            shown["requests"] = f"{sent.get('requests', 0) / steps:,.1f}"
+            shown["received"] = as_bytes(sent.get("bytes_received", 0) / steps)
+        shown |= {f"{what}, in all": as_seconds(seconds[part]) for part, what in BETWEEN.items() if part in seconds}
+        found.append((f"rank {rank}" if alone else f"{name} rank {rank}", shown))
+    return found if alone else found[:1]
+
+
+# --- memory, machines -----------------------------------------------------------------------------
+
+
+def memory_card(runs: Labelled) -> list[Card]:
+    kinds = {"private": "its own", "shared": "shared", "mapped": "mapped files", "gpu": "GPU"}
+    rows = []
+    for name, run in runs:
+        for rank, lines in sorted(run.times.items())[:MOST_ROWS]:
+            peak = {kind: max((line.get("memory", {}).get(kind, 0) for line in lines), default=0) for kind in kinds}
+            rows.append((f"rank {rank}" if len(runs) == 1 else f"{name} rank {rank}", peak))
+    shown = [kind for kind in kinds if any(peak[kind] for _, peak in rows)]
+    if not shown:
+        return []
+    cells = [[label, *(as_bytes(peak[kind]) for kind in shown)] for label, peak in rows]
+    text = "The most that was seen of each. Mapped files are mostly the graph, which all processes of a host share."
+    return [Card("Memory", table(["", *(kinds[kind] for kind in shown)], cells), text)]
+
+
+def _described(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """A machine, in the columns of its table."""
+    return (
+        str(found.get("host", "-")),
+        str(found.get("cpu", "-")),
+        f"{found.get('cores', '-')} of {found.get('host_cores', '-')}",
+        as_bytes(found["memory"]) if "memory" in found else "-",
+        str(found.get("device", "-")),
+    )
+
+
+def machine_card(runs: Labelled) -> list[Card]:
+    rows = []
+    for name, run in runs:
+        for described, group in groupby(run.machines, _described):
+            ranks = [int(found.get("rank", 0)) for found in group]
+            shown = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+            rows.append([*([name] if len(runs) > 1 else []), described[0], shown, *described[1:]])
+    if not rows:
+        return []
+    header = [*(["run"] if len(runs) > 1 else []), "host", "ranks", "CPU", "cores each", "memory", "device"]
+    found = dict.fromkeys(
+        " · ".join(f"{k} {v}" for k, v in run.starts[-1].get("versions", {}).items()) for _, run in runs if run.starts
+    )
+    systems = dict.fromkeys(
+        str(machine["system"]) for _, run in runs for machine in run.machines if "system" in machine
+    )
+    return [Card("Machines and versions", table(header, rows, num_text=len(header)) + notices([*found, *systems]))]

@@ -1,0 +1,174 @@
+"""The page of one run, or of several on top of each other."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hoploom.config.values import as_count, as_seconds
+from hoploom.report.page import Card, Page, State, charts, listing, notices, numbers, table
+from hoploom.report.reading import Labelled, RunReader, totals
+from hoploom.report.run_charts import run_charts
+from hoploom.report.run_costs import machine_card, memory_card, time_cards
+
+STATES: Mapping[str, tuple[str, State]] = {
+    "done": ("finished", "good"),
+    "early": ("stopped early", "good"),
+    "asked": ("interrupted", "bad"),
+    "failed": ("failed", "bad"),
+    "running": ("running", "busy"),
+    "lost": ("ended without a word", "bad"),
+}
+WAITS = 0.2  # share of a step from which waiting for batches is worth a word
+
+
+def run_page(runs: Sequence[RunReader]) -> Page:
+    """What these runs did; one is shown in full, several are compared."""
+    names = _names(runs)
+    labelled = list(zip(names, runs, strict=True))
+    drawn = run_charts(labelled)
+    cards = [Card("Results", _results(labelled)), *_warning_card(labelled)]
+    if drawn:
+        text = "Drag over a chart to zoom in, double-click to go back. Choose a name to hide its curve."
+        cards.append(Card("Curves", charts(drawn), text))
+    cards += [*time_cards(labelled), *memory_card(labelled), *machine_card(labelled), *_recipe_card(labelled)]
+    states = [STATES.get(run.state, (run.state, "bad")) for run in runs] if len(runs) == 1 else []
+    title = names[0] if len(runs) == 1 else f"{len(runs)} runs"
+    return Page(title, _subtitle(labelled), cards, drawn, states, names)
+
+
+def _names(runs: Sequence[RunReader]) -> list[str]:
+    """The folders' own names, with as much of their path as tells them apart."""
+    paths = [run.folder.absolute().parts for run in runs]
+    for count in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def _subtitle(runs: Labelled) -> str:
+    """What was trained on what, where all runs agree on it; and how long it took."""
+    words = []
+    for key, way in (("task.kind", "{}"), ("model.name", "with {}"), ("store", "on {}")):
+        values = {str(run.settings.get(key, "")) for _, run in runs}
+        value = values.pop() if len(values) == 1 else ""
+        words += [way.format(value.rstrip("/").rpartition("/")[2] if key == "store" else value)] if value else []
+    seconds = sum(run.seconds for _, run in runs)
+    starts = [float(run.starts[0].get("at", 0)) for _, run in runs if run.starts]
+    began = [time.strftime("begun %Y-%m-%d %H:%M UTC", time.gmtime(min(starts)))] if starts else []
+    return " · ".join([*([" ".join(words)] if words else []), as_seconds(seconds), *began])
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def _results(runs: Labelled) -> str:
+    if len(runs) == 1:
+        return numbers(_numbers(runs[0][1]))
+    rows: list[list[str]] = []
+    for name, run in runs:
+        found = {what: value for what, value, _ in _numbers(run)}
+        rows.append([name, STATES.get(run.state, (run.state, "bad"))[0], *_picked(found, runs)])
+    return table(["run", "", *_columns(runs)], rows, num_text=2)
+
+
+def _columns(runs: Labelled) -> list[str]:
+    return list(dict.fromkeys(what for _, run in runs for what, _, _ in _numbers(run)))
+
+
+def _picked(found: Mapping[str, str], runs: Labelled) -> list[str]:
+    return [found.get(column, "-") for column in _columns(runs)]
+
+
+def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
+    shown = []
+    result, columns = run.result, run.columns
+    monitor, best = str(result.get("monitor", "")), result.get("best")
+    if isinstance(best, int | float):
+        epoch = next((epoch for epoch, line in run.numbered_epochs() if line.get(monitor) == best), None)
+        shown.append((f"best {monitor}", f"{best:.4f}", "" if epoch is None else f"validation, epoch {epoch:.0f}"))
+    elif run.epochs:
+        names = [name for name in run.epochs[-1] if name not in ("step", "epoch", "train_loss")]
+        if names:
+            shown.append((f"last {names[0]}", _figure(run.epochs[-1][names[0]]), "validation"))
+    test = result.get("test", {}).get(monitor)
+    if isinstance(test, int | float):
+        shown.append((f"test {monitor}", f"{test:.4f}", "with the best checkpoint" if best is not None else ""))
+    finite = [value for value in columns["loss"][-100:] if math.isfinite(value)]
+    if finite:
+        shown.append(("training loss", _figure(finite[-1]), "last step"))
+    last = int(columns["step"][-1]) if run.num_steps else 0
+    shown.append(("steps", f"{last:,}", f"{len(run.epochs)} epochs" if run.epochs else ""))
+    spent, seeds = (float(np.nansum(columns[name])) for name in ("seconds", "seeds"))
+    if spent:
+        shown.append(("seeds a second", as_count(seeds / spent), "while training"))
+    if "num_parameters" in result:
+        shown.append(("parameters", as_count(result["num_parameters"]), ""))
+    return [*shown, ("duration", as_seconds(run.seconds), "")]
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "not a number"
+
+
+# --- warnings ------------------------------------------------------------------------------------
+
+
+def _warning_card(runs: Labelled) -> list[Card]:
+    texts = [text if len(runs) == 1 else f"{name}: {text}" for name, run in runs for text in _warnings(run)]
+    return [Card("Worth knowing", notices(texts))] if texts else []
+
+
+def _warnings(run: RunReader) -> Iterator[str]:
+    for event in run.events:
+        if event.get("event") == "warning":
+            yield str(event.get("text"))
+        if "error" in event:
+            yield f"It ended at step {event.get('step', 0):,} with {event['error']}"
+    for start in run.starts[1:]:
+        yield f"It was resumed at step {start.get('step', 0):,}."
+    if run.state == "lost":
+        yield "It ended without a word: it was killed, or its host went down. Go on with `hoploom train ... --resume`."
+    if run.state == "asked":
+        yield "It was interrupted. Go on with `hoploom train ... --resume`."
+    if not run.num_steps:
+        yield "No step is written down yet."
+    bad = np.asarray(run.columns["step"])[np.isnan(run.columns["loss"])]
+    if len(bad):
+        yield f"The loss of {len(bad):,} steps is not a number, first at step {bad[0]:,.0f}: see the gaps."
+    if run.num_steps and not any(set(line) - {"step", "epoch", "train_loss"} for line in run.epochs):
+        yield "There is no validation yet: give task.val, or wait for the end of an epoch."
+    if run.num_broken:
+        yield f"{run.num_broken} lines of its files are cut short or damaged, and are left out."
+    if run.num_steps and not run.starts:
+        yield "It was written by an older version of Hoploom, or by a loop of your own: some of this page is missing."
+    num_ranks = max((len(start.get("machines", ())) for start in run.starts), default=0)
+    if run.times and len(run.times) < num_ranks:
+        shown = f"{len(run.times)} of {num_ranks} ranks"
+        yield f"Times and memory are those of {shown}: the others wrote into the same folder on their own hosts."
+    yield from _advice(run)
+
+
+def _advice(run: RunReader) -> Iterator[str]:
+    seconds = totals([line for lines in run.times.values() for line in lines], "seconds")
+    share = seconds.get("wait", 0.0) / (seconds.get("step") or 1.0)
+    if share > WAITS:
+        yield f"Steps wait for their batch {100 * share:.0f} % of the time: raise loader.threads, or lower the fanouts."
+
+
+# --- recipe --------------------------------------------------------------------------------------
+
+
+def _recipe_card(runs: Labelled) -> list[Card]:
+    body = ""
+    settings = [run.settings for _, run in runs]
+    if len(runs) > 1:
+        keys = [key for key in dict.fromkeys(key for each in settings for key in each) if key != "output.folder"]
+        differing = [key for key in keys if len({str(each.get(key)) for each in settings}) > 1]
+        rows = [[key, *(str(each.get(key, "-")) for each in settings)] for key in differing]
+        body += table(["key", *(name for name, _ in runs)], rows, num_text=len(runs) + 1) if rows else ""
+    body += "".join(listing(f"run.toml of {name}", run.recipe) for name, run in runs if run.recipe)
+    return [Card("Recipe", body)] if body else []

@@ -1,0 +1,148 @@
+"""What a report reads of a run's folder, whatever state it is in."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.run_folders import RECIPE, end_line, epoch_line, start_line, step_line, times_line, write_lines, write_run
+
+from hoploom import ConfigError
+from hoploom.report.page import as_html
+from hoploom.report.reading import RunReader
+from hoploom.report.runs import run_page
+
+
+def shown(*folders: Path) -> str:
+    return run_page([RunReader(folder) for folder in folders]).markup()
+
+
+def test_a_finished_run_is_shown_with_its_results(tmp_path: Path) -> None:
+    page = run_page([RunReader(write_run(tmp_path / "papers"))])
+    text = page.markup()
+    assert page.title == "papers"
+    assert page.subtitle.startswith("node-classification with sage on graph.store · 60.0 s")
+    for expected in ("0.7500", "validation, epoch 3", "0.7000", "5,000", "1,234", "finished", "node7", "torch 2.13.0"):
+        assert expected in text
+    assert [chart.key for chart in page.charts] == ["loss", "accuracy", "speed", "memory"]
+    assert "Worth knowing" not in text
+
+
+def test_the_parts_of_a_step_and_the_rest_make_the_step(tmp_path: Path) -> None:
+    text = shown(write_run(tmp_path))
+    for expected in ("wait for the batch", "1.00 ms", "8.00 ms", "3.00 ms", "20.00 ms"):  # the rest is 20-1-8-6-2
+        assert expected in text
+    assert "all-reduce" not in text  # one rank: it is absent, not zero
+
+
+def test_what_runs_of_one_step_or_none_and_without_validation_lack_is_said(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", 1, result=None, times=[times_line(1)])
+    assert "There is no validation yet" in shown(one)
+    none = write_run(tmp_path / "none", 0, result=None, events=None)
+    assert "No step is written down yet." in shown(none)
+
+
+def test_a_killed_run_with_a_torn_line_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, 12, result=None, events=[start_line()])
+    with (folder / "steps-rank0.jsonl").open("a") as file:
+        file.write('{"step": 13, "lo')
+    run = RunReader(folder)
+    assert (run.num_steps, run.state) == (12, "running")
+    assert "1 lines of its files are cut short" in shown(folder)
+    long_ago = run.written_at - 1e6
+    for path in folder.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    assert "It ended without a word: it was killed" in shown(folder)
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    lines = (folder / "steps-rank0.jsonl").read_text().splitlines()
+    (folder / "steps-rank0.jsonl").write_text("\n".join([*lines[:5], "[3]", "nonsense", *lines[5:], ""]))
+    run = RunReader(folder)
+    assert (run.num_steps, run.num_broken) == (30, 2)
+
+
+def test_a_resumed_and_a_failed_run_say_so(tmp_path: Path) -> None:
+    events = [
+        start_line(),
+        start_line(10, at=1100.0),
+        end_line(1160.0, stopped=None, error="TrainError: the loss is nan"),
+    ]
+    text = shown(write_run(tmp_path, result=None, events=events))
+    assert "It was resumed at step 10." in text
+    assert "TrainError: the loss is nan" in text
+    assert "failed" in text
+
+
+def test_losses_that_are_not_finite_are_gaps_and_said(tmp_path: Path) -> None:
+    steps = [step_line(step, loss=None if step in (4, 5) else 1.0) for step in range(1, 11)]
+    page = run_page([RunReader(write_run(tmp_path, 10, steps=steps))])
+    assert "The loss of 2 steps is not a number, first at step 4" in page.markup()
+    assert page.charts[0].curves[0].y[2:6] == [1.0, None, None, 1.0]
+
+
+def test_a_run_of_an_older_version_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    old = {"epoch": 0, "loss": 0.9, "val_loss": None}
+    epochs = [{k: v for k, v in (epoch_line(n) | old | {"epoch": n - 1}).items() if v is not None} for n in (1, 2, 3)]
+    page = run_page([RunReader(write_run(tmp_path, epochs=epochs, times=None, events=None))])
+    text = page.markup()
+    assert "older version of Hoploom" in text
+    assert "validation, epoch 3" in text
+    assert [curve.label for curve in page.charts[0].curves] == ["training", "validation"]
+    assert "1.00 ms" in text  # the wait; all else is one part
+    assert "19.00 ms" in text
+
+
+def test_ranks_whose_files_are_on_other_hosts_are_missed(tmp_path: Path) -> None:
+    assert "those of 1 of 4 ranks" in shown(write_run(tmp_path, events=[start_line(num_ranks=4), end_line()]))
+
+
+def test_a_folder_that_is_no_run_is_one_error_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, what in (
+        (tmp_path, "is not the folder of a run"),
+        (tmp_path / "no", "does not exist"),
+        (tmp_path / "file", "is a file"),
+    ):
+        with pytest.raises(ConfigError, match=f"{what}.*give the output folder"):
+            RunReader(path)
+
+
+def test_reading_goes_on_where_it_stopped_and_follows_a_resumed_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, 20, result=None)
+    run = RunReader(folder)
+    with (folder / "steps-rank0.jsonl").open("a") as file:
+        file.write('{"step": 21, "loss": 0.5}\n{"step": 22,')
+    run.refresh()
+    assert list(run.columns["step"])[-2:] == [20, 21]
+    write_lines(folder / "steps-rank0.jsonl", [step_line(step) for step in range(1, 16)])  # cut off by --resume
+    run.refresh()
+    assert run.num_steps == 15
+    write_lines(
+        folder / "steps-rank0.jsonl", [step_line(step, loss=3.0) for step in range(1, 41)]
+    )  # cut, and grown again
+    run.refresh()
+    assert (run.num_steps, run.columns["loss"][20]) == (40, 3.0)
+
+
+def test_several_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "a" / "run")
+    other = write_run(tmp_path / "b" / "run", recipe=RECIPE.replace("0.01", "0.5"))
+    page = run_page([RunReader(one), RunReader(other)])
+    assert page.names == ["a/run", "b/run"]
+    assert [curve.label for curve in page.charts[0].curves] == [
+        f"{run} {what}" for what in ("training", "validation") for run in ("a/run", "b/run")
+    ]
+    assert "<td>optimizer.lr</td><td>0.01</td><td>0.5</td>" in page.markup()
+    assert "<td>model.name</td>" not in page.markup()
+
+
+def test_nothing_in_a_run_is_taken_for_markup(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>\"'&"
+    name = tmp_path / "<b>run &amp;"
+    events = [start_line(), {"event": "warning", "at": 1.0, "text": evil}, end_line()]
+    write_run(name, events=events, recipe=RECIPE + f"# {evil}\n", epochs=[epoch_line(1) | {evil: 0.5}])
+    html = as_html(run_page([RunReader(name)]))
+    assert "<img" not in html
+    assert "<b>run" not in html
+    assert html.count("</script>") == 3  # the figures, uPlot and the page's own

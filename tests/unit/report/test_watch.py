@@ -1,0 +1,79 @@
+"""The live page: who may look, what is new, and how it stops."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from support.run_folders import step_line, write_run
+
+from hoploom import ConfigError
+from hoploom.report.reading import RunReader
+from hoploom.report.watch import LivePage
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", result=None)
+
+
+@pytest.fixture
+def live(folder: Path) -> Iterator[LivePage]:
+    with LivePage([RunReader(folder)]) as page:
+        yield page
+
+
+def get(url: str, path: str | None = None) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=10)
+    connection.request("GET", f"{parts.path}?{parts.query}" if path is None else path)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_the_page_is_for_those_who_have_its_token(live: LivePage) -> None:
+    assert live.url.startswith("http://127.0.0.1:")
+    assert get(live.url)[0] == 200
+    for path in ("/", "/?token=", "/?token=guess", "/content", "/content?token=guess", "/../run.toml"):
+        assert get(live.url, path)[0] == 403
+
+
+def test_what_is_new_is_answered_once(live: LivePage, folder: Path) -> None:
+    query = urlsplit(live.url).query
+    status, content = get(live.url, f"/content?{query}&seen=")
+    news = json.loads(content)
+    assert (status, news["title"]) == (200, "run")
+    seen = f"/content?{query}&seen={news['version']}"
+    assert get(live.url, seen) == (204, b"")
+    with (folder / "steps-rank0.jsonl").open("a") as file:
+        file.write(json.dumps(step_line(31, loss=7.5)) + "\n")
+    status, content = get(live.url, seen)
+    assert json.loads(content)["charts"][0]["curves"][0]["data"][1][-1] == 7.5
+    assert get(live.url, f"/steps-rank0.jsonl?{query}")[0] == 404
+
+
+def test_it_listens_beyond_this_host_with_tls_alone(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="reached from other hosts, and nothing protects it; give --cert and --key"):
+        LivePage([RunReader(folder)], "0.0.0.0:0")
+    with pytest.raises(ConfigError, match="belong together"):
+        LivePage([RunReader(folder)], certificate=folder / "run.toml")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        LivePage([RunReader(folder)], certificate=folder / "run.toml", key=folder / "run.toml")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_stops_cleanly(folder: Path, number: int) -> None:
+    command = [sys.executable, "-m", "hoploom", "watch", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert get(process.stdout.readline().strip())[0] == 200
+        os.kill(process.pid, number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
