@@ -35,9 +35,10 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer of a message-flow graph. Sources start with the destinations.
+    """One layer of a message-flow graph. Its sources begin with its destinations.
 
-    Homogeneous graphs hold tensors and ints, heterogeneous ones dictionaries by relation and node type.
+    The fields are tensors and ints in a homogeneous graph, and dictionaries by relation or node type in a
+    heterogeneous one.
     """
 
     edge_index: Tensor | Mapping[RelationName, Tensor]  # [2, e]: local source, local destination

@@ -41,10 +41,10 @@ PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows a
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """What `infer` writes, and with which means.
+    """What `infer` writes, and how much memory and disk it uses.
 
-    Columns: "embedding" is what the last layer starts from (what the linear head starts from, where a model has one),
-    "output" the model's own output, "prediction" the number of the largest output.
+    Columns: "embedding" is the input of the last layer (of the linear head, if the model has one), "output" is what the
+    model returns, and "prediction" is the class with the largest output.
     """
 
     columns: Sequence[Column] = ("embedding", "prediction")
@@ -73,12 +73,13 @@ def infer(
     inference: Inference | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Write rows of all nodes as Parquet: `out/<node type>/part-<rank>.parquet`, with the columns asked for and `id`.
+    """Compute embeddings and predictions of all nodes and write them as Parquet, with a column `id`.
 
     >>> infer(model, store, "papers.out", context, inference=Inference(columns=["output"]))
 
-    All ranks call, on files that all of them see. `progress(done, total)` gets how many rows this rank has computed;
-    by default, rank 0 draws a bar where there is a terminal.
+    The files are `out/<node type>/part-<rank>.parquet`. All ranks call, and `out` is a folder that all of them can see.
+    `progress(done, total)` gets the number of rows that this rank has computed; by default, rank 0 shows a bar on a
+    terminal.
     """
     inference, context = inference or Inference(), context or _alone()
     target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch) / Path(out).name

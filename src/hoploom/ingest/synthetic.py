@@ -114,11 +114,11 @@ def generate(
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Store:
-    """Write a synthetic graph and open it: power-law degrees, planted communities, weak features, splits.
+    """Write a synthetic graph and open it: power-law degrees, communities, weak features, labels and splits.
 
-    Nodes have `x`, and `y`, which is their community but for a little noise. A node's own features tell little, the
-    mean over its neighbourhood tells most. `num_nodes` counts the labelled type (papers, if heterogeneous).
-    `weights` and `times` add the edge fields `weight` and `time`. Memory is for about `chunk` edges.
+    The label `y` of a node is its community, with a little noise. The features `x` of one node say little about it; the
+    mean over its neighbours says much. `num_nodes` counts the labelled type (papers, if heterogeneous). `weights` and
+    `times` add the edge fields `weight` and `time`. `chunk` is about the number of edges held in memory.
 
     >>> store = generate("small.store", num_nodes=10_000)
     """

@@ -137,7 +137,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     @property
     def edge_permutation(self) -> None:
-        """None: the edge ids given are the user's own."""
+        """None, because edge ids are your own ids already."""
         return None
 
 

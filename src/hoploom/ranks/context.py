@@ -51,15 +51,15 @@ def init(
     world_size: int | None = None,
     address: str | None = None,
 ) -> "Context":
-    """Meet the other ranks that torchrun, Slurm or `spawn` started; alone where nobody did.
+    """Join the other ranks that torchrun, Slurm or `spawn` started. If there are none, this process is rank 0 of 1.
 
     >>> with hoploom.init() as context:
     ...     model = context.wrap(model)
 
-    `device` is this rank's GPU where there is one, else the CPU; `backend` is "nccl" or "gloo". `timeout` is the
-    deadline, in seconds, of every wait for another rank, and of a step's for the device. A launcher of your own gives
-    `rank`, `world_size` and `address`, HOST:PORT of rank 0; then the environment is not asked. A process group that
-    you have made already is used, and left to you when the context is closed.
+    `device` is by default this rank's GPU if there is one, else the CPU; `backend` is "nccl" or "gloo". `timeout` is
+    the limit in seconds of every wait for another rank, and of a step's wait for the device. Your own launcher gives
+    `rank`, `world_size` and `address` (HOST:PORT of rank 0); then the environment is not read. If you have made a
+    process group already, it is used and stays open when the context is closed.
     """
     seconds = read_timeout(timeout)
     place = _place(rank, world_size, address)
@@ -117,14 +117,14 @@ def _counted(place: RankPlace, notes: RankNotes, device: str | torch.device | No
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own model inside what `Context.wrap`, torch.compile and training made of it."""
+    """Your own model, without the wrappers of `Context.wrap`, torch.compile and training."""
     names = ("module",) if isinstance(model, DistributedDataParallel) else WRAPPERS
     held = next((inner for name in names if isinstance(inner := getattr(model, name, None), nn.Module)), None)
     return model if held is None else unwrap(held)
 
 
 class Context:
-    """One rank among the others. Made by `init`; leaves its peers when closed."""
+    """One rank of a job: its number, its device, and what it does together with the other ranks. Made by `init`."""
 
     def __init__(
         self, place: RankPlace, device: torch.device, backend: str, timeout: float, notes: RankNotes | None = None
@@ -161,14 +161,14 @@ class Context:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes what is written once."""
+        """Whether this is rank 0, which writes files that exist only once."""
         return self.rank == 0
 
     def wrap(self, model: nn.Module, *, find_unused_parameters: bool = False) -> nn.Module:
-        """The model on this rank's device, averaging gradients over the ranks where there are several.
+        """The model on the device of this rank, as DistributedDataParallel if there are several ranks.
 
-        All ranks begin with rank 0's parameters and buffers. Buffers are not sent again at every step, so ranks may
-        call the model a different number of times without gradients: `sync_buffers` sends them when it matters.
+        All ranks begin with the parameters and buffers of rank 0. Buffers are not sent again at every step, so ranks
+        may call the model a different number of times without gradients. `sync_buffers` sends them when you need it.
         """
         parameters = list(model.parameters())
         if any(isinstance(parameter, UninitializedParameter) for parameter in parameters):
@@ -201,16 +201,16 @@ class Context:
                 )
 
     def sync_buffers(self, model: nn.Module) -> None:
-        """Rank 0's buffers (running statistics, say) on every rank: before evaluating or saving."""
+        """Copy the buffers of rank 0 (such as running statistics) to every rank, before you evaluate or save."""
         if self.world_size > 1:
             for buffer in model.buffers():
                 buffer.copy_(self.broadcast(buffer))
 
     def mean_loss(self, losses: Tensor, total: int | None = None) -> Tensor:
-        """What to call backward() on: averaged over ranks, its gradient is that of the mean over all ranks' losses.
+        """The loss to call backward() on: every seed of all ranks has the same weight in its gradient.
 
-        `losses` [n] has one entry per seed of this rank; `total` is their number over all ranks, where known
-        (`loader.num_seeds(step)`): it saves asking the other ranks.
+        `losses` [n] has one entry per seed of this rank. `total` is the number of seeds over all ranks; if you know it
+        (`loader.num_seeds(step)`), the ranks need not exchange it.
         """
         if losses.dim() != 1:
             raise ConfigError(
@@ -224,29 +224,29 @@ class Context:
         return losses.sum() * (self.world_size / total)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         if self._calls is not None:
             self._calls.barrier()
 
     def sum(self, value: Value) -> Value:
-        """The sum over ranks: exact in int64 for integers, in float64 for others."""
+        """The sum over all ranks, in int64 for integers and in float64 for other types."""
         return self._reduce(value, SUM)  # type: ignore[no-any-return]
 
     def max(self, value: Value) -> Value:
-        """The largest over ranks, entry by entry, in int64 or float64."""
+        """The maximum over all ranks of each entry, in int64 or float64."""
         return self._reduce(value, MAX)  # type: ignore[no-any-return]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in the order of ranks; of one shape and dtype on all of them."""
+        """The tensors of all ranks, in the order of ranks. They must have the same shape and dtype."""
         return [tensor.detach().clone()] if self._calls is None else self._calls.gather(tensor)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Rank 0's tensor; the others give one of the same shape and dtype, whose values do not matter."""
+        """The tensor of rank 0. The other ranks give any tensor of the same shape and dtype."""
         return tensor.detach().clone() if self._calls is None else self._calls.broadcast(tensor)
 
     @contextmanager
     def guard(self, doing: str) -> Iterator[None]:
-        """Turn the many ways in which a lost peer shows into a PeerError that says what this rank was doing.
+        """Raise one PeerError, which says what this rank was doing, if another rank is lost inside this block.
 
         >>> with context.guard("averaging gradients"):
         ...     loss.backward()
@@ -274,7 +274,7 @@ class Context:
         servers: str | Sequence[str] | None = None,
         **options: Any,
     ) -> Store:
-        """The right store for the current deployment, closed with this context. All ranks call.
+        """Open the right store for the current deployment. All ranks call; it is closed with this context.
 
         >>> store = context.open("papers.store")
 
@@ -293,7 +293,7 @@ class Context:
         return lambda: None if peers is None else peers.wait_for_the_others(seconds)
 
     def close(self) -> None:
-        """Leave the other ranks, and close what `open` opened. They notice if they wait for this one."""
+        """Leave the other ranks, and close the store that `open` opened. Ranks that wait for this one get an error."""
         self._leave(None)
         self._opened.close()
 

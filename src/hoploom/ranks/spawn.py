@@ -65,9 +65,9 @@ def spawn(
     >>> if __name__ == "__main__":
     ...     hoploom.spawn(train, 2, args=["papers-store"])
 
-    Every rank has its own context, made with `device`, `backend` and `timeout` as `hoploom.init` takes them. `fn` is
-    a function of a module or script; put the call under `if __name__ == "__main__":`. On several hosts each calls it
-    with the same `num_nodes` and `address`, HOST:PORT of the first host, and with its own `node_rank` from 0 on.
+    Every rank gets its own context, made with `device`, `backend` and `timeout` as for `hoploom.init`. `fn` is a
+    function of a module or script; put the call under `if __name__ == "__main__":`. On several hosts, every host calls
+    it with the same `num_nodes` and `address` (HOST:PORT of the first host), and its own `node_rank` from 0 on.
     """
     num_ranks = as_int("nprocs", nprocs, 1, "give the number of processes to start")
     _check_callable(fn)

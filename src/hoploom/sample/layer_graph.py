@@ -24,7 +24,7 @@ from hoploom.store.base import NO_IDS
 
 @dataclass(frozen=True)
 class Edges:
-    """Edges into a layer's seeds, in global ids: what a frontier hook returns.
+    """Edges that lead to the seeds of a layer, in ids of the whole graph. A `sample_frontier` hook returns them.
 
     >>> found = graph.in_edges(seeds)
     >>> return found[found.sources != found.destinations]
@@ -45,9 +45,9 @@ class Edges:
         )
 
     def top(self, scores: Tensor, most: int) -> "Edges":
-        """Of each destination's edges the `most` with the highest scores, these first; of equal ones the first.
+        """For each destination, the `most` edges with the highest scores, in this order; of equal scores the first.
 
-        -1 keeps all, in this order.
+        -1 keeps all edges, in this order.
         """
         most, num_edges = as_int("most", most, -1, "give a count, or -1 for all edges"), len(self.destinations)
         if not isinstance(scores, Tensor):

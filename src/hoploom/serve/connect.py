@@ -77,10 +77,10 @@ def connect(
     cert: PathLike[str] | str | None = None,
     key: PathLike[str] | str | None = None,
 ) -> Store:
-    """A store whose parts graph servers hold; close it, or use it in a `with` block.
+    """Connect to graph servers and use their parts as one store. Close it, or use it in a `with` block.
 
     >>> store = hoploom.connect("10.0.0.1:7000,10.0.0.2:7000")  # the servers make the batches
-    >>> store = hoploom.connect(servers, "papers.parts", parts=[0])  # part 0 is mapped, the rest is asked for
+    >>> store = hoploom.connect(servers, "papers.parts", parts=[0])  # part 0 is mapped here, the rest is remote
 
     Several servers may hold the same part; one that does not answer within `timeout` seconds is replaced by another.
     `topology` says whether the lists of all parts are mapped here ("local": their files must be there), or hops are

@@ -37,7 +37,7 @@ class PygGraph:
 
 
 def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:
-    """A store over a PyG graph: ids stay the user's own, features are not copied.
+    """Make a store from a PyG `Data` or `HeteroData`. Your ids stay the same; features are not copied.
 
     >>> store = hoploom.from_pyg(dataset[0])
     >>> store.save("cora.store")

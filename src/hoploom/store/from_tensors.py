@@ -45,12 +45,12 @@ def from_tensors(
     weight_attr: str | None = None,
     time_attr: str | None = None,
 ) -> Store:
-    """A store over tensors. One graph type: plain mappings; several: mappings by type and relation.
+    """Make a store from tensors. For several types, give mappings by node type and relation.
 
     >>> from_tensors({"x": x, "y": y}, edge_index, splits={"train": train_ids})
     >>> from_tensors({"paper": {"x": x}}, {("paper", "cites", "paper"): {"edge_index": ei, "weight": w}})
 
-    Edges are `edge_index` [2, e] (source row first), or `indptr` and `indices` (in-edges by destination).
+    Edges are an `edge_index` [2, e] (row 0: sources), or `indptr` and `indices` (in-edges by destination).
     """
     homogeneous = not (isinstance(edges, Mapping) and all(isinstance(key, tuple) for key in edges))
     splits = {} if splits is None else splits

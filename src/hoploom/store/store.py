@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)  # two stores are equal if they are one: comparing reads nothing
 class Store:
-    """A graph, its features and its splits.
+    """A graph with its features, labels and splits, in memory, on disk or on servers.
 
     >>> store = hoploom.open("papers.store")
     >>> loader = hoploom.NeighborLoader(store, [15, 10, 5], input_nodes="train", batch_size=1024)
@@ -80,19 +80,19 @@ class Store:
         )
 
     def close(self) -> None:
-        """Leave the peers, where it has some, and give back what `place` shares with other processes.
+        """Close the connections to servers, and free what `place` shares with other processes.
 
-        What is mapped stays as long as somebody holds it.
+        Tensors that you still use stay valid.
         """
         self.deployment.close(wait=True)
 
     def traffic(self) -> dict[str, int]:
-        """Requests to peers so far: requests, bytes_sent, bytes_received."""
+        """Network traffic to servers so far: requests, bytes_sent, bytes_received."""
         return self.deployment.traffic()
 
     @property
     def placed(self) -> "PlacedStore | None":
-        """What kernels read, where `place` was called."""
+        """What `place` put where; None if it was not called."""
         return self.deployment.placed  # type: ignore[no-any-return]
 
     def __enter__(self) -> "Store":
@@ -114,7 +114,7 @@ class Store:
                 part.require_whole()
 
     def split(self, name: str, node_type: str | None = None) -> Tensor:
-        """The node ids of a split, ascending by part: `store.split("train")`."""
+        """The node ids of a split, in ascending order within each part: `store.split("train")`."""
         type_name = node_type or self._type_with_split(name)
         if name not in self.schema.node_type(type_name).splits:
             have = sorted(self.schema.node_type(type_name).splits)
@@ -133,7 +133,7 @@ class Store:
         device: str | torch.device | None = None,
         among: "Among | None" = None,
     ) -> "Store":
-        """The same store with topology and features where a GPU's kernels read them; batches stay the same.
+        """The same store with its edges and features in memory that a GPU reads. Batches stay the same.
 
         >>> store = hoploom.open("papers.store").place(topology="cuda", features="20%")
         >>> print(store.placed)
@@ -167,9 +167,9 @@ class Store:
         return ops.aggregate_tables(found, ids, edges.indptr, reduce)
 
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
-        """How many edges of a relation lead to each of these nodes, loops not counted: [n] int64.
+        """The number of in-edges of each of these nodes in a relation, without self-loops: [n] int64.
 
-        The topology must be in reach. Where both ends are of one type, the first call reads it once to find the loops.
+        The edges must be on this host. If both ends have one type, the first call reads all edges to find self-loops.
         """
         if not covers(self.schema, self.topology, key[2]):
             raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; leave degrees out")
@@ -207,7 +207,7 @@ class Store:
         return f"; {split}_mask is {found[0].dtype} {list(found[0].shape)} per node, a split takes one bool: {way_out}"
 
     def save(self, path: str | Path) -> "Store":
-        """Write the store to a directory and open it from there."""
+        """Save the store in a new directory, and return it opened from there."""
         owners: list[tuple[Owner, NodeType | Relation]] = [(t.name, t) for t in self.schema.node_types]
         owners += [(r.key, r) for r in self.schema.relations]
         has_fields = all((key, name) in part.tables for part in self.parts for key, of in owners for name in of.fields)
@@ -229,11 +229,11 @@ def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
 def open_store(
     path: str | Path, *, parts: Sequence[int] | None = None, topology: Literal["own", "all"] = "own"
 ) -> Store:
-    """Open a store from a directory. Nothing is read but store.json and the files' headers.
+    """Open a store from a directory. It is mapped and not loaded, so this is fast for any size.
 
-    With `parts` only their folders are needed. Ids and schema are those of the whole store; splits are what of them
-    lies in these parts, and asking for anything of another part is a StoreError. With `topology="all"` the topology of
-    the other parts is needed too: sampling sees every edge, only their fields are missing.
+    With `parts`, only these parts are opened, and only their folders are needed. Ids and schema stay those of the whole
+    store. Splits have the members in these parts. Reading anything of another part raises a StoreError. With
+    `topology="all"`, the edges of the other parts are opened too, so sampling sees every edge; their fields are not.
 
     >>> store = hoploom.open("papers.store")
     >>> store = hoploom.open("papers.store", parts=[2])

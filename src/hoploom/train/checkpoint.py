@@ -32,7 +32,7 @@ class Stateful(Protocol):
 
 
 class Checkpoint:
-    """The checkpoints of a run, in a folder that all ranks see.
+    """The checkpoints of a run, in a folder that all ranks can read.
 
     >>> checkpoint = Checkpoint("runs/papers", context)
     >>> checkpoint.save("last", {"model": model, "optimizer": optimizer, "loader": loader}, epoch=3)
@@ -43,13 +43,13 @@ class Checkpoint:
         self.folder, self._context = Path(folder), context
 
     def path(self, name: str) -> Path:
-        """Where a checkpoint lies or would lie."""
+        """The path of the checkpoint with this name; the file need not exist."""
         if name != Path(name).name or name.startswith(".") or not name:
             raise ConfigError(f"a checkpoint cannot be called {name!r}; give a plain name, e.g. 'last'")
         return self.folder / f"{name}.safetensors"
 
     def save(self, name: str, parts: Mapping[str, Stateful], **extra: Any) -> None:
-        """Write the parts' state and `extra`. All ranks call; the file before it stays until the new one is whole."""
+        """Save the state of the parts, and `extra`. All ranks call. The old file stays until the new one is ready."""
         path, random = self.path(name), _random_states(self._context)
         with all_or_none(self._context, f"writing {path}"):
             if self._context.is_main or any(is_sharded(owner) for owner in parts.values()):
@@ -60,9 +60,9 @@ class Checkpoint:
                 tensorfile.write(path, state)
 
     def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
-        """Put the parts back and return `extra`; None where there is no such checkpoint. All ranks call.
+        """Restore the parts and return `extra`; None if there is no such checkpoint. All ranks call.
 
-        The state of torch's random generators comes back too, where the number of ranks is the same.
+        The state of torch's random generators is restored too, if the number of ranks is the same.
         """
         path = self.path(name)
         num_found = int(self._context.sum(float(path.exists())))

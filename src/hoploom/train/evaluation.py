@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def evaluate(
     model: nn.Module, loader: Loader, task: Task, context: Context, *, precision: str = "fp32"
 ) -> dict[str, float]:
-    """The task's metrics and the mean loss, the same on every rank. All ranks call.
+    """The metrics of the task and the mean loss, exact and the same on every rank. All ranks call.
 
-    A loader is shared out by whole steps, so that batches are those of one process; one that was given its rank and
-    world_size is walked whole.
+    The ranks share the steps of the loader, so the batches are those of one process. A loader that was made with
+    `rank=` and `world_size=` is read as it is.
 
     >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
     """

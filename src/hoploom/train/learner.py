@@ -24,14 +24,14 @@ MARGIN = 0.1  # of what sampled batches took
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how training goes.
+    """How long and in what way to train.
 
-    A step takes `accumulate` batches of the loader. `patience`: epochs without a better validation before it ends.
-    `checkpoint_minutes`: a checkpoint is taken after the first step and then so often, by rank 0's clock, besides those
-    at every epoch's end; 0: none. Less often where writing one takes more than 1 % of that time.
+    `accumulate`: batches of the loader per optimizer step. `patience`: training stops after this many epochs without a
+    better validation. `checkpoint_minutes`: minutes between two checkpoints, by rank 0's clock; the first is saved
+    after the first step. Longer if saving takes more than 1 % of this time; 0: only at the end of every epoch.
     `checkpoint_every`: steps between two checkpoints, in addition to `checkpoint_minutes`.
-    `whole_steps`: sampling, gathering and learning are recorded and replayed; for stores that are placed on a device.
-    `margin`: how much larger than some sampled batches their buffers are, as a share.
+    `whole_steps`: record sampling, gathering and learning once and replay them; for a store that is placed on a GPU.
+    `margin`: extra buffer space for `whole_steps`, as a fraction of the largest sampled batch.
     """
 
     epochs: int
@@ -114,7 +114,7 @@ class Standing:
 
 @dataclass
 class Learner:
-    """What learns, from what, and how far it has come. Model and loader are those of this rank.
+    """A model, its optimizer, task and loader, and how far training has come. All belong to this rank.
 
     >>> learner = Learner(context.wrap(model), optimizer, NodeClassification(47), loader)
     """
@@ -132,7 +132,7 @@ class Learner:
         self.scaler = torch.amp.GradScaler(device)
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint must hold for training to continue at the very next step."""
+        """What a checkpoint must save so that training continues at the very next step."""
         parts: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,

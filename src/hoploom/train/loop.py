@@ -33,7 +33,7 @@ Validate = Callable[[], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training came to. `stopped`: done; early (patience ran out); asked (Ctrl-C or SIGTERM)."""
+    """The result of training. `stopped` is done, early (no better validation) or asked (Ctrl-C or SIGTERM)."""
 
     steps: int
     epochs: int
@@ -55,9 +55,9 @@ def fit(
     checkpoint: Checkpoint | None = None,
     journal: Journal | None = None,
 ) -> Outcome:
-    """Train until it is done. All ranks call, each with its own model, loader and journal.
+    """Train a model. All ranks call, each with its own learner and journal.
 
-    Continues where the learner stands: restore a checkpoint first to resume.
+    Training continues where the learner is; to resume a run, restore a checkpoint first.
 
     >>> checkpoint = Checkpoint("runs/papers", context)
     >>> checkpoint.restore("last", learner.parts())

@@ -31,7 +31,7 @@ from hoploom.train.learner import Learner, Training, mixed
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a step was."""
+    """The numbers of one step."""
 
     epoch: int
     step: int  # counted from the start of training, 1 for the first

@@ -30,15 +30,15 @@ CHECKED_AT_ONCE = 1 << 20  # labels
 
 
 class Task(Protocol):
-    """What fit and evaluate ask of a task."""
+    """What `fit` and `evaluate` need from a task."""
 
     @property
     def monitor(self) -> tuple[str, Mode]:
-        """The metric that says which model is best."""
+        """The metric that decides which model is best."""
         ...
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The model's outputs, a row per target."""
+        """The outputs of the model, one row per target."""
         ...
 
     def targets(self, batch: Batch) -> Tensor:
@@ -50,7 +50,7 @@ class Task(Protocol):
         ...
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """What the metrics compare with the targets."""
+        """The values that the metrics compare with the targets."""
         ...
 
     def metrics(self, device: torch.device) -> "MetricCollection":
@@ -197,7 +197,7 @@ def _seeds(batch: Batch, node_type: str | None) -> tuple[Any, str, int]:
 
 @dataclass(frozen=True)
 class NodeClassification(NodeTask):
-    """One class per node: accuracy (micro F1 equals it), macro F1; AUROC where there are two classes."""
+    """One class per node. Metrics: accuracy (equal to micro F1), macro F1, and AUROC if there are two classes."""
 
     num_classes: int
     best: str = "accuracy"
@@ -233,7 +233,7 @@ class NodeClassification(NodeTask):
 
 @dataclass(frozen=True)
 class MultiLabel(NodeTask):
-    """Any number of labels per node, each 0 or 1: AUROC (mean over labels), accuracy, micro and macro F1."""
+    """Any number of labels per node, each 0 or 1. Metrics: AUROC (mean over labels), accuracy, micro and macro F1."""
 
     num_labels: int
     best: str = "auroc"
@@ -259,7 +259,7 @@ class MultiLabel(NodeTask):
 
 @dataclass(frozen=True)
 class NodeRegression(NodeTask):
-    """Numbers per node, learned by squared (or absolute) error: MAE, MSE, RMSE and R2."""
+    """Numbers per node, with squared or absolute error. Metrics: MAE, MSE, RMSE and R2."""
 
     num_targets: int = 1
     loss: Literal["mse", "mae"] = "mse"
@@ -302,7 +302,7 @@ class NodeRegression(NodeTask):
 
 @dataclass(frozen=True)
 class LinkPrediction(Judged):
-    """Is there a link? By the model's own score(z, edge_label_index) where it has one, else by the dot product.
+    """Whether there is a link: from the model's score(z, edge_label_index) if it has one, else from the dot product.
 
     A forward that takes `edge_label_index` returns the scores itself.
 
@@ -337,7 +337,7 @@ class LinkPrediction(Judged):
         return labels.long()
 
     def check(self, labels: Tensor, ends: Tensor, ids: str = "") -> None:
-        """Raise for the first label that says neither that there is a link nor that there is none."""
+        """Raise an error for the first label that is neither 0 nor 1."""
         bad = ((labels != 0) & (labels != 1)).reshape(-1)
         if bad.any():
             row = int(bad.nonzero()[0])

@@ -37,8 +37,8 @@ SLOTS = 2  # one is filled while the other is learned from
 class WholeStep:
     """The whole step of a learner, for a store that is placed: what `fit` uses with `Training(whole_steps=True)`.
 
-    Made once the learner stands where it begins: a recording keeps the parameters and the optimizer's state where they
-    are.
+    Make it after you have restored the learner: a recording keeps the parameters and the optimizer's state at their
+    place in memory.
 
     >>> with WholeStep(learner, Training(epochs=1), context) as whole:
     ...     losses = [report.loss for report in whole.epoch()]
@@ -70,7 +70,7 @@ class WholeStep:
         return slot
 
     def close(self) -> None:
-        """Wait for the device, and give back the batches and recordings with their memory."""
+        """Wait for the device, and free the batches and recordings."""
         with ExitStack() as last_first:
             last_first.callback(self._slots.clear)
             last_first.callback(self._main.close)
@@ -84,7 +84,7 @@ class WholeStep:
             self.close()
 
     def epoch(self) -> Iterator[StepReport]:
-        """Take what is left of the loader's epoch; a step is reported once its loss is known, two steps later."""
+        """Run the steps that are left in the epoch of the loader. A step is reported two steps later, with its loss."""
         requests = StopRequests()
         with self.steps() as steps:
             while not steps.is_empty:
@@ -92,11 +92,11 @@ class WholeStep:
             yield from steps.rest()
 
     def steps(self) -> "WholeSteps":
-        """What is left of the loader's epoch."""
+        """The steps that are left in the epoch of the loader."""
         return WholeSteps(self, self.learner.loader.walk())
 
     def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
-        """Start to make a batch in the slot that waits longest; None where it has another number of seeds."""
+        """Start to make a batch in the slot that waits longest; None if it has another number of seeds."""
         if indices.numel() != self.spec.batch_size:
             return None
         if not self._slots:

@@ -19,7 +19,7 @@ RENAMED = {"feat": "x", "label": "y"}  # what DGL's datasets call features and l
 
 
 def from_dgl(graph: Any, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:
-    """A store over a DGL graph. `feat` and `label` become `x` and `y`; masks (`train_mask`) also become splits.
+    """Make a store from a DGL graph. `feat` and `label` become `x` and `y`; masks (`train_mask`) also become splits.
 
     >>> store = from_dgl(dgl.data.CoraGraphDataset()[0])
     >>> store.save("cora.store")
