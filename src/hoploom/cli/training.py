@@ -11,7 +11,7 @@ from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
 from hoploom.ranks.spawn import spawn
 from hoploom.train.checkpoint import last_good
-from hoploom.train.runs.reading import check_world, read_run_file
+from hoploom.train.runs.reading import check_packages, check_world, read_run_file
 from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
 from hoploom.train.runs.run_file import RunFile
 
@@ -33,6 +33,7 @@ def _train(arguments: Arguments) -> int:
     started = environment.read()
     num_processes = _num_processes(arguments, run_file, started)
     check_world(run_file, num_processes)
+    check_packages(run_file)
     resume = arguments.resume or started.restarts > 0
     if started.rank == 0:
         check_folder(run_file, resume=resume)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from hoploom.errors import ConfigError
 
@@ -19,3 +20,9 @@ def needs(extra: str) -> Iterator[None]:
         if (error.name or "").startswith("hoploom"):
             raise
         raise ConfigError(f"{error.name} is not installed; type: pip install 'hoploom[{extra}]'") from error
+
+
+def check_installed(package: str, what: str) -> None:
+    """Raise ConfigError for a package of another project that is called for and not installed; nothing is imported."""
+    if find_spec(package) is None:
+        raise ConfigError(f"{what} needs {package}, which is not installed; type: pip install {package}")

@@ -183,6 +183,17 @@ def choice(*words: str) -> KeyRule:
     return accepted(f"one of {listed}", lambda value: value in words, words=words)
 
 
+def choices(*words: str) -> KeyRule:
+    """A list of some of these words, each once; one alone will do, too."""
+    one, listed_words = choice(*words), ", ".join(f'"{word}"' for word in words)
+
+    def read(value: Any) -> tuple[str, ...] | None:
+        listed = value if isinstance(value, list) else [value]
+        return tuple(listed) if all(one.read(entry) for entry in listed) and len(listed) == len(set(listed)) else None
+
+    return KeyRule(f"a list of some of {listed_words}, each once", read, entry=one)
+
+
 def matching(expects: str, pattern: str) -> KeyRule:
     """Text that is all of a pattern."""
     return accepted(expects, lambda value: re.fullmatch(pattern, value) is not None)

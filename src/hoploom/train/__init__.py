@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hoploom.train.evaluation import evaluate
     from hoploom.train.journal import Journal
     from hoploom.train.learner import Learner, Training
+    from hoploom.train.loggers import Logger
     from hoploom.train.loop import Outcome, fit
     from hoploom.train.step import StepReport
     from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
@@ -26,6 +27,7 @@ _HOMES = {
     "train.journal": ("Journal",),
     "train.checkpoint": ("Checkpoint",),
     "train.learner": ("Learner", "Training"),
+    "train.loggers": ("Logger",),
     "train.loop": ("Outcome", "fit"),
     "train.step": ("StepReport",),
     "train.tasks": ("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression", "Task"),
@@ -38,6 +40,7 @@ __all__ = [
     "Journal",
     "Learner",
     "LinkPrediction",
+    "Logger",
     "MultiLabel",
     "NodeClassification",
     "NodeRegression",

@@ -1,7 +1,7 @@
 """How training goes: what a run writes down, and what it shows.
 
-Written: a JSON line per step and rank, one per validation, what `records.py` adds, TensorBoard where it is installed;
-a power cut may lose the newest lines. Shown: a bar by tqdm on a terminal or in a notebook, else a plain line at times.
+Written: a JSON line per step and rank, one per validation, what `records.py` adds and what loggers get; a power cut may
+lose the newest lines. Shown: a bar by tqdm on a terminal or in a notebook, else a plain line at times.
 """
 
 import json
@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from hoploom.errors import StoreError
 from hoploom.ranks.context import Context
 from hoploom.train.learner import Learner, Training
+from hoploom.train.loggers import Logger, make_loggers
 from hoploom.train.records import EVENTS, Times, machine, times_file, versions, warnings_kept
 from hoploom.train.step import StepReport
 
@@ -30,14 +31,18 @@ PLAIN_SECONDS = 30.0  # between lines where there is no terminal
 WIDEST = 100  # columns of what is shown
 FIGURE = 8  # characters of a metric
 HEADER_EVERY = 25  # lines of epochs
+LOGGED = ("loss", "learning_rate", "seconds", "wait_seconds")  # of a step
 SMOOTHING = 0.05  # weight of the newest step in the loss that is shown
 
 
 class Journal:
-    """The journal of one rank: steps-rank0.jsonl and so on; rank 0 also writes metrics.jsonl and for TensorBoard.
+    """The journal of one rank: steps-rank0.jsonl and so on; rank 0 also writes metrics.jsonl and feeds the loggers.
 
-    >>> with Journal("runs/papers", context) as journal:
+    >>> with Journal("runs/papers", context, loggers=["tensorboard", "wandb", MyLogger()]) as journal:
     ...     fit(learner, training, context, journal=journal)
+
+    `loggers` are names, or objects with the three methods of `Logger`; None: TensorBoard, where it is installed.
+    `settings` is what W&B and MLflow show of the run, such as `{"optimizer.lr": 0.01}`.
     """
 
     def __init__(
@@ -45,15 +50,15 @@ class Journal:
         folder: str | Path,
         context: Context,
         *,
-        tensorboard: bool = True,
+        loggers: Sequence[str | Logger] | None = None,
+        settings: Mapping[str, Any] | None = None,
         machines: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._folder, self._context = Path(folder), context
         self._machines = list(machines) or [machine_of(context)]
         self._times = Times(self._write_times, partial(_gpu_bytes, context.device))
-        self._wants_board = tensorboard and context.is_main
         self._files: dict[str, TextIO] = {}
-        self._board: Any = None
+        self._loggers = make_loggers(loggers if context.is_main else [], self._folder, settings or {})
 
     @property
     def steps_file(self) -> Path:
@@ -110,8 +115,8 @@ class Journal:
                 for path in set(self._folder.glob(name.format("*"))) - present:
                     _shorten(path, "step", steps)
             _shorten(self.epochs_file, None, epochs)
-        if self._wants_board:
-            self._board = _open_board(self._folder / "tensorboard", steps)
+        for logger in self._loggers:
+            logger.begin(steps)
 
     def step(self, report: StepReport) -> None:
         """Write a step down."""
@@ -119,19 +124,24 @@ class Journal:
         line["epoch"] += 1
         self._append(self.steps_file, line)
         self._times.add_step(report)
-        if self._board is not None:
-            for name in ("loss", "learning_rate", "seconds", "wait_seconds"):
-                self._board.add_scalar(f"step/{name}", line[name], report.step)
+        if self._loggers:
+            self._log(report.step, "step", {name: line[name] for name in LOGGED})
 
     def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Write an epoch's metrics down; rank 0's are enough."""
         if not self._context.is_main:
             return
         self._append(self.epochs_file, {"step": step, **metrics})
-        if self._board is not None:
-            for name, value in metrics.items():
-                self._board.add_scalar(f"epoch/{name}", value, step)
-            self._board.flush()
+        self._log(step, "epoch", metrics)
+
+    def test(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Tell the loggers how the best model did on the test split."""
+        if metrics:
+            self._log(step, "test", metrics)
+
+    def _log(self, step: int, group: str, values: Mapping[str, float]) -> None:
+        for logger in self._loggers:
+            logger.log(step, {f"{group}/{name}": value for name, value in values.items()})
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in line.items()}
@@ -143,20 +153,19 @@ class Journal:
         except OSError as error:
             raise StoreError(f"cannot write the journal {path}: {error}; free some space, or leave it out") from error
 
-    def close(self) -> None:
-        """Close the files; the next line opens them again."""
+    def close(self, *, failed: bool = False) -> None:
+        """Close the files and the loggers; the next line opens the files again."""
         for file in self._files.values():
             file.close()
         self._files.clear()
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        for logger in self._loggers:
+            logger.close(failed=failed)
 
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(failed=kind is not None)
 
 
 def machine_of(context: Context) -> dict[str, Any]:
@@ -167,14 +176,6 @@ def machine_of(context: Context) -> dict[str, Any]:
 
 def _gpu_bytes(device: torch.device) -> dict[str, int]:
     return {} if device.type != "cuda" else {"gpu": torch.cuda.max_memory_allocated(device)}
-
-
-def _open_board(folder: Path, steps: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=steps + 1)
 
 
 def _shorten(path: Path, counted: str | None, last: int) -> None:

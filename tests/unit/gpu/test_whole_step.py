@@ -132,7 +132,7 @@ def fitted(learner: Learner, device: torch.device, folder: Path | None = None, *
     training = Training(2, progress=False, **options)
     if folder is None:
         return fit(learner, training, context)
-    with Journal(folder, context, tensorboard=False) as journal:
+    with Journal(folder, context, loggers=[]) as journal:
         return fit(learner, training, context, checkpoint=checkpoint, journal=journal)
 
 

@@ -25,9 +25,9 @@ from hoploom.train.loop import fit
 from hoploom.train.step import StepReport
 
 
-def run(folder: Path, learner: Learner, *, tensorboard: bool = False, **options: Any) -> None:
+def run(folder: Path, learner: Learner, *, loggers: tuple[str, ...] = (), **options: Any) -> None:
     context = alone()
-    with Journal(folder, context, tensorboard=tensorboard) as journal:
+    with Journal(folder, context, loggers=loggers) as journal:
         training = Training(**{"epochs": 2} | QUIET | options)
         fit(learner, training, context, validate=lambda: {"accuracy": 0.5}, journal=journal)
 
@@ -91,7 +91,7 @@ def test_an_epoch_whose_validation_is_done_again_has_one_line(tmp_path: Path) ->
 
     for fault in (True, False):
         kind = Dying if fault else Journal
-        with kind(tmp_path, context, tensorboard=False) as journal, suppress(ZeroDivisionError):
+        with kind(tmp_path, context, loggers=[]) as journal, suppress(ZeroDivisionError):
             fit(learner, Training(2, **QUIET), context, validate=validate, checkpoint=checkpoint, journal=journal)
         learner = learner_of()
         checkpoint.restore("last", learner.parts())
@@ -112,20 +112,20 @@ def test_a_folder_whose_epochs_count_from_0_can_be_continued(tmp_path: Path) -> 
 def test_the_journals_of_ranks_that_are_no_more_are_rewound_too(tmp_path: Path) -> None:
     for rank in (0, 1):
         (tmp_path / f"steps-rank{rank}.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 9)))
-    with Journal(tmp_path, alone(), tensorboard=False) as journal:
+    with Journal(tmp_path, alone(), loggers=[]) as journal:
         journal.rewind(3, 0)
     for rank in (0, 1):
         assert [line["step"] for line in lines(tmp_path / f"steps-rank{rank}.jsonl")] == [1, 2, 3]
 
 
 def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
-    with Journal(tmp_path, alone(), tensorboard=False) as journal:
+    with Journal(tmp_path, alone(), loggers=[]) as journal:
         journal.epoch({"epoch": 0, "r2": math.nan, "mse": math.inf}, step=1)
     assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "epoch": 0, "r2": None, "mse": None}]
 
 
 def test_a_line_is_there_as_soon_as_its_step_is_done(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, alone(), tensorboard=False)
+    journal = Journal(tmp_path, alone(), loggers=[])
     with journal:
         journal.step(report(1))
         assert [line["step"] for line in lines(journal.steps_file)] == [1]
@@ -133,7 +133,7 @@ def test_a_line_is_there_as_soon_as_its_step_is_done(tmp_path: Path) -> None:
 
 def test_a_journal_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with Journal(tmp_path / "file", alone(), tensorboard=False) as journal, pytest.raises(StoreError, match="cannot"):
+    with Journal(tmp_path / "file", alone(), loggers=[]) as journal, pytest.raises(StoreError, match="cannot"):
         journal.step(report(1))
 
 
@@ -141,7 +141,7 @@ def test_tensorboard_gets_steps_and_epochs(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(tmp_path, learner_of(), tensorboard=True)
+    run(tmp_path, learner_of(), loggers=("tensorboard",))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 9))

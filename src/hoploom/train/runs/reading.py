@@ -11,7 +11,9 @@ from typing import Any
 from hoploom.config.document import SET, Document, absolute, parse_document, read_document
 from hoploom.config.rules import default_of, key_table, keys_in, problem
 from hoploom.config.values import as_toml
+from hoploom.errors import ConfigError
 from hoploom.ranks import environment
+from hoploom.train.loggers import check_loggers
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, RunFile
 
 NO_CACHE = "cluster.cache has no effect where servers make the batches; leave it out, and start them with --cache"
@@ -161,6 +163,14 @@ def check_world(run_file: RunFile, world_size: int) -> None:
     nearest = " or ".join(str(size) for size in (below, below + world_size) if size)
     message = f"loader.batch_size is {batch_size} for {world_size} processes; give {nearest}"
     raise run_file.problem("loader.batch_size", message)
+
+
+def check_packages(run_file: RunFile) -> None:
+    """Raise ConfigError where a logger's package is not installed."""
+    try:
+        check_loggers(run_file.output.loggers or ())
+    except ConfigError as error:
+        raise run_file.problem("output.loggers", f"{error}, or leave it out of output.loggers") from error
 
 
 def check_whole_steps(run_file: RunFile, world_size: int) -> None:

@@ -42,7 +42,16 @@ from hoploom.train.runs.problem import (
     scheduler_of,
     train_loader,
 )
-from hoploom.train.runs.reading import NO_CACHE, check_whole_steps, check_world, read_run_file, to_toml, values_of
+from hoploom.train.runs.reading import (
+    NO_CACHE,
+    applies,
+    check_packages,
+    check_whole_steps,
+    check_world,
+    read_run_file,
+    to_toml,
+    values_of,
+)
 from hoploom.train.runs.run_file import FIELDS, LINKS, RunFile
 
 RUN_FILE, RESULT_FILE = "run.toml", "result.json"
@@ -82,6 +91,7 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
     began = time.perf_counter()
     check_world(run_file, context.world_size)
     check_whole_steps(run_file, context.world_size)
+    check_packages(run_file)
     check_folder(run_file, resume=resume)
     goal = with_cache(run_file, goal_of(run_file, open_graph(run_file, context)), context)
     goal = with_placement(run_file, goal, context)
@@ -112,13 +122,17 @@ def _learn(
         write_whole(run_file.output.folder / RUN_FILE, [to_toml(run_file).encode()])
         (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
     machines = gather_json(context, machine_of(context))
-    tensorboard = run_file.output.tensorboard
-    with Journal(run_file.output.folder, context, tensorboard=tensorboard, machines=machines) as journal:
+    loggers = run_file.output.loggers if run_file.output.tensorboard else ()
+    values = values_of(run_file)
+    settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
+    folder = run_file.output.folder
+    with Journal(folder, context, loggers=loggers, settings=settings, machines=machines) as journal:
         validate = _validation(run_file, goal, learner, context)
         given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
         training = Training(**given | {"seed": run_file.seed, "progress": progress})
         outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
-    test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
+        test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
+        journal.test(test, step=outcome.steps)
     return outcome, test, sum(parameter.numel() for parameter in learner.model.parameters())
 
 

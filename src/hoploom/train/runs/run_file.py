@@ -28,6 +28,7 @@ from hoploom.errors import ConfigError
 from hoploom.gpu.place.request import NARROW, read_features, read_topology
 from hoploom.nn import KINDS
 from hoploom.train.checkpoint import MINUTES
+from hoploom.train.loggers import NAMES
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
@@ -326,7 +327,15 @@ class OutputSection:
     """Where the results go."""
 
     folder: Path = key(Path("run"), "the folder for checkpoints, journal and result", rules.PATH)
-    tensorboard: bool = key(True, "also write TensorBoard files, if it is installed", rules.FLAG)
+    loggers: tuple[str, ...] | None = key(
+        None,
+        "send losses and metrics there, too; default: TensorBoard, if it is installed",
+        rules.choices(*NAMES),
+        example=("tensorboard",),
+    )
+    tensorboard: bool = key(
+        True, "the older name: false is loggers = []", rules.FLAG, only=Only("output.loggers", absent=True)
+    )
 
 
 @dataclass(frozen=True)

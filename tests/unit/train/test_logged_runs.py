@@ -1,0 +1,137 @@
+"""`hoploom train` with W&B and MLflow for real, without a network: their own readers find what the run's folder has."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hoploom.ingest.synthetic import generate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+BLOCK, FULL, LAST = 32768, 1, 4  # of the files of W&B
+LIMIT = 170  # seconds that a command may take
+RUN = """
+store = "graph.store"
+[model]
+hidden = 8
+[loader]
+fanouts = [3, 2]
+batch_size = 128
+[output]
+loggers = ["tensorboard", "wandb", "mlflow"]
+"""
+
+
+def train(here: Path, *given: str, **variables: str) -> str:
+    """What the command says on stderr."""
+    known = {"WANDB_MODE": "offline", "WANDB_DIR": str(here), "WANDB_SILENT": "true"}
+    known |= {"MLFLOW_TRACKING_URI": str(here / "mlruns"), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    command = [sys.executable, "-m", "hoploom", "train", "run.toml", "--quiet", *given]
+    environment = os.environ | known | variables
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ended after one epoch, and continued to its end."""
+    for package in ("wandb", "mlflow"):
+        pytest.importorskip(package)
+    folder = tmp_path_factory.mktemp("logged")
+    generate(folder / "graph.store", num_nodes=1500, avg_degree=6, num_features=8, num_classes=3, homophily=0.8, seed=3)
+    (folder / "run.toml").write_text(RUN)
+    for epochs in (1, 3):
+        train(folder, "--set", f"train.epochs={epochs}", "--resume")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(here: Path) -> dict[str, dict[int, float]]:
+    """What the folder has, by metric and step."""
+    found: dict[str, dict[int, float]] = {}
+    for file, group in (("steps-rank0", "step"), ("metrics", "epoch")):
+        for line in (here / "run" / f"{file}.jsonl").read_text().splitlines():
+            read = json.loads(line)
+            for name in ("loss", "learning_rate") if group == "step" else read.keys() - {"step"}:
+                found.setdefault(f"{group}/{name}", {})[read["step"]] = read[name]
+    result = json.loads((here / "run" / "result.json").read_text())
+    return found | {f"test/{name}": {result["steps"]: value} for name, value in result["test"].items()}
+
+
+def records_of(path: Path) -> Iterator[bytes]:
+    """What a W&B run kept on disk: LevelDB's log format, behind 7 bytes; a record may go over several blocks."""
+    file, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(file):
+        if BLOCK - at % BLOCK < 7:  # too short for a header: padding
+            at += BLOCK - at % BLOCK
+        _, size, kind = struct.unpack_from("<IHB", file, at)
+        record, at = record + file[at + 7 : at + 7 + size], at + 7 + size
+        if kind in (FULL, LAST):
+            yield record
+            record = b""
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The history of such a run."""
+    from wandb.proto import wandb_internal_pb2
+
+    for read in records_of(path):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(read)
+        if record.WhichOneof("record_type") == "history":
+            yield {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+
+
+def test_wandb_has_one_run_with_the_numbers_of_the_folder(here: Path, written: dict[str, dict[int, float]]) -> None:
+    run_id = (here / "run" / "wandb.id").read_text().strip()
+    files = sorted((here / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert [path.stem for path in files] == [f"run-{run_id}"] * 2  # begun, and continued
+    found: dict[str, dict[int, float]] = {}
+    for row in (row for path in files for row in rows_of(path)):
+        for name in row.keys() & written.keys():
+            found.setdefault(name, {})[row["step"]] = row[name]
+    for name, values in written.items():
+        if not name.startswith("test/"):  # the run that stopped after an epoch was tested, too
+            assert found[name] == pytest.approx(values), name
+    assert found["test/accuracy"] == pytest.approx(written["test/accuracy"] | found["test/accuracy"])
+
+
+def test_mlflow_has_one_run_with_the_numbers_of_the_folder(
+    here: Path, written: dict[str, dict[int, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(str(here / "mlruns"))
+    (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    assert (run.info.run_id, run.info.status) == ((here / "run" / "mlflow.id").read_text().strip(), "FINISHED")
+    assert (run.data.params["model.hidden"], run.data.params["store"]) == ("8", str(here / "graph.store"))
+    for name, values in written.items():
+        found = {entry.step: entry.value for entry in client.get_metric_history(run.info.run_id, name)}
+        assert values.items() <= found.items() if name.startswith("test/") else found == pytest.approx(values), name
+
+
+def test_a_server_that_is_not_there_costs_one_warning(here: Path) -> None:
+    nobody = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    changes = [f"--set={key}" for key in ('output.loggers=["mlflow"]', "output.folder=alone", "train.epochs=2")]
+    said = train(here, *changes, **nobody)
+    assert said.count("MlflowLogger failed and gets nothing more of this run (MlflowException") == 1
+    assert "training goes on" in said
+    assert (here / "alone" / "result.json").exists()
+
+
+def test_a_full_disk_costs_one_warning(here: Path) -> None:
+    """A folder that nobody can write to stands for it."""
+    (here / "blocked").mkdir()
+    (here / "blocked" / "tensorboard").write_text("a file where TensorBoard wants its folder")
+    said = train(here, *(f"--set={key}" for key in ('output.loggers=["tensorboard"]', "output.folder=blocked")))
+    assert said.count("TensorBoardLogger failed and gets nothing more of this run (") == 1
+    assert (here / "blocked" / "result.json").exists()

@@ -1,0 +1,141 @@
+"""Loggers get what the journal has, and one that fails or hangs ends no training."""
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fit_workers import QUIET, alone, learner_of
+
+from hoploom import ConfigError
+from hoploom.config import extras
+from hoploom.train import loggers
+from hoploom.train.journal import Journal
+from hoploom.train.learner import Training
+from hoploom.train.loop import Outcome, fit
+from hoploom.train.runs.reading import check_packages, parse_run_file
+
+
+@dataclass
+class Remembering:
+    """A logger of a user's own."""
+
+    calls: list[Any] = field(default_factory=list)
+
+    def begin(self, step: int) -> None:
+        self.calls.append(("begin", step))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.calls.append((step, dict(values)))
+
+    def close(self, *, failed: bool) -> None:
+        self.calls.append(("close", failed))
+
+
+class Failing(Remembering):
+    """Fails at its third step."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        super().log(step, values)
+        if step == 3:
+            raise OSError("No space left on device")
+
+
+class Hanging(Remembering):
+    """Never comes back from its first step, until the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.is_over.wait(100)
+
+
+def train(folder: Path, *taking: Any) -> Outcome:
+    with Journal(folder, alone(), loggers=taking) as journal:
+        return fit(learner_of(), Training(2, **QUIET), alone(), validate=lambda: {"accuracy": 0.5}, journal=journal)
+
+
+def test_a_logger_of_your_own_gets_what_the_journal_has(tmp_path: Path) -> None:
+    own = Remembering()
+    train(tmp_path, own)
+    assert own.calls[0] == ("begin", 0)
+    assert own.calls[-1] == ("close", False)
+    steps = [json.loads(line) for line in (tmp_path / "steps-rank0.jsonl").read_text().splitlines()]
+    logged = [(step, values["step/loss"]) for step, values in own.calls[1:-1] if "step/loss" in values]
+    assert logged == [(line["step"], line["loss"]) for line in steps]
+    epochs = [(step, values["epoch/accuracy"]) for step, values in own.calls[1:-1] if "epoch/accuracy" in values]
+    assert epochs == [(4, 0.5), (8, 0.5)]
+
+
+def test_a_logger_that_fails_warns_once_and_training_goes_on(tmp_path: Path) -> None:
+    failing, other = Failing(), Remembering()
+    with pytest.warns(UserWarning, match=r"Failing failed .*\(OSError: No space left on device\); training") as told:
+        assert train(tmp_path, failing, other).stopped == "done"
+    assert len(told) == 1
+    assert [call[0] for call in failing.calls] == ["begin", 1, 2, 3]
+    assert sum("step/loss" in values for _, values in other.calls[1:-1]) == 8
+
+
+def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.05)
+    hanging = Hanging()
+    with pytest.warns(UserWarning, match=r"Hanging failed .*had not taken all numbers 0.05 seconds after the last one"):
+        assert train(tmp_path, hanging).stopped == "done"
+    hanging.is_over.set()
+    monkeypatch.setattr(loggers, "MOST_WAITING", 3)
+    hanging = Hanging()
+    with pytest.warns(UserWarning, match="it is 3 steps behind"):
+        train(tmp_path / "full", hanging)
+    hanging.is_over.set()
+
+
+def test_a_logger_learns_that_training_failed(tmp_path: Path) -> None:
+    own = Remembering()
+    journal = Journal(tmp_path, alone(), loggers=[own])
+    journal.rewind(3, 0)
+    with pytest.raises(ZeroDivisionError), journal:
+        raise ZeroDivisionError
+    assert own.calls == [("begin", 3), ("close", True)]
+
+
+def test_only_rank_0_logs(tmp_path: Path) -> None:
+    own = Remembering()
+    second: Any = SimpleNamespace(is_main=False, rank=1, world_size=2)
+    with Journal(tmp_path, second, loggers=[own, "no such"]) as journal:
+        journal.rewind(0, 0)
+        journal.epoch({"epoch": 0}, step=1)
+    assert own.calls == []
+
+
+def test_a_missing_package_is_one_error_with_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_file = parse_run_file('store = "graph.store"\n[output]\nloggers = ["wandb"]\n')
+    monkeypatch.setattr(extras, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=r"^run.toml:3: the logger 'wandb' needs wandb, .*: pip install wandb, or"):
+        check_packages(run_file)
+    check_packages(parse_run_file('store = "graph.store"\n'))
+    with pytest.raises(ConfigError, match=r"no logger 'wandbb'; give one of .*'wandb'"):
+        Journal(tmp_path, alone(), loggers=["wandbb"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('loggers = ["wandb", "comet"]', r"output.loggers has 'comet'; give one of \"tensorboard\", \"wandb\""),
+        ('loggers = ["wandb", "wandb"]', "each once"),
+        ('loggers = ["wandb"]\ntensorboard = false', "output.tensorboard has no effect with output.loggers"),
+    ],
+)
+def test_what_loggers_refuses(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_run_file(f'store = "graph.store"\n[output]\n{text}\n')
+
+
+def test_one_logger_may_stand_alone() -> None:
+    run_file = parse_run_file('store = "graph.store"\n', ["output.loggers=mlflow"])
+    assert run_file.output.loggers == ("mlflow",)
