@@ -101,7 +101,7 @@ def test_an_epoch_whose_validation_is_done_again_has_one_line(tmp_path: Path) ->
 def test_a_folder_whose_epochs_count_from_0_can_be_continued(tmp_path: Path) -> None:
     """As those of Hoploom 0.1 do."""
     (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {4 * n}, "epoch": {n - 1}}}\n' for n in (1, 2, 3)))
-    with Journal(tmp_path, alone(), tensorboard=False) as journal:
+    with Journal(tmp_path, alone(), loggers=[]) as journal:
         journal.rewind(9, 2)
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [4, 8]
     standing = Standing()
