@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.fit_workers import QUIET, alone, learner_of
 
 from hoploom import ConfigError
@@ -106,7 +107,7 @@ def test_a_logger_learns_that_training_failed(tmp_path: Path) -> None:
 
 def test_only_rank_0_logs(tmp_path: Path) -> None:
     own = Remembering()
-    second: Any = SimpleNamespace(is_main=False, rank=1, world_size=2)
+    second: Any = SimpleNamespace(is_main=False, rank=1, world_size=2, device=torch.device("cpu"), num_cores=1)
     with Journal(tmp_path, second, loggers=[own, "no such"]) as journal:
         journal.rewind(0, 0)
         journal.epoch({"epoch": 0}, step=1)

@@ -17,7 +17,7 @@ from hoploom.train.step import StepReport
 
 
 def run(folder: Path, learner: Learner, validate: Any = lambda: {"accuracy": 0.5}, **options: Any) -> None:
-    with Journal(folder, alone(), tensorboard=False) as journal:
+    with Journal(folder, alone(), loggers=[]) as journal:
         fit(learner, Training(**{"epochs": 2} | QUIET | options), alone(), validate=validate, journal=journal)
 
 
@@ -66,7 +66,7 @@ def test_a_resumed_run_forgets_the_seconds_after_its_checkpoint(tmp_path: Path) 
     with (tmp_path / "times-rank0.jsonl").open("a") as file:
         file.write(json.dumps({"step": 9, "steps": 3, "seconds": {"step": 1.0}}) + "\n")
     learner.standing.steps = 6
-    with Journal(tmp_path, alone(), tensorboard=False) as journal, journal.recording(learner):
+    with Journal(tmp_path, alone(), loggers=[]) as journal, journal.recording(learner):
         assert [line["step"] for line in lines(tmp_path / "times-rank0.jsonl")] == [6]
     events = lines(tmp_path / "events.jsonl")
     assert [(event["event"], event.get("step")) for event in events] == [("start", 0), ("end", 6), ("start", 6)]
