@@ -1,7 +1,8 @@
 """Layers and models over `ops.aggregate`."""
 
+from hoploom.nn.kinds import KINDS, Shape
 from hoploom.nn.layers import Conv, GATConv, GCNConv, GINConv, LayerView, SAGEConv, views_of
-from hoploom.nn.models import GAT, GCN, GIN, GNN, KINDS, GraphSAGE, RelationLayer, Shape
+from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, RelationLayer
 
 __all__ = [
     "GAT",

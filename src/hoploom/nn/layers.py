@@ -19,6 +19,7 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom import ops
 from hoploom.batch import Block
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges
 from hoploom.ops.aggregate import add_ends as _add_ends
@@ -201,7 +202,10 @@ def _reduce_of(aggr: str) -> ops.Reduce:
 
 
 def _ends(in_channels: int | Ends) -> Ends:
-    return (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+    source, destination = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+    for channels in (source, destination):
+        as_int("in_channels", channels, 1, "layers have their width from the start: give x.shape[1]")
+    return source, destination
 
 
 def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
@@ -273,7 +277,7 @@ class GCNConv(Conv):
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
         super().__init__()
-        self.in_channels = in_channels
+        self.in_channels, _ = _ends(in_channels)
         self.lin = nn.Linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.lin.weight)

@@ -1,9 +1,7 @@
 """Models as stacks of convolutions, one per relation and layer; a homogeneous graph has one relation."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Never
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,80 +9,15 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 from hoploom import ops
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.nn.layers import (
-    Aggr,
-    Conv,
-    Ends,
-    GATConv,
-    GCNConv,
-    GINConv,
-    LayerView,
-    SAGEConv,
-    by_relation,
-    by_type,
-    eager,
-    views_of,
-)
+from hoploom.nn.kinds import KINDS, Act, Jumping, Kind, Shape, activation
+from hoploom.nn.layers import Aggr, Conv, LayerView, by_relation, by_type, eager, views_of
 from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
 
 Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
 WIDTHS = "make it with in_channels=x.shape[1], or as GNN(kind, store.schema, ...)"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How large a model is, and what stands between its layers."""
-
-    hidden: int
-    num_layers: int
-    out: int
-    dropout: float = 0.0
-    heads: int = 1  # attention only
-    norm: bool = False  # a layer norm before each convolution's input
-    residual: bool = False  # every layer adds to its input; then a linear layer stands at both ends
-    aggr: Aggr = "mean"  # of "sage", "rsage" and "rgcn"; "sum" for edge weights that sum to one
-
-
-def _sage(ends: Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
-    return SAGEConv(ends, out, shape.aggr, **options)
-
-
-def _gin(ends: Ends, out: int, *_: Any) -> Conv:
-    if ends[0] != ends[1]:
-        raise ConfigError(f"GIN adds sources of {ends[0]} channels to destinations of {ends[1]}; use residual=True")
-    return GINConv(nn.Sequential(nn.Linear(ends[0], out), nn.ReLU(), nn.Linear(out, out)))
-
-
-def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
-    """Heads stand beside each other, those of the last layer are averaged."""
-    if is_last and not shape.residual:
-        return GATConv(ends, out, shape.heads, concat=False, **options)
-    if out % shape.heads:
-        raise ConfigError(f"hidden={out} does not divide by heads={shape.heads}; give a multiple")
-    return GATConv(ends, out // shape.heads, shape.heads, **options)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A family of models."""
-
-    make: Callable[[Ends, int, Shape, bool], Conv]  # from a relation's channels, the outputs', and whether it is last
-    has_root: bool = False  # a linear layer of its own for the destination
-    any_relations: bool = True  # works between different node types
-    any_aggr: bool = False  # aggregates as its shape says
-
-
-KINDS: dict[str, Kind] = {
-    "sage": Kind(_sage, any_aggr=True),
-    "gcn": Kind(lambda ends, out, *_: GCNConv(ends[0], out), any_relations=False),
-    "gat": Kind(lambda ends, *rest: _gat(ends[0], *rest), any_relations=False),
-    "gin": Kind(_gin),
-    "rsage": Kind(_sage, any_aggr=True),
-    "rgcn": Kind(partial(_sage, root_weight=False, bias=False), has_root=True, any_aggr=True),
-    "rgat": Kind(lambda *given: _gat(*given, add_self_loops=False), has_root=True),
-}
 
 
 def _module_name(name: str | RelationName) -> str:
@@ -158,7 +91,9 @@ class GNN(nn.Module):
         for depth in range(shape.num_layers):
             self.norms.append(nn.ModuleDict(self._norms(channels) if shape.norm else {}))
             channels = self._add_layer(KINDS[kind], channels, depth)
-        self.output = nn.Linear(shape.hidden, shape.out) if shape.residual else None
+        self.act = activation(shape.act)
+        joined = shape.hidden * (shape.num_layers if shape.jk == "cat" else 1)
+        self.output = nn.Linear(joined, shape.out) if shape.has_output else None
 
     @property
     def num_layers(self) -> int:
@@ -184,7 +119,7 @@ class GNN(nn.Module):
 
     def _add_layer(self, kind: Kind, channels: Mapping[str, int], depth: int) -> dict[str, int]:
         is_last, kept = depth == self.num_layers - 1, self.types[depth + 1]
-        out = self.shape.out if is_last and not self.shape.residual else self.shape.hidden
+        out = self.shape.out if is_last and not self.shape.has_output else self.shape.hidden
         keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in kept]
         convs = {key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last) for key in keys}
         reached = dict.fromkeys(key[2] for key in keys)  # in the schema's order: parameters follow from it
@@ -267,6 +202,8 @@ class GNN(nn.Module):
 
     def enter(self, depth: int, x: Rows) -> Rows:
         """What a layer's convolutions see of the rows."""
+        if self.shape.jk is not None and depth:
+            x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
         return {name: norms[_module_name(name)](rows) for name, rows in x.items()} if norms else x
 
@@ -276,12 +213,24 @@ class GNN(nn.Module):
             added = {name: self._dropped(F.gelu(value)) for name, value in rows.items()}
             kept = {name: value for name, value in own.items() if name in self.types[depth + 1]}
             return {name: value + added[name] if name in added else value for name, value in kept.items()}
-        if depth == self.num_layers - 1:
+        if depth == self.num_layers - 1 and self.shape.jk is None:
             return dict(rows)
-        return {name: self._dropped(F.relu_(value)) for name, value in rows.items()}
+        done = {name: self._dropped(self.act(value)) for name, value in rows.items()}
+        return self._join(done, own) if depth else done
+
+    def _join(self, rows: Mapping[str, Tensor], own: Rows) -> dict[str, Tensor]:
+        """A layer's rows, and to their left what jumping knowledge needs of the layers before."""
+        if self.shape.jk == "cat":
+            return {name: torch.cat([own[name], value], dim=1) for name, value in rows.items()}
+        if self.shape.jk == "max":
+            most = {name: torch.maximum(own[name][:, : self.shape.hidden], value) for name, value in rows.items()}
+            return {name: torch.cat([most[name], value], dim=1) for name, value in rows.items()}
+        return dict(rows)
 
     def finish(self, x: Rows) -> dict[str, Tensor]:
         """The output rows."""
+        if self.shape.jk == "max":
+            x = {name: rows[:, : self.shape.hidden] for name, rows in x.items()}
         return dict(x) if self.output is None else {name: self.output(rows) for name, rows in x.items()}
 
     def _dropped(self, x: Tensor) -> Tensor:
@@ -319,6 +268,7 @@ def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:
 
 
 def _one_relation(in_channels: int) -> Schema:
+    as_int("in_channels", in_channels, 1, WIDTHS)
     node = NodeType(HOMOGENEOUS_TYPE, 0, {"x": Field("float32", (in_channels,))})
     return Schema((node,), (Relation(*HOMOGENEOUS_RELATION, 0),), homogeneous=True)
 
@@ -326,17 +276,35 @@ def _one_relation(in_channels: int) -> Schema:
 class GraphSAGE(GNN):
     """GraphSAGE for a homogeneous graph, with PyG's arguments.
 
-    >>> model = GraphSAGE(100, hidden_channels=256, num_layers=3, out_channels=47)
+    >>> model = GraphSAGE(100, hidden_channels=256, num_layers=3, out_channels=47, act="elu", jk="cat")
     """
 
     KIND = "sage"
 
     def __init__(
-        self, in_channels: int, hidden_channels: int, num_layers: int, out_channels: int, **options: Any
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int,
+        dropout: float = 0.0,
+        act: Act = "relu",
+        *,
+        norm: bool = False,
+        jk: Jumping | None = None,
+        residual: bool = False,
+        heads: int = 1,
+        aggr: Aggr = "mean",
+        **unknown: Never,
     ) -> None:
-        super().__init__(
-            self.KIND, _one_relation(in_channels), Shape(hidden_channels, num_layers, out_channels, **options)
-        )
+        for name in unknown:
+            cls = type(self).__name__
+            raise ConfigError(
+                f"{cls} of hoploom.nn does not take {name}=; leave it out, or take {cls} of torch_geometric.nn, which "
+                "runs on the same batches"
+            )
+        shape = Shape(hidden_channels, num_layers, out_channels, dropout, heads, norm, residual, aggr, act, jk)
+        super().__init__(self.KIND, _one_relation(in_channels), shape)
 
 
 class GCN(GraphSAGE):

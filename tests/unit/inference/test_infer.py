@@ -30,11 +30,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     "norm": {"norm": True},
     "residual": {"residual": True},
     "both": {"norm": True, "residual": True},
+    "cat": {"act": "elu", "jk": "cat"},
+    "max": {"act": "elu", "jk": "max"},
 }
+OWN = ["plain", "norm", "residual", "both"]
 TO = ("node", "to", "node")
 # Those that project rows take every shape.
-ONE_TYPE = [*product(["gcn", "gat"], SHAPES), *product(["sage", "gin"], ["plain", "both"])]
-MANY_TYPES = [*product(["rgat"], SHAPES), *product(["rsage", "rgcn"], ["plain", "both"])]
+ONE_TYPE = [
+    *product(["gcn", "gat"], OWN),
+    *product(["sage", "gin"], ["plain", "both"]),
+    ("sage", "cat"),
+    ("sage", "max"),
+]
+MANY_TYPES = [*product(["rgat"], OWN), *product(["rsage", "rgcn"], ["plain", "both"])]
 
 
 @pytest.mark.parametrize(("kind", "shape"), ONE_TYPE)

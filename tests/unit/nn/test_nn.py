@@ -132,7 +132,51 @@ def test_a_model_is_pygs_on_a_sampled_batch_though_it_computes_less(kind: str, t
     assert ours(batch).shape == (7, 5)
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": True}, {"residual": True}, {"norm": True, "residual": True}])
+@pytest.mark.parametrize("act", ["elu", torch.tanh, nn.LeakyReLU(0.3), None])
+@pytest.mark.parametrize("jk", [None, "last", "cat", "max"])
+@pytest.mark.parametrize("name", ["GraphSAGE", "GAT"])
+def test_activations_and_jumping_knowledge_are_pygs(name: str, jk: Any, act: Any) -> None:
+    data = random_graph(60, 400, 1)
+    data.x = torch.randn(60, 8)
+    batch = next(iter(NeighborLoader(data, [4, 3, 2], batch_size=7)))
+    options = {"heads": 2} if name == "GAT" else {}
+    ours = getattr(hnn, name)(8, 12, 3, 5, act=act, jk=jk, **options)
+    theirs = getattr(pyg, name)(8, 12, 3, 5, act=act, jk=jk, **options)
+    for mine, conv in zip(ours.layers, theirs.convs, strict=True):
+        conv.load_state_dict(mine.conv(("node", "to", "node")).state_dict())
+    if jk is not None:
+        theirs.lin.load_state_dict(ours.output.state_dict())
+    torch.testing.assert_close(ours(batch), theirs(batch.x, batch.edge_index)[:7], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"act": "swoosh"}, ["act is 'swoosh'", "module or None"]),
+        ({"act": 3}, ["act is 3", "module or None"]),
+        ({"jk": "lstm"}, ["jk is 'lstm'", "'cat' or 'max'"]),
+        ({"norm": "batch_norm"}, ["norm is 'batch_norm'", "norm"]),
+        ({"act": "elu", "residual": True}, ["act='elu'", "residual=True"]),
+        ({"normalize": True}, ["does not take normalize=", "GraphSAGE of torch_geometric.nn"]),
+    ],
+)
+def test_an_option_of_pygs_models_works_or_says_what_does(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(hoploom.ConfigError) as error:
+        hnn.GraphSAGE(8, 12, 2, 5, **options)
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: hnn.GIN(-1, 12, 2, 5), lambda: hnn.GCNConv(-1, 5), lambda: hnn.SAGEConv(0, 5)]
+)
+def test_widths_are_given_when_a_model_is_made(make: Callable[[], Any]) -> None:
+    with pytest.raises(hoploom.ConfigError, match=r"in_channels is (-1|0); .*x.shape\[1\]"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"norm": True}, {"jk": "max"}, {"residual": True}, {"norm": True, "residual": True}]
+)
 @pytest.mark.parametrize("kind", ["sage", "gat", "gin"])
 def test_all_neighbours_in_blocks_or_a_subgraph_give_what_the_whole_graph_gives(
     kind: str, options: dict[str, Any]
