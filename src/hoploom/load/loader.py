@@ -55,7 +55,7 @@ def made_here(maker: Maker, num_steps: int) -> Producer:
 
 
 class Loader:
-    """Yields the batches of one epoch per loop. Made by NeighborLoader and LinkNeighborLoader."""
+    """What all loaders have in common: each loop over a loader yields the batches of one epoch."""
 
     def __init__(self, order: Order, producer: Producer, delivery: Delivery, mover: Mover, share: Share) -> None:
         order.check()
@@ -92,7 +92,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the newest loop, or of the next one where none has begun."""
+        """The epoch of the newest loop, or of the next loop if none has begun."""
         return self._consumed.epoch
 
     @property
@@ -176,7 +176,7 @@ class Loader:
         return self._order.undealt().num_steps
 
     def stage_seconds(self) -> dict[str, float]:
-        """What making batches has taken so far by stage, over all threads; nothing where others make them."""
+        """The seconds spent so far on making batches, by stage, over all threads; empty if others make them."""
         return {}
 
     def num_seeds(self, step: int) -> int:
@@ -222,14 +222,14 @@ class Loader:
         return received(self._mover.send(made))
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next loop is. A restored position inside that epoch is kept."""
+        """Choose the epoch of the next loop. A position that was restored inside this epoch is kept."""
         epoch = as_int("epoch", epoch, 0, "give the number of an epoch")
         if epoch != self._next.epoch:
             self._next = Position(epoch)
         self._consumed = self._next
 
     def state_dict(self) -> dict[str, int]:
-        """The position after the last batch that the newest loop has yielded."""
+        """The position after the last batch that the newest loop has yielded, as seven integers."""
         at, order = self._consumed, self._order
         if at.step:
             order = self._looping if at.epoch == self._looped else order.of(at.epoch)
@@ -244,7 +244,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a saved position, in O(1); the world size and the batch size may have changed."""
+        """Continue at a saved position, at once. The world size and the batch size may be different."""
         order = self._order
         for name, mine in (
             ("num_seeds", order.num_seeds),

@@ -163,28 +163,28 @@ def _order(num_seeds: int, share: Share, seed: Any, arguments: Given) -> Order:
 
 
 class NeighborLoader(SamplingLoader):
-    """Neighbourhood-sampled batches around nodes.
+    """Batches of sampled neighbourhoods of nodes, as PyG's NeighborLoader makes them.
 
-    Takes PyG's arguments and yields PyG's batches. Beyond PyG: `data` may be a store or its path, `input_nodes` a
-    split's name, `num_workers` are threads, and:
+    Takes PyG's arguments and yields PyG's batches. `data` may also be a store or its path, and `input_nodes` the name
+    of a split. `num_workers` is a number of threads. Beyond PyG, there are:
 
-    - `seed`: the one number that all randomness comes from
-    - `rank`, `world_size`: this rank's share, so that every seed comes once over all ranks; where you give neither,
-      those of the process group, else of torchrun's or Slurm's environment. `rank=0, world_size=1` reads all seeds
-    - `least_tail`: a last step of fewer seeds joins the one before it; at or above every number of ranks that a run
-      may have, it makes the steps the same for all of them
+    - `seed`: the number from which all random choices derive
+    - `rank`, `world_size`: which share of the seeds this loader reads; by default those of the process group, else of
+      torchrun's or Slurm's environment, else one process. `rank=0, world_size=1` reads all seeds
+    - `least_tail`: a last step with fewer seeds joins the step before it. With a value of at least every number of
+      ranks that you may use, the steps are the same for all of them
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
       parts of every rank are those that `Context.open` found
-    - `look_ahead`: the remote rows of so many steps are fetched together, each once
-    - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have these fields alone, and always ids; `[]`: none
-    - `prefetch_bytes="1GB"`: no further step begins while batches that are ready or being made would take more. One
-      that is not made yet counts as large as the largest so far; one group of `look_ahead` steps may always be made
-    - `device`: batches arrive there, copied on a side stream; where the store is placed they are made there
-    - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` draws a layer's edges
-    - `labor`: layer-dependent picks that share sources between seeds
-    - `aggregate="mean"`: layer one's neighbours arrive aggregated, straight from the store, and `x` holds only the
-      nodes that layer one computes; for models of hoploom.nn, whose `first_reduce` says what to give here
-    - `degrees`: with `in_degree`, every node's in-degree in the whole graph; GCN normalises by it where it is there
+    - `look_ahead`: fetch the remote rows of this many steps together, each row once
+    - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have only these fields, and ids; `[]`: no fields
+    - `prefetch_bytes="1GB"`: limits the memory of batches that are ready or being made. A batch that is not made yet
+      counts as large as the largest so far; one group of `look_ahead` steps is always allowed
+    - `device`: where batches arrive, copied on a side stream; batches of a placed store are made on its device
+    - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` chooses the edges of each layer
+    - `labor`: the seeds of a batch share neighbours, so a batch has fewer distinct nodes
+    - `aggregate="mean"`: the neighbours of layer one arrive aggregated, and `x` has only the nodes that layer one
+      computes. Take the value from a model of hoploom.nn: `model.first_reduce`
+    - `degrees`: adds `in_degree`, the in-degree of every node in the whole graph; GCN uses it to normalise
 
     >>> loader = NeighborLoader("papers.store", [15, 10, 5], input_nodes="train", batch_size=1024, shuffle=True)
     """
@@ -261,10 +261,10 @@ class NeighborLoader(SamplingLoader):
 
 
 class LinkNeighborLoader(SamplingLoader):
-    """Neighbourhood-sampled batches around links, with negatives.
+    """Batches of sampled neighbourhoods of links, with negative links, as PyG's LinkNeighborLoader makes them.
 
-    Takes PyG's arguments and yields PyG's batches; beyond PyG what NeighborLoader adds, and `strict_negatives`: no
-    negative is an edge of the graph.
+    Takes PyG's arguments and yields PyG's batches. Beyond PyG, it has the arguments that NeighborLoader adds, and
+    `strict_negatives`: no negative link is an edge of the graph.
 
     >>> loader = LinkNeighborLoader(data, [10, 5], neg_sampling="binary", batch_size=512, shuffle=True)
     """

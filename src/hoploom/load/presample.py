@@ -63,7 +63,7 @@ def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling =
 
 
 def count_visits(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling = AS_TRAINED) -> dict[str, Tensor]:
-    """In how many batches each node was: by node type [num_nodes] int64.
+    """The number of batches that have each node, by node type: [num_nodes] int64.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> hottest = counts["paper"].argsort(descending=True)[:1000]

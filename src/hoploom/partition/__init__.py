@@ -1,4 +1,4 @@
-"""Cutting a store into parts: which node goes where, what that costs, and writing it.
+"""Cut a store into parts: choose the part of every node, write the parts, and report what they cost.
 
 The package itself can be called: `hoploom.partition(store, out, num_parts)` is its function `partition`.
 """

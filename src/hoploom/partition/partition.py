@@ -47,14 +47,14 @@ def partition(
     memory: int = MEMORY,
     progress: Progress | None = None,
 ) -> PartitionReport:
-    """Write a store in parts, and say what training on it will cost.
+    """Cut a store into parts, and report what training on them will cost.
 
-    `method` is "hash", "range", "stream", "frequency" or "metis". `seeds` are what training starts from, as for
-    NeighborLoader: a split's name, ids, or (node type, either); left out, the split "train" where exactly one node type
-    has members of it, else none; None: none. They are spread evenly over the parts, and sampled with `fanouts` to find
-    the hottest nodes, which come first in their part; fanouts=None samples nothing. Without seeds or fanouts nodes keep
-    the order they had within a part. The ids that nodes had before become the field `original_id`, unless they have
-    one, or all nodes of their type keep their ids. `memory` is kept by all methods but "metis".
+    `method` is "hash", "range", "stream", "frequency" or "metis". `seeds` are the training seeds, as for
+    NeighborLoader: the name of a split, ids, or (node type, either). The default is the split "train", if exactly one
+    node type has members in it, else no seeds; None: no seeds. Seeds are spread evenly over the parts. They are sampled
+    with `fanouts` to find the most used nodes, which come first in their part; with seeds=None or fanouts=None, nodes
+    keep their order within a part. The field `original_id` keeps the ids from before, unless the store has this field
+    already, or all nodes of a type keep their ids. All methods but "metis" stay within `memory`.
 
     >>> print(partition("papers.store", "papers.parts", 4))
     """

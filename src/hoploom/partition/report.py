@@ -141,9 +141,9 @@ def report(
     sampling: Presampling = AS_TRAINED,
     memory: int = 4 << 30,
 ) -> PartitionReport:
-    """Measure a partitioned store. Without `fanouts` or without `seeds` nothing is sampled.
+    """Measure what training on a partitioned store will cost. If `fanouts` or `seeds` is None, nothing is sampled.
 
-    `seeds` are as for partition(). A part's figures are from few batches where there are many parts.
+    `seeds` are as for partition(). If there are many parts, the figures of a part come from few batches.
 
     >>> costs = report("papers.parts", [15, 10, 5])
     >>> costs.edge_cut, costs.remote_share
