@@ -8,42 +8,18 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError, HoploomError
+from hoploom.fields import ITEM_BYTES
+from hoploom.fields import Field as Field
 
 RelationName = tuple[str, str, str]  # (source type, name, destination type)
 Owner = str | RelationName  # whose field it is
 
-DTYPES: dict[str, torch.dtype] = {
-    "bool": torch.bool,
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 EDGE_ID = "edge_id"  # the field that holds the user's own edge ids, where they are not the positions
 ORIGINAL_ID = "original_id"  # the field with the user's own node ids, where they are not the store's: int64, or UTF-8
-
-
-@dataclass(frozen=True)
-class Field:
-    """One value per node or edge: its dtype and the shape of a row."""
-
-    dtype: str
-    shape: tuple[int, ...] = ()
-
-    @property
-    def row_bytes(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count * DTYPES[self.dtype].itemsize
 
 
 def holds_text(field: Field) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hoploom.config.values import as_bytes, as_seconds, as_share
-from hoploom.ops.partition import MOST_NODES
 from hoploom.scale.constants import Constants
 from hoploom.scale.plan import ScalePlan, plan
 from hoploom.scale.spec import Question
@@ -64,6 +63,8 @@ def hosts_needed(question: Question, constants: Constants) -> int | None:
 
 def _partitioning(question: Question) -> Iterator[Finding]:
     """Of `hoploom partition`, on one machine like the hosts. At its peak: nodes are assigned before all else."""
+    from hoploom.ops.partition import MOST_NODES  # brings torch, which the help of `plan` does without
+
     if question.hosts == 1:
         return
     method, memory = str(question.edge_cut), question.memory_per_host

@@ -7,7 +7,6 @@ it against measurements.
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from hoploom.ops.relabel import MAP_BUDGET
 from hoploom.scale import sizes
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
 from hoploom.scale.sizes import BatchSize, Item
@@ -62,7 +61,7 @@ class ScalePlan:
     def process(self) -> dict[str, float]:
         """Private bytes of one trainer process."""
         question, size = self.question, self.batch
-        one_map = size.nodes * HASH_ENTRY if sizes.is_hashed(question) else min(question.nodes * sizes.SLOT, MAP_BUDGET)
+        one_map = size.nodes * HASH_ENTRY if sizes.is_hashed(question) else question.nodes * sizes.SLOT
         batches = question.workers * PREFETCH + 1  # and the one in the model's hands
         kept = 0.0  # for the way back, as float32: input of both matrices, output, its gradient
         for hop, (into, out) in zip(reversed(size.hops), sizes.widths(question), strict=True):

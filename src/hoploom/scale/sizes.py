@@ -9,13 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from hoploom.ops.relabel import MAP_BUDGET
 from hoploom.scale.spec import Question
-from hoploom.store.format import ID_LIMIT
+
+if TYPE_CHECKING:
+    from torch import Tensor  # imported when it is used: the help of `plan` does without
 
 HEADER = 128  # bytes of a .npy file before its values
 SLOT = 4  # bytes of a node in a direct map of a batch's nodes
@@ -37,11 +36,15 @@ class Item:
 
 def is_hashed(question: Question) -> bool:
     """Whether a batch's nodes are found by hashing, beyond the budget of a direct map."""
+    from hoploom.ops.relabel import MAP_BUDGET
+
     return question.nodes * SLOT > MAP_BUDGET
 
 
 def topology_bytes(question: Question, num_hosts: float) -> float:
     """The adjacency lists that so many hosts hold, with the weights and times that the sampler reads."""
+    from hoploom.store.format import ID_LIMIT
+
     share = num_hosts / question.hosts
     per_edge = (4 if question.nodes < ID_LIMIT else 8) + 4 * question.weights + 8 * question.times
     headers = num_hosts * ((2 + question.weights + question.times) * HEADER + 8)  # and one more entry of indptr
@@ -82,7 +85,9 @@ def cache_bytes(question: Question) -> float:
 # --- a batch -------------------------------------------------------------------------------------
 
 
-def _points() -> Tensor:
+def _points() -> "Tensor":
+    import torch
+
     return (torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS
 
 
@@ -99,7 +104,7 @@ class Crowd:
         ranks = among * points * points  # close together where the popularity is steep
         popularity = (1 - self.skew) * ranks.pow(-self.skew)
         missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
-        chances = -torch.expm1(missed - draws / self.num_nodes * popularity)  # exact however small
+        chances = -(missed - draws / self.num_nodes * popularity).expm1()  # exact however small
         return self.num_nodes * among * float((2 * points * chances).sum()) / POINTS
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
@@ -116,7 +121,7 @@ def picks_per_node(mean_degree: float, *fanouts: int) -> float:
     """
     points = _points()
     degrees = mean_degree / 2 / points  # the share of nodes above this is points squared
-    left = torch.ones_like(degrees)  # the chance that an edge of such a list is not picked
+    left = degrees.new_ones(POINTS)  # the chance that an edge of such a list is not picked
     for fanout in fanouts:
         left = left * (1 - (degrees.clamp(max=fanout) if fanout >= 0 else degrees) / degrees)
     return float((2 * points * degrees * (1 - left)).sum()) / POINTS

@@ -21,7 +21,7 @@ from hoploom.config.values import (
     parse_number,
 )
 from hoploom.errors import ConfigError
-from hoploom.schema import DTYPES, Field
+from hoploom.fields import ITEM_BYTES, Field
 
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 MOST_LAYERS = 32
@@ -42,8 +42,8 @@ def parse_features(what: str, text: str) -> Field | None:
     if match is None:
         raise ConfigError(f"{what} is {text!r:.80}; give a width and a dtype such as 256xfp16, or none")
     name = SHORT_DTYPES.get(match[2], match[2])
-    if name not in DTYPES:
-        known = [*SHORT_DTYPES, *DTYPES]
+    if name not in ITEM_BYTES:
+        known = [*SHORT_DTYPES, *ITEM_BYTES]
         close = nearest(name, known)
         hint = f"did you mean {close}?" if close else f"choose one of {', '.join(known)}"
         raise ConfigError(f"{what} has dtype {name!r:.80}; {hint}")
@@ -83,7 +83,7 @@ FEATURES = Option(
     parse_features,
     rules.accepted(
         "a dtype and a width of at least 1",
-        lambda row: row.dtype in DTYPES and min(row.shape, default=1) > 0,
+        lambda row: row.dtype in ITEM_BYTES and min(row.shape, default=1) > 0,
         kinds=Field,
     ),
 )
