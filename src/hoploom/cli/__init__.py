@@ -1,5 +1,6 @@
 """The `hoploom` command. A subcommand is an entry of COMMANDS here and of its module: its arguments, and a function.
 
+Modules with arguments import neither torch nor anything that does, so that help appears at once.
 Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
 130 interrupted.
 """
@@ -8,33 +9,37 @@ import argparse
 import gc
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from typing import NoReturn
 
 import hoploom
-from hoploom.cli.command import Command
+from hoploom.cli.command import Command, paint, say
 from hoploom.config.values import nearest
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
 
-# name -> (the module that has it, what it does): only the module of the command that runs is imported.
+# name -> (the module that has it, what it does, its group): only the module of the command that runs is imported.
 COMMANDS = {
-    "build": ("stores", "make a store from tables, as a graph.toml describes"),
-    "import": ("stores", "make a store from a downloaded data set or an archive"),
-    "partition": ("stores", "cut a store into parts for a cluster"),
-    "generate": ("stores", "write a synthetic graph of any size"),
-    "info": ("stores", "show what a store holds"),
-    "check": ("stores", "read every byte of a store and name what is damaged"),
-    "init": ("training", "write a commented run.toml or graph.toml to start from"),
-    "train": ("training", "train as a run.toml describes"),
-    "serve": ("serving", "serve parts of a store to other processes"),
-    "certs": ("certs", "make a test CA and certificates for servers and clients"),
-    "launch": ("launching", "start servers and trainers on one or many hosts"),
-    "report": ("reporting", "write a page about one run, or several compared"),
-    "watch": ("reporting", "show that page live while runs go on"),
-    "plan": ("scaling", "work out what a graph of some size takes on some hosts"),
-    "bench": ("scaling", "measure batches of a store, or what plan reckons with"),
+    "init": ("training", "write a commented run.toml or graph.toml to start from", "Data"),
+    "build": ("stores", "make a store from tables, as a graph.toml describes", "Data"),
+    "import": ("stores", "make a store from a downloaded data set or an archive", "Data"),
+    "generate": ("stores", "write a synthetic graph of any size", "Data"),
+    "partition": ("stores", "cut a store into parts for a cluster", "Data"),
+    "train": ("training", "train as a run.toml describes", "Train"),
+    "evaluate": ("training", "measure a trained model on a split", "Train"),
+    "infer": ("training", "write embeddings and predictions of all nodes", "Train"),
+    "launch": ("launching", "start servers and trainers on one or many hosts", "Scale out"),
+    "serve": ("servers", "serve parts of a store to other processes", "Scale out"),
+    "certs": ("certs", "make a test CA and certificates for servers and clients", "Scale out"),
+    "plan": ("scaling", "estimate what a graph of some size needs on some hosts", "Scale out"),
+    "bench": ("scaling", "measure batches of a store, or what plan reckons with", "Scale out"),
+    "info": ("stores", "show what a store holds", "Look"),
+    "check": ("stores", "read every byte of a store and name what is damaged", "Look"),
+    "report": ("reporting", "write a page about one run, or several compared", "Look"),
+    "watch": ("reporting", "show that page live while runs go on", "Look"),
 }
 FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is no mistake in the command
 
@@ -42,25 +47,33 @@ FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    with _for_good() if argv is None else nullcontext():  # without words of its caller this process is ours
-        parser = _parser(words[0] if words else "")
-    _check_command(parser, words)
     try:
-        words, behind = _split(words)
-        arguments = parser.parse_args(_joined(words), argparse.Namespace(behind=behind))
-        command: Command = arguments.command
-        code = command.run(arguments)
-        sys.stdout.flush()
-        return code
+        return _run(words, is_process=argv is None)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (HoploomError, OSError) as error:
-        print(f"hoploom: {error}", file=sys.stderr)
+        print(f"{paint('hoploom:', 'red', sys.stderr)} {error}", file=sys.stderr)
         return 1 if isinstance(error, FAILURES) else 2
     except KeyboardInterrupt as interrupt:
         print(f"hoploom: interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
         return 130
+
+
+def _run(words: list[str], *, is_process: bool) -> int:
+    with _for_good() if is_process else nullcontext():  # without words of its caller this process is ours
+        parser = _parser(words[0] if words else "")
+    _check_command(parser, words)
+    words, behind = _split(words)
+    arguments, unknown = parser.parse_known_args(_joined(words), argparse.Namespace(behind=behind))
+    command: Command = arguments.command
+    if unknown:
+        arguments.parser.error(_unknown_option(arguments.parser, words[0], unknown))
+    if command.doing is not None and (doing := command.doing(arguments)):
+        say(doing)
+    code = command.run(arguments)
+    sys.stdout.flush()
+    return code
 
 
 @contextmanager
@@ -74,14 +87,37 @@ def _for_good() -> Iterator[None]:
         gc.enable()
 
 
+# --- words that are wrong ------------------------------------------------------------------------
+
+
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Say what there is instead of a command that is missing or unknown."""
-    listed = f"there are {', '.join(COMMANDS)}; `hoploom --help` describes them"
     if not words:
-        parser.error(f"give a command; {listed}")
+        parser.exit(2, parser.format_help())
     if words[0] not in COMMANDS and not words[0].startswith("-"):
         close = nearest(words[0], list(COMMANDS))
-        parser.error(f"there is no command {words[0]!r}; {f'did you mean {close}?' if close else listed}")
+        parser.error(
+            f"there is no command {words[0]!r}; {f'did you mean {close}?' if close else '`hoploom --help` lists them'}"
+        )
+
+
+def _unknown_option(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> str:
+    """What to type instead of words that the command does not take."""
+    flag, _, value = unknown[0].partition("=")
+    if not flag.startswith("-"):
+        return f"unexpected {flag!r}; `hoploom {command} --help` shows what the command takes"
+    if any("--set" in action.option_strings for action in parser._actions):
+        from hoploom.train.runs.run_file import FIELDS  # imports torch
+
+        name = flag.lstrip("-").replace("-", "_")
+        keys = [key for key in FIELDS if name in (key, key.rpartition(".")[2])]
+        if keys:
+            value = value or (unknown[1] if len(unknown) > 1 and not unknown[1].startswith("-") else "VALUE")
+            ways = " or ".join(f"--set {key}={value}" for key in keys)
+            return f"there is no option {flag}, but a key of run.toml is called so; write {ways}"
+    close = nearest(flag, [option for action in parser._actions for option in action.option_strings])
+    way_out = f"did you mean {close}?" if close else f"`hoploom {command} --help` lists the options"
+    return f"there is no option {flag}; {way_out}"
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -105,14 +141,55 @@ def _joined(words: Sequence[str]) -> list[str]:
     return joined
 
 
+# --- the parser ----------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are a usage and a line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{paint('hoploom:', 'red', sys.stderr)} {message}\n")
+
+
+def _in_columns(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=26, width=min(shutil.get_terminal_size().columns, 100) - 2)
+
+
+def _usage(name: str, parser: argparse.ArgumentParser) -> str:
+    """A command with what must be given; its options are listed below."""
+    words = [f"hoploom {name}"]
+    for action in parser._actions:
+        shown = str(action.metavar or action.dest).upper()
+        if not action.option_strings:
+            words.append(f"[{shown}]" if action.nargs == "?" else shown)
+        elif action.required:
+            words.append(f"{action.option_strings[0]} {shown}")
+    return " ".join([*words, "[options]"])
+
+
+class _Overview(_Parser):
+    """The whole command, whose help lists commands in groups."""
+
+    def format_help(self) -> str:
+        lines = ["usage: hoploom COMMAND ...", "", str(hoploom.__doc__)]
+        for group in dict.fromkeys(group for _, _, group in COMMANDS.values()):
+            lines += ["", paint(group, "bold", sys.stdout)]
+            lines += [f"  {name:<11}{text}" for name, (_, text, of_group) in COMMANDS.items() if of_group == group]
+        lines += ["", "`hoploom COMMAND --help` shows what a command takes, `hoploom --version` the version."]
+        return "\n".join(lines) + "\n"
+
+
 def _parser(wanted: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("hoploom", description=hoploom.__doc__)
+    parser = _Overview("hoploom", usage="hoploom COMMAND ...")
     parser.add_argument("--version", action="version", version=f"hoploom {hoploom.__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (module, text) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=text, description=text)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser, prog="hoploom")
+    for name, (module, text, _) in COMMANDS.items():
         if name == wanted:
+            described = f"{text[0].upper()}{text[1:]}."
+            subparser = subparsers.add_parser(name, help=text, description=described, formatter_class=_in_columns)
             command: Command = import_module(f"hoploom.cli.{module}").COMMANDS[name]
             command.add_arguments(subparser)
-            subparser.set_defaults(command=command)
+            subparser.usage = subparser.usage or _usage(name, subparser)
+            subparser.set_defaults(command=command, parser=subparser)
     return parser

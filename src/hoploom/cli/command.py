@@ -2,20 +2,23 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from hoploom.config.values import nearest, parse_count, parse_fanouts
+from hoploom.config.values import as_number, nearest, parse_count, parse_fanouts, parse_number
 from hoploom.errors import ConfigError
+from hoploom.ranks.environment import wants_colour
 
 if TYPE_CHECKING:
     from hoploom.schema import Schema  # brings torch, which many commands do without
 
 Arguments = argparse.Namespace
 NONE = "none"
+STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 Read = Callable[[str, str], Any]  # (flag, text) -> value; ConfigError names the flag
 
 
@@ -25,17 +28,19 @@ class Command:
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
+    doing: Callable[[Arguments], str] | None = None  # what to say at once, before anything slow is imported
 
 
 class _Reading(argparse.Action):
     """Reads a text when it is met. argparse's own `type` would hide what a ConfigError says."""
 
-    def __init__(self, *, read: Read, **described: Any) -> None:
+    def __init__(self, *, read: Read, appends: bool = False, **described: Any) -> None:
         super().__init__(**described)
-        self._read = read
+        self._read, self._appends = read, appends
 
     def __call__(self, parser: object, found: Arguments, text: Any, flag: str | None = None) -> None:
-        setattr(found, self.dest, self._read(self.option_strings[0], text))
+        value = self._read(self.option_strings[0], text)
+        setattr(found, self.dest, [*(getattr(found, self.dest) or ()), value] if self._appends else value)
 
 
 def add_option(
@@ -47,11 +52,21 @@ def add_option(
 
 
 def read_positive(flag: str, text: str) -> int:
-    """A count of at least 1."""
+    """A count of at least 1: 3, 10k, 1.5M or 1e6."""
     count = parse_count(flag, text)
     if count < 1:
         raise ConfigError(f"{flag} is {text}; give at least 1")
     return count
+
+
+def read_whole(flag: str, text: str) -> int:
+    """A count of at least 0: 3, 10k, 1.5M or 1e6."""
+    return parse_count(flag, text)
+
+
+def read_seconds(flag: str, text: str) -> float:
+    """A time of at least 0."""
+    return as_number(flag, parse_number(flag, text), "give seconds")
 
 
 def fanouts_of(flag: str, text: str) -> list[int] | None:
@@ -91,6 +106,27 @@ def check_writable(flag: str, path: Path | None) -> None:
     held = path if path.exists() else folder
     if not (os.access(held, os.W_OK) and os.access(folder, os.W_OK | os.X_OK)):
         raise ConfigError(f"{flag} is {path}, but {held} may not be written; give another path, or change its mode")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option of commands that programs read."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object; text for people goes to stderr")
+
+
+def for_people(arguments: Arguments) -> TextIO:
+    """Where text for people goes: stdout, unless a program reads that."""
+    return sys.stderr if arguments.json else sys.stdout
+
+
+def say(text: str) -> None:
+    """What is being done, for a person who watches: a line on stderr where that is a terminal."""
+    if sys.stderr.isatty():
+        print(paint(text, "dim", sys.stderr), file=sys.stderr, flush=True)
+
+
+def paint(text: str, style: str, stream: TextIO) -> str:
+    """The text in a style of STYLES, where the stream shows colours."""
+    return f"\033[{STYLES[style]}m{text}\033[0m" if wants_colour(stream.isatty()) else text
 
 
 def megabytes(size: int) -> str:

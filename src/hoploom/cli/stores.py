@@ -1,33 +1,28 @@
 """Commands about stores: build, import and partition make them, generate too; info and check look at them."""
 
 import argparse
-import inspect
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hoploom.cli.command import (
     Arguments,
     Command,
+    add_json,
     add_option,
     check_writable,
     fanouts_of,
-    megabytes,
+    for_people,
+    paint,
     progress_bar,
     read_positive,
     seeds_of,
     stage_line,
-    table,
 )
-from hoploom.config.values import parse_bytes
+from hoploom.config.values import parse_bytes, parse_count, parse_number
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ingest import synthetic
-from hoploom.schema import Field
-from hoploom.store import format as layout
-from hoploom.store.check import problems
-from hoploom.store.disk import check_manifest
-from hoploom.store.format import Manifest
 
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
@@ -36,10 +31,18 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="STORE", help="the new store; must not exist")
     text = "what the process may take, all included (default: 4GB)"
     add_option(parser, "--memory", parse_bytes, default="4GB", metavar="SIZE", help=text)
+    add_json(parser)
 
 
-def _show_store(path: Path, seconds: float) -> None:
-    print(f"{headline(path, layout.read_manifest(path))}, {seconds:.1f} s")
+def _show_store(arguments: Arguments, seconds: float, **more: Any) -> int:
+    """A line about the store that was made, or one JSON object with `more`."""
+    from hoploom.cli.store_text import contents_of, headline
+
+    path: Path = arguments.out
+    print(f"{headline(path)}, {seconds:.1f} s", file=for_people(arguments))
+    if arguments.json:
+        print(json.dumps({"out": str(path), "seconds": round(seconds, 3), **more, "store": contents_of(path)}))
+    return 0
 
 
 # --- build ---------------------------------------------------------------------------------------
@@ -75,9 +78,10 @@ def _build(arguments: Arguments) -> int:
         report = build(read_graph(arguments.graph), arguments.out, options, progress=show)
     for relation, count in report.dropped.items():
         if count:
-            print(f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes")
-    _show_store(arguments.out, sum(report.seconds.values()))
-    return 0
+            text = f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes"
+            print(text, file=for_people(arguments))
+    dropped = {str(relation): count for relation, count in report.dropped.items()}
+    return _show_store(arguments, sum(report.seconds.values()), dropped=dropped)
 
 
 def _check_no_table(path: Path) -> None:
@@ -131,8 +135,7 @@ def _import(arguments: Arguments) -> int:
             formats.import_archive(folder, out, rule=rule, ignore=arguments.ignore, **given)
         else:
             formats.import_glt(folder, out, labels=arguments.labels, splits=_splits(arguments.split), **given)
-    _show_store(out, time.monotonic() - begin)
-    return 0
+    return _show_store(arguments, time.monotonic() - begin)
 
 
 def _splits(given: list[str]) -> Mapping[str, list[Path]]:
@@ -179,7 +182,7 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _partition(arguments: Arguments) -> int:
     from hoploom.partition import as_json, as_svg, partition
-    from hoploom.store.format import write_whole
+    from hoploom.store.format import read_manifest, write_whole
 
     check_writable("--report", arguments.report)
     check_writable("--picture", arguments.picture)
@@ -190,117 +193,77 @@ def _partition(arguments: Arguments) -> int:
             arguments.out,
             arguments.parts,
             method=arguments.method,
-            seeds=seeds_of(layout.read_manifest(arguments.store).schema, arguments.seeds),
+            seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds),
             fanouts=arguments.fanouts,
             memory=arguments.memory,
             progress=show,
         )
-    print(report)
-    print()
-    _show_store(arguments.out, time.monotonic() - begin)
+    print(f"{report}\n", file=for_people(arguments))
     for path, write in ((arguments.report, as_json), (arguments.picture, as_svg)):
         if path is not None:
             write_whole(path, [write(report).encode()])
-    return 0
+    return _show_store(arguments, time.monotonic() - begin, report=json.loads(as_json(report)))
 
 
 # --- info ----------------------------------------------------------------------------------------
 
 
 def _info_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", type=Path, help="a store's directory")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("store", type=Path, help="a store's folder")
+    add_json(parser)
 
 
 def _info(arguments: Arguments) -> int:
-    manifest = layout.read_manifest(arguments.store)
-    check_manifest(arguments.store, manifest)
-    print(_as_json(manifest) if arguments.json else _as_text(arguments.store, manifest))
+    from hoploom.cli.store_text import as_text, contents_of
+    from hoploom.store.disk import check_manifest
+    from hoploom.store.format import read_manifest
+
+    check_manifest(arguments.store, read_manifest(arguments.store))
+    print(json.dumps(contents_of(arguments.store), indent=1) if arguments.json else as_text(arguments.store))
     return 0
-
-
-def _as_json(manifest: Manifest) -> str:
-    """store.json, with sizes instead of the list of files."""
-    contents = json.loads(layout.to_json(manifest))
-    del contents["files"]
-    for number, part in enumerate(contents["parts"]):
-        part["bytes"] = _part_bytes(manifest, number)
-    return json.dumps(contents | {"num_files": len(manifest.files), "bytes": _bytes(manifest)}, indent=1)
-
-
-def _as_text(path: Path, manifest: Manifest) -> str:
-    schema = manifest.schema
-    node_types = [
-        (t.name, t.num_nodes, _fields(t.fields.items()), ", ".join(f"{k} {n:,}" for k, n in t.splits.items()))
-        for t in schema.node_types
-    ]
-    relations = [(" ".join(r.key), r.num_edges, _fields(r.fields.items())) for r in schema.relations]
-    parts = [
-        (number, sum(part.num_nodes), sum(part.num_edges), _part_bytes(manifest, number))
-        for number, part in enumerate(manifest.parts)
-    ]
-    named = (("weights", schema.weight), ("times", schema.time))
-    fields_read = [f"{what} are in field {name!r}" for what, name in named if name]
-    sections = (
-        "\n".join((headline(path, manifest), *fields_read)),
-        table(("node type", "nodes", "fields", "splits"), node_types),
-        table(("relation", "edges", "fields"), relations),
-        table(("part", "nodes", "edges", "bytes"), parts),
-    )
-    return "\n\n".join(sections)
-
-
-def headline(path: Path, manifest: Manifest) -> str:
-    num_nodes = sum(t.num_nodes for t in manifest.schema.node_types)
-    num_edges = sum(r.num_edges for r in manifest.schema.relations)
-    parts = f"{len(manifest.parts)} part" + "s" * (len(manifest.parts) > 1)
-    return f"{path}: {num_nodes:,} nodes, {num_edges:,} edges, {parts}, {megabytes(_bytes(manifest))}"
-
-
-def _fields(fields: Iterable[tuple[str, Field]]) -> str:
-    return ", ".join(f"{name} {f.dtype}{list(f.shape) if f.shape else ''}" for name, f in fields)
-
-
-def _bytes(manifest: Manifest) -> int:
-    return sum(entry.bytes for entry in manifest.files.values())
-
-
-def _part_bytes(manifest: Manifest, part: int) -> int:
-    folder = layout.part_folder(part) + "/"
-    return sum(entry.bytes for name, entry in manifest.files.items() if name.startswith(folder))
 
 
 # --- check ---------------------------------------------------------------------------------------
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", type=Path, help="a store's directory")
+    parser.add_argument("store", type=Path, help="a store's folder")
+    add_json(parser)
 
 
 def _check(arguments: Arguments) -> int:
+    from hoploom.cli.store_text import num_bytes
+    from hoploom.store.check import problems
+    from hoploom.store.format import read_manifest
+
     if not arguments.store.exists():
-        raise StoreError(f"{arguments.store} does not exist; give a store's directory")
-    found = False
+        raise StoreError(f"{arguments.store} does not exist; give a store's folder")
+    people, found = for_people(arguments), []
     for problem in problems(arguments.store):
-        print(problem)
-        found = True
-    if found:
-        return 1
-    manifest = layout.read_manifest(arguments.store)
-    print(f"ok: {len(manifest.files)} files, {_bytes(manifest):,} bytes")
-    return 0
+        print(problem, file=people, flush=True)
+        found.append(problem)
+    told: dict[str, Any] = {"ok": not found, "problems": found}
+    if not found:
+        manifest = read_manifest(arguments.store)
+        told |= {"files": len(manifest.files), "bytes": num_bytes(manifest)}
+        print(f"{paint('ok', 'green', people)}: {told['files']} files, {told['bytes']:,} bytes", file=people)
+    if arguments.json:
+        print(json.dumps(told))
+    return 1 if found else 0
 
 
 # --- generate ------------------------------------------------------------------------------------
 
-GENERATE_OPTIONS = (  # flag, argument of synthetic.generate, help
-    ("--degree", "avg_degree", "mean in-degree"),
-    ("--features", "num_features", "features of a node"),
-    ("--classes", "num_classes", "communities, and so labels"),
-    ("--homophily", "homophily", "share of the edges that stay in their community"),
-    ("--seed", "seed", "what all is drawn from"),
-    ("--parts", "num_parts", "parts of the store"),
-    ("--feature-dtype", "feature_dtype", "float32, float16 or bfloat16"),
+GENERATE_OPTIONS = (  # flag, argument and default of synthetic.generate, how it is read, help
+    ("--degree", "avg_degree", "20", parse_number, "mean in-degree"),
+    ("--features", "num_features", "100", read_positive, "features of a node"),
+    ("--classes", "num_classes", "16", read_positive, "communities, which are also the labels"),
+    ("--homophily", "homophily", "0.8", parse_number, "share of the edges that stay in their community"),
+    ("--seed", "seed", "0", parse_count, "the seed of all random numbers"),
+    ("--parts", "num_parts", "1", read_positive, "parts of the store"),
+    ("--feature-dtype", "feature_dtype", "float32", lambda flag, text: text, "float32, float16 or bfloat16"),
+)
+GENERATE_FLAGS = (
     ("--heterogeneous", "heterogeneous", "papers, authors and institutions"),
     ("--weights", "weights", "add edge weights"),
     ("--times", "times", "add edge times"),
@@ -309,33 +272,30 @@ GENERATE_OPTIONS = (  # flag, argument of synthetic.generate, help
 
 def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="where to write the store; must not exist")
-    parser.add_argument(
-        "--nodes", dest="num_nodes", type=int, required=True, metavar="N", help="nodes of the labelled type"
-    )
-    parameters = inspect.signature(synthetic.generate).parameters
-    for flag, keyword, text in GENERATE_OPTIONS:
-        default = parameters[keyword].default
-        if default is False:
-            parser.add_argument(flag, dest=keyword, action="store_true", help=text)
-        else:
-            help_text = f"{text} (default: {default})"
-            kind = type(default)
-            parser.add_argument(flag, dest=keyword, type=kind, default=default, metavar="X", help=help_text)
+    text = "nodes of the labelled type: 10000, 10k or 1.5M"
+    add_option(parser, "--nodes", read_positive, dest="num_nodes", required=True, metavar="N", help=text)
+    for flag, keyword, default, read, text in GENERATE_OPTIONS:
+        add_option(parser, flag, read, dest=keyword, default=default, metavar="X", help=f"{text} (default: {default})")
+    for flag, keyword, text in GENERATE_FLAGS:
+        parser.add_argument(flag, dest=keyword, action="store_true", help=text)
+    add_json(parser)
 
 
 def _generate(arguments: Arguments) -> int:
-    given = {keyword: getattr(arguments, keyword) for _, keyword, _ in GENERATE_OPTIONS}
+    from hoploom.ingest.synthetic import generate
+
+    options = ("num_nodes", *(option[1] for option in (*GENERATE_OPTIONS, *GENERATE_FLAGS)))
+    begin = time.monotonic()
     with progress_bar() as show:
-        synthetic.generate(arguments.out, num_nodes=arguments.num_nodes, progress=show, **given)
-    print(headline(arguments.out, layout.read_manifest(arguments.out)))
-    return 0
+        generate(arguments.out, progress=show, **{name: getattr(arguments, name) for name in options})
+    return _show_store(arguments, time.monotonic() - begin)
 
 
 COMMANDS = {
-    "build": Command(_build_arguments, _build),
-    "import": Command(_import_arguments, _import),
-    "partition": Command(_partition_arguments, _partition),
-    "info": Command(_info_arguments, _info),
-    "check": Command(_check_arguments, _check),
-    "generate": Command(_generate_arguments, _generate),
+    "build": Command(_build_arguments, _build, lambda a: f"reading {a.graph}"),
+    "import": Command(_import_arguments, _import, lambda a: f"reading {a.folder}"),
+    "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}"),
+    "info": Command(_info_arguments, _info, lambda a: f"opening {a.store}"),
+    "check": Command(_check_arguments, _check, lambda a: f"reading every byte of {a.store}"),
+    "generate": Command(_generate_arguments, _generate, lambda a: f"writing {a.out}"),
 }

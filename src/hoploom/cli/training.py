@@ -1,99 +1,80 @@
-"""The commands that train, and that write a file to start from."""
+"""The commands that train, that look at what was trained, and that write a file to start from: what they take."""
 
 import argparse
-import shlex
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command
-from hoploom.config.values import as_int
-from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
-from hoploom.ranks import environment
-from hoploom.ranks.context import Context, init
-from hoploom.ranks.spawn import spawn
-from hoploom.train.checkpoint import last_good
-from hoploom.train.runs.reading import check_packages, check_world, read_run_file
-from hoploom.train.runs.run import LAST, RESULT_FILE, check_folder, run, summary
-from hoploom.train.runs.run_file import RunFile
+from hoploom.cli.command import Arguments, Command, add_json, add_option, read_positive
+from hoploom.config.values import parse_bytes
+from hoploom.errors import ConfigError
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    text = "another value for a key of run.toml, e.g. train.epochs=3"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    text = "processes on this machine (default: train.processes)"
+    add_option(parser, "--processes", read_positive, metavar="N", help=text)
+
+
+# --- train ---------------------------------------------------------------------------------------
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="run.toml; `hoploom init` writes one")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="another value for a key, e.g. train.epochs=3"
-    )
-    parser.add_argument(
-        "--processes", type=int, metavar="N", help="processes on this machine (default: train.processes)"
-    )
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint, where there is one")
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    _add_set(parser)
+    _add_processes(parser)
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint, if there is one")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_json(parser)
 
 
 def _train(arguments: Arguments) -> int:
-    run_file = read_run_file(arguments.file, arguments.set)
-    started = environment.read()
-    num_processes = _num_processes(arguments, run_file, started)
-    check_world(run_file, num_processes)
-    check_packages(run_file)
-    resume = arguments.resume or started.restarts > 0
-    if started.rank == 0:
-        check_folder(run_file, resume=resume)
-    try:
-        work = (run_file, resume, not arguments.quiet)
-        if started.world_size > 1 or num_processes == 1:
-            with init(device=_device(run_file)) as context:
-                complete = train_rank(context, *work)
-        else:
-            spawn(train_rank, num_processes, work, device=_device(run_file))
-            complete = (run_file.output.folder / RESULT_FILE).exists()
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(*_way_on(arguments, run_file)) from interrupt
-    except (TrainError, PeerError, BatchError) as error:
-        raise type(error)(_lost(error, arguments, run_file, started)) from error
-    if not complete:
-        raise KeyboardInterrupt(*_way_on(arguments, run_file))
-    return 0
+    from hoploom.cli.running import train
+
+    return train(arguments)
 
 
-def train_rank(context: Context, run_file: RunFile, resume: bool, progress: bool) -> bool:
-    """What every rank does; whether it was left to finish."""
-    result = run(run_file, context, resume=resume, progress=progress)
-    if context.is_main:
-        print(summary(result), flush=True)
-    return result.is_complete
+# --- evaluate and infer --------------------------------------------------------------------------
 
 
-def _num_processes(arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> int:
-    wanted = arguments.processes
-    if wanted is not None:
-        wanted = as_int("--processes", wanted, 1, "give the number of processes")
-    if started.source == "single":
-        return wanted or run_file.train.processes
-    if wanted not in (None, started.world_size):
-        raise ConfigError(f"--processes is {wanted}, but {started.source} started {started.world_size}; leave it out")
-    return started.world_size
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="the output folder of a run")
+    _add_set(parser)
+    _add_processes(parser)
+    text = "the checkpoint to take (default: best, or last where no validation picked one)"
+    parser.add_argument("--checkpoint", choices=("best", "last"), help=text)
 
 
-def _device(run_file: RunFile) -> str | None:
-    return None if run_file.train.device == "auto" else run_file.train.device
+def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    text = "train, val or test: what task.train, task.val and task.test name (default: test)"
+    parser.add_argument("--split", choices=("train", "val", "test"), default="test", help=text)
+    add_json(parser)
 
 
-def _lost(error: HoploomError, arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> str:
-    """What ended the run, what it can go on from, and how."""
-    path = run_file.output.folder / f"{LAST}.safetensors"
-    said = [str(error), *(way for way in [last_good(path)] if way not in str(error))]
-    by_launcher = started.source != "single" and path.exists()
-    return "; ".join([*said, "start it again with --resume" if by_launcher else _way_on(arguments, run_file)[0]])
+def _evaluate(arguments: Arguments) -> int:
+    from hoploom.cli.finished import evaluate_run
+
+    return evaluate_run(arguments)
 
 
-def _way_on(arguments: Arguments, run_file: RunFile) -> list[str]:
-    """The command that goes on, if there is something to go on from."""
-    if not (run_file.output.folder / f"{LAST}.safetensors").exists():
-        return ["there is no checkpoint yet"]
-    words = ["hoploom", "train", str(arguments.file)]
-    for override in arguments.set:
-        words += ["--set", override]
-    words += ["--processes", str(arguments.processes)] if arguments.processes else []
-    return [f"continue with: {shlex.join([*words, '--resume'])}"]
+def _infer_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="where to write (default: RUN/nodes)")
+    text = "embedding, output, prediction (default: embedding,prediction)"
+    parser.add_argument("--columns", default="embedding,prediction", metavar="NAME,...", help=text)
+    text = "the node types to write (default: all with outputs)"
+    parser.add_argument("--node-types", metavar="NAME,...", help=text)
+    text = "memory of each process besides the model (default: 256MiB)"
+    add_option(parser, "--memory", parse_bytes, default="256MiB", metavar="SIZE", help=text)
+
+
+def _infer(arguments: Arguments) -> int:
+    from hoploom.cli.finished import infer_run
+
+    return infer_run(arguments)
 
 
 # --- init ----------------------------------------------------------------------------------------
@@ -131,4 +112,9 @@ def _draft(path: Path, arguments: Arguments) -> tuple[str, str]:
     return draft(arguments.tables, path.parent), f"hoploom build {path} -o {path.stem}.store"
 
 
-COMMANDS = {"train": Command(_train_arguments, _train), "init": Command(_init_arguments, _init)}
+COMMANDS = {
+    "train": Command(_train_arguments, _train, lambda a: f"reading {a.file}"),
+    "evaluate": Command(_evaluate_arguments, _evaluate, lambda a: f"reading {a.run}"),
+    "infer": Command(_infer_arguments, _infer, lambda a: f"reading {a.run}"),
+    "init": Command(_init_arguments, _init, lambda a: f"reading {a.tables or a.store}" if a.tables or a.store else ""),
+}

@@ -321,3 +321,14 @@ def _number(variables: Variables, name: str, least: int, *, default: int | None 
         way_out = way_out or "start the script with torchrun or srun, or unset its variables"
         raise ConfigError(f"{name} is {said}, but must be a number from {least} on; {way_out}")
     return int(text)
+
+
+# --- terminals -----------------------------------------------------------------------------------
+
+
+def wants_colour(is_terminal: bool, variables: Variables | None = None) -> bool:
+    """Whether text is coloured: NO_COLOR and FORCE_COLOR decide where they are set, else whether this is a terminal."""
+    variables = os.environ if variables is None else variables
+    if variables.get("NO_COLOR"):
+        return False
+    return bool(variables.get("FORCE_COLOR")) or (is_terminal and variables.get("TERM") != "dumb")

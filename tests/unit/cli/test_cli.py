@@ -6,14 +6,16 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import hoploom
-from hoploom.cli import main, stores
+from hoploom.cli import COMMANDS, main, stores
 from hoploom.cli.command import progress_bar, stage_line
 from hoploom.ingest.synthetic import generate
+from hoploom.ranks.environment import wants_colour
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -45,21 +47,76 @@ def test_what_a_command_imports_is_left_to_no_collection(folder: Path, monkeypat
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(
-    "argv", [[], ["--version"], ["certs", "--help"], ["launch", "--dry-run", "c.toml", "--", "t.py"]]
-)
-def test_what_needs_no_torch_does_not_import_it(argv: list[str], tmp_path: Path) -> None:
-    """torch takes seconds, and 200 MB."""
+def test_what_needs_no_torch_does_not_import_it(tmp_path: Path) -> None:
+    """torch takes seconds, and 200 MB. The help of a command needs neither it nor numpy."""
     (tmp_path / "c.toml").write_text('hosts = ["gpu1"]')
-    code = (
-        "import sys, hoploom.cli\n"
-        "try:\n    sys.argv[1:] and hoploom.cli.main(sys.argv[1:])\n"
-        "except SystemExit as end:\n    assert not end.code\n"
-        "assert 'torch' not in sys.modules"
-    )
-    words = [sys.executable, "-c", code, *argv]
+    lines = [["launch", "--dry-run", "c.toml", "--", "t.py"], ["--version"], ["--help"], []]
+    lines += [[name, "--help"] for name in COMMANDS]
+    code = f"""if True:
+        import sys, hoploom.cli
+        for words in {lines}:
+            try:
+                hoploom.cli.main(words)
+            except SystemExit as end:
+                assert not end.code or not words
+            assert not {{"torch", "numpy", "pyarrow"}} & set(sys.modules), words"""
+    words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_overview_lists_every_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown if line.startswith("  ")] == list(COMMANDS)
+    assert [line for line in shown if line in ("Data", "Train", "Scale out", "Look")] == list(
+        dict.fromkeys(group for _, _, group in COMMANDS.values())
+    )
+    assert max(map(len, shown)) <= 100
+
+
+def test_a_terminal_reads_at_once_what_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is there before the command imports or opens anything."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    seen: list[str] = []
+    monkeypatch.setitem(
+        stores.COMMANDS,
+        "info",
+        replace(stores.COMMANDS["info"], run=lambda arguments: seen.append(capsys.readouterr().err) or 0),
+    )
+    assert main(["info", "graph.store"]) == 0
+    assert seen == ["opening graph.store\n"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "run.toml", "--epochs", "3"], "a key of run.toml is called so; write --set train.epochs=3"),
+        (["train", "run.toml", "--batch-size=64"], "write --set loader.batch_size=64"),
+        (["train", "run.toml", "--name", "gat"], "--set model.name=gat or --set optimizer.name=gat"),
+        (["train", "run.toml", "--quite"], "there is no option --quite; did you mean --quiet?"),
+        (["info", "graph.store", "--zzzzz"], "there is no option --zzzzz; `hoploom info --help` lists the options"),
+        (["info", "graph.store", "more"], "unexpected 'more'; `hoploom info --help` shows what the command takes"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_way_out(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(words)
+    assert exited.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_colours_are_for_terminals_and_for_those_who_ask() -> None:
+    assert [wants_colour(terminal, {}) for terminal in (False, True)] == [False, True]
+    assert [wants_colour(terminal, {"NO_COLOR": "1", "FORCE_COLOR": "1"}) for terminal in (False, True)] == [False] * 2
+    assert wants_colour(False, {"FORCE_COLOR": "1"})
+    assert not wants_colour(True, {"TERM": "dumb"})
 
 
 # --- info ----------------------------------------------------------------------------------------
@@ -122,6 +179,21 @@ def test_check_names_every_damaged_file(folder: Path, capsys: pytest.CaptureFixt
     ):
         assert line.startswith(f"{path.relative_to(folder)}: ")
         assert problem in line
+
+
+def test_check_and_generate_as_json_are_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(tmp_path / "g"), "--nodes", "0.2k", "--features", "2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["store"]["node_types"][0]["num_nodes"] == 200
+    assert err.startswith(f"{tmp_path / 'g'}: 200 nodes, ")
+    assert main(["check", str(tmp_path / "g"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["problems"], told["files"] > 0) == (True, [], True)
+    next((tmp_path / "g").rglob("*.npy")).unlink()
+    assert main(["check", str(tmp_path / "g"), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["ok"]
+    assert len(told["problems"]) == 1
 
 
 # --- generate ------------------------------------------------------------------------------------
@@ -194,12 +266,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     nowhere = str(tmp_path / "nowhere")
     assert_fails(["info", nowhere], capsys, "nowhere is no store: it has no store.json")
     assert_fails(["check", nowhere], capsys, "nowhere does not exist")
+    assert_fails(["generate", nowhere, "--nodes", "many"], capsys, "--nodes is 'many'; give a whole number such as")
     assert_fails(["generate", nowhere, "--nodes", "100", "--degree", "0.5"], capsys, "avg_degree is 0.5")
     assert_fails(["generate", nowhere, "--nodes", "100", "--feature-dtype", "int3"], capsys, "feature_dtype is 'int3'")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv", [[], ["sing"], ["generate", "out"], ["generate", "out", "--nodes", "many"]], ids=str)
+@pytest.mark.parametrize("argv", [[], ["sing"], ["generate", "out"], ["info", "out", "--jsn"]], ids=str)
 def test_a_wrong_command_line_shows_its_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         main(argv)

@@ -1,0 +1,50 @@
+"""The command that serves parts of a store: what it takes. What it does is apart, as it imports torch and gRPC."""
+
+import argparse
+from pathlib import Path
+
+from hoploom.cli.command import Arguments, Command, add_option, read_positive, read_seconds, read_whole
+from hoploom.system import num_cores
+
+STALL, GRACE = "60", "30"  # seconds
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", type=Path, help="a store's folder; it needs only the files of the parts served")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: any free (%(default)s)")
+    parser.add_argument("--peers", metavar="HOST:PORT,...", help="servers of the other parts, to build whole batches")
+    for flag, metavar, text in (
+        ("--token-file", "FILE", "clients must show the token in this file"),
+        ("--cert", "FILE", "TLS: the server's certificate (`hoploom certs` makes one)"),
+        ("--key", "FILE", "TLS: the key of the certificate"),
+        ("--client-ca", "FILE", "TLS: clients must show a certificate of this CA"),
+        ("--ca", "FILE", "TLS: the CA of the peers (default: --client-ca)"),
+        ("--metrics", "HOST:PORT", "serve /metrics and /health over HTTP at this address"),
+        ("--seeds", "SPLIT", "the split that the cache is filled for (default: train)"),
+    ):
+        parser.add_argument(flag, metavar=metavar, help=text)
+    parser.add_argument("--insecure", action="store_true", help="allow other hosts to connect without TLS or a token")
+    parser.add_argument("--memory", default="4GB", metavar="SIZE", help="for batches not yet sent (%(default)s)")
+    parser.add_argument("--cache", default="", metavar="SIZE", help="cache rows of other parts: 20%% or 4GB")
+    parser.add_argument(
+        "--fanouts", default="15,10,5", metavar="N,N", help="what the cache is filled for (%(default)s)"
+    )
+    text = "a part to serve; give it again for more (default: all)"
+    add_option(parser, "--part", read_whole, appends=True, metavar="K", help=text)
+    threads = str(num_cores())
+    add_option(parser, "--threads", read_positive, default=threads, metavar="N", help=f"batch threads ({threads})")
+    for flag, seconds, text in (
+        ("--timeout", "15", "seconds to wait for a peer"),
+        ("--stall", STALL, "seconds that a client may take to read before it is cut off"),
+        ("--grace", GRACE, "seconds that running requests get when the server stops"),
+    ):
+        add_option(parser, flag, read_seconds, default=seconds, metavar="SECONDS", help=f"{text} ({seconds})")
+
+
+def _serve(arguments: Arguments) -> int:
+    from hoploom.cli.serving import serve
+
+    return serve(arguments)
+
+
+COMMANDS = {"serve": Command(_serve_arguments, _serve, lambda arguments: f"opening {arguments.store}")}

@@ -1,0 +1,88 @@
+"""Commands on runs: what train prints for programs, and what evaluate and infer make of a finished run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import hoploom
+from hoploom.cli import main
+from hoploom.ingest.synthetic import generate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RUN = """
+store = "graph.store"
+[model]
+hidden = 8
+[loader]
+fanouts = [3, 2]
+batch_size = 100
+[train]
+epochs = 2
+[output]
+tensorboard = false
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    generate(folder / "graph.store", num_nodes=400, avg_degree=6, num_features=8, num_classes=4)
+    (folder / "run.toml").write_text(RUN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> dict[str, Any]:
+    """What `train --json` printed; its run is folder/run."""
+    with pytest.MonkeyPatch.context() as patched:
+        printed: list[str] = []
+        patched.setattr("builtins.print", lambda *words, file=None, **_: file or printed.append(words[0]))
+        assert main(["train", str(folder / "run.toml"), "--json", "--quiet"]) == 0
+    assert len(printed) == 1
+    found: dict[str, Any] = json.loads(printed[0])
+    return found
+
+
+def test_train_prints_its_result_as_one_object(folder: Path, told: dict[str, Any]) -> None:
+    assert told == {"folder": str(folder / "run"), **json.loads((folder / "run" / "result.json").read_text())}
+    epochs = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2]
+    assert epochs[told["best_epoch"] - 1]["accuracy"] == told["best"] == max(epoch["accuracy"] for epoch in epochs)
+    assert {"train_loss", "val_loss"} <= set(epochs[0])
+
+
+def test_evaluate_gives_the_numbers_of_the_run(
+    folder: Path, told: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)  # a run is found from anywhere
+    assert main(["evaluate", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"], found["metrics"]) == ("test", told["test"])
+    assert main(["evaluate", "run", "--split", "val"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("val: accuracy ")
+    assert f"accuracy {told['best']:.4f}" in out
+
+
+def test_infer_writes_a_row_for_every_node(
+    folder: Path, told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(told["folder"])
+    assert main(["infer", str(run), "-o", str(folder / "out"), "--columns", "embedding,prediction"]) == 0
+    assert capsys.readouterr().out == f"written to {folder / 'out'}\n"
+    rows = pq.read_table(folder / "out" / "node")
+    assert sorted(rows.column_names) == ["embedding", "id", "prediction"]
+    assert rows.num_rows == hoploom.open(folder / "graph.store").schema.node_types[0].num_nodes
+
+
+@pytest.mark.parametrize("command", ["evaluate", "infer"])
+def test_what_is_no_run_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, str(tmp_path)]) == 2
+    assert "is no run: it has no run.toml; give the output folder of `hoploom train`" in capsys.readouterr().err
+    (tmp_path / "run.toml").write_text('store = "graph.store"')
+    assert main([command, str(tmp_path)]) == 2
+    assert "has no best.safetensors; train first" in capsys.readouterr().err
