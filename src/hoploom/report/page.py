@@ -110,7 +110,8 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[s
     """Stacked bars on one scale: label, amount by name, remark. `names` are in the order of their colours."""
     most = max((sum(amounts.values()) for _, amounts, _ in rows), default=0.0) or 1.0
     colours = {name: number for number, name in enumerate(names)}
-    keys = "".join(f'<li><i class="c{colours[name]}"></i>{escape(name)}</li>' for name in names)
+    present = [name for name in names if any(amounts.get(name, 0) > 0 for _, amounts, _ in rows)]
+    keys = "".join(f'<li><i class="c{colours[name]}"></i>{escape(name)}</li>' for name in present)
     drawn = []
     for label, amounts, remark in rows:
         pieces = "".join(

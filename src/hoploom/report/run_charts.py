@@ -66,7 +66,7 @@ def _validations(name: str, what: str, runs: Labelled) -> list[Curve]:
 
 def _memory_curves(number: int, run: RunReader, runs: Labelled) -> Iterator[Curve]:
     """The rank that holds most, of each kind of memory."""
-    names = {"private": "its own"} | ({"gpu": "GPU"} if len(runs) == 1 else {})
+    names = {"private": "private"} | ({"gpu": "GPU"} if len(runs) == 1 else {})
     for kind, what in names.items():
         most: dict[float, float] = {}
         for lines in run.times.values():

@@ -31,7 +31,7 @@ def time_cards(runs: Labelled) -> list[Card]:
     names = [name for name in PARTS.values() if any(amounts.get(name, 0) > 0 for _, amounts, _ in rows)]
     cells = [[name, *(_milliseconds(amounts.get(name)) for _, amounts, _ in rows)] for name in names]
     cells.append(["a step", *(remark for _, _, remark in rows)])
-    body = bars(rows, names) + table(["", *(label for label, _, _ in rows)], cells)
+    body = bars(rows, list(PARTS.values())) + table(["", *(label or "mean" for label, _, _ in rows)], cells)
     found = [Card("Where the time of a step goes", body, _what_is_not_known(runs))]
     beside = [row for name, run in runs for row in _beside(name, run, alone=len(runs) == 1)]
     if beside:
@@ -96,7 +96,7 @@ def _beside(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[s
 
 
 def memory_card(runs: Labelled) -> list[Card]:
-    kinds = {"private": "its own", "shared": "shared", "mapped": "mapped files", "gpu": "GPU"}
+    kinds = {"private": "private", "shared": "shared", "mapped": "mapped files", "gpu": "GPU"}
     rows = []
     for name, run in runs:
         for rank, lines in sorted(run.times.items())[:MOST_ROWS]:

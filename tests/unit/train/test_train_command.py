@@ -138,6 +138,7 @@ def test_a_run_learns_and_leaves_all_it_did(here: Path, capsys: pytest.CaptureFi
     assert len(steps) == found["steps"] == 3 * -(-num_train // 256)
     assert sum(step["seeds"] for step in steps) == 3 * num_train
     names = {"best.safetensors", "last.safetensors", "metrics.jsonl", "result.json", "run.toml", "steps-rank0.jsonl"}
+    names |= {"events.jsonl", "times-rank0.jsonl"}
     assert {path.name for path in (here / "run").iterdir()} == names
     assert "run holds a run already; continue it with --resume" in refusal(capsys, train(here))
     shutil.move(here / "run", here / "first")

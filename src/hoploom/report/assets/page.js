@@ -77,7 +77,7 @@
       const column = entry.plot.data[series.line];
       let place = at ?? column.length - 1;
       while (place > 0 && column[place] == null) place -= 1;
-      text.textContent = `${series.label} ${written(column[place], chart.unit)}`.trim();
+      text.textContent = `${series.curve.label} ${written(column[place], chart.unit)}`.trim();
     }
   }
 

@@ -1,0 +1,156 @@
+"""The pages in Chromium: curves are there, nothing is fetched, nothing overflows, and large runs open at once."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.run_folders import RECIPE, step_line, times_line, write_run
+
+from hoploom import generate
+from hoploom.report.page import as_html
+from hoploom.report.reading import RunReader
+from hoploom.report.runs import run_page
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; scripts/browser.sh installs it"),
+]
+INK = """canvas => {
+  const all = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  let inked = 0;
+  for (let at = 3; at < all.length; at += 4) inked += all[at] > 0;
+  return inked;
+}"""
+MILLION = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        flags = [f"--{flag}" for flag in [*FLAGS.split(), "disable-sync"]]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+def page_of(folder: Path, *runs: Path) -> str:
+    path = folder / "report.html"
+    path.write_text(as_html(run_page([RunReader(run) for run in runs])))
+    return path.as_uri()
+
+
+def opened(browser: Any, url: str, width: int = 1440, scheme: str = "light") -> tuple[Any, list[str]]:
+    """The page once its charts are drawn, and what went wrong or over the network."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, found = context.new_page(), []
+    page.on("console", lambda message: found.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: found.append(f"error: {error}"))
+    page.on("request", lambda request: request.url == url or found.append(f"request: {request.url}"))
+    page.goto(url)
+    page.wait_for_selector("body[data-drawn]")
+    return page, found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_curves_are_drawn_and_nothing_overflows_or_is_fetched(
+    browser: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    long = "a_run_whose_name_is_long_and_has_no_place_to_break_at_all_so_that_it_would_overflow"
+    url = page_of(tmp_path, write_run(tmp_path / long), write_run(tmp_path / "other", recipe=RECIPE + "seed = 3\n"))
+    page, found = opened(browser, url, width, scheme)
+    assert page.locator("figure canvas").count() == 4
+    for canvas in page.locator("figure canvas").all():
+        assert canvas.evaluate(INK) > 500
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    light = sum(map(int, page.evaluate("getComputedStyle(document.body).backgroundColor").strip("rgb()").split(",")))
+    assert (light > 600) == (scheme == "light")
+    assert found == []
+    page.context.close()
+
+
+def test_a_curve_is_hidden_by_its_name_and_zoomed_by_dragging(browser: Any, tmp_path: Path) -> None:
+    page, found = opened(browser, page_of(tmp_path, write_run(tmp_path / "run", 200)))
+    loss = page.locator("figure[data-chart=loss]")
+    before = loss.locator("canvas").evaluate(INK)
+    assert "training 0.005" in loss.locator("button").first.inner_text()
+    loss.locator("button").first.press("Enter")  # by keyboard
+    assert loss.locator("button").first.get_attribute("aria-pressed") == "false"
+    page.wait_for_function(f"({INK})(document.querySelector('figure[data-chart=loss] canvas')) < {before}")
+    box = loss.locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + 50, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 150, box["y"] + 60, steps=4)
+    page.mouse.up()
+    assert found == []
+    page.context.close()
+
+
+def test_markup_in_a_run_stays_text(browser: Any, tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)> '\"&"
+    recipe = RECIPE + "# </script><script>alert(2)</script>\n"
+    page, found = opened(browser, page_of(tmp_path, write_run(tmp_path / name, recipe=recipe)))
+    assert page.locator("img").count() == 0
+    assert page.title() == name
+    page.locator("summary").click()
+    assert "</script><script>alert(2)</script>" in page.locator("pre").inner_text()
+    assert found == []
+    page.context.close()
+
+
+def test_a_million_steps_open_in_two_seconds_of_work(browser: Any, tmp_path: Path) -> None:
+    """Not by the clock, which others share: by what the browser's main thread worked."""
+    run = write_run(tmp_path / "run", times=[times_line(step) for step in range(1000, MILLION + 1, 1000)])
+    with (run / "steps-rank0.jsonl").open("w") as file:
+        for step in range(1, MILLION + 1):
+            line = f'{{"step": {step}, "loss": {2 + step % 7}, "seeds": 9, "seconds": 0.1, "learning_rate": 0.1}}\n'
+            file.write(line if step != 654_321 else json.dumps(step_line(step, loss=99.0)) + "\n")
+    url = page_of(tmp_path, run)
+    assert (tmp_path / "report.html").stat().st_size < 300_000
+    context = browser.new_context()
+    page = context.new_page()
+    session = context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(url)
+    page.wait_for_selector("body[data-drawn]")
+    metrics = {entry["name"]: entry["value"] for entry in session.send("Performance.getMetrics")["metrics"]}
+    assert 0 < metrics["TaskDuration"] < 2
+    curve = page.evaluate("JSON.parse(document.getElementById('figures').textContent).charts[0].curves[0].data")
+    assert max(curve[3]) == 99.0  # the one spike of a million is on the page
+    context.close()
+
+
+def test_the_live_page_follows_a_run_that_trains(browser: Any, tmp_path: Path) -> None:
+    generate(tmp_path / "small.store", num_nodes=2000, avg_degree=8, num_features=8, num_classes=4)
+    folder = tmp_path / "run"
+    keys = "fanouts = [2, 2]\nbatch_size = 64\n\n[train]\nepochs = 100000\n\n[output]\ntensorboard = false\n"
+    (tmp_path / "run.toml").write_text(f'store = "small.store"\n\n[loader]\n{keys}folder = "run"\n')
+    hoploom = [sys.executable, "-m", "hoploom"]
+    quiet: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*hoploom, "train", str(tmp_path / "run.toml"), "--quiet"], **quiet) as training:
+        while not (folder / "times-rank0.jsonl").exists():
+            assert training.poll() is None, training.communicate()
+        with subprocess.Popen([*hoploom, "watch", str(folder)], **quiet) as watching:
+            page, found = opened(browser, watching.stdout.readline().strip())  # type: ignore[union-attr]
+            first = page.locator("dl.numbers").inner_text()
+            page.wait_for_function("Number(document.body.dataset.version) > 1", timeout=60_000)
+            assert page.locator(".pill").inner_text() == "running"
+            assert page.locator("dl.numbers").inner_text() != first
+            assert page.locator("figure[data-chart=loss] canvas").evaluate(INK) > 500
+            training.send_signal(signal.SIGINT)
+            page.wait_for_function("document.querySelector('.pill').innerText === 'interrupted'", timeout=60_000)
+            assert [entry for entry in found if "/content?token=" not in entry] == []
+            os.kill(watching.pid, signal.SIGINT)
+            page.wait_for_selector("#gone", timeout=60_000)
+            assert watching.wait(60) == 0
+            page.context.close()
