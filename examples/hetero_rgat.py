@@ -1,9 +1,9 @@
-"""Attention over papers, authors and institutions; then the field of every paper, written to Parquet.
+"""Train an attention model on papers, authors and institutions, and write predictions for all papers to Parquet.
 
     python examples/hetero_rgat.py                    # one process per GPU, or one on the CPU
 
-Training samples neighbourhoods of the labelled papers. Inference samples nothing: it goes through the whole graph layer
-by layer, out of core, so that every node's rows are computed once per layer and from all of its neighbours.
+Training samples the neighbourhoods of labelled papers. Inference does not sample: it computes one layer after the other
+for all nodes, from all neighbours. The rows between layers are on disk, so the graph may be larger than memory.
 """
 
 import argparse

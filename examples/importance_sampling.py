@@ -1,10 +1,10 @@
-"""Importance sampling by degree: popular neighbours are drawn more often, and their weights keep sums right on average.
+"""Importance sampling by degree: popular neighbours are sampled more often, and weights keep sums correct on average.
 
     python examples/importance_sampling.py               # also under torchrun
-    python examples/importance_sampling.py --uniform     # neighbours at random, to compare
+    python examples/importance_sampling.py --uniform     # uniform sampling, to compare
 
-In the generated graph an account counts the more, the more followers it has: its feature row grows with its in-degree.
-An account is of the colour that its neighbours' rows sum up to. A few neighbours drawn at random miss the popular ones.
+In the generated graph, accounts with more followers have larger feature rows. The label of an account is the colour
+with the largest sum over its neighbours' rows. A few neighbours that are sampled uniformly miss the popular ones.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""LADIES: the nodes of a whole layer are drawn together, so that a batch does not grow with every hop.
+"""LADIES: the nodes of a whole layer are sampled together, so a batch does not grow with every hop.
 
     python examples/ladies.py               # also under torchrun
-    python examples/ladies.py --neighbors   # each node draws its own neighbours, to compare
+    python examples/ladies.py --neighbors   # each node samples its own neighbours, to compare
 
-A layer's candidates are all neighbours of its nodes. Those that matter to many of them are likely to be drawn; the
-weights of what is drawn sum to one at every node (Zou et al., Layer-Dependent Importance Sampling, 2019).
+The candidates of a layer are all neighbours of its nodes. Candidates with many links to these nodes are sampled with a
+higher probability. At every node, the weights sum to one (Zou et al., Layer-Dependent Importance Sampling, 2019).
 """
 
 import argparse

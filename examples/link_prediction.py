@@ -1,10 +1,10 @@
-"""Predict links: who will be friends with whom?
+"""Link prediction: who will be friends with whom?
 
     python examples/link_prediction.py                    # one process per GPU, or one on the CPU
 
-A model must not see the links it is asked about. So friendships are split first, as undirected pairs: most become the
-edges that messages travel on, in both directions; the others are only ever asked about, to train, to validate, to test.
-Random pairs that are no edge are the negatives. The measure is AUROC over all pairs of the test split: 0.5 is guessing.
+A model must not see the links that it predicts. So the friendships are split first, as undirected pairs. Most of them
+become the edges for messages, in both directions. The others are only predicted: for training, validation and test.
+Negative samples are random pairs without an edge. The metric is AUROC over all test pairs; guessing gives 0.5.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""PinSAGE: an item's neighbours are the items that random walks from it visit most, weighted by their visits.
+"""PinSAGE: the neighbours of an item are the items that random walks visit most often, weighted by the visits.
 
     python examples/pinsage.py               # also under torchrun
-    python examples/pinsage.py --alone       # from the items' own features, to compare
+    python examples/pinsage.py --alone       # with the features of the item only, to compare
 
-Users buy items, mostly of one genre, and an item's features show little of its genre. A walk goes from an item to a
-user who bought it, and on to another item that the user bought.
+A user buys mostly items of one genre. The features of an item alone say little about its genre. A walk goes from an
+item to a user who bought it, and then to another item of this user.
 """
 
 import argparse

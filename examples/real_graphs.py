@@ -1,10 +1,11 @@
-"""Two real graphs, learned on sampled batches: the test metric beside the published one.
+"""Train on sampled batches of two real graphs, and compare the test metric with the published one.
 
     python -c "from torch_geometric.datasets import Coauthor; Coauthor('data/physics', 'Physics')"
     python -c "from torch_geometric.datasets import HeterophilousGraphDataset as H; H('data', 'Tolokers')"
-    python examples/real_graphs.py data               # what PyG downloaded there, in whichever folder below
+    python examples/real_graphs.py data               # finds the files that PyG downloaded below this folder
 
-Published are means over splits. PyG's file of Physics has no split: 60/20/20 is drawn, and 8,415 columns become 512.
+The published figures are means over splits. PyG's file of Physics has no split, so the script draws one of 60/20/20. It
+also reduces the 8,415 feature columns to 512.
 """
 
 import argparse

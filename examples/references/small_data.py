@@ -1,11 +1,11 @@
-"""Write a small graph in the files of a public data set, so that an example runs without a download.
+"""Write a small graph in the file format of a public data set, so that you can try an example without a download.
 
     python small_data.py reddit data/Reddit              # as PyG downloads it
     python small_data.py products dataset/ogbn_products  # as OGB downloads it
     python small_data.py papers100M dataset/ogbn_papers100M
-    python small_data.py glt-partitions dataset/products # as GLT's partition_ogbn_dataset.py cuts ogbn-products in two
+    python small_data.py glt-partitions dataset/products # ogbn-products in two parts, as GLT partitions it
 
-A node has mostly neighbours of its own class, and its features point at that class, so there is something to learn.
+Most neighbours of a node are of its own class, and its features depend on the class, so a model can learn something.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""DGL's tutorial on several GPUs with a sampler of your own: GraphSAGE over blocks of ogbn-products.
+"""DGL's tutorial on several GPUs with your own sampler: GraphSAGE on message-flow blocks of ogbn-products.
 
 python custom_sampler.py --root dataset/ogbn_products
 """

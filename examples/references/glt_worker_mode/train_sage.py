@@ -3,7 +3,7 @@
     python train_sage.py --store products.parts --num_nodes=2 --node_rank=0 --master_addr=gpu1  # on gpu1
     python train_sage.py --store products.parts --num_nodes=2 --node_rank=1 --master_addr=gpu1  # on gpu2
 
-The script does not say where the graph is. `context.open` finds out from how the script was started.
+The script does not depend on where the graph is: `context.open` returns the right store for the way you start it.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     srun -l -N2 --ntasks-per-node=8 python3 multi_node.py --store /shared/fake.store   # see job.sh for containers
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint gpu1:29400 multi_node.py ...
 
-The store lies on a file system that all hosts share. Where there is none, the script generates a graph.
+The store must be on a file system that all hosts share. If it does not exist, the script generates a graph.
 """
 
 import argparse
