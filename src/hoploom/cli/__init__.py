@@ -38,8 +38,10 @@ COMMANDS = {
     "bench": ("scaling", "measure batches of a store, or what plan reckons with", "Scale out"),
     "info": ("stores", "show what a store holds", "Look"),
     "check": ("stores", "read every byte of a store and name what is damaged", "Look"),
+    "doctor": ("doctor", "look at this machine: what is wrong, and what to type", "Look"),
     "report": ("reporting", "write a page about one run, or several compared", "Look"),
     "watch": ("reporting", "show that page live while runs go on", "Look"),
+    "completion": ("completion", "print a script that completes commands in your shell", "Look"),
 }
 FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is no mistake in the command
 
@@ -184,12 +186,23 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
     parser = _Overview("hoploom", usage="hoploom COMMAND ...")
     parser.add_argument("--version", action="version", version=f"hoploom {hoploom.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser, prog="hoploom")
-    for name, (module, text, _) in COMMANDS.items():
-        if name == wanted:
-            described = f"{text[0].upper()}{text[1:]}."
-            subparser = subparsers.add_parser(name, help=text, description=described, formatter_class=_in_columns)
-            command: Command = import_module(f"hoploom.cli.{module}").COMMANDS[name]
-            command.add_arguments(subparser)
-            subparser.usage = subparser.usage or _usage(name, subparser)
-            subparser.set_defaults(command=command, parser=subparser)
+    if wanted in COMMANDS:
+        _add_command(subparsers, wanted)
     return parser
+
+
+def _add_command(subparsers: "argparse._SubParsersAction[_Parser]", name: str) -> argparse.ArgumentParser:
+    module, text, _ = COMMANDS[name]
+    described = f"{text[0].upper()}{text[1:]}."
+    subparser = subparsers.add_parser(name, help=text, description=described, formatter_class=_in_columns)
+    command: Command = import_module(f"hoploom.cli.{module}").COMMANDS[name]
+    command.add_arguments(subparser)
+    subparser.usage = subparser.usage or _usage(name, subparser)
+    subparser.set_defaults(command=command, parser=subparser, parsers=all_parsers)
+    return subparser
+
+
+def all_parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of every command, for who describes them all."""
+    subparsers = _Parser("hoploom").add_subparsers(prog="hoploom")
+    return {name: _add_command(subparsers, name) for name in COMMANDS}
