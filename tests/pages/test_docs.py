@@ -79,7 +79,7 @@ def _run(code: str, lines_before: int, page: Path, names: dict[str, Any]) -> Non
 
 def _run_commands(code: str) -> None:
     """The lines that call hoploom; what make does, other tests and the reader do."""
-    for line in code.splitlines():
+    for line in code.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["hoploom"]:
             with contextlib.redirect_stdout(io.StringIO()):
