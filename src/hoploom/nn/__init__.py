@@ -1,4 +1,4 @@
-"""Layers and models over `ops.aggregate`."""
+"""Layers and models, with PyG's arguments and parameters, for sampled batches and whole graphs."""
 
 from hoploom.nn.kinds import KINDS, Shape
 from hoploom.nn.layers import Conv, GATConv, GCNConv, GINConv, LayerView, SAGEConv, views_of

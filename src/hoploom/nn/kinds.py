@@ -17,7 +17,7 @@ Jumping = Literal["last", "cat", "max"]  # how jumping knowledge joins the layer
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a model is, and what stands between its layers."""
+    """The size of a model, and what is between its layers."""
 
     hidden: int
     num_layers: int

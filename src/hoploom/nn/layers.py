@@ -33,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer's edges and ends. Sources are the first nodes of their type, destinations the first sources."""
+    """The edges of one layer. Sources are the first nodes of their type, destinations are the first sources."""
 
     edges: Mapping[RelationName, InEdges]
     num_sources: Mapping[str, int]
@@ -55,7 +55,7 @@ def by_relation(batch: Data | HeteroData, name: str) -> dict[RelationName, Any]:
 
 
 def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
-    """One view per layer, from the input layer on.
+    """The edges of each layer of a batch, from the input layer on.
 
     >>> for view in views_of(batch, 3): ...
     """
@@ -150,7 +150,7 @@ group = eager(InEdges.of)
 
 
 class Conv(nn.Module):
-    """The frame of every convolution."""
+    """The base class of all convolutions."""
 
     reduce: ops.Reduce | None = None  # how sources are aggregated where `propagate` takes them aggregated already
     needs_degrees = False  # works best with the sources' in-degrees in the whole graph
@@ -164,11 +164,12 @@ class Conv(nn.Module):
         aggregated: Tensor | None = None,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Destinations [num_destinations, out_channels] from sources x [num_sources, in_channels].
+        """The rows of the destinations [num_destinations, out_channels] from the sources x [num_sources, in_channels].
 
-        `edges` may be PyG's edge_index: then all nodes are destinations. `x_dst` are the destinations' own rows, by
-        default their rows in x. `aggregated` [num_destinations, in_channels] stands in for aggregating x. `edge_weight`
-        [num_edges], in the order of edge_index, multiplies what is summed; a mean still divides by the number of edges.
+        `edges` may be an edge_index of PyG: then all nodes are destinations. `x_dst` are the rows of the destinations
+        themselves, by default their rows in x. `aggregated` [num_destinations, in_channels] replaces aggregating x.
+        `edge_weight` [num_edges], in the order of edge_index, multiplies what is summed; a mean still divides by the
+        number of edges.
         """
         if self.in_channels not in (None, x.shape[-1]):
             raise ConfigError(f"{type(self).__name__} has in_channels={self.in_channels}, x has rows of {x.shape[-1]}")
@@ -186,11 +187,11 @@ class Conv(nn.Module):
         return type(self).project is not Conv.project
 
     def project(self, x: Tensor) -> Tensor:
-        """What is aggregated of every source."""
+        """The row of every source that is aggregated."""
         return x
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        """Destinations from projected sources z."""
+        """The rows of the destinations from the projected sources z."""
         raise NotImplementedError
 
 
@@ -267,10 +268,10 @@ class SAGEConv(Conv):
 
 
 class GCNConv(Conv):
-    """Graph convolution, normalised by the square roots of both ends' degrees, with a loop at every node.
+    """Graph convolution, normalised by the square roots of the degrees of both ends, with a self-loop at every node.
 
-    Where the edges have the degrees in the whole graph, a sampled list stands for the whole one: its weights are scaled
-    up by the share that was drawn, so that the expectation of uniform picks is the whole graph's result.
+    If the batch has the degrees in the whole graph, the weights of sampled edges are scaled up by the share that was
+    sampled. With uniform sampling, the expected result is then that of the whole graph.
     """
 
     needs_degrees = True
@@ -310,7 +311,7 @@ def _looped(edges: InEdges) -> InEdges:
 
 
 class GATConv(Conv):
-    """Graph attention: each head weighs the sources by a softmax over every destination's list.
+    """Graph attention: each head weights the sources of a destination by a softmax.
 
     The scores are linear in x, so they come out of the projection's own product of matrices, as columns beside it.
     """

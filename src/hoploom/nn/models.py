@@ -26,7 +26,7 @@ def _module_name(name: str | RelationName) -> str:
 
 
 class RelationLayer(nn.Module):
-    """One convolution per relation; a destination type sums what its relations bring."""
+    """One convolution per relation. The results of all relations to a node type are summed."""
 
     def __init__(self, convs: Mapping[RelationName, Conv], roots: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class RelationLayer(nn.Module):
         return self.convs[_module_name(key)]  # type: ignore[return-value]
 
     def project(self, key: RelationName, x: Tensor) -> Tensor:
-        """What is aggregated of a relation's sources."""
+        """The rows of the sources of a relation that are aggregated."""
         return self.conv(key).project(x)
 
     def propagate(
@@ -48,7 +48,7 @@ class RelationLayer(nn.Module):
         edges: Mapping[RelationName, InEdges],
         aggregated: Mapping[RelationName, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """The destinations' rows, by type; types that no relation leads to are left out."""
+        """The rows of the destinations, by type; types without a relation to them are left out."""
         out = {name: self.roots[_module_name(name)](x) for name, x in x_dst.items() if _module_name(name) in self.roots}
         for key in self.relations:
             if key in edges and key[2] in x_dst:
@@ -59,11 +59,11 @@ class RelationLayer(nn.Module):
 
 
 class GNN(nn.Module):
-    """A stack of layers over any graph. Makes its own way through blocks, sampled subgraphs and whole graphs.
+    """A model for any graph, of one type or several. It takes blocks, sampled subgraphs and whole graphs.
 
-    Node types without features get a learned row per node. With `out_types` there are no parameters that only other
-    types' rows would need. Yields rows of the seeds (of all nodes of a whole graph):
-    a tensor for homogeneous graphs, else a mapping by node type.
+    Node types without features get a learned row per node. With `out_types`, it has only the parameters that the rows
+    of these types need. It returns one row per seed (for a whole graph, one per node): a tensor for a homogeneous
+    graph, else a mapping by node type.
 
     >>> model = GNN("sage", store.schema, Shape(hidden=256, num_layers=3, out=47))
     >>> model(batch)[: batch.batch_size]
@@ -129,7 +129,7 @@ class GNN(nn.Module):
 
     @property
     def first_reduce(self) -> ops.Reduce | None:
-        """How a loader may aggregate the features for layer one; None where it cannot."""
+        """The loader's `aggregate=` for this model: how features are aggregated for layer one; None if they are not."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
         reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
         bare = not (self.shape.norm or self.shape.residual or self.embeddings)
@@ -137,7 +137,7 @@ class GNN(nn.Module):
 
     @property
     def needs_degrees(self) -> bool:
-        """Whether batches should hold the nodes' in-degrees in the whole graph."""
+        """The loader's `degrees=` for this model: whether it uses the in-degrees in the whole graph."""
         return any(
             self.stage(depth).conv(key).needs_degrees
             for depth in range(self.num_layers)
@@ -145,7 +145,7 @@ class GNN(nn.Module):
         )
 
     def forward(self, batch: Data | HeteroData) -> Any:
-        """Rows of the seeds."""
+        """One row per seed."""
         views, given, n_id, aggregated = self._read(batch)
         x = self.prepare(given, n_id)
         for depth, view in enumerate(views):
@@ -201,14 +201,14 @@ class GNN(nn.Module):
         return self.layers[depth]  # type: ignore[return-value]
 
     def enter(self, depth: int, x: Rows) -> Rows:
-        """What a layer's convolutions see of the rows."""
+        """The rows as the convolutions of a layer take them."""
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
         return {name: norms[_module_name(name)](rows) for name, rows in x.items()} if norms else x
 
     def close(self, depth: int, rows: Rows, own: Rows) -> dict[str, Tensor]:
-        """What follows a layer's convolutions; `own` are the destinations' rows from before the layer."""
+        """The rest of a layer after its convolutions; `own` are the rows of the destinations before the layer."""
         if self.shape.residual:
             added = {name: self._dropped(F.gelu(value)) for name, value in rows.items()}
             kept = {name: value for name, value in own.items() if name in self.types[depth + 1]}
@@ -308,18 +308,18 @@ class GraphSAGE(GNN):
 
 
 class GCN(GraphSAGE):
-    """A graph convolutional network for a homogeneous graph."""
+    """A graph convolutional network for a homogeneous graph, with PyG's arguments."""
 
     KIND = "gcn"
 
 
 class GAT(GraphSAGE):
-    """A graph attention network for a homogeneous graph; `heads=` besides PyG's arguments."""
+    """A graph attention network for a homogeneous graph, with PyG's arguments and `heads=`."""
 
     KIND = "gat"
 
 
 class GIN(GraphSAGE):
-    """A graph isomorphism network for a homogeneous graph."""
+    """A graph isomorphism network for a homogeneous graph, with PyG's arguments."""
 
     KIND = "gin"

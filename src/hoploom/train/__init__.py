@@ -1,4 +1,4 @@
-"""Training: the loop, tasks, metrics and checkpoints; and by their old home the ranks and inference."""
+"""Training: tasks, the training loop, metrics, checkpoints, the journal; also names of ranks and inference."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -70,7 +70,7 @@ class Journal:
 
     @contextmanager
     def recording(self, learner: Learner) -> Iterator[None]:
-        """Within, this learner trains from where it stands: what lies behind it is forgotten."""
+        """Inside this block, the learner trains from where it is. Lines of steps after that point are removed first."""
         standing, loader = learner.standing, learner.loader
         self.rewind(standing.steps, standing.epoch)
         if standing.steps == 0 and self._context.is_main:
@@ -93,19 +93,19 @@ class Journal:
         self._times.flush()
 
     def event(self, kind: str, **content: Any) -> None:
-        """Write down what happened; rank 0's events are enough."""
+        """Write an event. Only those of rank 0 are written."""
         if self._context.is_main:
             self._append(self._folder / EVENTS, {"event": kind, "at": round(time.time(), 3), **content})
 
     def timed(self, name: str) -> AbstractContextManager[None]:
-        """Within: what is spent between two steps, on a validation, say."""
+        """The time of this block counts as spent between two steps, such as on a validation."""
         return self._times.timed(name)
 
     def _write_times(self, line: Mapping[str, Any]) -> None:
         self._append(self._folder / times_file(self._context.rank), line)
 
     def rewind(self, steps: int, epochs: int) -> None:
-        """Forget what was written after this many steps and whole epochs: they will be taken again."""
+        """Remove what was written after this many steps and whole epochs, because they will run again."""
         self.close()
         for path in (self.steps_file, self._folder / times_file(self._context.rank)):
             _shorten(path, "step", steps)
@@ -119,7 +119,7 @@ class Journal:
             logger.begin(steps)
 
     def step(self, report: StepReport) -> None:
-        """Write a step down."""
+        """Write the line of a step."""
         line = {name: getattr(report, name) for name in WRITTEN}
         line["epoch"] += 1
         self._append(self.steps_file, line)
@@ -128,7 +128,7 @@ class Journal:
             self._log(report.step, "step", {name: line[name] for name in LOGGED})
 
     def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Write an epoch's metrics down; rank 0's are enough."""
+        """Write the metrics of an epoch. Only those of rank 0 are written."""
         if not self._context.is_main:
             return
         self._append(self.epochs_file, {"step": step, **metrics})
