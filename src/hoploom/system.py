@@ -1,9 +1,13 @@
 """What the system grants this process: cores here, and the files of the kernel's control groups, version 1 or 2.
 
-A group is bounded by those above it too. Where none can be read, the host's own bounds count.
+A group is bounded by those above it too. Where none can be read, the host's own bounds count. And what a process that
+is ours does about its imports.
 """
 
+import atexit
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -26,6 +30,18 @@ def group_files(
         folder, name = (mounted / controller, first) if controllers else (mounted, second)
         path = PurePosixPath(group.lstrip("/"))
         yield from (folder / one / name for one in (path, *path.parents))
+
+
+def keep_imports() -> None:
+    """What has been imported stays: no collection looks at it again, nor does the end of the process, if it may."""
+    gc.freeze()
+    atexit.register(_thaw)
+
+
+def _thaw() -> None:
+    """Triton's bindings take what the last collection must pass over for a leak, and print 30 lines about it."""
+    if "triton._C.libtriton" in sys.modules:
+        gc.unfreeze()
 
 
 def num_cores(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:

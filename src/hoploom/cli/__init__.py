@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -20,6 +21,7 @@ import hoploom
 from hoploom.cli.command import Command, paint, say
 from hoploom.config.values import nearest
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
+from hoploom.system import keep_imports
 
 # name -> (the module that has it, what it does, its group): only the module of the command that runs is imported.
 COMMANDS = {
@@ -43,6 +45,7 @@ COMMANDS = {
     "watch": ("reporting", "show that page live while runs go on", "Look"),
     "completion": ("completion", "print a script that completes commands in your shell", "Look"),
 }
+PYG_SPEAKS = "ignore:`torch.jit.script` is deprecated:FutureWarning"  # on import, with torch 2.15
 FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is no mistake in the command
 
 
@@ -82,10 +85,12 @@ def _run(words: list[str], *, is_process: bool) -> int:
 def _for_good() -> Iterator[None]:
     """What is imported here stays to the end, so no collection looks at it: a quarter of a short command's time."""
     gc.disable()
+    sys.warnoptions.append(PYG_SPEAKS)  # which the ranks that are spawned take over
+    warnings.filterwarnings("ignore", PYG_SPEAKS.split(":")[1], FutureWarning)
     try:
         yield
     finally:
-        gc.freeze()
+        keep_imports()
         gc.enable()
 
 

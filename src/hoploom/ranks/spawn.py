@@ -5,7 +5,6 @@ to the ranks travels as multiprocessing sends it, from this process to its own c
 """
 
 import builtins
-import gc
 import json
 import multiprocessing
 import os
@@ -32,6 +31,7 @@ from hoploom.ranks.context import DEADLINE, init, read_timeout
 from hoploom.ranks.environment import LOOPBACK, RankPlace
 from hoploom.ranks.rendezvous import hold_meeting_point, meet
 from hoploom.ranks.stopping import die_with, terminated_as_interrupted
+from hoploom.system import keep_imports
 
 LONGEST_TRACEBACK = 20_000  # characters
 
@@ -260,7 +260,7 @@ def _run_rank(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on ignoring it
     die_with(parent)
     environment.enter(place)
-    gc.freeze()  # what has been imported stays: no collection looks at it again, nor does the end of the process
+    keep_imports()
     try:
         with ExitStack() as stack, _reported(place.rank, report):
             context = stack.enter_context(init(**options))

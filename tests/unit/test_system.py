@@ -1,0 +1,21 @@
+"""What a process of ours does about its imports."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import atexit, gc, sys
+atexit.register(lambda: print("kept" if gc.get_freeze_count() else "collected"))  # what is registered later goes first
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+from hoploom.system import keep_imports
+keep_imports()
+assert gc.get_freeze_count()
+"""
+
+
+@pytest.mark.parametrize(("modules", "at_the_end"), [([], "kept"), (["triton._C.libtriton"], "collected")])
+def test_imports_are_kept_to_the_end_but_for_what_complains_of_leaks(modules: list[str], at_the_end: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *modules], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == (at_the_end, "")
