@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import hoploom
 from hoploom import keys, ops
 from hoploom.batch import Seeds
 from hoploom.errors import ConfigError
@@ -73,7 +73,7 @@ def measure(
     return Constants(
         machine=_machine(),
         cores=num_cores(),
-        hoploom=metadata.version("hoploom"),
+        hoploom=hoploom.__version__,
         date=time.strftime("%Y-%m-%d"),
         **found,
     )
