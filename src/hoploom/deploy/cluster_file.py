@@ -36,7 +36,7 @@ class TopKeys:
     )
     mode: str | None = key(
         None,
-        "worker: servers beside the trainers; server-client: on other hosts; none: none; default: worker with a store",
+        "worker: servers on the trainers' hosts; server-client: on others; default: worker with a store, else none",
         rules.choice(*MODES),
         example="worker",
     )

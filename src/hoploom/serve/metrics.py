@@ -69,7 +69,7 @@ class Metrics:
         self.registry = at = _Registry()
         self._requests = Counter(
             "hoploom_requests",
-            "Requests answered; refused: the client's mistake, failed: ours.",
+            "Requests answered; refused: a mistake of the client, failed: of the server.",
             ("kind", "outcome"),
             registry=at,
         )
@@ -81,11 +81,11 @@ class Metrics:
         under_way = Gauge("hoploom_requests_under_way", "Requests being answered now.", registry=at)
         under_way.set_function(lambda: self.under_way)
         self._streams = Gauge("hoploom_open_streams", "Streams that clients hold open.", registry=at)
-        self.batches = Counter("hoploom_batches", "Batches made.", registry=at)
+        self.batches = Counter("hoploom_batches", "Batches built.", registry=at)
         at.register(_CacheRows(cache_rows))
-        held = Gauge("hoploom_held_bytes", "Bytes of batches made and not yet sent.", registry=at)
+        held = Gauge("hoploom_held_bytes", "Bytes of batches that are built and not yet sent.", registry=at)
         held.set_function(held_bytes)
-        draining = "1 while the server finishes what is in flight and refuses new requests."
+        draining = "1 while the server finishes current requests and refuses new ones."
         Gauge("hoploom_draining", draining, registry=at).set_function(lambda: self.draining)
 
     @contextmanager
@@ -152,7 +152,7 @@ class _CacheRows(Collector):
         self._count = count
 
     def collect(self) -> Iterable[Metric]:
-        text = "Rows wanted of other parts, by whether the cache had them."
+        text = "Rows needed from other parts, by whether the cache had them."
         metric = CounterMetricFamily("hoploom_cache_rows", text, labels=("outcome",))
         for outcome, count in zip(("hit", "miss"), self._count(), strict=True):
             metric.add_metric((outcome,), count)
