@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hoploom"
 LAYERS = [
-    {"errors", "closing", "fields", "schema", "keys", "system", "_core"},
+    {"errors", "closing", "fields", "html", "schema", "keys", "system", "_core"},
     {"batch", "config"},
     {"ops"},
     {"store"},

@@ -16,6 +16,7 @@ from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import InEdges
 from hoploom.schema import NodeType, Owner, Relation, RelationName, Schema
 from hoploom.store import format as layout
+from hoploom.store import to_pyg
 from hoploom.store.base import (
     NOWHERE,
     Absent,
@@ -32,15 +33,19 @@ from hoploom.store.disk import check_manifest, open_part, open_topology
 from hoploom.store.edges import Loops, covers, loops_of
 from hoploom.store.format import Manifest, PartRange
 from hoploom.store.sharded import Sharded
+from hoploom.store.views import Explored
 from hoploom.store.write import write_parts
 
 if TYPE_CHECKING:
+    import networkx
+    from torch_geometric.data import Data, HeteroData
+
     from hoploom.gpu.place.peer_memory import Among
     from hoploom.gpu.place.placed_store import PlacedStore
 
 
 @dataclass(frozen=True, repr=False, eq=False)  # two stores are equal if they are one: comparing reads nothing
-class Store:
+class Store(Explored):
     """A graph with its features, labels and splits, in memory, on disk or on servers.
 
     >>> store = hoploom.open("papers.store")
@@ -55,17 +60,22 @@ class Store:
     ranges: tuple[PartRange, ...] = ()  # of all parts, wherever they are
     shards: tuple[Shard, ...] = ()  # all parts, in order: what answers for their fields and splits
     topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
-    deployment: Deployment = field(default=NOWHERE, compare=False)
-    _loops: dict[RelationName, Loops] = field(default_factory=dict, repr=False, compare=False)  # as found
+    deployment: Deployment = NOWHERE
+    path: Path | None = None  # of the directory that it was opened from
+    _loops: dict[RelationName, Loops] = field(default_factory=dict)  # as found
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", self.shards or self.parts)
         object.__setattr__(self, "topology", self.topology or self.parts)
 
     def __repr__(self) -> str:
-        nodes = ", ".join(f"{t.name}={t.num_nodes}" for t in self.schema.node_types)
-        edges = ", ".join(f"{r.name}={r.num_edges}" for r in self.schema.relations)
-        return f"Store(nodes: {nodes}; edges: {edges}; parts: {len(self.parts)})"
+        where = "" if self.path is None else f"{self.path}: "
+        nodes = ", ".join(f"{t.name} {t.num_nodes:,}" for t in self.schema.node_types)
+        edges = ", ".join(f"{r.name} {r.num_edges:,}" for r in self.schema.relations)
+        parts = len(self.shards)
+        in_parts = f"; {parts} parts" if parts > 1 else ""
+        placed = "" if self.placed is None else f"; placed on {self.placed.device}"
+        return f"Store({where}nodes: {nodes}; edges: {edges}{in_parts}{placed})"
 
     def __copy__(self) -> "Store":
         return self  # nothing of it changes
@@ -206,6 +216,24 @@ class Store:
         way_out = "give one column of it" if found[0].shape else "give it as .bool()"
         return f"; {split}_mask is {found[0].dtype} {list(found[0].shape)} per node, a split takes one bool: {way_out}"
 
+    def subgraph(self, subset: Any) -> "Data | HeteroData":
+        """These nodes, the edges between them and all fields, in memory; `n_id` has the store's ids.
+
+        `subset` is a list of ids, a tensor, a mask or a split's name; with several node types, these by node type.
+
+        >>> data = store.subgraph([0, 1, 2])
+        >>> data = store.subgraph({"paper": "train", "author": authors})
+        """
+        return to_pyg.subgraph(self, subset)
+
+    def to_pyg(self) -> "Data | HeteroData":
+        """The whole graph as PyG's own Data or HeteroData, in memory."""
+        return to_pyg.to_pyg(self)
+
+    def to_networkx(self, fields: Sequence[str] = ()) -> "networkx.Graph":
+        """The whole graph for NetworkX, up to 100,000 nodes and edges, with these fields of nodes and edges."""
+        return to_pyg.to_networkx(self, fields)
+
     def save(self, path: str | Path) -> "Store":
         """Save the store in a new directory, and return it opened from there."""
         owners: list[tuple[Owner, NodeType | Relation]] = [(t.name, t) for t in self.schema.node_types]
@@ -248,7 +276,7 @@ def open_store(
     numbers = tuple(everything) if parts is None else _checked_parts(parts, len(everything))
     held = {number: open_part(folder, manifest, number) for number in numbers}
     if len(held) == len(everything):
-        return replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity)
+        return replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity, path=folder)
     return _open_some(folder, manifest, held, whole_topology=topology == "all")
 
 
@@ -276,6 +304,7 @@ def _open_some(folder: Path, manifest: Manifest, held: Mapping[int, Part], *, wh
         features,
         tuple(held.values()),
         identity=manifest.identity,
+        path=folder,
         ranges=manifest.parts,
         shards=tuple(shards),
         topology=topology,

@@ -1,0 +1,298 @@
+"""What you see of a store: types and counts, rows of a field, neighbours of a node. Nothing is read until you ask.
+
+FieldRows come through the store's own `gather`, so they are the same in parts, from servers and beside a GPU, and each
+access is a request of its own: training goes through a loader.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hoploom import html
+from hoploom.config.values import as_count, as_int
+from hoploom.errors import ConfigError
+from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, RelationName, Schema, read_members
+from hoploom.store.base import FeatureStore, GraphStore
+from hoploom.store.edges import in_edges, rows_of
+
+CHUNK = 1 << 12  # rows that an iteration fetches together
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class FieldRows:
+    """The rows of one field, read when you index them: with an id, a slice, a list, a tensor, an array or a mask.
+
+    >>> store.x[0], store.x[:10], store.x[[3, 5]], store.x[mask]
+    """
+
+    features: FeatureStore
+    owner: Owner
+    name: str
+    count: int
+    field: Field
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.count, *self.field.shape))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.field.dtype]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for rows in rows_of(self.features, self.owner, self.name, self.count, CHUNK):
+            yield from rows
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asarray(self[:].numpy(), dtype=dtype)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, tuple) and index:  # x[ids, columns]
+            return self[index[0]][(..., *index[1:]) if _is_one(index[0]) else (slice(None), *index[1:])]
+        ids = self._ids([index] if _is_one(index) else index)
+        (rows,) = self.features.gather([(self.owner, self.name, ids)])
+        return rows[0] if _is_one(index) else rows
+
+    def _ids(self, index: Any) -> Tensor:
+        """The ids that an index means; those below zero count from the end."""
+        if index is Ellipsis:
+            index = slice(None)
+        if isinstance(index, slice):
+            found = range(self.count)[index]
+            return torch.arange(len(found)) * found.step + found.start
+        what = f"index of {self.name!r}"
+        try:
+            ids = torch.as_tensor(index).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{what} is {index!r:.80}; give an id, a slice, a list of ids or a mask") from error
+        if not ids.is_floating_point() and ids.dtype != torch.bool:
+            ids = torch.where((ids < 0) & (ids >= -self.count), ids + self.count, ids)
+        return read_members(what, ids, self.count, ConfigError) if ids.dtype == torch.bool else ids
+
+    def __repr__(self) -> str:
+        shape = ", ".join(f"{extent:,}" for extent in self.shape)
+        return f"FieldRows({_named(self.owner)}.{self.name}: {self.field.dtype} [{shape}])"
+
+
+def _is_one(index: Any) -> bool:
+    """Whether an index means one row: an integer of any type, no truth value."""
+    return not isinstance(index, bool | np.bool_) and (
+        isinstance(index, int | np.integer)
+        or (isinstance(index, Tensor | np.ndarray) and index.ndim == 0 and "bool" not in str(index.dtype))
+    )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TypeView:
+    """What a store has of one node type or relation; fields are attributes: `store["paper"].x`."""
+
+    schema: Schema
+    graph: GraphStore
+    features: FeatureStore
+    owner: Owner
+
+    @property
+    def described(self) -> NodeType | Relation:
+        return self.schema.node_type(self.owner) if isinstance(self.owner, str) else self.schema.relation(self.owner)
+
+    @property
+    def num_nodes(self) -> int:
+        if isinstance(self.owner, tuple):
+            raise AttributeError
+        return self.schema.node_type(self.owner).num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        if isinstance(self.owner, str):
+            raise AttributeError
+        return self.schema.relation(self.owner).num_edges
+
+    @property
+    def _count(self) -> int:
+        return self.num_nodes if isinstance(self.owner, str) else self.num_edges
+
+    def keys(self) -> list[str]:
+        """The names of the fields."""
+        return [name for name in self.described.fields if name != EDGE_ID]
+
+    def neighbors(self, node: int) -> Any:
+        """The sources of a node's in-edges, which sampling draws from; by relation for a node type."""
+        if isinstance(self.owner, tuple):
+            return neighbors_of(self.schema, self.graph, self.owner, node)
+        relations = [r.key for r in self.schema.relations if r.destination == self.owner]
+        return {key: neighbors_of(self.schema, self.graph, key, node) for key in relations}
+
+    def __getitem__(self, name: str) -> FieldRows:
+        fields = self.described.fields
+        if name not in fields:
+            raise ConfigError(f"{self.owner!r} has no field {name!r}; it has {sorted(self.keys())}")
+        return FieldRows(self.features, self.owner, name, self._count, fields[name])
+
+    def __getattr__(self, name: str) -> FieldRows:
+        if name.startswith("__") or name not in self.described.fields:
+            only = "num_edges" if isinstance(self.owner, tuple) else "num_nodes"
+            raise AttributeError(f"{self.owner!r} has no {name!r}; it has {only} and the fields {self.keys()}")
+        return self[name]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.keys()]
+
+    def __repr__(self) -> str:
+        what = "nodes" if isinstance(self.owner, str) else "edges"
+        return f"TypeView({_named(self.owner)}: {self._count:,} {what}, {', '.join(self.keys()) or 'no fields'})"
+
+
+def neighbors_of(schema: Schema, graph: GraphStore, key: RelationName, node: int) -> Tensor:
+    """The sources of a node's in-edges of one relation, in the order of the store: [n] int64."""
+    relation = schema.relation(key)
+    limit = schema.node_type(relation.destination).num_nodes
+    node = as_int("node", node, 0, f"give one id of {relation.destination!r}, below {limit}")
+    if node >= limit:
+        raise ConfigError(f"node is {node}; give one id of {relation.destination!r}, below {limit}")
+    return in_edges(graph, schema.relation_index[key], torch.tensor([node])).sources.to(torch.int64)
+
+
+class Explored(ABC):
+    """What a store shows of itself, with PyG's names where PyG has one."""
+
+    schema: Schema
+    graph: GraphStore
+    features: FeatureStore
+    path: Path | None
+
+    @abstractmethod
+    def split(self, name: str, node_type: str | None = None) -> Tensor:
+        """The node ids of a split."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Of all types together; `store["paper"].num_nodes` is of one."""
+        return sum(node_type.num_nodes for node_type in self.schema.node_types)
+
+    @property
+    def num_edges(self) -> int:
+        return sum(relation.num_edges for relation in self.schema.relations)
+
+    @property
+    def node_types(self) -> list[str]:
+        return [node_type.name for node_type in self.schema.node_types]
+
+    @property
+    def edge_types(self) -> list[RelationName]:
+        return [relation.key for relation in self.schema.relations]
+
+    def metadata(self) -> tuple[list[str], list[RelationName]]:
+        """Node types and edge types, as PyG's `to_hetero` takes them."""
+        return self.node_types, self.edge_types
+
+    @property
+    def num_features(self) -> Any:
+        """The width of x: a number for one node type, else by node type, as in PyG."""
+        widths = {t.name: _width(t) for t in self.schema.node_types}
+        return next(iter(widths.values())) if self.schema.homogeneous else widths
+
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label y, as in PyG; every label is read."""
+        labelled = [t for t in self.schema.node_types if "y" in t.fields]
+        if len(labelled) != 1:
+            raise ConfigError(f"num_classes needs labels y of one node type; {[t.name for t in labelled]} have them")
+        (owner,) = labelled
+        field = owner.fields["y"]
+        if len(field.shape) == 1 and field.shape[0] > 1:
+            return field.shape[0]  # one column per class
+        if DTYPES[field.dtype].is_floating_point:
+            return len({value for part in self._labels(owner) for value in torch.unique(part).tolist()})
+        return max((int(part.max()) for part in self._labels(owner) if part.numel()), default=-1) + 1
+
+    def _labels(self, owner: NodeType) -> Iterator[Tensor]:
+        return rows_of(self.features, owner.name, "y", owner.num_nodes)
+
+    @property
+    def splits(self) -> Mapping[str, Any]:
+        """The number of nodes of every split; by node type where there are several."""
+        counts = {t.name: dict(t.splits) for t in self.schema.node_types}
+        return next(iter(counts.values())) if self.schema.homogeneous else counts
+
+    def __getitem__(self, key: Any) -> Any:
+        """A node type, a relation (or its two ends), or for one node type a field."""
+        schema = self.schema
+        if isinstance(key, str) and key in schema.type_index:
+            return TypeView(schema, self.graph, self.features, key)
+        if isinstance(key, str) and schema.homogeneous:
+            return self._only(key)[key]
+        if isinstance(key, tuple) and len(key) == 2:
+            found = [r.key for r in schema.relations if (r.source, r.destination) == key]
+            key = found[0] if len(found) == 1 else key
+        if not isinstance(key, tuple) or key not in schema.relation_index:
+            raise ConfigError(f"the store has no {key!r:.80}; it has {[*self.node_types, *self.edge_types]}")
+        return TypeView(schema, self.graph, self.features, key)
+
+    def _only(self, name: str) -> TypeView:
+        """Of one node type and relation: that which has a field."""
+        relation, node_type = self.schema.relations[0], self.schema.node_types[0]
+        owner: Owner = relation.key if name in relation.fields and name not in node_type.fields else node_type.name
+        return TypeView(self.schema, self.graph, self.features, owner)
+
+    def __getattr__(self, name: str) -> FieldRows:
+        """For one node type: a field, `store.x[:10]`."""
+        if not name.startswith("_") and self.schema.homogeneous and name in self._field_names():
+            return self._only(name)[name]
+        way_out = f"it has the fields {self._field_names()}" if self.schema.homogeneous else "name a type: store[type]"
+        raise AttributeError(f"the store has no attribute {name!r}; {way_out}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(self._field_names() if self.schema.homogeneous else ())]
+
+    def _field_names(self) -> list[str]:
+        described: list[NodeType | Relation] = [*self.schema.node_types, *self.schema.relations]
+        return [name for of in described for name in of.fields if name != EDGE_ID]
+
+    def _ipython_key_completions_(self) -> list[Any]:
+        return [*self.node_types, *self.edge_types]
+
+    def neighbors(self, node: int, of: str | RelationName | None = None) -> Any:
+        """The sources of a node's in-edges, which sampling draws from: [n] int64.
+
+        With several types name the relation, `of=("author", "writes", "paper")`, or a node type for all its relations.
+        """
+        if of is None and self.schema.homogeneous:
+            of = self.schema.relations[0].key
+        if of is None:
+            raise ConfigError(f"the graph has several types; give of=, one of {[*self.node_types, *self.edge_types]}")
+        return self[of].neighbors(node)
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        rows = [(t.name, f"{t.num_nodes:,}", _fields(t), _splits(t)) for t in self.schema.node_types]
+        rows += [(" ".join(r.key), f"{r.num_edges:,}", _fields(r), "") for r in self.schema.relations]
+        where = "in memory" if self.path is None else str(self.path)
+        title = f"Store {where}: {as_count(self.num_nodes)} nodes, {as_count(self.num_edges)} edges"
+        return html.table(title, ["type", "count", "fields", "splits"], rows)
+
+
+def _named(owner: Owner) -> str:
+    return owner if isinstance(owner, str) else "(" + ", ".join(owner) + ")"
+
+
+def _width(node_type: NodeType) -> int:
+    field = node_type.fields.get("x")
+    return 0 if field is None else field.shape[-1] if field.shape else 1
+
+
+def _fields(of: NodeType | Relation) -> str:
+    shown = {name: f"[{', '.join(map(str, f.shape))}]" if f.shape else "" for name, f in of.fields.items()}
+    return ", ".join(f"{name} {of.fields[name].dtype}{shape}" for name, shape in shown.items() if name != EDGE_ID)
+
+
+def _splits(node_type: NodeType) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in node_type.splits.items())

@@ -1,0 +1,192 @@
+"""What a store shows of itself is the same wherever it lies, and is what PyG's data shows."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.batch_servers import listening
+from support.graphs import library, ring, save_in_parts
+from torch_geometric.data import Data
+
+import hoploom
+from hoploom import ConfigError, Store, StoreError
+
+AUTHORS = ("author", "writes", "paper")
+
+
+@pytest.fixture(scope="module", params=["in memory", "two parts", "on a server"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    made, path = hoploom.from_pyg(ring(12)), tmp_path_factory.mktemp("views") / "parts"
+    if request.param == "in memory":
+        yield made
+    elif request.param == "two parts":
+        yield save_in_parts(made, path, 2)
+    else:
+        save_in_parts(made, path, 2)
+        with listening(path) as served, hoploom.connect([served.address]) as there:
+            yield there
+
+
+@pytest.fixture(scope="module")
+def books() -> Store:
+    return hoploom.from_pyg(library(), weight_attr="weight")
+
+
+MASK = torch.arange(12) % 5 == 0
+INDICES: dict[str, Any] = {
+    "an id": 7,
+    "from the end": -2,
+    "a NumPy id": np.int32(3),
+    "a scalar tensor": torch.tensor(4),
+    "a slice": slice(2, 9, 3),
+    "a slice backwards": slice(None, None, -4),
+    "a list": [3, 3, -1],
+    "nothing": [],
+    "a tensor": torch.tensor([11, 0], dtype=torch.int32),
+    "an array": np.array([5, 1]),
+    "a mask": MASK,
+    "a mask of NumPy": MASK.numpy(),
+    "all": Ellipsis,
+    "rows and columns": ([1, 2], slice(1, 3)),
+    "one value": (6, 2),
+}
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
+def test_rows_are_indexed_like_a_tensor(store: Store, index: Any) -> None:
+    x = ring(12).x + torch.arange(4.0) / 10
+    rows = hoploom.from_pyg(Data(x=x, edge_index=ring(12).edge_index)) if len(store.shards) == 1 else store
+    expected = (x if rows is not store else ring(12).x).numpy()
+    asked = index.numpy() if isinstance(index, torch.Tensor) else index
+    asked = np.array(asked, dtype=int) if isinstance(asked, list) and not asked else asked
+    assert np.array_equal(rows.x[index].numpy(), expected[asked])
+
+
+def test_rows_iterate_and_are_an_array(store: Store) -> None:
+    assert [int(value) for value in store.y] == list(range(12))
+    assert np.asarray(store.x).tolist() == ring(12).x.tolist()
+    assert (len(store.x), store.x.shape, store.x.dtype) == (12, (12, 4), torch.float32)
+    assert repr(store.x) == "FieldRows(node.x: float32 [12, 4])"
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda s: s.x[12], ["12", "[0, 12)"]),
+        (lambda s: s.x[[0, -13]], ["-13", "[0, 12)"]),
+        (lambda s: s.x["train"], ["'train'", "a mask"]),
+        (lambda s: s.x[1.5], ["float", "integer ids"]),
+        (lambda s: s.x[torch.ones(3, dtype=torch.bool)], ["mask", "12 nodes"]),
+        (lambda s: s["paper"], ["'paper'", "'node'"]),
+        (lambda s: s.neighbors(12), ["node is 12", "below 12"]),
+        (lambda s: s.subgraph([1, 1]), ["twice", "unique()"]),
+        (lambda s: s.subgraph("training"), ["'training'", "'train'"]),
+        (lambda s: s.to_networkx(["z"]), ["'z'", "'edge_attr'"]),
+    ],
+)
+def test_what_a_store_does_not_have_is_named(store: Store, ask: Callable[[Store], Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        ask(store)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_counts_and_names_are_pygs(store: Store, books: Store) -> None:
+    data, shelves = ring(12), library()
+    assert (store.num_nodes, store.num_edges, store.num_features) == (data.num_nodes, data.num_edges, data.num_features)
+    assert store.num_classes == 12
+    assert store.splits == {"train": 6, "val": 3, "test": 3}
+    assert (books.num_nodes, books.num_edges, books.num_features) == (20, shelves.num_edges, shelves.num_features)
+    assert books.metadata() == shelves.metadata() == (books.node_types, books.edge_types)
+    assert books.splits["paper"] == {"train": 6}
+    assert (books["paper"].num_nodes, books[AUTHORS].num_edges) == (10, 27)
+    assert books["paper", "venue"].owner == ("paper", "appears_in", "venue")
+
+
+def test_neighbours_are_the_sources_of_the_in_edges(store: Store, books: Store) -> None:
+    assert store.neighbors(10).tolist() == [11, 0]
+    index = library()[AUTHORS].edge_index
+    assert books.neighbors(3, AUTHORS).tolist() == index[0, index[1] == 3].tolist()
+    assert list(books["paper"].neighbors(3)) == [key for key in books.edge_types if key[2] == "paper"]
+    with pytest.raises(ConfigError, match="give of="):
+        books.neighbors(3)
+
+
+def assert_same_data(ours: Any, theirs: Any) -> None:
+    ours, theirs = ours.to_dict(), theirs.to_dict()
+    flat = [
+        {(k, n): v for k, of in d.items() for n, v in (of if isinstance(of, dict) else {0: of}).items()}
+        for d in (ours, theirs)
+    ]
+    assert set(flat[0]) == set(flat[1])
+    for key, value in flat[0].items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(flat[1][key])), key
+
+
+def test_the_whole_graph_comes_back_as_it_was_given(store: Store) -> None:
+    assert_same_data(store.to_pyg(), ring(12))
+
+
+def test_a_heterogeneous_graph_comes_back_as_it_was_given(books: Store, tmp_path: Path) -> None:
+    assert_same_data(books.to_pyg(), library())
+    assert_same_data(save_in_parts(books, tmp_path / "parts", 3).to_pyg(), library())
+
+
+def test_a_subgraph_is_pygs(store: Store, books: Store) -> None:
+    ids = torch.tensor([2, 3, 4, 9])
+    ours = store.subgraph(ids)
+    assert torch.equal(ours.n_id, ids)
+    del ours.n_id
+    assert_same_data(ours, ring(12).subgraph(ids))
+    subset = {"paper": [1, 2, 8], "author": [0, 5], "venue": [2]}
+    found = books.subgraph(subset)
+    expected = library().subgraph({name: torch.tensor(ids) for name, ids in subset.items()})
+    for key in books.edge_types:
+        assert torch.equal(found[key].edge_index, expected[key].edge_index)
+        assert torch.equal(found[key].edge_attr, expected[key].edge_attr)
+    assert torch.equal(store.subgraph("train").n_id, store.split("train"))
+
+
+def test_small_graphs_go_to_networkx_and_large_ones_say_how(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = store.to_networkx(["y"])
+    assert (graph.number_of_nodes(), graph.number_of_edges()) == (12, 24)
+    assert graph.nodes[3] == {"y": 3}
+    monkeypatch.setattr("hoploom.store.to_pyg.MOST_DRAWN", 30)
+    with pytest.raises(ConfigError, match=r"12 nodes and 24 edges, more than 30 .*store.subgraph"):
+        store.to_networkx()
+    monkeypatch.setattr("hoploom.store.to_pyg.memory_limit", lambda: 100)
+    with pytest.raises(ConfigError, match=r"takes 996 B, this machine has 100 B; .*hoploom.NeighborLoader"):
+        store.to_pyg()
+
+
+def test_some_parts_show_what_they_hold_and_name_what_they_lack(tmp_path: Path) -> None:
+    save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "parts", 2)
+    half = hoploom.open(tmp_path / "parts", parts=[0])
+    assert half.num_nodes == 12
+    assert half.x[:6].tolist() == ring(12).x[:6].tolist()
+    with pytest.raises(StoreError, match="part 1 holds 'x' of node"):
+        half.x[:]
+
+
+def test_names_complete_and_tables_are_escaped(store: Store, books: Store) -> None:
+    assert {"x", "y", "edge_attr", "num_nodes", "subgraph"} <= set(dir(store))
+    assert {"x", "year"} <= set(dir(books["paper"]))
+    assert not {"x"} & set(dir(books))
+    assert books._ipython_key_completions_()[:2] == ["author", "paper"]
+    with pytest.raises(AttributeError, match="store\\[type\\]"):
+        _ = books.x
+    shelf = library()
+    shelf["<b>"].x = torch.zeros(2, 3)
+    shown = hoploom.from_pyg(shelf)._repr_html_()
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    assert "train 6" in shown
+
+
+def test_a_store_says_in_one_line_what_it_is(books: Store, tmp_path: Path) -> None:
+    saved = save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring.store", 2)
+    assert saved.path == tmp_path / "ring.store"
+    assert repr(saved) == f"Store({saved.path}: nodes: node 12; edges: to 24; 2 parts)"
+    assert repr(books).startswith("Store(nodes: author 7, paper 10, venue 3; edges: writes 27,")
