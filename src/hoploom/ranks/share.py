@@ -68,5 +68,5 @@ def _own_share() -> Share:
 @cache
 def _tell(world_size: int, origin: str) -> None:
     """Once a process: the first loop over a loader that took its share from somewhere."""
-    line = f"a loader deals its seeds over {world_size} ranks ({origin}); rank=0, world_size=1 reads all on each rank"
+    line = f"a loader shares its seeds among {world_size} ranks ({origin}); rank=0, world_size=1 reads all on each rank"
     print(f"hoploom: {line}", file=sys.stderr, flush=True)

@@ -90,5 +90,5 @@ def test_the_script_ends_with_that_error_and_a_status_that_says_so(ended: Ended)
     assert ended.codes == [1, 1]
     for error in ended.errors:
         assert "ConfigError: rank 0 and rank 1 began loaders that differ" in error
-    assert "hoploom: a loader deals its seeds over 2 ranks (from the process group)" in ended.errors[0]
+    assert "hoploom: a loader shares its seeds among 2 ranks (from the process group)" in ended.errors[0]
     assert "hoploom:" not in ended.errors[1]

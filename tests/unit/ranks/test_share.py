@@ -93,7 +93,7 @@ def test_rank_zero_tells_once_what_it_took(monkeypatch: pytest.MonkeyPatch, caps
     first, second = loader(), loader()
     assert capsys.readouterr().err == ""  # until one of them deals out seeds
     list(first), list(second)
-    told = "hoploom: a loader deals its seeds over 2 ranks (from torchrun's environment); rank=0, world_size=1 reads"
+    told = "hoploom: a loader shares its seeds among 2 ranks (from torchrun's environment); rank=0, world_size=1 reads"
     assert re.fullmatch(rf"{re.escape(told)}.*\n", capsys.readouterr().err)
 
 
