@@ -29,14 +29,14 @@ QUESTIONS = {
     "server died": "troubleshooting",
     "custom sampler": "sampling",
     "tls token": "security",
-    "coming from dgl": "coming-from-dgl",
+    "lightning": "lightning",
 }
 
 # What is wider than the window, and by what; wrapped code is cut where its box is and no bar says so.
 TOO_WIDE = """() => {
   const room = document.documentElement.clientWidth
   if (document.documentElement.scrollWidth > room) return ["the page", document.documentElement.scrollWidth]
-  for (const seen of document.querySelectorAll(".md-content td, .md-content p, .md-content li, .md-content img")) {
+  for (const seen of document.querySelectorAll(".md-content td, .md-content p, .md-content li")) {
     const box = seen.getBoundingClientRect()
     if (box.width && (box.right > room + 1 || box.left < -1)) return [seen.textContent.slice(0, 60), box.right]
   }
