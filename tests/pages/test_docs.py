@@ -125,7 +125,9 @@ def test_the_first_page_leads_to_every_other_one() -> None:
 
 def test_every_public_name_is_in_the_api_and_the_changelog() -> None:
     api, changelog = (DOCS / "api.md").read_text(), (ROOT / "CHANGELOG.md").read_text()
-    assert not [name for name in hoploom.__all__ if not re.search(rf"^::: hoploom\.([\w.]+\.)?{name}$", api, re.MULTILINE)]
+    assert not [
+        name for name in hoploom.__all__ if not re.search(rf"^::: hoploom\.([\w.]+\.)?{name}$", api, re.MULTILINE)
+    ]
     assert not [name for name in hoploom.__all__ if not re.search(rf"`{name}\b", changelog)]
 
 
