@@ -70,7 +70,7 @@ class DrawnOrder(Order):
         return replace(self, drawn=self._newest[epoch])
 
     def undealt(self) -> "DrawnOrder":
-        return replace(self, rank=0, world_size=1, _newest={})
+        return replace(self, rank=0, world_size=1, extra_seeds=0, _newest={})
 
     def indices(self, epoch: int, begin: int, end: int) -> Tensor:
         assert self.drawn is not None

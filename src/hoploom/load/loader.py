@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -77,6 +77,12 @@ class Loader:
     def dataset(self) -> range:
         """What PyG's loaders call their dataset: the positions of the seeds."""
         return self._order.dataset
+
+    def share_steps(self, num_seeds: int) -> Self:
+        """Take so many seeds a step over all ranks, where batch_size is the whole part of a rank's share of them."""
+        self._order = replace(self._order, extra_seeds=num_seeds - self.batch_size * self.world_size)
+        self._looping = self._order
+        return self
 
     @property
     def batch_size(self) -> int:

@@ -41,6 +41,7 @@ class Order:
     first_step: int = 0  # steps that are behind us, and
     first_seed: int = 0  # the seeds they took
     least_tail: int = 1
+    extra_seeds: int = 0  # of a step, besides batch_size for every rank: so many ranks take one more
 
     def check(self) -> None:
         """Raise ConfigError if the numbers cannot work."""
@@ -58,7 +59,7 @@ class Order:
 
     @property
     def global_batch(self) -> int:
-        return self.batch_size * self.world_size
+        return self.batch_size * self.world_size + self.extra_seeds
 
     @property
     def num_steps(self) -> int:
@@ -109,7 +110,7 @@ class Order:
 
     def undealt(self) -> "Order":
         """The order of one process that reads all seeds."""
-        return replace(self, rank=0, world_size=1)
+        return replace(self, rank=0, world_size=1, extra_seeds=0)
 
     def after(self, step: int, num_seeds: int) -> "Order":
         """The rest of an epoch of which `step` steps took `num_seeds` seeds, at any world size."""
@@ -148,6 +149,7 @@ class LocalOrder(Order):
     def layout(self) -> int:
         counts = torch.bincount(self.homes.owners.to(torch.int64), minlength=self.homes.num_parts).tolist()
         cuts = (self.batch_size, self.world_size, self.drop_last, self.least_tail)
+        cuts += (self.extra_seeds,) if self.extra_seeds else ()  # type: ignore[assignment]
         return int.from_bytes(hashlib.sha256(repr((self.homes.held, counts, cuts)).encode()).digest()[:7], "little")
 
     def indices(self, epoch: int, begin: int, end: int) -> Tensor:
@@ -159,7 +161,7 @@ class LocalOrder(Order):
 
     def undealt(self) -> Order:
         plain = {name: getattr(self, name) for name in Order.__dataclass_fields__}
-        return Order(**plain | {"rank": 0, "world_size": 1})
+        return Order(**plain | {"rank": 0, "world_size": 1, "extra_seeds": 0})
 
     def _arranged(self, epoch: int) -> Tensor:
         """Which seed stands at each position of the epoch: [positions of all steps] int64."""
@@ -178,10 +180,11 @@ class LocalOrder(Order):
 
 def _seats(order: Order, host_of_rank: Tensor) -> Tensor:
     """Whose each position of an epoch is, step by step and rank by rank: [positions] int64."""
-    sizes = torch.full((order.num_steps, order.world_size), order.batch_size)
+    sizes = torch.empty(order.num_steps, order.world_size, dtype=torch.int64)
     for rank in range(order.world_size if order.num_steps else 0):
-        begin, end = replace(order, rank=rank).rank_span(order.num_steps - 1)
-        sizes[-1, rank] = end - begin
+        for steps, step in ((slice(None), 0), (slice(-1, None), order.num_steps - 1)):  # all, and the last
+            begin, end = replace(order, rank=rank).rank_span(step)
+            sizes[steps, rank] = end - begin
     return host_of_rank.repeat(order.num_steps).repeat_interleave(sizes.view(-1))
 
 

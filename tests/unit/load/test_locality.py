@@ -34,6 +34,7 @@ def orders(draw: st.DrawFn) -> list[LocalOrder]:
         "drop_last": draw(st.booleans()),
         "seed": draw(st.integers(0, 3)),
         "least_tail": draw(st.integers(1, 8)),
+        "extra_seeds": draw(st.integers(0, len(held) - 1)),
     }
     first = LocalOrder(len(owners), **plain, world_size=len(held), homes=homes)
     return [replace(first, rank=rank) for rank in range(len(held))]

@@ -1,5 +1,6 @@
 """The loaders that run.toml names: what the model asks of them, and which fanouts they take."""
 
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,24 @@ def random_store(x: torch.Tensor) -> Store:
     nodes = torch.arange(len(x))
     splits = {"train": nodes[:40], "val": nodes[40:50], "test": nodes[50:]}
     return hoploom.from_tensors({"x": x, "y": nodes % 3}, edge_index, splits=splits)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_a_step_has_the_same_seeds_for_any_number_of_processes(world_size: int) -> None:
+    """16 seeds go to 3 processes as 5, 5 and 6."""
+    run_file = parse_run_file('store = "s"\n[loader]\nfanouts = [2, 2]\nbatch_size = 16\n')
+    goal = goal_of(run_file, random_store(torch.randn(60, 8)))
+
+    def steps(world_size: int, rank: int) -> list[list[int]]:
+        place: Any = SimpleNamespace(**vars(ALONE) | {"rank": rank, "world_size": world_size})
+        loader = train_loader(run_file, goal, place, model_of(run_file, goal))
+        return [batch.n_id[: batch.batch_size].tolist() for batch in loader]
+
+    shares = [steps(world_size, rank) for rank in range(world_size)]
+    assert [[*chain(*of_ranks)] for of_ranks in zip(*shares, strict=True)] == steps(1, 0)
+    for of_ranks in zip(*shares, strict=True):
+        sizes = [len(seeds) for seeds in of_ranks]
+        assert max(sizes) - min(sizes) <= 1
 
 
 def made(store: Store, *overrides: str) -> tuple[Any, Any, Any]:

@@ -296,7 +296,7 @@ def train_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Modu
         locality=run_file.cluster.locality,
         device=context.device,
         num_workers=run_file.loader.num_threads(context.num_cores),
-    )
+    ).share_steps(run_file.loader.batch_size)
 
 
 def eval_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module, split: str) -> Loader:

@@ -155,14 +155,10 @@ def _of_cluster(values: Mapping[str, Any]) -> Disagreements:
 
 
 def check_world(run_file: RunFile, world_size: int) -> None:
-    """Raise ConfigError unless the seeds of a step can be shared out evenly."""
-    batch_size = run_file.loader.batch_size
-    if batch_size % world_size == 0:
-        return
-    below = batch_size // world_size * world_size
-    nearest = " or ".join(str(size) for size in (below, below + world_size) if size)
-    message = f"loader.batch_size is {batch_size} for {world_size} processes; give {nearest}"
-    raise run_file.problem("loader.batch_size", message)
+    """Raise ConfigError unless every process gets a seed of each step."""
+    if run_file.loader.batch_size < world_size:
+        message = f"loader.batch_size is {run_file.loader.batch_size} for {world_size} processes; give at least that"
+        raise run_file.problem("loader.batch_size", message)
 
 
 def check_packages(run_file: RunFile) -> None:
