@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
-from torch_geometric.sampler import NumNeighbors
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
 from hoploom.config.values import as_int, as_number, parse_bytes
 from hoploom.errors import ConfigError
@@ -291,6 +291,26 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
     ordered = torch.empty_like(edges)
     ordered[:, read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), edges.shape[1])] = edges
     return ordered
+
+
+def read_negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:
+    """How negatives are drawn, from either of PyG's two arguments; None: not at all."""
+    amount = 0.0 if ratio is None else as_number("neg_sampling_ratio", ratio, "give negatives per link")
+    if amount > 0:
+        return NegativeSampling("binary", amount)
+    try:
+        return None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
+    except (TypeError, ValueError) as error:
+        way_out = "give 'binary', 'triplet' or a NegativeSampling"
+        raise ConfigError(f"neg_sampling is {neg_sampling!r:.80} ({error}); {way_out}") from error
+
+
+def seeds_name(given: Mapping[str, Any]) -> str:
+    """The split or node type that the seeds were named by, or the relation; nothing for ids and masks."""
+    named = given.get("input_nodes", given.get("edge_label_index"))
+    words = named if isinstance(named, tuple | list) else [named]
+    words = words[0] if words and isinstance(words[0], tuple | list) else words
+    return " ".join(word for word in words if isinstance(word, str))
 
 
 def as_times(what: str, times: Any, count: int) -> Tensor | None:

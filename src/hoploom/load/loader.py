@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor
 
-from hoploom import keys
+from hoploom import html, keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
 from hoploom.load.assemble import Batch, Mover, received
@@ -278,10 +278,21 @@ class Loader:
         self._next = self._consumed = position
         self._looped = -1
 
-    def __repr__(self) -> str:
+    def shown(self) -> dict[str, str]:
+        """What `repr` and a notebook's table say of the loader."""
         order = self._order
-        seeds = f"{order.num_seeds} seeds, batch_size={order.batch_size}, {order.num_steps} steps"
-        return f"{type(self).__name__}({seeds}; {self.share})"
+        return {"seeds": f"{order.num_seeds:,}", "steps": f"{order.num_steps:,} of {order.batch_size:,}"}
+
+    def __repr__(self) -> str:
+        shown = self.shown()
+        first = [f"{shown.pop('seeds of')}: "] if "seeds of" in shown else []
+        words = [f"{shown.pop('seeds')} seeds", f"{shown.pop('steps').replace(' of', ' steps of')}"]
+        words += [f"{name} {text}" for name, text in shown.items()]
+        return f"{type(self).__name__}({''.join(first)}{', '.join([*words, str(self.share)])})"
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        return html.table(type(self).__name__, ["", ""], [*self.shown().items(), ("share", str(self.share))])
 
     def __str__(self) -> str:
         return f"{type(self).__name__}()"  # as PyG's

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
-from hoploom.config.values import as_int, as_number
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
 from hoploom.load.arguments import NodeSeeds, PairOrData
@@ -73,6 +73,7 @@ class SamplingLoader(Loader):
         )
         super().__init__(order, producer, delivery, mover, share)
         self.data, self.store, self.maker = given["data"], store, maker
+        self._seeds_of = inputs.seeds_name(given)
         self._calls, self._watched = Calls(order.seed, store), WatchedFields(given["data"], graph)
 
     def walk(self) -> Walk:
@@ -111,6 +112,12 @@ class SamplingLoader(Loader):
     def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[None]:
         """As in PyG, for its worker processes; workers are threads here, and no core is theirs alone."""
         return nullcontext()
+
+    def shown(self) -> dict[str, str]:
+        sampling = self.maker.sampler.sampling
+        fanouts = [hop[0] if len(set(hop)) == 1 else list(hop) for hop in sampling.fanouts]
+        named = {"seeds of": self._seeds_of} if self._seeds_of else {}
+        return named | super().shown() | {"fanouts": str(fanouts)}
 
     def _reading(self, order: Order, epoch: int) -> Fingerprint:
         return Fingerprint(type(self).__name__, order, epoch, self.maker)
@@ -334,7 +341,7 @@ class LinkNeighborLoader(SamplingLoader):
 
     def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
         store = assembler.store
-        negatives = _negatives(given["neg_sampling"], given["neg_sampling_ratio"])
+        negatives = inputs.read_negatives(given["neg_sampling"], given["neg_sampling_ratio"])
         key, ends = inputs.read_edge_label_index(store, given["edge_label_index"])
         count = ends.shape[1]
         if count == 0:
@@ -347,17 +354,6 @@ class LinkNeighborLoader(SamplingLoader):
             inputs.as_input_id(given["input_id"], count),
         )
         return LinkMaker(sampler, assembler, links, transform=given["transform"]), key[2], ends[1]
-
-
-def _negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:
-    amount = 0.0 if ratio is None else as_number("neg_sampling_ratio", ratio, "give negatives per link")
-    if amount > 0:
-        return NegativeSampling("binary", amount)
-    try:
-        return None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
-    except (TypeError, ValueError) as error:
-        way_out = "give 'binary', 'triplet' or a NegativeSampling"
-        raise ConfigError(f"neg_sampling is {neg_sampling!r:.80} ({error}); {way_out}") from error
 
 
 def _labels(edge_label: Any, count: int, negatives: NegativeSampling | None) -> Tensor | None:

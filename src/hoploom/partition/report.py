@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hoploom import html
 from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
 from hoploom.partition.assign import USUAL, named_seeds
 from hoploom.partition.bounded_store import BoundedStore, row_bytes
@@ -82,9 +83,7 @@ class PartitionReport:
 
     def __str__(self) -> str:
         """The report to read in a terminal."""
-        columns = {**COUNTED, **({} if self.remote_share is None else SAMPLED)}
-        rows = [[str(number), *(text(part) for text in columns.values())] for number, part in enumerate(self.parts)]
-        lines = [*_aligned([["part", *columns], *rows]), "", f"edges from another part: {_percent(self.edge_cut)}"]
+        lines = [*_aligned(self._rows()), "", f"edges from another part: {_percent(self.edge_cut)}"]
         if len(self.cuts) > 1:
             lines += [f"  {_percent(cut.num_cut / max(1, cut.num_edges)):>7}  {cut.relation}" for cut in self.cuts]
         if self.remote_share is not None:
@@ -96,6 +95,20 @@ class PartitionReport:
             sampling = [str(self.sampling[name]) for name in ("batch_size", "seeds", "fanouts")]
             lines.append("sampled: batches of {}, seeds {}, fanouts {}".format(*sampling))
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        columns, *rows = self._rows()
+        title = f"{len(self.parts)} parts, edges from another part: {_percent(self.edge_cut)}"
+        if self.remote_share is not None:
+            title += f", rows of a batch from another part: {_percent(self.remote_share)}"
+        return html.table(title, columns, rows)
+
+    def _rows(self) -> list[list[str]]:
+        """The names of the columns, and a row for every part."""
+        columns = {**COUNTED, **({} if self.remote_share is None else SAMPLED)}
+        rows = [[str(number), *(text(part) for text in columns.values())] for number, part in enumerate(self.parts)]
+        return [["part", *columns], *rows]
 
 
 def as_json(costs: PartitionReport) -> str:

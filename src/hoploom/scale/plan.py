@@ -7,6 +7,8 @@ it against measurements.
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from hoploom import html
+from hoploom.config.values import as_bytes, as_count, as_seconds
 from hoploom.scale import sizes
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
 from hoploom.scale.sizes import BatchSize, Item
@@ -143,6 +145,20 @@ class ScalePlan:
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.question.num_seeds // (self.question.batch_size * self.question.ranks))
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows: memory and disk of a host."""
+        rows = [(item.name, as_bytes(item.disk), as_bytes(item.memory)) for item in self.store]
+        rows += [
+            ("trainers", "", as_bytes(self.private - self.cached)),
+            ("together", as_bytes(self.disk), as_bytes(self.wanted)),
+        ]
+        asked, times = self.question, self.times
+        graph = (
+            f"{as_count(asked.nodes)} nodes, {as_count(asked.edges)} edges, hosts: {asked.hosts}, ranks: {asked.ranks}"
+        )
+        title = f"{graph}; a step takes {as_seconds(times.total)}, bound by {times.bottleneck}"
+        return html.table(title, ["a host", "disk", "memory"], rows)
 
     def as_dict(self) -> dict[str, object]:
         """All of it for programs: bytes, seconds and counts."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hoploom import html
 from hoploom.errors import ConfigError, PeerError, StoreError, TrainError
 from hoploom.ranks.context import Context
 from hoploom.ranks.stopping import StopRequests
@@ -44,6 +45,12 @@ class Outcome:
     )  # per epoch: number, train_loss, val_loss, what validate returned
     stopped: Ending
     whole_steps: StepCounts | None = None  # how steps were taken, where they were to be whole
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows: an epoch a row."""
+        columns = list(dict.fromkeys(name for epoch in self.history for name in epoch))
+        rows = [[f"{epoch[name]:.4g}" if name in epoch else "" for name in columns] for epoch in self.history]
+        return html.table(f"{self.steps:,} steps, {self.epochs} epochs, {self.stopped}", columns, rows)
 
 
 def fit(

@@ -33,7 +33,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 
 def test_alone_a_loader_reads_all_seeds_and_says_so() -> None:
-    assert repr(loader()) == "NeighborLoader(1001 seeds, batch_size=32, 32 steps; rank 0 of 1, the only process)"
+    assert repr(loader()) == "NeighborLoader(1,001 seeds, 32 steps of 32, fanouts [2], rank 0 of 1, the only process)"
     assert str(loader()) == "NeighborLoader()"  # as PyG's
 
 
@@ -50,7 +50,7 @@ def test_a_loader_takes_its_share_from_the_launcher(
 ) -> None:
     enter(monkeypatch, variables)
     assert said in repr(loader())
-    assert "16 steps; rank 0 of 2, as given" in repr(loader(rank=0, world_size=2))
+    assert "16 steps of 32, fanouts [2], rank 0 of 2, as given" in repr(loader(rank=0, world_size=2))
     assert "rank 0 of 1, as given" in repr(loader(rank=0, world_size=1))
 
 
