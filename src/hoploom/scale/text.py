@@ -20,7 +20,15 @@ def as_json(answer: ScalePlan) -> str:
 
 def as_text(answer: ScalePlan) -> str:
     """All of a plan, a section each."""
-    sections: dict[str, Sequence[Line]] = {
+    tables = [f"{title}\n{columns(lines)}" for title, lines in sections(answer).items()]
+    found = [f"  {limit.level}: {limit.what}\n    way out: {limit.way_out}" for limit in findings(answer)]
+    last = "\n".join(["Where it breaks" if found else "Nothing breaks.", *found])
+    return "\n\n".join([headline(answer), *tables, last])
+
+
+def sections(answer: ScalePlan) -> dict[str, Sequence[Line]]:
+    """Its tables by title. A line is a name, figures and a remark; a first line without a name is a header."""
+    return {
         "Memory and disk of a host": _store(answer),
         "A trainer process adds": [(name, as_bytes(size), "") for name, size in answer.process.items()],
         "A batch": _batch(answer),
@@ -28,13 +36,10 @@ def as_text(answer: ScalePlan) -> str:
         "Time of a step": _times(answer),
         "Preparing, on one machine": _preparing(answer),
     }
-    tables = [f"{title}\n{columns(lines)}" for title, lines in sections.items()]
-    found = [f"  {limit.level}: {limit.what}\n    way out: {limit.way_out}" for limit in findings(answer)]
-    last = "\n".join(["Where it breaks" if found else "Nothing breaks.", *found])
-    return "\n\n".join([_headline(answer), *tables, last])
 
 
-def _headline(answer: ScalePlan) -> str:
+def headline(answer: ScalePlan) -> str:
+    """What was asked, and whose constants answer it."""
     question = answer.question
     constants = f"Constants: measured on {answer.constants}."
     if answer.constants == default_constants():
