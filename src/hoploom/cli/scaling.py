@@ -21,14 +21,21 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
             add_option(parser, flag, option.read, default=argparse.SUPPRESS, **described)
     parser.add_argument("--constants", type=Path, metavar="FILE", help="what `hoploom bench` wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write a page, e.g. plan.html, too")
 
 
 def _plan(arguments: Arguments) -> int:
+    check_writable("--out", arguments.out)
     names = {field.name for field in fields(scale.Question)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     constants = None if arguments.constants is None else scale.read_constants(arguments.constants)
     answer = scale.plan(scale.Question(**given), constants)
     print(scale.as_json(answer) if arguments.json else scale.as_text(answer))
+    if arguments.out is not None:
+        from hoploom.report.page import as_html
+        from hoploom.report.plans import plan_page
+
+        arguments.out.write_text(as_html(plan_page(answer)), encoding="utf-8")
     return 0
 
 

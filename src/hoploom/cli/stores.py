@@ -176,12 +176,16 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
         help="as in training, to find the hottest nodes; -1 for all neighbours, none to sample nothing (default: "
         "15,10,5)",
     )
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON too")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the report too: FILE.json, or a page, FILE.html"
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the report as a picture, an SVG")
 
 
 def _partition(arguments: Arguments) -> int:
     from hoploom.partition import as_json, as_svg, partition
+    from hoploom.report.page import as_html
+    from hoploom.report.plans import partition_page
     from hoploom.store.format import read_manifest, write_whole
 
     check_writable("--report", arguments.report)
@@ -199,9 +203,12 @@ def _partition(arguments: Arguments) -> int:
             progress=show,
         )
     print(f"{report}\n", file=for_people(arguments))
-    for path, write in ((arguments.report, as_json), (arguments.picture, as_svg)):
-        if path is not None:
-            write_whole(path, [write(report).encode()])
+    if arguments.report is not None:
+        is_page = arguments.report.suffix == ".html"
+        text = as_html(partition_page(report, str(arguments.out))) if is_page else as_json(report)
+        write_whole(arguments.report, [text.encode()])
+    if arguments.picture is not None:
+        write_whole(arguments.picture, [as_svg(report).encode()])
     return _show_store(arguments, time.monotonic() - begin, report=json.loads(as_json(report)))
 
 

@@ -95,15 +95,17 @@ def numbers(shown: Sequence[tuple[str, str, str]]) -> str:
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1) -> str:
-    """A table; the first `num_text` columns are text, the others figures to the right."""
-    kinds = ["" if column < num_text else ' class="n"' for column in range(len(header))]
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1, has_remarks: bool = False) -> str:
+    """A table; the first `num_text` columns are text, and the last one where it has remarks; the others are figures."""
+    figures = range(num_text, len(header) - has_remarks)
+    kinds = [' class="n"' if column in figures else "" for column in range(len(header))]
     head = "".join(f"<th{kind}>{escape(cell)}</th>" for kind, cell in zip(kinds, header, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    top = f"<thead><tr>{head}</tr></thead>" if any(header) else ""
+    return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
 def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str]) -> str:

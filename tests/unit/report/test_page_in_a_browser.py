@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ INK = """canvas => {
   for (let at = 3; at < all.length; at += 4) inked += all[at] > 0;
   return inked;
 }"""
+DRAWN = "() => new Promise(requestAnimationFrame)"  # what was begun is on the screen
 MILLION = 1_000_000
 
 
@@ -53,12 +55,22 @@ def opened(browser: Any, url: str, width: int = 1440, scheme: str = "light") -> 
     """The page once its charts are drawn, and what went wrong or over the network."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page, found = context.new_page(), []
-    page.on("console", lambda message: found.append(f"{message.type}: {message.text}"))
+    page.on("console", lambda said: "getImageData" in said.text or found.append(f"{said.type}: {said.text}"))
     page.on("pageerror", lambda error: found.append(f"error: {error}"))
     page.on("request", lambda request: request.url == url or found.append(f"request: {request.url}"))
     page.goto(url)
     page.wait_for_selector("body[data-drawn]")
     return page, found
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """A process that does not outlive the test."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -86,12 +98,17 @@ def test_a_curve_is_hidden_by_its_name_and_zoomed_by_dragging(browser: Any, tmp_
     assert "training 0.005" in loss.locator("button").first.inner_text()
     loss.locator("button").first.press("Enter")  # by keyboard
     assert loss.locator("button").first.get_attribute("aria-pressed") == "false"
-    page.wait_for_function(f"({INK})(document.querySelector('figure[data-chart=loss] canvas')) < {before}")
+    page.evaluate(DRAWN)
+    assert loss.locator("canvas").evaluate(INK) < before
+    picture = "document.querySelector('figure[data-chart=speed] canvas').toDataURL()"
+    whole = page.evaluate(picture)
     box = loss.locator(".u-over").bounding_box()
     page.mouse.move(box["x"] + 50, box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + 150, box["y"] + 60, steps=4)
     page.mouse.up()
+    page.evaluate(DRAWN)
+    assert page.evaluate(picture) != whole  # another chart follows
     assert found == []
     page.context.close()
 
@@ -136,19 +153,18 @@ def test_the_live_page_follows_a_run_that_trains(browser: Any, tmp_path: Path) -
     keys = "fanouts = [2, 2]\nbatch_size = 64\n\n[train]\nepochs = 100000\n\n[output]\ntensorboard = false\n"
     (tmp_path / "run.toml").write_text(f'store = "small.store"\n\n[loader]\n{keys}folder = "run"\n')
     hoploom = [sys.executable, "-m", "hoploom"]
-    quiet: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*hoploom, "train", str(tmp_path / "run.toml"), "--quiet"], **quiet) as training:
+    with started([*hoploom, "train", str(tmp_path / "run.toml"), "--quiet"]) as training:
         while not (folder / "times-rank0.jsonl").exists():
             assert training.poll() is None, training.communicate()
-        with subprocess.Popen([*hoploom, "watch", str(folder)], **quiet) as watching:
+        with started([*hoploom, "watch", str(folder)]) as watching:
             page, found = opened(browser, watching.stdout.readline().strip())  # type: ignore[union-attr]
             first = page.locator("dl.numbers").inner_text()
-            page.wait_for_function("Number(document.body.dataset.version) > 1", timeout=60_000)
+            page.wait_for_selector("body[data-version]:not([data-version='1'])", timeout=60_000)
             assert page.locator(".pill").inner_text() == "running"
             assert page.locator("dl.numbers").inner_text() != first
             assert page.locator("figure[data-chart=loss] canvas").evaluate(INK) > 500
             training.send_signal(signal.SIGINT)
-            page.wait_for_function("document.querySelector('.pill').innerText === 'interrupted'", timeout=60_000)
+            page.wait_for_selector(".pill:text('interrupted')", timeout=60_000)
             assert [entry for entry in found if "/content?token=" not in entry] == []
             os.kill(watching.pid, signal.SIGINT)
             page.wait_for_selector("#gone", timeout=60_000)
