@@ -80,8 +80,8 @@ def _parts(parts: Sequence[PartCost]) -> str:
     cells = []
     for number, part in enumerate(parts):
         counts = (sum(part.num_nodes.values()), part.num_edges, part.num_seeds)
-        remote = _share(part.remote_rows or 0, part.batch_rows or 0), as_bytes(part.remote_bytes or 0)
-        cells.append([str(number), *map(as_count, counts), *remote])
+        asked = _share(part.remote_rows or 0, part.batch_rows or 0), as_bytes(part.remote_bytes or 0)
+        cells.append([str(number), *map(as_count, counts), *asked])
     return drawn + table(header, cells)
 
 
