@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import NoReturn
 
 import hoploom
-from hoploom.cli.command import Command, paint, say
+from hoploom.cli.command import Command, complaint, paint, say
 from hoploom.config.values import nearest
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
 from hoploom.system import keep_imports
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (HoploomError, OSError) as error:
-        print(f"{paint('hoploom:', 'red', sys.stderr)} {error}", file=sys.stderr)
+        print(complaint(str(error)), file=sys.stderr)
         return 1 if isinstance(error, FAILURES) else 2
     except KeyboardInterrupt as interrupt:
         print(f"hoploom: interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
@@ -156,7 +156,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(2, f"{paint('hoploom:', 'red', sys.stderr)} {message}\n")
+        self.exit(2, f"{complaint(message)}\n")
 
 
 def _in_columns(prog: str) -> argparse.HelpFormatter:
@@ -182,8 +182,8 @@ class _Overview(_Parser):
         lines = ["usage: hoploom COMMAND ...", "", str(hoploom.__doc__)]
         for group in dict.fromkeys(group for _, _, group in COMMANDS.values()):
             lines += ["", paint(group, "bold", sys.stdout)]
-            lines += [f"  {name:<11}{text}" for name, (_, text, of_group) in COMMANDS.items() if of_group == group]
-        lines += ["", "`hoploom COMMAND --help` shows what a command takes, `hoploom --version` the version."]
+            lines += [f"  {name:<12}{text}" for name, (_, text, of_group) in COMMANDS.items() if of_group == group]
+        lines += ["", "`hoploom COMMAND --help` shows what a command takes."]
         return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,10 @@
 """What a subcommand is, how its options are read, and what several of them print with."""
 
 import argparse
+import math
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -122,6 +125,15 @@ def say(text: str) -> None:
     """What is being done, for a person who watches: a line on stderr where that is a terminal."""
     if sys.stderr.isatty():
         print(paint(text, "dim", sys.stderr), file=sys.stderr, flush=True)
+
+
+def complaint(text: str) -> str:
+    """A message for stderr. A terminal too narrow for it gets lines that end where a part of the message does."""
+    lines, width = ["hoploom:"], shutil.get_terminal_size().columns if sys.stderr.isatty() else math.inf
+    for part in re.split(r"(?<=;) ", text):
+        fits = len(lines[-1]) + 1 + len(part) <= width
+        lines = [*lines[:-1], f"{lines[-1]} {part}"] if fits or lines == ["hoploom:"] else [*lines, f"  {part}"]
+    return "\n".join([paint("hoploom:", "red", sys.stderr) + lines[0].removeprefix("hoploom:"), *lines[1:]])
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:

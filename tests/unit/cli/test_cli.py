@@ -13,7 +13,7 @@ import pytest
 
 import hoploom
 from hoploom.cli import COMMANDS, main, stores
-from hoploom.cli.command import progress_bar, stage_line
+from hoploom.cli.command import complaint, progress_bar, stage_line
 from hoploom.ingest.synthetic import generate
 from hoploom.ranks.environment import wants_colour
 
@@ -110,6 +110,16 @@ def test_an_unknown_option_is_answered_with_the_way_out(
         main(words)
     assert exited.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_message_that_is_wider_than_the_terminal_breaks_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    said = "a.toml does not exist; `hoploom init a.toml` writes one to start from"
+    assert complaint(said) == f"hoploom: {said}"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert complaint(said) == "hoploom: a.toml does not exist;\n  `hoploom init a.toml` writes one to start from"
+    assert complaint("short; enough") == "hoploom: short; enough"
 
 
 def test_colours_are_for_terminals_and_for_those_who_ask() -> None:
