@@ -1,0 +1,97 @@
+"""Ranks that Lightning or accelerate starts: each notes the seeds that it gets, by epoch, in FOLDER/NAME-RANK.json.
+
+python trainer_workers.py lightning-method|lightning-direct|accelerate FOLDER NAME NUM_STEPS
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hoploom
+
+NUM_TRAIN, BATCH_SIZE = 53, 8
+
+
+def loaders(folder: Path) -> tuple[hoploom.NeighborLoader, hoploom.NeighborLoader]:
+    """To train and to validate."""
+    store = hoploom.open(folder / "graph.store")
+    common = {"num_neighbors": [2], "batch_size": BATCH_SIZE}
+    train = hoploom.NeighborLoader(store, input_nodes=list(range(NUM_TRAIN)), shuffle=True, **common)
+    return train, hoploom.NeighborLoader(store, input_nodes=list(range(60, 91)), **common)
+
+
+def with_lightning(folder: Path, name: str, num_steps: int, *, direct: bool) -> None:
+    """Two epochs, or until NUM_STEPS are taken; FOLDER/stopped.ckpt is continued where it is there."""
+    import lightning
+
+    class Noting(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 1)
+            self.notes: list[Any] = []
+
+        def train_dataloader(self) -> hoploom.NeighborLoader:
+            return loaders(folder)[0]
+
+        def val_dataloader(self) -> hoploom.NeighborLoader:
+            return loaders(folder)[1]
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            self.notes.append(("train", self.current_epoch, batch.input_id.tolist()))
+            return self.linear(batch.x).mean()
+
+        def validation_step(self, batch: Any) -> None:
+            self.notes.append(("val", self.current_epoch, batch.input_id.tolist()))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    module = Noting()
+    trainer = lightning.Trainer(
+        max_epochs=2, max_steps=num_steps, strategy="ddp", devices=2, accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    given = dict(zip(("train_dataloaders", "val_dataloaders"), loaders(folder), strict=True)) if direct else {}
+    stopped = folder / "stopped.ckpt"
+    trainer.fit(module, **given, ckpt_path=str(stopped) if stopped.exists() else None)
+    if num_steps > 0:
+        trainer.save_checkpoint(stopped)
+    (folder / f"{name}-{trainer.global_rank}.json").write_text(json.dumps(module.notes))
+
+
+def with_accelerate(folder: Path, name: str, num_steps: int) -> None:
+    """The same."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    train, val = accelerator.prepare(*loaders(folder))
+    accelerator.register_for_checkpointing(train)
+    stopped, notes = folder / "state", []
+    if stopped.exists():
+        accelerator.load_state(str(stopped))
+    for step, note in enumerate(_epochs(train, val), 1):
+        notes.append(note)
+        if step == num_steps:
+            accelerator.save_state(str(stopped))
+            break
+    (folder / f"{name}-{accelerator.process_index}.json").write_text(json.dumps(notes))
+    accelerator.end_training()
+
+
+def _epochs(train: hoploom.NeighborLoader, val: hoploom.NeighborLoader) -> Iterator[Any]:
+    while (epoch := train.state_dict()["epoch"]) < 2:
+        for batch in train:
+            yield "train", epoch, batch.input_id.tolist()
+        yield from [("val", epoch, batch.input_id.tolist()) for batch in val]
+
+
+if __name__ == "__main__":
+    how, folder, name, num_steps = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    if how == "accelerate":
+        with_accelerate(folder, name, num_steps)
+    else:
+        with_lightning(folder, name, num_steps, direct=how == "lightning-direct")
