@@ -16,6 +16,7 @@ from support import trainer_workers
 from support.graphs import ring
 from support.trainer_workers import NUM_TRAIN
 
+import hoploom
 from hoploom.ingest.synthetic import generate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -61,7 +62,7 @@ def noted(folder: Path, name: str) -> list[Notes]:
 def test_every_seed_comes_once_and_a_stopped_epoch_goes_on(way: str, tmp_path: Path) -> None:
     pytest.importorskip(way.partition("-")[0])
     launcher, how = WAYS[way]
-    ring(100).save(tmp_path / "graph.store")
+    hoploom.from_pyg(ring(100)).save(tmp_path / "graph.store")
     for name, num_steps in (("whole", -1), ("begun", 3), ("rest", -1)):
         run([*launcher, WORKER, how, str(tmp_path), name, str(num_steps)])
     whole = noted(tmp_path, "whole")
@@ -79,7 +80,7 @@ def test_every_seed_comes_once_and_a_stopped_epoch_goes_on(way: str, tmp_path: P
 def test_a_loader_made_before_lightnings_process_group_is_one_clear_error(tmp_path: Path) -> None:
     """Lightning starts the script again for each further rank, without RANK."""
     pytest.importorskip("lightning")
-    ring(100).save(tmp_path / "graph.store")
+    hoploom.from_pyg(ring(100)).save(tmp_path / "graph.store")
     said = run([*PYTHON, WORKER, "lightning-direct", str(tmp_path), "none", "-1"], code=1)
     errors = {line for line in said.splitlines() if line.startswith("hoploom.errors.")}
     assert any("RANK is not set" in line and "with Lightning in train_dataloader()" in line for line in errors)

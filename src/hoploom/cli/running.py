@@ -35,11 +35,11 @@ def train(arguments: Arguments) -> int:
             spawn(train_rank, num_processes, work, device=device_of(run_file))
             complete = (run_file.output.folder / RESULT_FILE).exists()
     except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(*_way_on(arguments, run_file)) from interrupt
+        raise KeyboardInterrupt(_stopped(arguments, run_file, started)) from interrupt
     except (TrainError, PeerError, BatchError) as error:
         raise type(error)(_lost(error, arguments, run_file, started)) from error
     if not complete:
-        raise KeyboardInterrupt(*_way_on(arguments, run_file))
+        raise KeyboardInterrupt(_stopped(arguments, run_file, started))
     return 0
 
 
@@ -81,16 +81,24 @@ def device_of(run_file: RunFile) -> str | None:
 
 def _lost(error: HoploomError, arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> str:
     """What ended the run, what it can go on from, and how."""
-    path = run_file.output.folder / f"{LAST}.safetensors"
-    said = [str(error), *(way for way in [last_good(path)] if way not in str(error))]
-    by_launcher = started.source != "single" and path.exists()
-    return "; ".join([*said, "start it again with --resume" if by_launcher else _way_on(arguments, run_file)[0]])
+    saved = last_good(run_file.output.folder / f"{LAST}.safetensors")
+    way_on = _way_on(arguments, run_file, started)
+    return "; ".join([str(error), *([] if saved in str(error) else [saved]), *way_on])
 
 
-def _way_on(arguments: Arguments, run_file: RunFile) -> list[str]:
-    """The command that goes on, if there is something to go on from."""
+def _stopped(arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> str:
+    """The same for a run that was asked to stop."""
+    return "; ".join(
+        [last_good(run_file.output.folder / f"{LAST}.safetensors"), *_way_on(arguments, run_file, started)]
+    )
+
+
+def _way_on(arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> list[str]:
+    """The command that goes on, if there is something to go on from; torchrun's and Slurm's own words are not known."""
     if not (run_file.output.folder / f"{LAST}.safetensors").exists():
-        return ["there is no checkpoint yet"]
+        return []
+    if started.source != "single":
+        return ["start it again as before, with --resume at the end"]
     words = ["hoploom", "train", str(arguments.file)]
     for override in arguments.set:
         words += ["--set", override]

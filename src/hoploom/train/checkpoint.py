@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,19 +85,28 @@ class Checkpoint:
         return extra
 
 
-def saved_steps(path: Path) -> int | None:
-    """After how many steps training was saved, from the header alone; None where nothing whole is there."""
+@dataclass(frozen=True)
+class Place:
+    """Where training stood when it was saved; both count from 1."""
+
+    epoch: int
+    step: int
+
+
+def saved_place(path: Path) -> Place | None:
+    """Where training stood, from the header alone; None where nothing whole is there."""
     with suppress(StoreError, KeyError, TypeError):
-        return int(tensorfile.read_tree(path)["parts"]["standing"]["steps"])
+        standing = tensorfile.read_tree(path)["parts"]["standing"]
+        return Place(int(standing["epoch"]) + (int(standing["rows"]) > 0), int(standing["steps"]))
     return None
 
 
 def last_good(path: Path | None) -> str:
     """What there is to go on from, for messages."""
-    num_steps = None if path is None else saved_steps(path)
-    return (
-        "there is no checkpoint" if num_steps is None else f"the last good checkpoint is {path}, after step {num_steps}"
-    )
+    place = None if path is None else saved_place(path)
+    if place is None:
+        return "there is no checkpoint"
+    return f"the last good checkpoint is {path}, of epoch {place.epoch}, step {place.step}"
 
 
 class SaveClock:

@@ -10,7 +10,7 @@ from support.fit_workers import alone, assert_same_run, learner_of, resumed, run
 from hoploom import ConfigError, StoreError, TrainError
 from hoploom.ranks.spawn import spawn
 from hoploom.train import tensorfile
-from hoploom.train.checkpoint import Checkpoint, SaveClock, saved_steps
+from hoploom.train.checkpoint import Checkpoint, Place, SaveClock, saved_place
 from hoploom.train.learner import Training
 
 
@@ -55,13 +55,15 @@ def test_without_an_interval_epochs_alone_are_saved(tmp_path: Path) -> None:
         Training(1, checkpoint_minutes=-1)
 
 
-def test_how_many_steps_a_checkpoint_holds_is_in_its_header(tmp_path: Path) -> None:
+def test_where_training_stood_is_in_a_checkpoints_header(tmp_path: Path) -> None:
     path = Checkpoint(tmp_path, alone()).path("last")
-    assert saved_steps(path) is None
+    assert saved_place(path) is None
     run(learner_of(), folder=tmp_path, max_steps=3)
-    assert saved_steps(path) == 3
+    assert saved_place(path) == Place(1, 3)
+    run(learner_of(), folder=tmp_path, max_steps=4)  # all of an epoch
+    assert saved_place(path) == Place(1, 4)
     path.write_bytes(path.read_bytes()[:100])
-    assert saved_steps(path) is None
+    assert saved_place(path) is None
 
 
 def test_a_checkpoint_that_cannot_be_written_says_what_there_is_to_go_on_from(
@@ -75,6 +77,8 @@ def test_a_checkpoint_that_cannot_be_written_says_what_there_is_to_go_on_from(
         whole(path, state)
 
     monkeypatch.setattr(tensorfile, "write", full_at_the_second)
-    said = r"after step 2: cannot write .*another folder.*the last good checkpoint is .*last.safetensors, after step 1"
+    said = (
+        r"after step 2: cannot write .*another folder.*last good checkpoint is .*last.safetensors, of epoch 1, step 1"
+    )
     with pytest.raises(StoreError, match=said):
         run(learner_of(), folder=tmp_path, checkpoint_every=1)

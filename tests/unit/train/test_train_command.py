@@ -211,7 +211,8 @@ def test_ctrl_c_is_a_clean_end_and_resume_gives_the_same_numbers(
     out, err = capsys.readouterr()
     assert out.startswith("interrupted after 1 epochs, 7 steps")
     way_on = f"hoploom train {here}/run.toml --set output.folder={here}/run --set model.options.hidden=8 --resume"
-    assert err.splitlines()[-1] == f"hoploom: interrupted; continue with: {way_on}"
+    saved = f"the last good checkpoint is {here}/run/last.safetensors, of epoch 2, step 7"
+    assert err.splitlines()[-1] == f"hoploom: interrupted; {saved}; continue with: {way_on}"
     assert not (here / "run" / "result.json").exists()
     assert main(way_on.split()[1:]) == 0
     shown = [line.strip().split("  ")[0] for line in capsys.readouterr().err.splitlines()]
@@ -237,7 +238,9 @@ def test_ranks_that_were_asked_to_stop_are_no_complete_run(
     (here / "trap").write_text("0 2 self SIGTERM")
     assert train(here, "--processes", "2", "--resume") == 130  # the result of the shorter run is not its own
     way_on = f"hoploom train {here}/run.toml --set output.folder={here}/run --processes 2 --resume"
-    assert capsys.readouterr().err.splitlines()[-1] == f"hoploom: interrupted; continue with: {way_on}"
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("hoploom: interrupted; the last good checkpoint is ")
+    assert said.endswith(f"; continue with: {way_on}")
     assert train(here, "--processes", "2", "--resume") == 0
     assert result(here)["epochs"] == 3
 
@@ -250,7 +253,9 @@ def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(
     (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))  # ranks drop for themselves
     (here / "trap").write_text(f"1 7 {told}")
     assert train(here, "--processes", "2") == 130
-    assert capfd.readouterr().err.splitlines()[-1].startswith("hoploom: interrupted; continue with: hoploom train ")
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"hoploom: interrupted; the last good checkpoint is {here}/run/last.safetensors, of epoch 2")
+    assert "; continue with: hoploom train " in said
     assert len(lines(here / "run" / "steps-rank1.jsonl")) in (7, 8)
     assert train(here, "--resume") == 0
     assert train(here, output="other") == 0
@@ -305,7 +310,10 @@ def test_a_killed_rank_ends_the_others_and_the_command_that_it_names_goes_on(
     assert train(here, "--processes", "2") == 1
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith("hoploom: rank 1 was killed by SIGKILL")
-    assert f"; the last good checkpoint is {here}/run/last.safetensors, after step 1; continue with: hoploom " in said
+    assert (
+        f"; the last good checkpoint is {here}/run/last.safetensors, of epoch 1, step 1; continue with: hoploom "
+        in said
+    )
     assert main(said.partition("continue with: hoploom ")[2].split()) == 0
     assert train(here, output="other") == 0
     assert result(here)["test"] == pytest.approx(result(here, "other")["test"], abs=2e-3)
