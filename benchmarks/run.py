@@ -23,6 +23,7 @@ GROUPS = {
     "training": ("stepping", "aggregating"),
     "building": ("csc_building", "tables_to_store", "partitioning"),
     "scale": ("scale_model",),
+    "checkpoints": ("checkpoints",),
     "cluster": ("serving", "worker_mode", "server_client"),
     "gpu": ("gpu_sampling", "gpu_gathering", "gpu_epochs", "gpu_profile"),
 }

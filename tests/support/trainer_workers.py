@@ -31,7 +31,7 @@ def with_lightning(folder: Path, name: str, num_steps: int, *, direct: bool) -> 
     class Noting(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = torch.nn.Linear(8, 1)
+            self.linear = torch.nn.Linear(4, 1)
             self.notes: list[Any] = []
 
         def train_dataloader(self) -> hoploom.NeighborLoader:
