@@ -51,15 +51,15 @@ def with_lightning(folder: Path, name: str, num_steps: int, *, direct: bool) -> 
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     module = Noting()
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, "stopped", every_n_train_steps=max(1, num_steps))
     trainer = lightning.Trainer(
         max_epochs=2, max_steps=num_steps, strategy="ddp", devices=2, accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, num_sanity_val_steps=0,
+        enable_checkpointing=num_steps > 0, callbacks=[saving] if num_steps > 0 else [], enable_progress_bar=False,
+        num_sanity_val_steps=0,
     )  # fmt: skip
     given = dict(zip(("train_dataloaders", "val_dataloaders"), loaders(folder), strict=True)) if direct else {}
     stopped = folder / "stopped.ckpt"
     trainer.fit(module, **given, ckpt_path=str(stopped) if stopped.exists() else None)
-    if num_steps > 0:
-        trainer.save_checkpoint(stopped)
     (folder / f"{name}-{trainer.global_rank}.json").write_text(json.dumps(module.notes))
 
 
