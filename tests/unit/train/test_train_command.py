@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -238,9 +239,7 @@ def test_ranks_that_were_asked_to_stop_are_no_complete_run(
     (here / "trap").write_text("0 2 self SIGTERM")
     assert train(here, "--processes", "2", "--resume") == 130  # the result of the shorter run is not its own
     way_on = f"hoploom train {here}/run.toml --set output.folder={here}/run --processes 2 --resume"
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("hoploom: interrupted; the last good checkpoint is ")
-    assert said.endswith(f"; continue with: {way_on}")
+    assert capsys.readouterr().err.endswith(f"; continue with: {way_on}\n")
     assert train(here, "--processes", "2", "--resume") == 0
     assert result(here)["epochs"] == 3
 
@@ -253,9 +252,7 @@ def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(
     (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))  # ranks drop for themselves
     (here / "trap").write_text(f"1 7 {told}")
     assert train(here, "--processes", "2") == 130
-    said = capfd.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"hoploom: interrupted; the last good checkpoint is {here}/run/last.safetensors, of epoch 2")
-    assert "; continue with: hoploom train " in said
+    assert re.search(r"\nhoploom: interrupted; .*, of epoch 2, step .; continue with: h.*\n$", capfd.readouterr().err)
     assert len(lines(here / "run" / "steps-rank1.jsonl")) in (7, 8)
     assert train(here, "--resume") == 0
     assert train(here, output="other") == 0
@@ -327,10 +324,7 @@ def test_a_killed_rank_ends_the_others_and_the_command_that_it_names_goes_on(
 
 def test_a_loss_that_is_not_finite_ends_with_its_step_and_rank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(here, "--set", "optimizer.lr=1e30", "--set", "optimizer.name=sgd") == 1
-    err = capsys.readouterr().err.splitlines()[-1]
-    assert err.startswith("hoploom: the loss is ")
-    assert "on rank 0" in err
-    assert "step" in err
+    assert re.match("hoploom: the loss is .*step .*on rank 0", capsys.readouterr().err.splitlines()[-1])
 
 
 def test_processes_that_cannot_share_a_step_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
