@@ -1,6 +1,6 @@
 """Train with accelerate: `prepare` leaves the loader as it is, since it deals its seeds over the ranks by itself.
 
-accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py FOLDER [epochs]
+torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py FOLDER [epochs]
 """
 
 import sys

@@ -25,12 +25,9 @@ LIMIT = 240  # seconds that a command may take
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON, WORKER = [sys.executable], str(Path(trainer_workers.__file__))
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
 WAYS = {  # who makes the loaders, and who starts the ranks
     "lightning-method": (PYTHON, "lightning-method"),
     "lightning-direct-torchrun": (TORCHRUN, "lightning-direct"),
-    "accelerate-launch": (ACCELERATE, "accelerate"),
     "accelerate-torchrun": (TORCHRUN, "accelerate"),
 }
 Notes = dict[tuple[str, int], list[list[int]]]  # by split and epoch: the seeds of each batch
@@ -88,7 +85,7 @@ def test_a_loader_made_before_lightnings_process_group_is_one_clear_error(tmp_pa
 
 @pytest.mark.parametrize(
     ("command", "script"),
-    [(PYTHON, "lightning_ddp.py"), (ACCELERATE, "accelerate_loop.py")],
+    [(PYTHON, "lightning_ddp.py"), (TORCHRUN, "accelerate_loop.py")],
     ids=lambda one: str(one)[-12:],
 )
 def test_the_example_learns_and_goes_on(command: list[str], script: str, tmp_path: Path) -> None:
