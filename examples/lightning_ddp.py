@@ -50,7 +50,7 @@ class Model(lightning.LightningModule):
 
 
 def main(folder: Path, epochs: int, *, resume: bool) -> None:
-    """Two processes; the checkpoint holds the loader's position, too."""
+    """Two processes; Lightning saves a checkpoint after every epoch."""
     trainer = lightning.Trainer(
         max_epochs=epochs, strategy="ddp", devices=2, accelerator="cpu", default_root_dir=folder, logger=False
     )

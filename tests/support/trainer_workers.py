@@ -24,8 +24,8 @@ def loaders(folder: Path) -> tuple[hoploom.NeighborLoader, hoploom.NeighborLoade
     return train, hoploom.NeighborLoader(store, input_nodes=list(range(60, 91)), **common)
 
 
-def with_lightning(folder: Path, name: str, num_steps: int, *, direct: bool) -> None:
-    """Two epochs, or until NUM_STEPS are taken; FOLDER/stopped.ckpt is continued where it is there."""
+def with_lightning(folder: Path, name: str, *, direct: bool) -> None:
+    """Two epochs."""
     import lightning
 
     class Noting(lightning.LightningModule):
@@ -51,20 +51,17 @@ def with_lightning(folder: Path, name: str, num_steps: int, *, direct: bool) -> 
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     module = Noting()
-    saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, "stopped", every_n_train_steps=max(1, num_steps))
     trainer = lightning.Trainer(
-        max_epochs=2, max_steps=num_steps, strategy="ddp", devices=2, accelerator="cpu", logger=False,
-        enable_checkpointing=num_steps > 0, callbacks=[saving] if num_steps > 0 else [], enable_progress_bar=False,
-        num_sanity_val_steps=0,
+        max_epochs=2, strategy="ddp", devices=2, accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, num_sanity_val_steps=0,
     )  # fmt: skip
     given = dict(zip(("train_dataloaders", "val_dataloaders"), loaders(folder), strict=True)) if direct else {}
-    stopped = folder / "stopped.ckpt"
-    trainer.fit(module, **given, ckpt_path=str(stopped) if stopped.exists() else None)
+    trainer.fit(module, **given)
     (folder / f"{name}-{trainer.global_rank}.json").write_text(json.dumps(module.notes))
 
 
 def with_accelerate(folder: Path, name: str, num_steps: int) -> None:
-    """The same."""
+    """The same, or until NUM_STEPS are taken; FOLDER/state is continued where it is there."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -94,4 +91,4 @@ if __name__ == "__main__":
     if how == "accelerate":
         with_accelerate(folder, name, num_steps)
     else:
-        with_lightning(folder, name, num_steps, direct=how == "lightning-direct")
+        with_lightning(folder, name, direct=how == "lightning-direct")
