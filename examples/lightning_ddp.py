@@ -8,6 +8,7 @@ from pathlib import Path
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
@@ -51,9 +52,9 @@ class Model(lightning.LightningModule):
 
 def main(folder: Path, epochs: int, *, resume: bool) -> None:
     """Two processes; Lightning saves a checkpoint after every epoch."""
-    trainer = lightning.Trainer(
-        max_epochs=epochs, strategy="ddp", devices=2, accelerator="cpu", default_root_dir=folder, logger=False
-    )
+    saving = ModelCheckpoint(folder / "checkpoints", save_last=True)
+    options = {"strategy": "ddp", "devices": 2, "accelerator": "cpu", "logger": False}
+    trainer = lightning.Trainer(max_epochs=epochs, callbacks=[saving], **options)
     trainer.fit(Model(folder), ckpt_path="last" if resume else None)
     if trainer.is_global_zero:
         print({name: round(float(value), 4) for name, value in trainer.callback_metrics.items()})
