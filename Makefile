@@ -76,7 +76,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/run.py
 
 docs: .venv/dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv build site demo
