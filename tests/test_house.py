@@ -184,7 +184,7 @@ def test_importing_hoploom_starts_no_thread_and_gives_collections_back() -> None
         "import torch_geometric, gc, threading as t; n = t.active_count(); import hoploom; hoploom.NeighborLoader; "
     )
     script += "print(t.active_count() - n, gc.isenabled())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110, check=True)
     assert done.stdout.strip() == "0 True"
 
 
