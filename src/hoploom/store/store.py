@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -77,18 +77,6 @@ class Store(Explored):
         placed = "" if self.placed is None else f"; placed on {self.placed.device}"
         return f"Store({where}nodes: {nodes}; edges: {edges}{in_parts}{placed})"
 
-    def __copy__(self) -> "Store":
-        return self  # nothing of it changes
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Store":
-        return self
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise ConfigError(
-            "a store is never pickled; give the other process its path and hoploom.open it there, which shares its "
-            "pages; save one that is in memory first"
-        )
-
     def close(self) -> None:
         """Close the connections to servers, and free what `place` shares with other processes.
 
@@ -128,7 +116,10 @@ class Store(Explored):
         type_name = node_type or self._type_with_split(name)
         if name not in self.schema.node_type(type_name).splits:
             have = sorted(self.schema.node_type(type_name).splits)
-            raise ConfigError(f"unknown split {name!r} of {type_name!r}; it has {have}{self._no_mask(name)}")
+            others = [t.name for t in self.schema.node_types if name in t.splits]
+            elsewhere = f"; {others} have one of this name" if others else ""
+            no_mask = self._no_mask(name, self.schema.node_type(type_name))
+            raise ConfigError(f"unknown split {name!r} of {type_name!r}; it has {have}{elsewhere}{no_mask}")
         pieces = [members for shard in self.shards if (members := shard.split(type_name, name)).numel()]
         if not pieces:
             return torch.empty(0, dtype=torch.int64)
@@ -205,12 +196,12 @@ class Store(Explored):
         if len(having) != 1:
             known = {t.name: sorted(t.splits) for t in self.schema.node_types}
             found = f"split {name!r} is in {having or 'no node type'}; the splits are {known}"
-            raise ConfigError(found + self._no_mask(name))
+            raise ConfigError(found + (self._no_mask(name, *self.schema.node_types) if not having else ""))
         return having[0]
 
-    def _no_mask(self, split: str) -> str:
-        """Why a mask of the user's is no split, if there is one."""
-        found = [t.fields[f"{split}_mask"] for t in self.schema.node_types if f"{split}_mask" in t.fields]
+    def _no_mask(self, split: str, *node_types: NodeType) -> str:
+        """Why a mask that these types have is no split, if there is one."""
+        found = [t.fields[f"{split}_mask"] for t in node_types if f"{split}_mask" in t.fields]
         if not found:
             return ""
         way_out = "give one column of it" if found[0].shape else "give it as .bool()"

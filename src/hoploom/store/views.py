@@ -7,8 +7,9 @@ access is a request of its own: training goes through a loader.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -18,14 +19,34 @@ from hoploom import html
 from hoploom.config.values import as_count, as_int
 from hoploom.errors import ConfigError
 from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, RelationName, Schema, read_members
-from hoploom.store.base import FeatureStore, GraphStore
+from hoploom.store.base import FeatureStore, GraphStore, Part
 from hoploom.store.edges import in_edges, rows_of
 
 CHUNK = 1 << 12  # rows that an iteration fetches together
 
 
+class Uncopied:
+    """What is shared instead of copied, because nothing of it changes, and is never sent to another process."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ConfigError(
+            "a store is never pickled; give the other process its path and hoploom.open it there, which shares its "
+            "pages; save one that is in memory first"
+        )
+
+
+class _NotThereError(ConfigError, AttributeError):
+    """An attribute that this store cannot have: `hasattr` says False."""
+
+
 @dataclass(frozen=True, repr=False, eq=False)
-class FieldRows:
+class FieldRows(Uncopied):
     """The rows of one field, read when you index them: with an id, a slice, a list, a tensor, an array or a mask.
 
     >>> store.x[0], store.x[:10], store.x[[3, 5]], store.x[mask]
@@ -53,30 +74,69 @@ class FieldRows:
             yield from rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if self.dtype == torch.bfloat16:
+            raise ConfigError(f"NumPy has no bfloat16; read {self.name!r} as a tensor: store.{self.name}[:].float()")
         return np.asarray(self[:].numpy(), dtype=dtype)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """What torch.as_tensor asks for: all rows at once, not one by one."""
+        return self[:].__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0).__dlpack_device__()
+
+    def __eq__(self, other: object) -> bool:
+        raise ConfigError(
+            f"{self!r} is not read yet, so it compares with nothing; {self._first(f'[:] == {other!r:.20}')}"
+        )
+
+    __hash__ = object.__hash__
+
     def __getitem__(self, index: Any) -> Tensor:
-        if isinstance(index, tuple) and index:  # x[ids, columns]
-            return self[index[0]][(..., *index[1:]) if _is_one(index[0]) else (slice(None), *index[1:])]
+        if isinstance(index, tuple):
+            return self._part_of_rows(index)
         ids = self._ids([index] if _is_one(index) else index)
         (rows,) = self.features.gather([(self.owner, self.name, ids)])
         return rows[0] if _is_one(index) else rows
 
+    def _part_of_rows(self, index: tuple[Any, ...]) -> Tensor:
+        """x[ids, columns]: the rows of the first index, of which torch takes the rest."""
+        first, rest = index[0] if index else None, index[1:]
+        if first is None or first is Ellipsis:
+            raise ConfigError(f"index of {self.name!r} is {index!r:.80}; {self._first('[ids][..., 0]')}")
+        rows = self[first]
+        return (
+            rows[rest]
+            if _is_one(first)
+            else rows[(slice(None) if isinstance(first, slice) else torch.arange(len(rows)), *rest)]
+        )
+
+    def _first(self, then: str) -> str:
+        return f"read the rows first: store.{self.name}{then}"
+
     def _ids(self, index: Any) -> Tensor:
         """The ids that an index means; those below zero count from the end."""
+        if isinstance(index, FieldRows):
+            index = index[:]
         if index is Ellipsis:
             index = slice(None)
         if isinstance(index, slice):
             found = range(self.count)[index]
             return torch.arange(len(found)) * found.step + found.start
         what = f"index of {self.name!r}"
+        if isinstance(index, bool | np.bool_):  # of a comparison that went wrong
+            raise ConfigError(f"{what} is {index}; to select rows by value, {self._first('[:] == 3')}")
         try:
             ids = torch.as_tensor(index).cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"{what} is {index!r:.80}; give an id, a slice, a list of ids or a mask") from error
-        if not ids.is_floating_point() and ids.dtype != torch.bool:
-            ids = torch.where((ids < 0) & (ids >= -self.count), ids + self.count, ids)
-        return read_members(what, ids, self.count, ConfigError) if ids.dtype == torch.bool else ids
+        if ids.dtype == torch.bool:
+            return read_members(what, ids, self.count, ConfigError)
+        if ids.is_floating_point():
+            return ids
+        wide = ids.to(torch.int64)
+        from_end = (wide < 0) & (wide >= -self.count) & ids.dtype.is_signed
+        return torch.where(from_end, wide + self.count, wide)
 
     def __repr__(self) -> str:
         shape = ", ".join(f"{extent:,}" for extent in self.shape)
@@ -92,7 +152,7 @@ def _is_one(index: Any) -> bool:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class TypeView:
+class TypeView(Uncopied):
     """What a store has of one node type or relation; fields are attributes: `store["paper"].x`."""
 
     schema: Schema
@@ -143,8 +203,15 @@ class TypeView:
             raise AttributeError(f"{self.owner!r} has no {name!r}; it has {only} and the fields {self.keys()}")
         return self[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.keys()]
+        other = "num_nodes" if isinstance(self.owner, tuple) else "num_edges"
+        return [*(name for name in super().__dir__() if name != other), *self.keys()]
 
     def __repr__(self) -> str:
         what = "nodes" if isinstance(self.owner, str) else "edges"
@@ -161,13 +228,15 @@ def neighbors_of(schema: Schema, graph: GraphStore, key: RelationName, node: int
     return in_edges(graph, schema.relation_index[key], torch.tensor([node])).sources.to(torch.int64)
 
 
-class Explored(ABC):
+class Explored(Uncopied, ABC):
     """What a store shows of itself, with PyG's names where PyG has one."""
 
     schema: Schema
     graph: GraphStore
     features: FeatureStore
+    parts: tuple[Part, ...]
     path: Path | None
+    __iter__ = None  # as `in` would need it, were there no __contains__
 
     @abstractmethod
     def split(self, name: str, node_type: str | None = None) -> Tensor:
@@ -200,12 +269,12 @@ class Explored(ABC):
         widths = {t.name: _width(t) for t in self.schema.node_types}
         return next(iter(widths.values())) if self.schema.homogeneous else widths
 
-    @property
+    @cached_property
     def num_classes(self) -> int:
-        """One more than the largest label y, as in PyG; every label is read."""
-        labelled = [t for t in self.schema.node_types if "y" in t.fields]
+        """One more than the largest label y, as in PyG; every label is read, once."""
+        labelled = self._labelled()
         if len(labelled) != 1:
-            raise ConfigError(f"num_classes needs labels y of one node type; {[t.name for t in labelled]} have them")
+            raise AttributeError  # __getattr__ says which
         (owner,) = labelled
         field = owner.fields["y"]
         if len(field.shape) == 1 and field.shape[0] > 1:
@@ -213,6 +282,9 @@ class Explored(ABC):
         if DTYPES[field.dtype].is_floating_point:
             return len({value for part in self._labels(owner) for value in torch.unique(part).tolist()})
         return max((int(part.max()) for part in self._labels(owner) if part.numel()), default=-1) + 1
+
+    def _labelled(self) -> list[NodeType]:
+        return [node_type for node_type in self.schema.node_types if "y" in node_type.fields]
 
     def _labels(self, owner: NodeType) -> Iterator[Tensor]:
         return rows_of(self.features, owner.name, "y", owner.num_nodes)
@@ -237,6 +309,12 @@ class Explored(ABC):
             raise ConfigError(f"the store has no {key!r:.80}; it has {[*self.node_types, *self.edge_types]}")
         return TypeView(schema, self.graph, self.features, key)
 
+    def __contains__(self, key: object) -> bool:
+        try:
+            return self[key] is not None
+        except ConfigError:
+            return False
+
     def _only(self, name: str) -> TypeView:
         """Of one node type and relation: that which has a field."""
         relation, node_type = self.schema.relations[0], self.schema.node_types[0]
@@ -247,6 +325,9 @@ class Explored(ABC):
         """For one node type: a field, `store.x[:10]`."""
         if not name.startswith("_") and self.schema.homogeneous and name in self._field_names():
             return self._only(name)[name]
+        if name == "num_classes":  # the property has none to give
+            have = [node_type.name for node_type in self._labelled()]
+            raise _NotThereError(f"num_classes needs labels y of one node type; {have or 'none'} have them")
         way_out = f"it has the fields {self._field_names()}" if self.schema.homogeneous else "name a type: store[type]"
         raise AttributeError(f"the store has no attribute {name!r}; {way_out}")
 
@@ -275,7 +356,7 @@ class Explored(ABC):
         """The table that a notebook shows."""
         rows = [(t.name, f"{t.num_nodes:,}", _fields(t), _splits(t)) for t in self.schema.node_types]
         rows += [(" ".join(r.key), f"{r.num_edges:,}", _fields(r), "") for r in self.schema.relations]
-        where = "in memory" if self.path is None else str(self.path)
+        where = self.path or ("in memory" if self.parts else "on servers")
         title = f"Store {where}: {as_count(self.num_nodes)} nodes, {as_count(self.num_edges)} edges"
         return html.table(title, ["type", "count", "fields", "splits"], rows)
 

@@ -1,5 +1,7 @@
 """What a store shows of itself is the same wherever it lies, and is what PyG's data shows."""
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,34 @@ INDICES: dict[str, Any] = {
     "all": Ellipsis,
     "rows and columns": ([1, 2], slice(1, 3)),
     "one value": (6, 2),
+    "pairs": ([0, 5], [1, 3]),
+    "a mask and columns": (MASK, torch.tensor([2, 0, 1])),
+    "a slice and columns": (slice(3), [0, 2]),
+    "a new dimension": ([1, 2], None, 0),
+    "narrow ids from the end": torch.tensor([-1, 3], dtype=torch.int8),
+    "unsigned ids": np.array([5, 11], dtype=np.uint16),
 }
+DEEP = torch.arange(300 * 6.0).view(300, 2, 3)
+INDICES_OF_THREE: list[Any] = [
+    (3, 0),
+    (3, ..., 0),
+    ([3, 4], 0),
+    ([3, 4], [0, 1], [2, 0]),
+    ([3, 4], slice(None), 1),
+    (slice(5), ..., 2),
+    (-1, slice(None), [0, 2]),
+    torch.tensor([-1, 0], dtype=torch.int8),
+    np.int8(-1),
+    np.array([255], dtype=np.uint8),
+    np.array([299], dtype=np.uint64),
+]
+
+
+@pytest.mark.parametrize("index", INDICES_OF_THREE, ids=str)
+def test_rows_of_more_dimensions_are_indexed_as_torch_does(index: Any) -> None:
+    rows = hoploom.from_tensors({"x": DEEP}, torch.tensor([[0], [1]])).x
+    asked = torch.as_tensor(index).long() if isinstance(index, np.ndarray | np.generic | torch.Tensor) else index
+    assert torch.equal(rows[index], DEEP[asked])
 
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
@@ -60,7 +89,12 @@ def test_rows_are_indexed_like_a_tensor(store: Store, index: Any) -> None:
     x = ring(12).x + torch.arange(4.0) / 10
     rows = hoploom.from_pyg(Data(x=x, edge_index=ring(12).edge_index)) if len(store.shards) == 1 else store
     expected = (x if rows is not store else ring(12).x).numpy()
-    asked = index.numpy() if isinstance(index, torch.Tensor) else index
+    asked = (
+        tuple(one.numpy() if isinstance(one, torch.Tensor) else one for one in index)
+        if isinstance(index, tuple)
+        else index
+    )
+    asked = index.numpy() if isinstance(index, torch.Tensor) else asked
     asked = np.array(asked, dtype=int) if isinstance(asked, list) and not asked else asked
     assert np.array_equal(rows.x[index].numpy(), expected[asked])
 
@@ -78,6 +112,11 @@ def test_rows_iterate_and_are_an_array(store: Store) -> None:
         (lambda s: s.x[12], ["12", "[0, 12)"]),
         (lambda s: s.x[[0, -13]], ["-13", "[0, 12)"]),
         (lambda s: s.x["train"], ["'train'", "a mask"]),
+        (lambda s: s.x[..., 0], ["Ellipsis", "read the rows first: store.x[ids][..., 0]"]),
+        (lambda s: s.x[True], ["index of 'x' is True", "read the rows first"]),
+        (lambda s: s.y == 3, ["store.y[:] == 3"]),
+        (lambda s: s.y != 3, ["store.y[:] == 3"]),
+        (lambda s: s.x[np.array([2**64 - 1], dtype=np.uint64)], ["[0, 12)"]),
         (lambda s: s.x[1.5], ["float", "integer ids"]),
         (lambda s: s.x[torch.ones(3, dtype=torch.bool)], ["mask", "12 nodes"]),
         (lambda s: s["paper"], ["'paper'", "'node'"]),
@@ -91,6 +130,48 @@ def test_what_a_store_does_not_have_is_named(store: Store, ask: Callable[[Store]
     with pytest.raises(ConfigError) as error:
         ask(store)
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_field_becomes_a_tensor_with_few_requests(store: Store) -> None:
+    before = store.traffic().get("requests", 0)
+    assert torch.equal(torch.as_tensor(store.x), ring(12).x)
+    assert torch.equal(torch.tensor(store.y), torch.arange(12))
+    assert torch.equal(store.x[store.y], ring(12).x)
+    assert store.subgraph(store.y).num_edges == 24
+    assert store.traffic().get("requests", 0) - before <= 4 * 2 + 4 * 2  # of two parts: a subgraph reads 4 things
+
+
+def test_views_are_shared_and_never_pickled(books: Store) -> None:
+    for seen in (books, books["paper"], books["paper"].x):
+        assert copy.copy(seen) is copy.deepcopy(seen) is seen
+        with pytest.raises(ConfigError, match="give the other process its path"):
+            pickle.dumps(seen)
+
+
+def test_what_a_store_lacks_is_no_attribute_of_it(store: Store, books: Store) -> None:
+    bare = hoploom.from_tensors({"x": torch.zeros(3, 1)}, torch.tensor([[0], [1]]))
+    assert not hasattr(bare, "num_classes")
+    with pytest.raises(ConfigError, match="needs labels y of one node type"):
+        _ = bare.num_classes
+    before = (store.num_classes, store.traffic())
+    assert (store.num_classes, store.traffic()) == before  # read once
+    assert ("x" in store, "z" in store, "paper" in books, AUTHORS in books, "year" in books["paper"]) == (
+        (True, False) + (True,) * 3
+    )
+    assert list(books["paper"]) == books["paper"].keys()
+    assert ("num_edges" in dir(books["paper"]), "num_nodes" in dir(books[AUTHORS])) == (False, False)
+
+
+def test_numpy_says_that_it_has_no_bfloat16() -> None:
+    narrow = hoploom.from_tensors({"x": torch.zeros(3, 1).bfloat16()}, torch.tensor([[0], [1]]))
+    with pytest.raises(ConfigError, match=r"no bfloat16.*store.x\[:\].float"):
+        np.asarray(narrow.x)
+
+
+def test_a_split_of_another_type_is_named(books: Store) -> None:
+    with pytest.raises(ConfigError) as error:
+        books.subgraph({"author": "train"})
+    assert str(error.value) == "unknown split 'train' of 'author'; it has []; ['paper'] have one of this name"
 
 
 def test_counts_and_names_are_pygs(store: Store, books: Store) -> None:
