@@ -203,9 +203,11 @@ def _reduce_of(aggr: str) -> ops.Reduce:
 
 
 def _ends(in_channels: int | Ends) -> Ends:
-    source, destination = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
-    for channels in (source, destination):
-        as_int("in_channels", channels, 1, "layers have their width from the start: give x.shape[1]")
+    ends = tuple(in_channels) if isinstance(in_channels, tuple | list) else (in_channels,) * 2
+    if len(ends) != 2:
+        raise ConfigError(f"in_channels is {in_channels!r:.80}; give one width, or those of sources and destinations")
+    way_out = "layers have their width from the start: give x.shape[1]"
+    source, destination = (as_int("in_channels", channels, 1, way_out) for channels in ends)
     return source, destination
 
 
@@ -278,8 +280,10 @@ class GCNConv(Conv):
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
         super().__init__()
+        if isinstance(in_channels, tuple | list):
+            raise ConfigError(f"in_channels is {in_channels!r:.80}; GCNConv has one width for both ends: give a number")
         self.in_channels, _ = _ends(in_channels)
-        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.lin = nn.Linear(self.in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.lin.weight)
 
@@ -331,7 +335,7 @@ class GATConv(Conv):
         self.heads, self.width = heads, out_channels
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops = add_self_loops
-        self.is_bipartite = not isinstance(in_channels, int)
+        self.is_bipartite = isinstance(in_channels, tuple | list)
         source, destination = _ends(in_channels)
         self.in_channels = source
         if self.is_bipartite:

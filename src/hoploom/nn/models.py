@@ -11,12 +11,13 @@ from torch_geometric.data import Data, HeteroData
 from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.nn.kinds import KINDS, Act, Jumping, Kind, Shape, activation
+from hoploom.nn.kinds import KINDS, Act, Jumping, Kind, Shape, activation, check_activation
 from hoploom.nn.layers import Aggr, Conv, LayerView, by_relation, by_type, eager, views_of
 from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
 
 Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
+NEUTRAL = {"act_first": False, "act_kwargs": None, "norm_kwargs": None}  # PyG's defaults, which change nothing
 WIDTHS = "make it with in_channels=x.shape[1], or as GNN(kind, store.schema, ...)"
 
 
@@ -92,6 +93,7 @@ class GNN(nn.Module):
             self.norms.append(nn.ModuleDict(self._norms(channels) if shape.norm else {}))
             channels = self._add_layer(KINDS[kind], channels, depth)
         self.act = activation(shape.act)
+        check_activation(shape.act, self.act, shape.hidden)
         joined = shape.hidden * (shape.num_layers if shape.jk == "cat" else 1)
         self.output = nn.Linear(joined, shape.out) if shape.has_output else None
 
@@ -216,7 +218,10 @@ class GNN(nn.Module):
         if depth == self.num_layers - 1 and self.shape.jk is None:
             return dict(rows)
         done = {name: self._dropped(self.act(value)) for name, value in rows.items()}
-        return self._join(done, own) if depth else done
+        done = self._join(done, own) if depth else done
+        if self.shape.jk == "max" and depth == self.num_layers - 1:  # the last layer's own rows are not needed
+            return {name: value[:, : self.shape.hidden] for name, value in done.items()}
+        return done
 
     def _join(self, rows: Mapping[str, Tensor], own: Rows) -> dict[str, Tensor]:
         """A layer's rows, and to their left what jumping knowledge needs of the layers before."""
@@ -229,8 +234,6 @@ class GNN(nn.Module):
 
     def finish(self, x: Rows) -> dict[str, Tensor]:
         """The output rows."""
-        if self.shape.jk == "max":
-            x = {name: rows[:, : self.shape.hidden] for name, rows in x.items()}
         return dict(x) if self.output is None else {name: self.output(rows) for name, rows in x.items()}
 
     def _dropped(self, x: Tensor) -> Tensor:
@@ -290,19 +293,24 @@ class GraphSAGE(GNN):
         dropout: float = 0.0,
         act: Act = "relu",
         *,
-        norm: bool = False,
+        norm: bool | None = False,
         jk: Jumping | None = None,
         residual: bool = False,
         heads: int = 1,
         aggr: Aggr = "mean",
         **unknown: Never,
     ) -> None:
-        for name in unknown:
+        others: Mapping[str, object] = unknown
+        for name, value in others.items():
+            if name in NEUTRAL and value == NEUTRAL[name]:
+                continue
             cls = type(self).__name__
             raise ConfigError(
                 f"{cls} of hoploom.nn does not take {name}=; leave it out, or take {cls} of torch_geometric.nn, which "
                 "runs on the same batches"
             )
+        for name, count in (("hidden_channels", hidden_channels), ("out_channels", out_channels)):
+            as_int(name, count, 1, "give a whole number of at least 1")
         shape = Shape(hidden_channels, num_layers, out_channels, dropout, heads, norm, residual, aggr, act, jk)
         super().__init__(self.KIND, _one_relation(in_channels), shape)
 

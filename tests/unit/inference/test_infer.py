@@ -117,6 +117,21 @@ def test_embeddings_are_what_the_last_learned_step_starts_from(residual: bool, t
         assert pyarrow.parquet.read_table(out / "node").column_names == ["id", *columns]
 
 
+@pytest.mark.parametrize(("jk", "width"), [("last", 6), ("cat", 18), ("max", 6)])
+def test_embeddings_are_as_wide_as_the_output_layer_takes_them(
+    jk: Any, width: int, ring_store: Store, tmp_path: Path
+) -> None:
+    model = GNN("sage", ring_store.schema, Shape(6, 3, 5, jk=jk))
+    seen: list[Tensor] = []
+    assert model.output is not None
+    model.output.register_forward_pre_hook(lambda module, given: seen.append(given[0].detach()))
+    model.eval()(ring(12))
+    infer(model, ring_store, tmp_path / "out", inference=Inference(columns=["embedding"]))
+    written = read(tmp_path / "out" / "node", "embedding")
+    assert written.shape == (12, width)
+    torch.testing.assert_close(written, seen[0], atol=1e-5, rtol=1e-5)
+
+
 def test_embeddings_alone_do_not_compute_the_last_layer(ring_store: Store, tmp_path: Path) -> None:
     totals = {}
     for columns in (["embedding"], ["output"]):

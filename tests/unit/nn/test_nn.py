@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -158,12 +159,37 @@ def test_activations_and_jumping_knowledge_are_pygs(name: str, jk: Any, act: Any
         ({"norm": "batch_norm"}, ["norm is 'batch_norm'", "norm"]),
         ({"act": "elu", "residual": True}, ["act='elu'", "residual=True"]),
         ({"normalize": True}, ["does not take normalize=", "GraphSAGE of torch_geometric.nn"]),
+        ({"act_first": True}, ["does not take act_first="]),
+        ({"act": "threshold"}, ["act is 'threshold'", "module or None"]),
+        ({"act": "glu"}, ["act is 'glu'", "changes the shape"]),
+        ({"act": nn.Linear(3, 3)}, ["act is Linear", "fails on rows of 12"]),
+        ({"act": int}, ["act is <class 'int'>"]),
+        ({"hidden_channels": 0}, ["hidden_channels is 0"]),
+        ({"num_layers": 0}, ["num_layers is 0"]),
+        ({"out_channels": None}, ["out_channels is None"]),
+        ({"dropout": 2.0}, ["dropout is 2.0", "from 0 to 1"]),
+        ({"dropout": None}, ["dropout is None", "from 0 to 1"]),
     ],
 )
 def test_an_option_of_pygs_models_works_or_says_what_does(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(hoploom.ConfigError) as error:
-        hnn.GraphSAGE(8, 12, 2, 5, **options)
+        hnn.GraphSAGE(**{"in_channels": 8, "hidden_channels": 12, "num_layers": 2, "out_channels": 5} | options)
     assert all(word in str(error.value) for word in words)
+
+
+def test_pygs_neutral_defaults_change_nothing() -> None:
+    model = hnn.GraphSAGE(8, 12, 2, 5, norm=None, act_first=False, act_kwargs=None, norm_kwargs=None)
+    assert list(model.state_dict()) == list(hnn.GraphSAGE(8, 12, 2, 5).state_dict())
+
+
+def test_widths_may_be_integers_of_numpy_and_pairs_lists() -> None:
+    eight = np.int64(8)
+    for conv in (hnn.SAGEConv(eight, 5), hnn.GCNConv(eight, 5), hnn.GATConv(eight, 5)):
+        assert conv(torch.zeros(3, 8), torch.tensor([[0], [1]])).shape == (3, 5)
+    assert hnn.SAGEConv([8, 4], 5).lin_r.in_features == 4
+    for wrong, words in ((lambda: hnn.GCNConv((8, 8), 5), "one width"), (lambda: hnn.SAGEConv(None, 5), "is None")):
+        with pytest.raises(hoploom.ConfigError, match=f"in_channels is .*{words}|in_channels {words}"):
+            wrong()
 
 
 @pytest.mark.parametrize(
