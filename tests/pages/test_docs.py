@@ -143,12 +143,12 @@ def test_the_page_of_cluster_files_has_every_key() -> None:
 
 
 def _rows_of_keys() -> list[str]:
-    """The rows of the page's table: key, default or an example, help."""
+    """The rows of the page's table: key, default, an example where there is no default, help."""
     rows = []
     for section, owner in {"": TopKeys, "hosts.NAME": Host, **SECTIONS}.items():
         for name, described in keys_in(owner).items():
             key, default = key_of(described), default_of(described)
-            shown = f"e.g. `{as_toml(key.example)}`" if default in (None, {}) else f"`{as_toml(default)}`"
+            shown = f" | `{as_toml(key.example)}`" if default in (None, {}) else f"`{as_toml(default)}` | "
             rows.append(f"| `{f'{section}.{name}'.lstrip('.')}` | {shown} | {key.help} |")
     return rows
 
