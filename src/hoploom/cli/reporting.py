@@ -21,14 +21,16 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(arguments: Arguments) -> int:
-    from hoploom.report.page import as_html
+    from hoploom.report.page import encoded
     from hoploom.report.reading import RunReader
     from hoploom.report.runs import run_page
+    from hoploom.store.format import write_whole
 
     check_writable("--out", arguments.out)
-    html = as_html(run_page([RunReader(folder) for folder in arguments.run])).encode()
-    arguments.out.write_bytes(html)
-    print(f"wrote {arguments.out}, {len(html) / 1e3:,.0f} kB; open it in a browser")
+    html = encoded(run_page([RunReader(folder) for folder in arguments.run]))
+    write_whole(arguments.out, [html])
+    path = str(arguments.out).encode(errors="backslashreplace").decode()  # a name may be no UTF-8
+    print(f"wrote {path}, {len(html) / 1e3:,.0f} kB; open it in a browser")
     return 0
 
 
@@ -57,4 +59,7 @@ def _watch(arguments: Arguments) -> int:
     return 0
 
 
-COMMANDS = {"report": Command(_report_arguments, _report), "watch": Command(_watch_arguments, _watch)}
+COMMANDS = {
+    "report": Command(_report_arguments, _report, lambda a: f"reading {', '.join(map(str, a.run))}"),
+    "watch": Command(_watch_arguments, _watch),
+}

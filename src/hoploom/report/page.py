@@ -6,7 +6,7 @@ Curves are drawn by uPlot, which is in the page too: 51 kB, for zooming and for 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import Any, Literal
@@ -23,7 +23,6 @@ class Card:
     title: str
     body: str
     note: str = ""
-    is_wide: bool = True
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Page:
     cards: Sequence[Card]
     charts: Sequence[Figure] = ()
     states: Sequence[tuple[str, State]] = ()
-    names: Sequence[str] = field(default=())  # of runs, in the order of their colours
 
     def markup(self) -> str:
         """What stands in the body of the page."""
@@ -73,6 +71,11 @@ def as_html(page: Page, *, is_live: bool = False) -> str:
     )
 
 
+def encoded(page: Page, *, is_live: bool = False) -> bytes:
+    """The whole page, in UTF-8; what UTF-8 cannot say, such as a folder's name in another encoding, is escaped."""
+    return as_html(page, is_live=is_live).encode("utf-8", "backslashreplace")
+
+
 def as_script_json(content: Any) -> str:
     """JSON that may stand in a script element: nothing in it ends the element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -108,9 +111,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int
     return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
-def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str]) -> str:
-    """Stacked bars on one scale: label, amount by name, remark. `names` are in the order of their colours."""
-    most = max((sum(amounts.values()) for _, amounts, _ in rows), default=0.0) or 1.0
+def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str], limit: float = 0.0) -> str:
+    """Stacked bars on one scale, which reaches at least to `limit`: label, amount by name, remark. `names` are in the
+    order of their colours."""
+    most = max([limit, *(sum(amounts.values()) for _, amounts, _ in rows)]) or 1.0
     colours = {name: number for number, name in enumerate(names)}
     present = [name for name in names if any(amounts.get(name, 0) > 0 for _, amounts, _ in rows)]
     keys = "".join(f'<li><i class="c{colours[name]}"></i>{escape(name)}</li>' for name in present)

@@ -1,6 +1,6 @@
 """The pages of a plan and of a partitioned store, in the form of a run's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
 from hoploom.partition.report import PartCost, PartitionReport
@@ -9,19 +9,29 @@ from hoploom.scale.limits import findings
 from hoploom.scale.plan import ScalePlan
 from hoploom.scale.text import Line, headline, sections
 
+STATES: Mapping[str, tuple[str, State]] = {
+    "breaks": ("does not fit", "bad"),
+    "slow": ("fits, but is slow", "busy"),
+    "fits": ("fits", "good"),
+}
 HOST, STEP = "Memory and disk of a host", "Time of a step"  # sections with a bar
 
 
 def plan_page(answer: ScalePlan) -> Page:
     """What a graph of some size takes."""
     asked, *constants = headline(answer).split("\n")
-    found = [f"{limit.level}: {limit.what}. Way out: {limit.way_out}" for limit in findings(answer)]
+    limits = findings(answer)
+    found = [f"{limit.level}: {limit.what}. Way out: {limit.way_out}" for limit in limits]
+    level = limits[0].level if limits else "fits"  # the worst is first
     host = {item.name: item.memory for item in answer.store if item.memory}
     host |= {"trainers": answer.private - answer.cached}
     names = ("sampling", "gathering", "network", "model")
     times = {name: float(getattr(answer.times, name)) for name in names}
+    memory = float(answer.question.memory_per_host)
     drawn = {
-        HOST: bars([("", host, f"{as_bytes(answer.wanted)} of {as_bytes(answer.question.memory_per_host)}")], [*host]),
+        HOST: bars(
+            [("", host, f"{as_bytes(answer.wanted)} of {as_bytes(answer.question.memory_per_host)}")], [*host], memory
+        ),
         STEP: bars([(name, {name: value}, as_seconds(value)) for name, value in times.items() if value], names),
     }
     shown = [
@@ -32,12 +42,11 @@ def plan_page(answer: ScalePlan) -> Page:
     ]
     cards = [
         Card("At a glance", numbers(shown)),
-        Card("Where it breaks", notices(found or ["Nothing breaks."])),
+        Card("Limits", notices(found or ["The plan meets no limit."])),
         *(Card(title, drawn.get(title, "") + _section(lines)) for title, lines in sections(answer).items()),
-        Card("What this is worked out from", notices(constants)),
+        Card("Constants", notices(constants)),
     ]
-    state: tuple[str, State] = ("has limits", "bad") if found else ("fits", "good")
-    return Page("Plan", asked, cards, states=[state])
+    return Page("Plan", asked, cards, states=[STATES[level]])
 
 
 def _section(lines: Sequence[Line]) -> str:

@@ -5,6 +5,7 @@ missing here and said on the page; it is no error.
 """
 
 import json
+import os
 import time
 import tomllib
 from array import array
@@ -13,13 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from hoploom.errors import ConfigError
 from hoploom.train.records import EVENTS, times_file
 
 EPOCHS, RESULT, RECIPE = "metrics.jsonl", "result.json", "run.toml"
 STEPS = "steps-rank{}.jsonl"
 COLUMNS = ("step", "loss", "seeds", "seconds", "wait_seconds", "learning_rate")
-ALIVE = 120.0  # seconds since a run last wrote a line, after which it counts as gone
+ALIVE = 120.0  # seconds without a new line, from which the page says so
 NOT_FINITE = float("nan")
 RENAMED = {"loss": "val_loss"}  # in metrics.jsonl, since older versions
 Line = dict[str, Any]
@@ -78,11 +81,13 @@ class RunReader:
         if not self.folder.is_dir():
             what = "is a file" if self.folder.exists() else "does not exist"
             raise ConfigError(f"{folder} {what}; give the output folder of `hoploom train`, e.g. run")
-        if not any((self.folder / name).exists() for name in (RECIPE, STEPS.format(0), EPOCHS, EVENTS)):
-            raise ConfigError(
-                f"{folder} is not the folder of a run: it has neither {RECIPE} nor {STEPS.format(0)}; give the output "
-                "folder of `hoploom train`, e.g. run"
-            )
+        if not any((self.folder / name).exists() for name in (STEPS.format(0), EPOCHS, EVENTS)):
+            what = f"it has no {STEPS.format(0)}, {EPOCHS} or {EVENTS}"
+            if (self.folder / RECIPE).exists():
+                raise ConfigError(
+                    f"no run has begun in {folder}: {what}; start it, or give the folder that output.folder names"
+                )
+            raise ConfigError(f"{folder} is not the folder of a run: {what}; give the output folder of `hoploom train`")
         self._begin()
         self.refresh()
 
@@ -138,22 +143,28 @@ class RunReader:
     @property
     def written_at(self) -> float:
         """When it last wrote anything, in seconds since 1970."""
-        return max((tail.path.stat().st_mtime for tail in self._tails() if tail.path.exists()), default=0.0)
+        return max((found.st_mtime for tail in self._tails() for found in _stats(tail.path)), default=0.0)
 
     @property
     def num_bytes(self) -> int:
         """Of what it has written: another number means that there is something new."""
-        return sum(path.stat().st_size for path in self.folder.iterdir() if path.suffix in (".jsonl", ".json", ".toml"))
+        written = (path for path in self.folder.iterdir() if path.suffix in (".jsonl", ".json", ".toml"))
+        return sum(found.st_size for path in written for found in _stats(path))
 
     @property
     def state(self) -> str:
-        """done, early, asked, failed, running, or lost: it wrote nothing of its end."""
+        """done, early, asked, failed, running, or silent: no line for a while, and none about its end."""
         if self.result:
             return str(self.result.get("stopped", "done"))
         last = self.events[-1] if self.events else {}
         if last.get("event") == "end":
             return "failed" if "error" in last else str(last.get("stopped"))
-        return "running" if time.time() - self.written_at < ALIVE else "lost"
+        return "running" if self.silence < ALIVE else "silent"
+
+    @property
+    def silence(self) -> float:
+        """Seconds since it last wrote anything."""
+        return max(0.0, time.time() - self.written_at)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -164,23 +175,41 @@ class RunReader:
 
     @property
     def seconds(self) -> float:
-        """How long it took, over all its parts; while it goes on, so far."""
-        if self.result and len(self.starts) < 2:
-            return float(self.result.get("seconds", 0.0))
+        """From the start to the end of each of its parts, added up; while it goes on, so far."""
         spans, began = 0.0, None
         for event in self.events:
             if event.get("event") == "start":
-                began = float(event["at"])
+                at = _number(event.get("at"))
+                spans += 0.0 if began is None else self._last_line(began, at) - began  # a part that was killed
+                began = at
             elif event.get("event") == "end" and began is not None:
-                spans, began = spans + float(event["at"]) - began, None
-        if began is not None:  # a part that was killed ended with what it wrote last
+                spans, began = spans + max(0.0, _number(event.get("at")) - began), None
+        if began is not None:
             spans += max(0.0, self.written_at - began)
-        return spans or sum(value for value in self.columns["seconds"] if value == value)
+        return spans or float(self.result.get("seconds") or 0) or float(np.nansum(self.columns["seconds"]))
+
+    def _last_line(self, since: float, before: float) -> float:
+        """When the last line was written, of those between two times."""
+        lines = [*self.events, *(line for lines in self.times.values() for line in lines)]
+        return max((at for line in lines if since <= (at := _number(line.get("at"))) < before), default=since)
 
     @property
     def machines(self) -> list[Line]:
         """Where the ranks of the newest part run."""
         return list(self.starts[-1].get("machines", ())) if self.starts else []
+
+    @property
+    def measured(self) -> dict[int, list[Line]]:
+        """The lines of times, by rank, since the run has had as many processes as it has now."""
+        if not self.starts:
+            return self.times
+        counts = [len(start.get("machines", ())) for start in self.starts]
+        changes = [place for place in range(1, len(counts)) if counts[place] != counts[place - 1]]
+        if not changes:
+            return self.times
+        first = self.starts[changes[-1]].get("step", 0)
+        kept = {rank: [line for line in lines if line.get("step", 0) > first] for rank, lines in self.times.items()}
+        return {rank: lines for rank, lines in kept.items() if lines and rank < counts[-1]}
 
     def numbered_epochs(self) -> Iterator[tuple[int, Line]]:
         """Epochs counted from 1, with the loss of the validation by its present name."""
@@ -199,6 +228,16 @@ def totals(lines: Iterable[Line], kind: str) -> dict[str, float]:
         for name, value in line.get(kind, {}).items():
             found[name] = found.get(name, 0.0) + value
     return found
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _stats(path: Path) -> Iterator[os.stat_result]:
+    """Of a file that may have gone meanwhile."""
+    with suppress(FileNotFoundError):
+        yield path.stat()
 
 
 def _flat(content: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ def run_charts(runs: Labelled) -> list[Figure]:
     metrics = dict.fromkeys([name for name in monitors if name in names] + names)
     for name in metrics:
         if name not in ("step", "epoch", "train_loss", "val_loss"):
-            found.append(Figure(name, f"Validation {name}", _validations(name, "", runs)))
+            found.append(Figure(f"metric {name}", f"Validation {name}", _validations(name, "", runs)))
     speeds = [_speed(number, run, runs) for number, (_, run) in enumerate(runs)]
     found.append(Figure("speed", "Seeds a second", speeds))
     rates = [_thinned("", number, run, "learning_rate", runs) for number, (_, run) in enumerate(runs)]

@@ -38,6 +38,7 @@ def time_cards(runs: Labelled) -> list[Card]:
         columns = list(dict.fromkeys(name for _, shown in beside for name in shown))
         text = "Per step, all threads of a rank together. Batches are made while the model computes: a step loses time "
         text += "only where it waits for its batch."
+        text += _ranks_left_out(runs)
         rows_beside = [[label, *(shown.get(name, "-") for name in columns)] for label, shown in beside]
         found.append(Card("Beside the steps", table(["", *columns], rows_beside), text))
     return found
@@ -46,7 +47,7 @@ def time_cards(runs: Labelled) -> list[Card]:
 def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, float], str]]:
     """A bar per rank of one run; of several runs, the mean of each one's ranks. Seconds a step."""
     found: list[dict[str, float]] = []
-    for _, lines in sorted(run.times.items()):
+    for _, lines in sorted(run.measured.items()):
         seconds, steps = totals(lines, "seconds"), sum(line.get("steps", 0) for line in lines)
         if steps and seconds.get("step"):
             parts = {part: seconds[part] / steps for part in PARTS if part in seconds}
@@ -57,7 +58,9 @@ def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dic
             found.append({"wait": waited, "rest": spent - waited})
     if len(found) > 1 and not (alone and len(found) <= MOST_ROWS):
         found = [{part: sum(row.get(part, 0) for row in found) / len(found) for part in PARTS if part in found[0]}]
-    labels = [f"rank {rank}" for rank in sorted(run.times)] if alone and len(found) > 1 else [name if not alone else ""]
+    labels = (
+        [f"rank {rank}" for rank in sorted(run.measured)] if alone and len(found) > 1 else [name if not alone else ""]
+    )
     shown = [{PARTS[part]: value for part, value in row.items()} for row in found]
     return [(label, row, _milliseconds(sum(row.values()))) for label, row in zip(labels, shown, strict=False)]
 
@@ -67,7 +70,7 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _what_is_not_known(runs: Labelled) -> str:
-    if any(not run.times for _, run in runs):
+    if any(not run.measured for _, run in runs):
         return "Runs of this version of Hoploom wrote down only how long a step took and how long it waited."
     on_gpu = any(machine.get("device") != "cpu" for _, run in runs for machine in run.machines)
     if on_gpu:
@@ -75,12 +78,24 @@ def _what_is_not_known(runs: Labelled) -> str:
             "A GPU computes beside the process, whose clock therefore cannot tell forward, backward and optimizer "
             "apart: they are together in “everything else”."
         )
-    return "The mean over all steps, on each rank's own clock."
+    return f"The mean over {_steps_covered(runs)}, on each rank's own clock."
+
+
+def _steps_covered(runs: Labelled) -> str:
+    """Less than all where a part of the run was killed, or ran with another number of processes."""
+    covered, taken = 0, 0
+    for _, run in runs:
+        covered += max((sum(line.get("steps", 0) for line in lines) for lines in run.measured.values()), default=0)
+        taken += run.num_steps
+    return "all steps" if covered >= taken else f"{covered:,} of {taken:,} steps"
 
 
 def _beside(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, str]]]:
     found = []
-    for rank, lines in sorted(run.times.items())[:MOST_ROWS]:
+    ranks = sorted(run.measured.items())
+    if len(ranks) > MOST_ROWS:
+        ranks = sorted(ranks, key=lambda found: totals(found[1], "seconds").get("wait", 0.0), reverse=True)[:MOST_ROWS]
+    for rank, lines in ranks:
         steps = sum(line.get("steps", 0) for line in lines) or 1
         seconds, made, sent = (totals(lines, kind) for kind in ("seconds", "loader", "traffic"))
         shown = {what: _milliseconds(made[stage] / steps) for stage, what in STAGES.items() if stage in made}
@@ -92,6 +107,11 @@ def _beside(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[s
     return found if alone else found[:1]
 
 
+def _ranks_left_out(runs: Labelled) -> str:
+    most = max(len(run.measured) for _, run in runs)
+    return f" {MOST_ROWS} of {most} ranks are shown: those that take most." if most > MOST_ROWS else ""
+
+
 # --- memory, machines -----------------------------------------------------------------------------
 
 
@@ -99,14 +119,19 @@ def memory_card(runs: Labelled) -> list[Card]:
     kinds = {"private": "private", "shared": "shared", "mapped": "mapped files", "gpu": "GPU"}
     rows = []
     for name, run in runs:
-        for rank, lines in sorted(run.times.items())[:MOST_ROWS]:
+        peaks = []
+        for rank, lines in sorted(run.measured.items()):
             peak = {kind: max((line.get("memory", {}).get(kind, 0) for line in lines), default=0) for kind in kinds}
-            rows.append((f"rank {rank}" if len(runs) == 1 else f"{name} rank {rank}", peak))
+            peaks.append((f"rank {rank}" if len(runs) == 1 else f"{name} rank {rank}", peak))
+        if len(peaks) > MOST_ROWS:
+            peaks = sorted(peaks, key=lambda row: row[1]["private"], reverse=True)[:MOST_ROWS]
+        rows += peaks
     shown = [kind for kind in kinds if any(peak[kind] for _, peak in rows)]
     if not shown:
         return []
     cells = [[label, *(as_bytes(peak[kind]) for kind in shown)] for label, peak in rows]
     text = "The most that was seen of each. Mapped files are mostly the graph, which all processes of a host share."
+    text += _ranks_left_out(runs)
     return [Card("Memory", table(["", *(kinds[kind] for kind in shown)], cells), text)]
 
 

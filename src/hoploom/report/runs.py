@@ -19,7 +19,6 @@ STATES: Mapping[str, tuple[str, State]] = {
     "asked": ("interrupted", "bad"),
     "failed": ("failed", "bad"),
     "running": ("running", "busy"),
-    "lost": ("ended without a word", "bad"),
 }
 WAITS = 0.2  # share of a step from which waiting for batches is worth a word
 
@@ -34,9 +33,9 @@ def run_page(runs: Sequence[RunReader]) -> Page:
         text = "Drag over a chart to zoom in, double-click to go back. Choose a name to hide its curve."
         cards.append(Card("Curves", charts(drawn), text))
     cards += [*time_cards(labelled), *memory_card(labelled), *machine_card(labelled), *_recipe_card(labelled)]
-    states = [STATES.get(run.state, (run.state, "bad")) for run in runs] if len(runs) == 1 else []
+    states = [_state(run) for run in runs] if len(runs) == 1 else []
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs"
-    return Page(title, _subtitle(labelled), cards, drawn, states, names)
+    return Page(title, _subtitle(labelled), cards, drawn, states)
 
 
 def _names(runs: Sequence[RunReader]) -> list[str]:
@@ -46,7 +45,13 @@ def _names(runs: Sequence[RunReader]) -> list[str]:
         names = ["/".join(parts[-count:]) for parts in paths]
         if len(set(names)) == len(names):
             return names
-    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    return [f"{run.folder.absolute().name} ({number})" for number, run in enumerate(runs, 1)]
+
+
+def _state(run: RunReader) -> tuple[str, State]:
+    if run.state == "silent":
+        return f"nothing new for {as_seconds(run.silence)}", "bad"
+    return STATES.get(run.state, (run.state, "bad"))
 
 
 def _subtitle(runs: Labelled) -> str:
@@ -68,19 +73,12 @@ def _subtitle(runs: Labelled) -> str:
 def _results(runs: Labelled) -> str:
     if len(runs) == 1:
         return numbers(_numbers(runs[0][1]))
+    columns = list(dict.fromkeys(what for _, run in runs for what, _, _ in _numbers(run)))
     rows: list[list[str]] = []
     for name, run in runs:
         found = {what: value for what, value, _ in _numbers(run)}
-        rows.append([name, STATES.get(run.state, (run.state, "bad"))[0], *_picked(found, runs)])
-    return table(["run", "", *_columns(runs)], rows, num_text=2)
-
-
-def _columns(runs: Labelled) -> list[str]:
-    return list(dict.fromkeys(what for _, run in runs for what, _, _ in _numbers(run)))
-
-
-def _picked(found: Mapping[str, str], runs: Labelled) -> list[str]:
-    return [found.get(column, "-") for column in _columns(runs)]
+        rows.append([name, _state(run)[0], *(found.get(column, "-") for column in columns)])
+    return table(["run", "", *columns], rows, num_text=2)
 
 
 def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
@@ -88,13 +86,17 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
     result, columns = run.result, run.columns
     monitor, best = str(result.get("monitor", "")), result.get("best")
     if isinstance(best, int | float):
-        epoch = next((epoch for epoch, line in run.numbered_epochs() if line.get(monitor) == best), None)
+        epoch = result.get("best_epoch")
+        if epoch is None:  # of a version that did not write it
+            epoch = next((epoch for epoch, line in run.numbered_epochs() if line.get(monitor) == best), None)
         shown.append((f"best {monitor}", f"{best:.4f}", "" if epoch is None else f"validation, epoch {epoch:.0f}"))
+    elif run.epochs and (so_far := _best_so_far(run)):
+        shown.append(so_far)
     elif run.epochs:
         names = [name for name in run.epochs[-1] if name not in ("step", "epoch", "train_loss")]
         if names:
             shown.append((f"last {names[0]}", _figure(run.epochs[-1][names[0]]), "validation"))
-    test = result.get("test", {}).get(monitor)
+    test = (result.get("test") or {}).get(monitor)
     if isinstance(test, int | float):
         shown.append((f"test {monitor}", f"{test:.4f}", "with the best checkpoint" if best is not None else ""))
     finite = [value for value in columns["loss"][-100:] if math.isfinite(value)]
@@ -110,6 +112,16 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
     return [*shown, ("duration", as_seconds(run.seconds), "")]
 
 
+def _best_so_far(run: RunReader) -> tuple[str, str, str] | None:
+    """The best value yet of the metric that decides which checkpoint is the best."""
+    name, mode = (run.starts[-1].get("monitor") if run.starts else None) or ("", "")
+    known = [(line[name], epoch) for epoch, line in run.numbered_epochs() if isinstance(line.get(name), int | float)]
+    if not known:
+        return None
+    value, epoch = min(known) if mode == "min" else max(known, key=lambda found: found[0])
+    return f"best {name} so far", _figure(value), f"validation, epoch {epoch}"
+
+
 def _figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "not a number"
 
@@ -119,7 +131,7 @@ def _figure(value: Any) -> str:
 
 def _warning_card(runs: Labelled) -> list[Card]:
     texts = [text if len(runs) == 1 else f"{name}: {text}" for name, run in runs for text in _warnings(run)]
-    return [Card("Worth knowing", notices(texts))] if texts else []
+    return [Card("Warnings", notices(texts))] if texts else []
 
 
 def _warnings(run: RunReader) -> Iterator[str]:
@@ -130,10 +142,13 @@ def _warnings(run: RunReader) -> Iterator[str]:
             yield f"It ended at step {event.get('step', 0):,} with {event['error']}"
     for start in run.starts[1:]:
         yield f"It was resumed at step {start.get('step', 0):,}."
-    if run.state == "lost":
-        yield "It ended without a word: it was killed, or its host went down. Go on with `hoploom train ... --resume`."
+    if run.state == "silent":
+        yield (
+            f"It has written nothing for {as_seconds(run.silence)}. A validation or a checkpoint may take so long. If "
+            "its processes are gone, it was killed, and `hoploom train ... --resume` continues it."
+        )
     if run.state == "asked":
-        yield "It was interrupted. Go on with `hoploom train ... --resume`."
+        yield "It was interrupted. Continue it with `hoploom train ... --resume`."
     if not run.num_steps:
         yield "No step is written down yet."
     bad = np.asarray(run.columns["step"])[np.isnan(run.columns["loss"])]
@@ -145,15 +160,21 @@ def _warnings(run: RunReader) -> Iterator[str]:
         yield f"{run.num_broken} lines of its files are cut short or damaged, and are left out."
     if run.num_steps and not run.starts:
         yield "It was written by an older version of Hoploom, or by a loop of your own: some of this page is missing."
-    num_ranks = max((len(start.get("machines", ())) for start in run.starts), default=0)
-    if run.times and len(run.times) < num_ranks:
-        shown = f"{len(run.times)} of {num_ranks} ranks"
+    counts = [len(start.get("machines", ())) for start in run.starts] or [0]
+    for before, after, start in zip(counts, counts[1:], run.starts[1:], strict=False):
+        if before != after:
+            yield (
+                f"The number of processes changed from {before} to {after} at step {start.get('step', 0):,}. Times and "
+                "memory are those of the newest number."
+            )
+    if run.measured and len(run.measured) < counts[-1]:
+        shown = f"{len(run.measured)} of {counts[-1]} ranks"
         yield f"Times and memory are those of {shown}: the others wrote into the same folder on their own hosts."
     yield from _advice(run)
 
 
 def _advice(run: RunReader) -> Iterator[str]:
-    seconds = totals([line for lines in run.times.values() for line in lines], "seconds")
+    seconds = totals([line for lines in run.measured.values() for line in lines], "seconds")
     share = seconds.get("wait", 0.0) / (seconds.get("step") or 1.0)
     if share > WAITS:
         yield f"Steps wait for their batch {100 * share:.0f} % of the time: raise loader.threads, or lower the fanouts."

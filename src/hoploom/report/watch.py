@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import ConfigError
-from hoploom.report.page import as_html
+from hoploom.report.page import encoded
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 
@@ -109,7 +110,7 @@ class _Live:
     def html(self) -> bytes:
         with self._lock:
             self._read()
-            return as_html(run_page(self._runs), is_live=True).encode()
+            return encoded(run_page(self._runs), is_live=True)
 
     def content(self, seen: str) -> bytes | None:
         """What is new since a version; None: nothing."""
@@ -118,7 +119,13 @@ class _Live:
             return None if seen == str(self._version) else self._content
 
     def _read(self) -> None:
-        now = [(run.written_at, run.state, run.num_bytes) for run in self._runs]
+        for run in self._runs:
+            if not run.folder.is_dir():
+                raise ConfigError(f"the folder {run.folder} is gone; put it back, or stop `hoploom watch` with Ctrl-C")
+        now = [
+            (run.written_at, run.state, run.silence // 60 if run.state == "silent" else 0, run.num_bytes)
+            for run in self._runs
+        ]
         if now == self._seen:
             return
         for run in self._runs:
@@ -141,6 +148,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Without the look-up of this host's name that HTTPServer does: a broken resolver would hang it."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of before is free at once
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
@@ -152,7 +160,10 @@ class _Server(http.server.ThreadingHTTPServer):
         super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a browser that went away is no error of ours."""
+        """A line on stderr; none where a browser went away, which is no error of ours."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
+            print(f"hoploom: the page could not be made: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -167,13 +178,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         query = parse_qs(asked.query)
         given = "".join(query.get("token", []))
         if not hmac.compare_digest(given.encode(), self._token.encode()):
-            return self._answer(403, b"open the address that `hoploom watch` printed, with its token\n", "text/plain")
-        if asked.path == "/":
-            return self._answer(200, self._live.html(), "text/html")
-        if asked.path != "/content":
+            return self._answer(
+                403, b"this address is out of date: open the new address that `hoploom watch` printed\n", "text/plain"
+            )
+        if asked.path not in ("/", "/content"):
             return self._answer(404, b"there is nothing here\n", "text/plain")
-        news = self._live.content("".join(query.get("seen", [])))
-        return self._answer(204 if news is None else 200, news or b"", "application/json")
+        try:
+            page = self._live.html() if asked.path == "/" else self._live.content("".join(query.get("seen", [])))
+        except ConfigError as error:
+            return self._answer(410, str(error).encode("utf-8", "backslashreplace"), "text/plain")
+        except Exception:
+            self._answer(500, b"the page could not be made; `hoploom watch` says why in its terminal\n", "text/plain")
+            raise
+        kind = "text/html" if asked.path == "/" else "application/json"
+        return self._answer(204 if page is None else 200, page or b"", kind)
 
     def _answer(self, status: int, content: bytes, kind: str) -> None:
         self.send_response(status)

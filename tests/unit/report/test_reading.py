@@ -7,7 +7,7 @@ import pytest
 from support.run_folders import RECIPE, end_line, epoch_line, start_line, step_line, times_line, write_lines, write_run
 
 from hoploom import ConfigError
-from hoploom.report.page import as_html
+from hoploom.report.page import as_html, encoded
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 
@@ -23,8 +23,8 @@ def test_a_finished_run_is_shown_with_its_results(tmp_path: Path) -> None:
     assert page.subtitle.startswith("node-classification with sage on graph.store · 60.0 s")
     for expected in ("0.7500", "validation, epoch 3", "0.7000", "5,000", "1,234", "finished", "node7", "torch 2.13.0"):
         assert expected in text
-    assert [chart.key for chart in page.charts] == ["loss", "accuracy", "speed", "memory"]
-    assert "Worth knowing" not in text
+    assert [chart.key for chart in page.charts] == ["loss", "metric accuracy", "speed", "memory"]
+    assert "Warnings" not in text
 
 
 def test_the_parts_of_a_step_and_the_rest_make_the_step(tmp_path: Path) -> None:
@@ -51,7 +51,8 @@ def test_a_killed_run_with_a_torn_line_says_so(tmp_path: Path) -> None:
     long_ago = run.written_at - 1e6
     for path in folder.iterdir():
         os.utime(path, (long_ago, long_ago))
-    assert "It ended without a word: it was killed" in shown(folder)
+    assert "It has written nothing for " in shown(folder)
+    assert run.state == "silent"
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -129,7 +130,6 @@ def test_several_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     one = write_run(tmp_path / "a" / "run")
     other = write_run(tmp_path / "b" / "run", recipe=RECIPE.replace("0.01", "0.5"))
     page = run_page([RunReader(one), RunReader(other)])
-    assert page.names == ["a/run", "b/run"]
     assert [curve.label for curve in page.charts[0].curves] == [
         f"{run} {what}" for what in ("training", "validation") for run in ("a/run", "b/run")
     ]
@@ -146,3 +146,67 @@ def test_nothing_in_a_run_is_taken_for_markup(tmp_path: Path) -> None:
     assert "<img" not in html
     assert "<b>run" not in html
     assert html.count("</script>") == 3  # the figures, uPlot and the page's own
+
+
+def test_the_time_of_a_killed_part_counts(tmp_path: Path) -> None:
+    events = [start_line(), start_line(20, at=5000.0), end_line(5010.0)]
+    times = [times_line(10), times_line(20), times_line(30, at=5009.0)]  # the newest of the killed part is at 1020
+    assert RunReader(write_run(tmp_path / "done", events=events, times=times)).seconds == 30.0
+    assert RunReader(write_run(tmp_path / "now", events=events, times=times, result=None)).seconds == 30.0
+
+
+def test_ranks_of_a_part_with_another_number_of_processes_are_left_out(tmp_path: Path) -> None:
+    events = [start_line(num_ranks=2), start_line(20, at=1100.0), end_line(1160.0)]
+    folder = write_run(tmp_path, events=events)
+    write_lines(folder / "times-rank1.jsonl", [times_line(10), times_line(20)])
+    run = RunReader(folder)
+    assert {rank: [line["step"] for line in lines] for rank, lines in run.measured.items()} == {0: [30]}
+    text = shown(folder)
+    assert "The number of processes changed from 2 to 1 at step 20." in text
+    assert "The mean over 10 of 30 steps" in text
+    assert "rank 1" not in text
+
+
+def test_metrics_named_as_charts_of_ours_have_charts_of_their_own(tmp_path: Path) -> None:
+    epochs = [epoch_line(epoch, speed=0.1 * epoch, memory=0.2 * epoch) for epoch in (1, 2, 3)]
+    keys = [chart.key for chart in run_page([RunReader(write_run(tmp_path, epochs=epochs))]).charts]
+    assert {"metric speed", "speed", "metric memory", "memory"} < set(keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_folder_with_a_recipe_alone_has_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RECIPE)
+    with pytest.raises(ConfigError, match=r"no run has begun in .*output\.folder"):
+        RunReader(tmp_path)
+
+
+def test_a_name_that_is_not_utf_8_is_escaped(tmp_path: Path) -> None:
+    folder = write_run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")))
+    assert b"bad\\udcff" in encoded(run_page([RunReader(folder)]))
+
+
+def test_the_memory_of_many_ranks_is_that_of_the_largest(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, events=[start_line(num_ranks=20), end_line()])
+    for rank in range(20):
+        write_lines(folder / f"times-rank{rank}.jsonl", [times_line(30, memory={"private": rank << 30})])
+    text = shown(folder).partition("<h2>Memory</h2>")[2]
+    assert "16 of 20 ranks are shown" in text
+    assert "<td>rank 19</td>" in text
+    assert "<td>rank 3</td>" not in text
+
+
+def test_a_run_that_goes_on_begins_with_its_best_metric_so_far(tmp_path: Path) -> None:
+    epochs = [epoch_line(1, accuracy=0.4), epoch_line(2, accuracy=0.9), epoch_line(3, accuracy=0.5)]
+    events = [start_line() | {"monitor": ["accuracy", "max"]}]
+    text = shown(write_run(tmp_path, epochs=epochs, events=events, result=None))
+    assert text.index("best accuracy so far") < text.index("validation, epoch 2") < text.index("training loss")
+
+
+def test_the_best_epoch_is_the_one_that_the_result_names(tmp_path: Path) -> None:
+    result = {"stopped": "done", "monitor": "accuracy", "best": 0.5, "best_epoch": 2, "test": None}
+    assert "validation, epoch 2" in shown(write_run(tmp_path, result=result))
+
+
+def test_one_run_given_twice_has_short_names(tmp_path: Path) -> None:
+    run = RunReader(write_run(tmp_path / "run"))
+    assert run_page([run, run]).charts[0].curves[1].label == "run (2) training"

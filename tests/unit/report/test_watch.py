@@ -58,6 +58,33 @@ def test_what_is_new_is_answered_once(live: LivePage, folder: Path) -> None:
     assert get(live.url, f"/steps-rank0.jsonl?{query}")[0] == 404
 
 
+def test_a_folder_that_is_gone_and_other_faults_are_told(
+    live: LivePage, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = urlsplit(live.url).query
+    gone = folder.rename(folder.with_name("elsewhere"))
+    status, text = get(live.url, f"/content?{query}&seen=")
+    assert (status, b"run is gone" in text) == (410, True)
+    gone.rename(folder)
+    assert get(live.url)[0] == 200
+
+    def fail(runs: object) -> None:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr("hoploom.report.watch.run_page", fail)
+    assert get(live.url)[0] == 500
+    live.close()
+    assert "ValueError: a fault of ours" in capfd.readouterr().err
+
+
+def test_a_port_is_free_again_at_once(folder: Path) -> None:
+    with LivePage([RunReader(folder)]) as live:
+        port = urlsplit(live.url).port
+        assert get(live.url)[0] == 200  # the server closes first, so its end of the connection lingers
+    with LivePage([RunReader(folder)], f"127.0.0.1:{port}") as live:
+        assert get(live.url)[0] == 200
+
+
 def test_it_listens_beyond_this_host_with_tls_alone(folder: Path) -> None:
     with pytest.raises(ConfigError, match="reached from other hosts, and nothing protects it; give --cert and --key"):
         LivePage([RunReader(folder)], "0.0.0.0:0")

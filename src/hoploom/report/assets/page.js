@@ -1,7 +1,7 @@
 "use strict";
 // Draws the charts of the page with uPlot, in the colours of the page's style; on a live page also asks for news.
 (() => {
-  const drawn = new Map(); // chart's key -> { plot, root, labels, isLog }
+  const drawn = new Map(); // chart's key -> { plot, labels, isLog, hidden }
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const runColour = (run) => colour(`--c${[0, 1, 2, 3, 4, 5, 7][run % 7]}`);
   const scaled = (value, units, digits) => {
@@ -16,23 +16,24 @@
     return String(Number(value.toPrecision(digits)));
   };
 
-  // One table of all curves over the steps of any: a band is two more columns beside its line.
+  // One table of all curves over the steps of any: a band is two more columns beside its line. What a curve has at no
+  // step of another one is undefined, and its line goes on; what it has as null is a gap, up to its own next steps (2).
   function columnsOf(chart) {
     const [first, ...rest] = chart.curves.map((curve) => curve.data);
-    return rest.length ? uPlot.join([first, ...rest]) : first;
+    return rest.length ? uPlot.join([first, ...rest], [first, ...rest].map((table) => table.map(() => 2))) : first;
   }
 
-  function seriesOf(chart) {
+  function seriesOf(chart, hidden) {
     const series = [{}], bands = [];
     for (const curve of chart.curves) {
-      const line = series.length, stroke = () => runColour(curve.run);
+      const line = series.length, stroke = () => runColour(curve.run), show = !hidden.has(curve.label);
       const dotted = curve.dotted && chart.curves.some((other) => !other.dotted);
       series.push({
-        label: curve.label, stroke, width: 2, spanGaps: true, curve, line, dash: dotted ? [6, 4] : undefined,
+        label: curve.label, show, stroke, width: 2, spanGaps: false, curve, line, dash: dotted ? [6, 4] : undefined,
         points: { show: curve.dotted || curve.data[0].length === 1, size: 7, fill: stroke },
       });
       if (curve.data.length > 2) {
-        const edge = { stroke: "transparent", spanGaps: true, points: { show: false } };
+        const edge = { show, stroke: "transparent", spanGaps: false, points: { show: false } };
         series.push({ ...edge, label: "low" }, { ...edge, label: "high" });
         bands.push({ series: [line + 2, line + 1], fill: () => runColour(curve.run) + "33" });
       }
@@ -50,9 +51,10 @@
       mark.style.borderColor = runColour(series.curve.run);
       if (series.curve.dotted && chart.curves.some((other) => !other.dotted)) mark.className = "dotted";
       button.append(mark, text);
-      button.setAttribute("aria-pressed", "true");
+      button.setAttribute("aria-pressed", String(!entry.hidden.has(series.curve.label)));
       button.onclick = () => {
-        const show = button.getAttribute("aria-pressed") === "false";
+        const show = entry.hidden.delete(series.curve.label);
+        if (!show) entry.hidden.add(series.curve.label);
         button.setAttribute("aria-pressed", String(show));
         const count = series.curve.data.length > 2 ? 3 : 1;
         for (let at = 0; at < count; at++) entry.plot.setSeries(series.line + at, { show });
@@ -84,16 +86,17 @@
   function draw(figure, chart, isLog) {
     const before = drawn.get(chart.key);
     before?.plot.destroy();
-    const { series, bands } = seriesOf(chart), grid = { stroke: () => colour("--grid"), width: 1 };
+    const hidden = before?.hidden ?? new Set();
+    const { series, bands } = seriesOf(chart, hidden), grid = { stroke: () => colour("--grid"), width: 1 };
     const axis = { stroke: () => colour("--soft"), grid, ticks: grid, font: "12px system-ui, sans-serif" };
-    const widest = chart.unit === "bytes" ? 66 : 58, entry = { isLog };
+    const widest = chart.unit === "bytes" ? 66 : 58, entry = { isLog, hidden };
     const steps = (u, values) => values.map((value) => (Number.isInteger(value) ? scaled(value, ["", "k", "M", "G"], 4).replace(" ", "") : ""));
     const options = {
       width: Math.max(200, figure.clientWidth), height: chart.key === "loss" ? 280 : 200, series, bands, legend: { show: false },
       cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 7 } },
       scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
       axes: [
-        { ...axis, size: 34, values: steps },
+        { ...axis, size: 34, values: steps, label: "step", labelSize: 18, labelGap: -4, labelFont: axis.font },
         { ...axis, size: widest, values: (u, values) => values.map((value) => (value == null ? "" : written(value, chart.unit, 5))) },
       ],
       hooks: { setCursor: [(plot) => entry.labels && readOff(entry, chart, plot.cursor.idx)] },
@@ -132,28 +135,39 @@
   // --- live: ask where the page came from, and put in place what is new ----------------------------
   if (!("live" in document.body.dataset)) return;
   let seen = "";
+  function tell(text) {
+    document.getElementById("gone")?.remove();
+    if (!text) return;
+    const gone = document.createElement("div");
+    gone.id = "gone";
+    gone.textContent = text;
+    document.body.prepend(gone);
+  }
+  function replace(markup) {
+    const boxes = () => [...document.querySelectorAll(".scroll, pre")], top = scrollY;
+    const open = [...document.querySelectorAll("details")].map((one) => one.open);
+    const places = boxes().map((one) => [one.scrollLeft, one.scrollTop]);
+    document.querySelector("main").innerHTML = markup;
+    document.querySelectorAll("details").forEach((one, at) => { one.open = open[at] ?? false; });
+    drawAll(charts);
+    boxes().forEach((one, at) => { [one.scrollLeft, one.scrollTop] = places[at] ?? [0, 0]; });
+    scrollTo(scrollX, top);
+  }
   async function ask() {
     try {
       const answer = await fetch(`content${location.search}&seen=${seen}`, { cache: "no-store" });
-      document.getElementById("gone")?.remove();
+      if (answer.status === 200 || answer.status === 204) tell("");
+      else tell(await answer.text());
       if (answer.status === 200) {
         const news = await answer.json();
         seen = news.version;
-        const open = [...document.querySelectorAll("details")].map((one) => one.open);
-        document.querySelector("main").innerHTML = news.markup;
-        document.querySelectorAll("details").forEach((one, at) => { one.open = open[at] ?? false; });
         document.title = news.title;
         charts = news.charts;
-        drawAll(charts);
+        replace(news.markup);
         document.body.dataset.version = seen;
       }
     } catch {
-      if (!document.getElementById("gone")) {
-        const gone = document.createElement("div");
-        gone.id = "gone";
-        gone.textContent = "hoploom watch has stopped: this page is no longer updated.";
-        document.body.prepend(gone);
-      }
+      tell("hoploom watch has stopped: this page is no longer updated.");
     }
     setTimeout(ask, 1000);
   }
