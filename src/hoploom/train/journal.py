@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -58,6 +58,9 @@ class Journal:
         self._machines = list(machines) or [machine_of(context)]
         self._times = Times(self._write_times, partial(_gpu_bytes, context.device))
         self._files: dict[str, TextIO] = {}
+        self._warned: dict[str, bool] = {}  # texts, and whether they are written
+        self._outcome: dict[str, Any] | None = None  # of training; its event follows when the journal is closed
+        self._listening = ExitStack()
         self._loggers = make_loggers(loggers if context.is_main else [], self._folder, settings or {})
 
     @property
@@ -80,17 +83,51 @@ class Journal:
         if store is not None and store.deployment.traffic():
             sources["traffic"] = store.deployment.traffic
         self._times.watch(sources, standing.steps)
+        self._warned = {text: False for text, is_written in self._warned.items() if not is_written}
         threads = {"threads": loader.num_workers, "steps_per_epoch": len(loader)}
-        self.event("start", step=standing.steps, machines=self._machines, versions=versions(), **threads)
+        monitor = list(learner.task.monitor)
+        self.event(
+            "start", step=standing.steps, machines=self._machines, versions=versions(), monitor=monitor, **threads
+        )
+        self._outcome = {}
         try:
-            with warnings_kept(lambda text: self.event("warning", text=text)):
+            with warnings_kept(self._warn):
+                self._warn()
                 yield
         except BaseException as error:
             with suppress(StoreError):  # the first error is the one to tell
                 self._times.flush()
-                self.event("end", error=f"{type(error).__name__}: {error}", step=standing.steps)
+                self._outcome["step"] = standing.steps
+                self._end(error)
             raise
         self._times.flush()
+
+    def ended(self, ending: str, *, step: int) -> None:
+        """Training has ended. The event is written when the journal is closed, because a test may follow and fail."""
+        self._outcome = {"stopped": ending, "step": step}
+
+    def checkpoint(self) -> None:
+        """A checkpoint was saved: a run that is resumed from it keeps what was measured so far."""
+        self._times.flush()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """Write how a run ended that began and has no end yet."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is None or (error is None and "stopped" not in outcome):
+            return
+        if error is not None:
+            outcome = {"error": f"{type(error).__name__}: {error}", "step": outcome.get("step", 0)}
+        self.event("end", **outcome)
+
+    def _warn(self, text: str | None = None) -> None:
+        """Keep a warning, each once, and write those that are not written as soon as a run has begun."""
+        if text is not None:
+            self._warned.setdefault(text, False)
+        if self._outcome is None:
+            return
+        for each in [each for each, is_written in self._warned.items() if not is_written]:
+            self._warned[each] = True
+            self.event("warning", text=each)
 
     def event(self, kind: str, **content: Any) -> None:
         """Write an event. Only those of rank 0 are written."""
@@ -154,7 +191,9 @@ class Journal:
             raise StoreError(f"cannot write the journal {path}: {error}; free some space, or leave it out") from error
 
     def close(self, *, failed: bool = False) -> None:
-        """Close the files and the loggers; the next line opens the files again."""
+        """Write how the run ended, and close the files and the loggers; the next line opens the files again."""
+        if not failed:
+            self._end()
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -162,10 +201,15 @@ class Journal:
             logger.close(failed=failed)
 
     def __enter__(self) -> "Journal":
+        self._listening.enter_context(warnings_kept(self._warn))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.close(failed=kind is not None)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
+        self._listening.close()
+        if error is not None:
+            with suppress(StoreError):  # the first error is the one to tell
+                self._end(error)
+        self.close(failed=error is not None)
 
 
 def machine_of(context: Context) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def fit(
         except PeerError as error:
             raise PeerError(f"{error}; {last_good(None if checkpoint is None else checkpoint.path('last'))}") from error
         if journal is not None:
-            journal.event("end", stopped=ending, step=learner.standing.steps)
+            journal.ended(ending, step=learner.standing.steps)
     standing, counts = learner.standing, stepper.counts
     if counts is not None and counts.overflow_often:
         warnings.warn(
@@ -254,6 +254,8 @@ class _Run:
         try:
             with self._timed("checkpoint"), self.clock.saving():
                 self.checkpoint.save(name, self.learner.parts())
+            if self.journal is not None:
+                self.journal.checkpoint()
         except StoreError as error:
             raise StoreError(
                 f"after step {self.learner.standing.steps}: {error}; make room there, or give Checkpoint another "

@@ -131,14 +131,11 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def warnings_kept(keep: Callable[[str], None]) -> Iterator[None]:
-    """Within, warnings are kept too, each once, and shown as before."""
-    shown, seen = warnings.showwarning, set[str]()
+    """Within, warnings are kept too, and shown as before."""
+    shown = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        text = f"{category.__name__}: {message}"
-        if text not in seen:
-            seen.add(text)
-            keep(text)
+        keep(f"{category.__name__}: {message}")
         shown(message, category, *rest, **more)
 
     warnings.showwarning = show

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.fit_workers import QUIET, alone, learner_of
 
+from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
@@ -101,3 +102,46 @@ def test_what_the_system_does_not_say_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "status").write_text("Name:\tpython\nRssAnon:\t  12 kB\nRssFile:\t 3 kB\n")
     assert memory(tmp_path / "status") == {"private": 12288, "mapped": 3072}
     assert machine(3, "cpu", 2)["rank"] == 3
+
+
+def test_what_fails_after_training_is_a_failure_of_the_run(tmp_path: Path) -> None:
+    def fail_the_test() -> None:
+        with Journal(tmp_path, alone(), loggers=[]) as journal:
+            fit(learner_of(), Training(epochs=1, **QUIET), alone(), journal=journal)
+            assert [line["event"] for line in lines(tmp_path / "events.jsonl")] == ["start"]
+            raise ValueError("no test today")
+
+    with pytest.raises(ValueError, match="no test today"):
+        fail_the_test()
+    end = lines(tmp_path / "events.jsonl")[-1]
+    assert (end["event"], end["error"], end["step"]) == ("end", "ValueError: no test today", 4)
+
+
+def test_warnings_before_and_after_training_are_kept_once(tmp_path: Path) -> None:
+    def warn_around_fit() -> None:
+        with Journal(tmp_path, alone(), loggers=[]) as journal:
+            warnings.warn("early", stacklevel=1)
+            fit(learner_of(), Training(epochs=1, **QUIET), alone(), journal=journal)
+            for text in ("early", "late"):
+                warnings.warn(text, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="late"):
+        warn_around_fit()
+    events = lines(tmp_path / "events.jsonl")
+    assert [event["event"] for event in events] == ["start", "warning", "warning", "end"]
+    assert [event["text"] for event in events[1:3]] == ["UserWarning: early", "UserWarning: late"]
+    assert events[0]["monitor"] == list(learner_of().task.monitor)
+
+
+def test_a_checkpoint_keeps_the_seconds_of_the_steps_before_it(tmp_path: Path) -> None:
+    with Journal(tmp_path, alone(), loggers=[]) as journal:
+        checkpoint = Checkpoint(tmp_path, alone())
+        fit(
+            learner_of(),
+            Training(epochs=2, max_steps=7, checkpoint_every=3, **QUIET),
+            alone(),
+            checkpoint=checkpoint,
+            journal=journal,
+        )
+        journal.rewind(6, 1)
+    assert sum(line["steps"] for line in lines(tmp_path / "times-rank0.jsonl")) == 6

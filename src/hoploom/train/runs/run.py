@@ -98,19 +98,11 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
     if goal.store.placed is not None and progress and context.is_main:
         print(goal.store.placed, file=sys.stderr)
     with goal.store.placed or nullcontext():
-        outcome, test, num_parameters = _learn(run_file, goal, context, resume=resume, progress=progress)
-    seconds = time.perf_counter() - began
-    kept = cache_report(run_file, goal, context)
-    result = Result(run_file.output.folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
-    if context.is_main and result.is_complete:
-        write_whole(run_file.output.folder / RESULT_FILE, [as_json(result).encode()])
-    return result
+        return _learn(run_file, goal, context, resume=resume, progress=progress, began=began)
 
 
-def _learn(
-    run_file: RunFile, goal: Goal, context: Context, *, resume: bool, progress: bool
-) -> tuple[Outcome, Mapping[str, float], int]:
-    """Fit, then test: the outcome, the test's metrics, the number of parameters."""
+def _learn(run_file: RunFile, goal: Goal, context: Context, *, resume: bool, progress: bool, began: float) -> Result:
+    """Fit, test, and write the result; the journal says where that failed."""
     learner = make_learner(run_file, goal, context)
     checkpoint = Checkpoint(run_file.output.folder, context)
     if resume:
@@ -133,7 +125,12 @@ def _learn(
         outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
         test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
         journal.test(test, step=outcome.steps)
-    return outcome, test, sum(parameter.numel() for parameter in learner.model.parameters())
+        num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
+        seconds, kept = time.perf_counter() - began, cache_report(run_file, goal, context)
+        result = Result(folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
+        if context.is_main and result.is_complete:
+            write_whole(folder / RESULT_FILE, [as_json(result).encode()])
+    return result
 
 
 def make_learner(run_file: RunFile, goal: Goal, context: Context) -> Learner:
