@@ -115,8 +115,8 @@ def check_two_ranks(folder: Path) -> None:
         assert found["gathered_flag"] == [False, True]
         assert found["broadcast"] == [3, 3]
         assert found["mismatch"] == (
-            "rank 0 was gathering a tensor of torch.float32 [1], but rank 1 has torch.float32 [2]; "
-            "give all ranks the same"
+            "rank 0 was gathering from all ranks: a torch.float32 tensor of shape [1], but rank 1 has a torch.float32 "
+            "tensor of shape [2]; give all ranks the same"
         )
         assert found["buffer"] == [1]
     check_gradients(told[0]["gradients"], told[0]["loss"])

@@ -59,8 +59,8 @@ class Only:
     def condition(self) -> str:
         """For the tables of the documentation."""
         if self.absent:
-            return f"; not with `{self.selector}`"
-        return f"; only with `{self.selector}`" + (
+            return f"not with `{self.selector}`"
+        return f"only with `{self.selector}`" + (
             f" = {' or '.join(f'`{word}`' for word in self.words)}" if self.words else ""
         )
 
@@ -116,13 +116,13 @@ def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
     return ConfigError(f"{place}: {message}" if place else message)
 
 
-def key_table(keys: Iterable[tuple[str, "Field[Any]"]]) -> list[str]:
-    """The rows of a table of keys for the documentation, in Markdown: names, and what they declare."""
+def key_table(keys: Iterable[tuple[str, "Field[Any]"]], *, under: Only | None = None) -> list[str]:
+    """The rows of a table of keys for the documentation, in Markdown; the condition `under` stands above the table."""
     rows = ["| Key | Default | Value | Meaning |", "|---|---|---|---|"]
     for name, described in keys:
         key, default = key_of(described), default_of(described)
         shown = "required" if default is REQUIRED else "" if default in (None, (), {}) else f"`{as_toml(default)}`"
-        condition = "" if key.only is None else key.only.condition()
+        condition = "" if key.only is None or key.only == under else f"; {key.only.condition()}"
         rows.append(f"| `{name}` | {shown} | {key.rule.expects} | {key.help}{condition} |")
     return rows
 

@@ -171,7 +171,7 @@ class Loader:
             raise ConfigError(f"steps are {steps}, but an epoch has {order.num_steps}; stay within it")
         if dealt and not self.share.is_given and order.world_size > 1 and steps.step > 1:
             raise ConfigError(
-                f"steps are {steps} of a loader whose seeds are dealt over {order.world_size} ranks already "
+                f"steps are {steps} of a loader whose seeds are already divided over {order.world_size} ranks "
                 f"({self.share.origin}); give dealt=False to take whole steps in turn"
             )
         return self._made(replace(order.of(0), first_step=0, first_seed=0), 0, steps)

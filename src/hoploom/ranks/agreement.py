@@ -26,10 +26,10 @@ CHANNEL = "loaders"
 AGREED = "agreed"
 MARKS = 1024  # seeds that a rank with seeds of its own names to the others, and
 ALL_MARKS = 16384  # at most that many by all ranks together
-ALONE = "a loader that one rank reads alone, or a share that you cut yourself, needs rank=0, world_size=1"
+ALONE = "if only one rank reads a loader, or if you divide the seeds yourself, pass rank=0, world_size=1"
 WAYS_OUT = {
-    "seeds": "give all ranks the same seeds, all of them and in one order, not a split(...)[rank] or a random split "
-    "without a seed: the loader deals them out",
+    "seeds": "give all ranks the same seeds in the same order; the loader divides them; do not use split(...)[rank] or "
+    "a random split without a seed",
     "sampler": "the samplers of all ranks must draw the same order; the loader then gives each rank its share: give "
     "the samplers the same seeds and weights, and generators of the same seed",
     "store": "open the same graph on all ranks",
@@ -283,5 +283,5 @@ def difference_of(first: tuple[int, Mapping[str, str]], second: tuple[int, Mappi
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     values = "; ".join(f"{name}: {one.get(name)} on rank {a}, {other.get(name)} on rank {b}" for name in names)
     way_out = next((text for name, text in WAYS_OUT.items() if name in names), "give the same on all ranks")
-    differ = f"rank {a} and rank {b} began loaders that differ, but their seeds are dealt over {size} ranks ({values})"
+    differ = f"the loaders of rank {a} and rank {b} differ, but their seeds are divided over {size} ranks ({values})"
     return f"{differ}; {way_out}; {ALONE}"

@@ -260,8 +260,8 @@ class Context:
                 raise
             reason = LOCATION.sub("", str(error).splitlines()[0]).split(". ")[0]
             raise PeerError(
-                f"rank {self.rank} of {self.world_size} was {doing}, and {self._peers.missing()} ({reason:.300}); look "
-                "at what that rank says itself, then start again from the last checkpoint; if it was only slow, give "
+                f"rank {self.rank} of {self.world_size} was {doing}, and {self._peers.missing()} ({reason:.300}); read "
+                "the output of that rank, then start again from the last checkpoint; if it was only slow, give "
                 f"hoploom.init a timeout above {self.timeout:g} seconds"
             ) from error
 

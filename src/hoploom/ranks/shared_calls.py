@@ -22,7 +22,7 @@ LABEL, PLACE, CONTENT = 128, 48, 64  # bytes of a message: what must be alike, w
 CHANNEL = "calls"
 NUMBER = "a number"
 SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
-DOING = {SUM: "adding up over ranks", MAX: "finding the maximum over ranks"}
+DOING = {SUM: "summing over all ranks", MAX: "finding the maximum over all ranks"}
 
 Guard = Callable[[str], AbstractContextManager[None]]
 
@@ -30,7 +30,7 @@ Guard = Callable[[str], AbstractContextManager[None]]
 class SharedCall(NamedTuple):
     """One of them, as this rank makes it."""
 
-    doing: str  # what the ranks do, e.g. "adding up over ranks"
+    doing: str  # what the ranks do, e.g. "summing over all ranks"
     of: str  # the dtype and shape that it is done with
     function: str  # of Hoploom, that the user called
     place: str  # where the user called it
@@ -83,7 +83,7 @@ class SharedCalls:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor, in the order of ranks."""
-        call = _call("gathering a tensor", _kind(tensor))
+        call = _call("gathering from all ranks", _kind(tensor))
         received = self._small(call, tensor)
         if received is not None:
             return received
@@ -94,7 +94,7 @@ class SharedCalls:
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor."""
-        call = _call("receiving a tensor of rank 0", _kind(tensor))
+        call = _call("receiving from rank 0", _kind(tensor))
         received = self._small(call, tensor)
         if received is not None:
             return received[0]
@@ -151,17 +151,22 @@ def _kind(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
+def _in_words(of: str) -> str:
+    """What a call is about: a number, or a tensor of this kind."""
+    dtype, _, shape = of.partition(" ")
+    return f"a {dtype} tensor of shape {shape}" if shape.startswith("[") else of
+
+
 def _compare(labels: list[bytes], places: list[str]) -> None:
     """Raise if the ranks do not all make the same call: the same error on all of them."""
     if labels.count(labels[0]) < len(labels):
         other = next(rank for rank, label in enumerate(labels) if label != labels[0])
         ours, theirs = (labels[rank].decode(errors="replace").strip().split("|") for rank in (0, other))
         if [*ours[:2], *ours[3:]] == [*theirs[:2], *theirs[3:]]:
-            raise ConfigError(
-                f"rank 0 was {ours[1]} of {ours[2]}, but rank {other} has {theirs[2]}; give all ranks the same"
-            )
+            one, another = _in_words(ours[2]), _in_words(theirs[2])
+            raise ConfigError(f"rank 0 was {ours[1]}: {one}, but rank {other} has {another}; give all ranks the same")
         told = [
-            f"rank {rank} was {doing}{of and ' of '}{of} ({function} at {places[rank]}, call {number})"
+            f"rank {rank} was {doing}{of and ': '}{_in_words(of)} ({function} at {places[rank]}, call {number})"
             for rank, (number, doing, of, function) in ((0, ours), (other, theirs))
         ]
         raise ConfigError(f"{told[0]}, but {told[1]}; {SAME_CALLS}")

@@ -171,7 +171,7 @@ class Peer(Closing):
         if late:
             return LostError(f"{self.address} has not answered for {self._silence:g} seconds; see whether it runs")
         if isinstance(error, StopIteration):
-            return LostError(f"{self.address} ended the conversation; see what it says itself")
+            return LostError(f"{self.address} closed the connection; read the output of that server")
         if isinstance(error, MalformedError):
             return LostError(f"{self.address} sent something unexpected: {error}")
         explained = explain(error, self.address, self._security)

@@ -89,6 +89,6 @@ def test_a_share_that_rank_0_reads_alone_names_where_the_other_waits(ended: Ende
 def test_the_script_ends_with_that_error_and_a_status_that_says_so(ended: Ended) -> None:
     assert ended.codes == [1, 1]
     for error in ended.errors:
-        assert "ConfigError: rank 0 and rank 1 began loaders that differ" in error
+        assert "ConfigError: the loaders of rank 0 and rank 1 differ" in error
     assert "hoploom: a loader shares its seeds among 2 ranks (from the process group)" in ended.errors[0]
     assert "hoploom:" not in ended.errors[1]

@@ -80,7 +80,7 @@ def test_ranks_with_the_same_loader_agree_at_its_first_batch(store: HashStore) -
 @pytest.mark.parametrize(
     ("name", "value", "way_out"),
     [
-        ("seeds", "500 of 'node' [34]", r"not a split\(...\)\[rank\]"),
+        ("seeds", "500 of 'node' [34]", r"do not use split\(...\)\[rank\]"),
         ("store", "8 nodes", "open the same graph on all ranks"),
         ("batch_size", "64", "give the same on all ranks"),
         ("position", "epoch 3, step 0", "alike on all ranks"),
@@ -92,7 +92,7 @@ def test_a_difference_is_told_to_all_ranks_in_the_same_words(
     other = Read({**TOLD, name: value})
     told = together(*(begin(store, other if rank == 2 else Read(), rank, size=3) for rank in range(3)))
     assert len(set(told)) == 1
-    assert re.search(rf"dealt over 3 ranks \({name}: .* on rank \d, .* on rank 2\); .*{way_out}", told[0])
+    assert re.search(rf"divided over 3 ranks \({name}: .* on rank \d, .* on rank 2\); .*{way_out}", told[0])
     assert f"{name}: {TOLD[name]} on rank" in told[0]
     assert f"{value} on rank 2)" in told[0]
 

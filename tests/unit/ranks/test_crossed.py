@@ -25,10 +25,16 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("sum", ["rank 0 was adding up over ranks of a number (sum at crossed_workers.py:", "call 1), but rank 1 was"]),
-        ("sum", ["but rank 1 was adding up over ranks of a number (mean_loss at crossed_workers.py:"]),
-        ("kind", ["rank 0 was finding the maximum over ranks", "rank 1 was waiting at a barrier"]),
-        ("shape", ["rank 0 was adding up over ranks of torch.float64 [2], but rank 1 has torch.float64 [30]"]),
+        ("sum", ["rank 0 was summing over all ranks: a number (sum at crossed_workers.py:", "call 1), but rank 1 was"]),
+        ("sum", ["but rank 1 was summing over all ranks: a number (mean_loss at crossed_workers.py:"]),
+        ("kind", ["rank 0 was finding the maximum over all ranks", "rank 1 was waiting at a barrier"]),
+        (
+            "shape",
+            [
+                "rank 0 was summing over all ranks: a torch.float64 tensor of shape [2], ",
+                "but rank 1 has a torch.float64 tensor of shape [30]; give all ranks the same",
+            ],
+        ),
         ("evaluate", ["rank 0 was ", " (evaluate at crossed_workers.py:", "waits for the other"]),
         (
             "loader",

@@ -112,5 +112,5 @@ def test_whole_steps_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch) -
     for rank in range(2):
         taken = dealt.steps(range(rank, 32, 2), dealt=False)
         assert all(torch.equal(batch.n_id, n_id) for batch, n_id in zip(taken, expected[rank::2], strict=True))
-    with pytest.raises(ConfigError, match=r"dealt over 2 ranks already .*give dealt=False"):
+    with pytest.raises(ConfigError, match=r"already divided over 2 ranks .*give dealt=False"):
         dealt.steps(range(1, len(dealt), 2))

@@ -96,7 +96,9 @@ class _HostShare:
 
     def open(self, handle: Any, size: int) -> Tensor:
         def fill(raw: Tensor) -> None:
-            raise PeerError("a rank of this host has left while its memory was being opened; see what it says itself")
+            raise PeerError(
+                "a rank of this host has left while its memory was being opened; read the output of that rank"
+            )
 
         self._others.append(HostMemory(str(handle), size, fill))
         return self._others[-1].bytes

@@ -3,13 +3,15 @@
 What must hold between keys is checked here, too; what needs the store or the processes is for the run.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from hoploom.config.document import SET, Document, absolute, parse_document, read_document
-from hoploom.config.rules import default_of, key_table, keys_in, problem
+from hoploom.config.rules import default_of, key_of, key_table, keys_in, problem
 from hoploom.config.values import as_toml
 from hoploom.errors import ConfigError
 from hoploom.ranks import environment
@@ -17,6 +19,7 @@ from hoploom.train.loggers import check_loggers
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, RunFile
 
 NO_CACHE = "cluster.cache has no effect where servers make the batches; leave it out, and start them with --cache"
+MANY = 4  # keys of a section that need the same choice, which then have a table of their own
 Disagreements = Iterator[tuple[str, str]]  # a key, and what is wrong with it beside other keys
 
 
@@ -215,5 +218,17 @@ def reference() -> str:
     lines = []
     for section, owner in HEADINGS.items():
         heading = f"### [{section}]" if section else "### Top of the file"
-        lines += ["", heading, "", *([str(owner.__doc__), ""] if section else []), *key_table(keys_in(owner).items())]
+        lines += ["", heading, "", *([str(owner.__doc__), ""] if section else []), *_tables(keys_in(owner))]
     return "\n".join(lines) + "\n"
+
+
+def _tables(keys: Mapping[str, "Field[Any]"]) -> list[str]:
+    """One table, and one more for each choice that many of the keys need, such as a kind of task."""
+    shared = Counter(key_of(described).only for described in keys.values())
+    apart = [only for only, num_keys in shared.items() if only and only.words and num_keys >= MANY]
+    lines = key_table((name, described) for name, described in keys.items() if key_of(described).only not in apart)
+    for only in apart:
+        chosen = ((name, described) for name, described in keys.items() if key_of(described).only == only)
+        condition = only.condition()
+        lines += ["", f"{condition[0].upper()}{condition[1:]}:", "", *key_table(chosen, under=only)]
+    return lines

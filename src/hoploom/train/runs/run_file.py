@@ -160,7 +160,9 @@ class LoaderSection:
         example=4,
     )
     replace: bool = key(False, "sample with replacement", rules.FLAG)
-    labor: bool = key(False, "LABOR sampling: seeds share neighbours, so batches hold fewer nodes", rules.FLAG)
+    labor: bool = key(
+        False, "LABOR sampling: batches have fewer distinct nodes, because seeds share neighbours", rules.FLAG
+    )
     weighted: bool = key(False, "sample by the edge weights of the store", rules.FLAG)
     temporal: str | None = key(
         None,
@@ -334,7 +336,7 @@ class OutputSection:
         example=("tensorboard",),
     )
     tensorboard: bool = key(
-        True, "the older name: false is loggers = []", rules.FLAG, only=Only("output.loggers", absent=True)
+        True, "deprecated: use loggers; false means loggers = []", rules.FLAG, only=Only("output.loggers", absent=True)
     )
 
 
