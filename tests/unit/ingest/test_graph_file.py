@@ -83,6 +83,11 @@ MISTAKES = {  # claim: text, line (0: none), what the message says
     ),
     "count of an id": (WITH + "[nodes.a]\ncount = 3\nid = 'x'\n", 11, "nodes.a.id: it has no effect without files"),
     "classes of nothing": (NODES + "num_classes = 3\n" + EDGES, 4, "num_classes: it has no effect without label"),
+    "label as a feature": (
+        NODES + "features = ['a', 'z']\nlabel = 'z'\n" + EDGES,
+        4,
+        'features: "z" is the label, too',
+    ),
     "dtype of nothing": (NODES + "dtype = 'float16'\n" + EDGES, 4, "dtype: it has no effect without features"),
     "two features": (
         NODES + "features = 'a'\nfeatures_npy = 'b.npy'\n" + EDGES,

@@ -324,6 +324,9 @@ def _check_fields(graph: GraphFile, table: Table) -> None:
     at = f"{table.owner}.dtype"
     if at in graph.where and not (table.features or (isinstance(table, NodeTable) and table.features_npy)):
         raise graph.problem(at, "it has no effect without features; leave it out")
+    if isinstance(table, NodeTable) and table.label in table.features:
+        message = f"{quoted(table.label)} is the label, too, so the model would be given the answer; drop it here"
+        raise graph.problem(f"{table.owner}.features", message)
     for name in table.fields:
         if name in made or not name.strip() or not name.isprintable():
             at = f"{table.owner}.fields.{as_key(name)}"
