@@ -18,6 +18,9 @@ from hoploom.errors import ConfigError
 
 SET = "--set "
 YAML_SUFFIXES = (".yaml", ".yml")
+GRAPH, RUN = ("graph.toml", "hoploom build"), ("run.toml", "hoploom train")
+SECTION_OF = {"nodes": GRAPH, "edges": GRAPH, "task": RUN, "loader": RUN, "optimizer": RUN}  # sections of one file only
+SECTION_OF |= {"hosts": ("cluster file", "hoploom launch")}
 TOKEN = re.compile(  # of TOML; up to two quotes may stand before the closing three
     r"""[ \t]+ | \#[^\n]*
       | "{3}(?:\\.|[^\\])*?"{3,5} | '{3}.*?'{3,5}
@@ -111,11 +114,15 @@ class Document:
     # --- keys that are not known -----------------------------------------------------------------
 
     def _check_known(self, given: Iterable[str], known: Sequence[str], path: KeyPath) -> None:
-        for name in given:
-            if name not in known:
-                inside = f" in [{full_name(path)}]" if path else ""
-                message = f"unknown key {as_key(name)}{inside}; did you mean {self._nearest(name, known)}?"
-                raise self.problem(full_name((*path, name)), message)
+        unknown = [name for name in given if name not in known]
+        for name in unknown if not path else ():
+            if name in SECTION_OF and not self.where.get(name, SET).startswith(SET):
+                kind, command = SECTION_OF[name]
+                raise self.problem("", f"this is a {kind}, as it has the section [{name}]; use `{command}` with it")
+        for name in unknown:
+            inside = f" in [{full_name(path)}]" if path else ""
+            message = f"unknown key {as_key(name)}{inside}; did you mean {self._nearest(name, known)}?"
+            raise self.problem(full_name((*path, name)), message)
 
     def _nearest(self, name: str, known: Sequence[str]) -> str:
         """The same name in another section, else one alike in this one, else one alike anywhere, else what there is."""

@@ -9,6 +9,8 @@ from support import ROOT
 
 from hoploom import ConfigError
 from hoploom.config.values import as_toml
+from hoploom.deploy.resolve import read_cluster
+from hoploom.ingest.tables.graph_file import read_graph
 from hoploom.train.runs.reading import check_world, parse_run_file, read_run_file, reference, to_toml, values_of
 from hoploom.train.runs.run_file import HEADINGS, KEYS, RunFile
 from hoploom.train.runs.template import template
@@ -310,3 +312,16 @@ def test_a_run_file_can_be_made_in_python() -> None:
     assert (run_file.train.epochs, run_file.output.tensorboard) == (10, True)
     with pytest.raises(ConfigError, match=r"^no labels$"):
         raise run_file.problem("task.label", "no labels")
+
+
+def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) -> None:
+    graph, run, cluster = (tmp_path / f"{name}.toml" for name in ("graph", "run", "cluster"))
+    graph.write_text("[nodes.node]\ncount = 3\n")
+    run.write_text('store = "s"\n[loader]\nfanouts = [2]\n')
+    cluster.write_text('store = "s"\nhosts = ["a"]\n')
+    said = {graph: "this is a graph.toml.*`hoploom build`", run: "this is a run.toml.*`hoploom train`"}
+    said[cluster] = "this is a cluster file.*`hoploom launch`"
+    for read, own in ((read_run_file, run), (read_graph, graph), (read_cluster, cluster)):
+        for path in said.keys() - {own}:
+            with pytest.raises(ConfigError, match=said[path]):
+                read(path)
