@@ -106,6 +106,24 @@ def test_columns_find_their_roles(tmp_path: Path) -> None:
     assert "# not used: title (string), venue_id (int64), uneven (list<" in draft(tmp_path, tmp_path)
 
 
+def test_a_column_of_classes_with_nulls_may_be_the_label_and_is_never_filled(tmp_path: Path) -> None:
+    customers = {
+        "customer_id": TEXT,
+        "age": NUMBERS,
+        "country": ["de", "fr"] * 3,
+        "churned": [0, 1, None, 0, 1, None],
+        "stage": [1.0, 2.0, None, 0.0, 1.0, None],  # as pandas writes integers with nulls
+    }
+    graph = _drafted(tmp_path, {"customers.parquet": customers, "pays.parquet": {"from_id": TEXT, "to_id": TEXT}})
+    assert graph.nodes["node"] == NodeTable("node", files=("customers.parquet",), id="customer_id", features=("age",))
+    lines = draft(tmp_path, tmp_path).splitlines()
+    assert '# label = "churned"  # 0/1 with nulls: is this what you predict?' in lines
+    assert '# label = "stage"  # 0 to 2 with nulls: is this what you predict?' in lines
+    assert '# columns.country.categories = "one-hot"  # and add "country" to features' in lines
+    chosen = "\n".join(line.removeprefix("# ") if "churned" in line or "split =" in line else line for line in lines)
+    assert parse_graph(chosen, folder=tmp_path).nodes["node"].split == SHARES
+
+
 def test_times_are_of_edges_where_both_have_some(tmp_path: Path) -> None:
     nodes = {"id": NUMBERS, "time": NUMBERS}
     graph = _drafted(tmp_path, {"nodes.csv": nodes, "edges.csv": RING | {"timestamp": NUMBERS}})

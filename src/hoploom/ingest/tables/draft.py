@@ -191,7 +191,7 @@ def _section_text(owner: str, section: Section, prefix: str, hint: str = "") -> 
     text = f"[{owner}]\nfiles = {as_toml(files)}\n"
     for key, value in section.keys.items():
         text += f"{key} = {as_toml(value)}" + (f"  {_comment(section.why[key])}" if key in section.why else "\n")
-    text += hint
+    text += hint + "".join(map(_comment, section.hints))
     if section.unused:
         shown = [f"{name} ({section.table.types[name]})" for name in section.unused[:FEW]]
         more = f" and {len(section.unused) - FEW} more" if len(section.unused) > FEW else ""

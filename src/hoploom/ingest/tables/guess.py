@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hoploom.config.values import as_key
+from hoploom.config.values import as_key, as_toml
 from hoploom.ingest.tables.survey import Surveyed, share_found
 
 ENDS = ("source", "destination")
@@ -30,6 +30,7 @@ ID_NAME = re.compile(r"(.*[_ -])?(id|ids|idx|nid|uid|key|index)|node|vertex", re
 CAMEL_ID = re.compile(r".*[a-z](Id|ID)")
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas' index, which says nothing of a row
 MOST_SPLITS = 10
+FEW_VALUES = 10  # of a column that may be a class, or become one-hot
 HALF = 0.5  # of the ids of an end: more of them are no coincidence
 
 
@@ -41,6 +42,7 @@ class Section:
     keys: dict[str, Any]  # in their order, those of columns dotted
     why: dict[str, str]  # comments by key, where it is guessed
     unused: list[str]  # columns
+    hints: list[str] = field(default_factory=list)  # lines to uncomment
 
     @property
     def id(self) -> str | None:
@@ -173,7 +175,8 @@ def _section(table: Surveyed, keys: dict[str, Any]) -> Section:
     roles["time"] = _named(left, TIMES, lambda name: _is_time(types[name])) or next(moments, None)
     left = [name for name in left if name not in roles.values()]
     named = [name for name in left if not is_id_name(name) and not ROW_NUMBER.fullmatch(name)]
-    features = [name for name in named if _is_feature(table, name)]
+    asked = [name for name in named if "id" in keys and _may_be_label(table, name)]
+    features = [name for name in named if _is_feature(table, name) and name not in asked]
     if features:
         keys["features"] = _globs(features, [name for name in types if name not in features])
     for role, column in roles.items():
@@ -189,7 +192,34 @@ def _section(table: Surveyed, keys: dict[str, Any]) -> Section:
     for name, rule, value, reason in rules:
         key = f"columns.{as_key(name)}.{rule}"
         keys[key], why[key] = value, reason
-    return Section(table, keys, why, [name for name in left if name not in features])
+    hints = [
+        f"label = {as_toml(name)}  # {_values(table, name)} with nulls: is this what you predict?" for name in asked
+    ]
+    if asked and "split" not in keys:
+        hints.append(f"split = {as_toml(SHARES)}  # a label needs splits")
+    few = [name for name in left if name in named and _is_few(table, name)]
+    hints += [f'columns.{as_key(name)}.categories = "one-hot"  # and add {as_toml(name)} to features' for name in few]
+    return Section(table, keys, why, [name for name in left if name not in (*features, *asked)], hints)
+
+
+def _may_be_label(table: Surveyed, name: str) -> bool:
+    """Classes 0, 1, …, some of which are not known: null."""
+    found = table.sample[name]
+    if not _is_number(found.type) or not 0 < found.null_count < len(found):
+        return False
+    values = set(pc.unique(found.drop_null()).to_pylist())
+    return values <= {0, 1} or (values <= set(range(FEW_VALUES)) and 2 * len(values) <= len(found))
+
+
+def _values(table: Surveyed, name: str) -> str:
+    most = int(pc.max(table.sample[name]).as_py())
+    return "0/1" if most <= 1 else f"0 to {most}"
+
+
+def _is_few(table: Surveyed, name: str) -> bool:
+    """Words that come again and again."""
+    found = table.sample[name]
+    return table.is_text(name) and 0 < 2 * pc.count_distinct(found).as_py() <= min(2 * FEW_VALUES, len(found))
 
 
 def _globs(features: Sequence[str], others: Sequence[str]) -> list[str]:
