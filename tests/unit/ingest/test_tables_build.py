@@ -169,6 +169,20 @@ def test_shares_are_drawn_by_id_and_seed_alone(tmp_path: Path, name: str) -> Non
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+@pytest.mark.parametrize("name", ["sparse", "text"])
+def test_shares_are_drawn_among_nodes_with_a_label(tmp_path: Path, name: str) -> None:
+    ids = [IDS[name](v) for v in range(90)]
+    write_table(tmp_path / "edges.parquet", {"src": ids[:1], "dst": ids[1:2]})
+    keys, members = "split = { train = 0.6, rest = 0.4 }\nlabel = 'y'\n", list[dict[str, set[Any]]]()
+    for way, labels in enumerate(([0, 1, 1], [0, 1, None])):
+        write_table(tmp_path / "nodes.parquet", {"id": ids, "y": labels * 30})
+        store, _ = build_here(tmp_path, NODES.split("features")[0] + keys + EDGES, out=f"{way}.store")
+        own = original(store)
+        members.append({split: {own[node] for node in store.split(split).tolist()} for split in ("train", "rest")})
+    known = {own for v, own in enumerate(ids) if v % 3 != 2}
+    assert members[1] == {split: nodes & known for split, nodes in members[0].items()}
+
+
 def test_columns_are_filled_cast_and_put_into_categories(tmp_path: Path) -> None:
     text = """
     [nodes.node]

@@ -92,7 +92,8 @@ class NodeTable:
     time: str | None = key(None, "the column that becomes field time", rules.TEXT, example="published", only=WITH_FILES)
     split: str | Mapping[str, float] | None = key(
         None,
-        "a column with the name of each node's split, or shares of splits that are drawn by id",
+        "a column with the name of each node's split, or shares of splits that are drawn by id "
+        "(nodes with a null label are in none)",
         SPLIT,
         only=WITH_FILES,
     )

@@ -22,8 +22,8 @@ from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, No
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.engine import Engine, rows_of
 from hoploom.ingest.tables.fields import Planner, TableFields
-from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable
-from hoploom.ingest.tables.ids import NULL, Numbering, cast_ids, file_name, int64_of
+from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable, rule_of
+from hoploom.ingest.tables.ids import NULL, Numbering, cast_ids, file_name, int64_of, padded
 from hoploom.ingest.tables.sources import TableSource
 from hoploom.ingest.tables.table_files import array_rows
 from hoploom.ingest.tables.transforms import UnfitError, check_range, signed, standardise
@@ -144,16 +144,31 @@ class NodeRows:
         return {word: partial(members, word) for word in sorted(row["split"] for row in found)}
 
     def _drawn(self, shares: Mapping[str, float]) -> Splits:
-        """Splits drawn by shares: a node's is decided by its id and the seed alone."""
+        """Splits drawn by shares: a node's is decided by its id and the seed alone; with a null label it is in none."""
         ends = [0.0, *accumulate(shares.values())]
         ends[-1] = 1.0 if abs(ends[-1] - 1) < 1e-9 else ends[-1]
+        some_null = self._has_null_labels()
 
         def members(begin: float, end: float) -> Iterator[Tensor]:
-            for nodes, ids in self.numbering.original(self.engine):
+            for nodes, ids in self._labelled() if some_null else self.numbering.original(self.engine):
                 drawn = (_hashed(ids, self.source.graph.seed) >> np.uint64(11)).astype(np.float64) / 2**53
                 yield nodes[torch.from_numpy((drawn >= begin) & (drawn < end))]
 
         return {name: partial(members, ends[i], ends[i + 1]) for i, name in enumerate(shares)}
+
+    def _has_null_labels(self) -> bool:
+        label = self.table.label
+        if label is None or rule_of(self.table, label).fill is not None:
+            return False
+        rows = self.engine.read(self.source.paths)
+        return bool(rows_of(self.engine, rows.filter(rows[label].isnull()).select(label=rows[label]).limit(1)))
+
+    def _labelled(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Nodes whose label is known, as `original` of the numbering gives all."""
+        nodes, width = self._with_nodes({str(self.table.label): "label"}), self.numbering.width
+        for batch in self.engine.stream(nodes.filter(nodes["label"].notnull()).select("node", "id"), 16 + width):
+            ids = batch.column("id")
+            yield int64_of(batch.column("node")), padded(ids, width) if width else int64_of(ids)
 
 
 def original_ids(engine: Engine, numbering: Numbering) -> list[NodeFields]:
