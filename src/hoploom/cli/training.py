@@ -1,6 +1,7 @@
 """The commands that train, that look at what was trained, and that write a file to start from: what they take."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from hoploom.cli.command import Arguments, Command, add_json, add_option, read_positive
@@ -100,9 +101,13 @@ def _init(arguments: Arguments) -> int:
 
 
 def _template(path: Path, arguments: Arguments) -> tuple[str, str]:
-    from hoploom.train.runs.template import template, template_for
+    from hoploom.store import open_store
+    from hoploom.train.runs.template import template, template_for, why_task
 
-    text = template() if arguments.store is None else template_for(arguments.store, beside=path.parent)
+    if arguments.store is None:
+        return template(), f"hoploom train {path}"
+    text = template_for(arguments.store, beside=path.parent)
+    print(why_task(open_store(arguments.store).schema), file=sys.stderr)
     return text, f"hoploom train {path}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hoploom.config.rules import default_of, keys_in
 from hoploom.config.values import as_toml
-from hoploom.schema import NodeType, Schema
+from hoploom.schema import ORIGINAL_ID, NodeType, Schema
 from hoploom.store import Store, open_store
 from hoploom.train.runs.problem import largest_label
 from hoploom.train.runs.reading import applies
@@ -67,14 +67,14 @@ def _of_store(folder: Path, beside: Path) -> tuple[dict[str, object], dict[str, 
     schema = store.schema
     known: dict[str, object] = {"store": os.path.relpath(folder, beside)}
     notes: dict[str, str] = {}
-    labelled = next((t for t in schema.node_types if t.splits), None)
-    label = None if labelled is None else _label_of(labelled)
+    labelled, label = _labelled(schema)
     if labelled is None or label is None:
         known |= {"task.kind": LINKS, "task.relation": " ".join(schema.relations[0].key)}
         notes["task.relation"] = f"the relation whose links the model predicts; one of {_relations(schema)}"
     else:
         known |= {"task.kind": _kind_of(labelled, label), "task.label": label, **_splits_of(labelled)}
-        notes["task.label"] = f"the field that holds the labels; one of {', '.join(labelled.fields)}"
+        fields = ", ".join(name for name in labelled.fields if name != ORIGINAL_ID)
+        notes["task.label"] = f"the field that holds the labels; one of {fields}"
         if known["task.kind"] == "node-classification":
             notes["task.num_classes"] = (
                 f"number of classes; default: counted, {_num_classes(store, labelled, label)} here"
@@ -87,15 +87,35 @@ def _of_store(folder: Path, beside: Path) -> tuple[dict[str, object], dict[str, 
     return known, notes
 
 
+def _labelled(schema: Schema) -> tuple[NodeType | None, str | None]:
+    """The first node type with splits and a label, and the label."""
+    found = ((t, _label_of(t, schema)) for t in schema.node_types if t.splits)
+    return next(((node_type, label) for node_type, label in found if label is not None), (None, None))
+
+
+def why_task(schema: Schema) -> str:
+    """The task that a template for a store has, and why."""
+    labelled, label = _labelled(schema)
+    if labelled is not None and label is not None:
+        return f"task: {_kind_of(labelled, label)}, because {labelled.name!r} has splits and the label {label!r}"
+    ready = next((t.name for t in schema.node_types if "y" in t.fields), None)
+    if ready is not None:
+        way_out = f"to predict it, add split to [nodes.{ready}] in graph.toml, and build again"
+        return f"task: {LINKS}, because {ready!r} has the label 'y', but no split; {way_out}"
+    way_out = "to predict a column of nodes, name it as label in graph.toml, and build again"
+    return f"task: {LINKS}, because the store has no label field; {way_out}"
+
+
 def _relations(schema: Schema) -> str:
     return ", ".join(as_toml(" ".join(relation.key)) for relation in schema.relations)
 
 
-def _label_of(node_type: NodeType) -> str | None:
+def _label_of(node_type: NodeType, schema: Schema) -> str | None:
     """`y`, else the first field of whole numbers."""
     if "y" in node_type.fields:
         return "y"
-    whole = [name for name, field in node_type.fields.items() if field.dtype in WHOLE and name != "x"]
+    others = ("x", ORIGINAL_ID, schema.time)
+    whole = [name for name, field in node_type.fields.items() if field.dtype in WHOLE and name not in others]
     return whole[0] if whole else None
 
 
