@@ -173,9 +173,10 @@ class NodeTask(Judged):
         """Name the first row that is bad. On a device nobody looks, as every step would wait: fit() checks before."""
         if not bad.is_cuda and bad.any():
             row = int(bad.reshape(len(nodes), -1).any(1).nonzero()[0])
+            null = " (a null label in a table becomes -1)" if labels[row].eq(-1).all() else ""
             raise DataError(
                 f"node {int(nodes[row])} is a seed with the label {self.label}={labels[row].tolist()!r:.80}; "
-                f"{way_out}, or leave it out of the split"
+                f"{way_out}{null}, or leave it out of the split"
             )
 
 

@@ -68,7 +68,12 @@ DISAGREEMENTS: list[tuple[list[str], dict[str, Any], type[HoploomError], str]] =
     (["task.node_type=nod"], {}, ConfigError, r"names 'nod', no node type.*did you mean 'node'\?"),
     (["task.num_classes=2"], {}, DataError, r"node 2 is a seed with the label y=2"),
     (["task.label=m"], {"m": torch.ones(10, 4)}, ConfigError, r'rows of shape \[4\].*task.kind = "multi-label"'),
-    (["task.label=m"], {"m": with_gap(-1, torch.int64)}, DataError, r"node 4 is a seed with the label m=-1"),
+    (
+        ["task.label=m"],
+        {"m": with_gap(-1, torch.int64)},
+        DataError,
+        r"label m=-1; .*a null label in a table becomes -1",
+    ),
     (["task.label=m"], {"m": with_gap(float("nan"), torch.float32)}, DataError, r"node 4 is a seed .* m=nan"),
     (["task.label=m"], {"m": torch.zeros(10).long()}, ConfigError, r"the largest label 'm' of the splits is 0"),
     (
