@@ -20,13 +20,23 @@ def memory_limit(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
     return min(limits)
 
 
+def available_memory() -> int:
+    """Bytes that this process may still take: of its limit, and of what the host has left."""
+    limit = memory_limit()
+    return min(
+        limit - _kilobytes("/proc/self/status", "RssAnon:"), _kilobytes("/proc/meminfo", "MemAvailable:") or limit
+    )
+
+
 def resident_bytes() -> int:
     """Resident pages, those of mapped files too; 0 where the system does not tell."""
+    return _kilobytes("/proc/self/status", "VmRSS:")
+
+
+def _kilobytes(path: str, name: str) -> int:
+    """A line of the kernel's, in bytes; 0 where there is none."""
     try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
+        lines = Path(path).read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    for line in status.splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)

@@ -15,8 +15,8 @@ from hoploom.errors import ConfigError
 from hoploom.schema import EDGE_ID, NodeType, Relation, read_members
 from hoploom.store.base import Wanted
 from hoploom.store.edges import NODES, in_edges
-from hoploom.store.system_memory import memory_limit
-from hoploom.store.views import Explored
+from hoploom.store.system_memory import available_memory
+from hoploom.store.views import Explored, FieldRows
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -27,29 +27,70 @@ LESS = "take a part of it with store.subgraph(ids), or batches from hoploom.Neig
 
 def to_pyg(store: Explored) -> "Data | HeteroData":
     """The whole graph; ConfigError where it would not fit into memory."""
-    size = sum(t.num_nodes * sum(f.row_bytes for f in t.fields.values()) for t in store.schema.node_types)
-    size += sum(r.num_edges * (16 + sum(f.row_bytes for f in r.fields.values())) for r in store.schema.relations)
-    if size > memory_limit():
-        raise ConfigError(f"the graph takes {as_bytes(size)}, this machine has {as_bytes(memory_limit())}; {LESS}")
-    return _data(store, {t.name: torch.arange(t.num_nodes) for t in store.schema.node_types})
+    edges = [relation.num_edges * _edge_bytes(relation) for relation in store.schema.relations]
+    nodes = {t.name: torch.arange(t.num_nodes) for t in store.schema.node_types}
+    _require_memory(_node_bytes(store, nodes) + sum(edges))
+    return _data(store, nodes)
 
 
 def to_networkx(store: Explored, fields: Sequence[str]) -> Any:
-    """The whole graph for NetworkX; ConfigError beyond MOST_DRAWN nodes and edges."""
+    """The whole graph for NetworkX, every edge of it; ConfigError beyond MOST_DRAWN nodes and edges."""
     if store.num_nodes + store.num_edges > MOST_DRAWN:
         raise ConfigError(
             f"the graph has {store.num_nodes:,} nodes and {store.num_edges:,} edges, more than {MOST_DRAWN:,} together "
             "for NetworkX; take a part of it: torch_geometric.utils.to_networkx(store.subgraph(ids))"
         )
-    of_nodes = {name for t in store.schema.node_types for name in t.fields}
-    of_edges = {name for r in store.schema.relations for name in r.fields} - of_nodes
-    for name in fields:
-        if name not in of_nodes | of_edges:
-            raise ConfigError(f"fields names {name!r}; there are {sorted(of_nodes | of_edges)}")
-    from torch_geometric.utils import to_networkx  # torch brings networkx along
+    schema = store.schema
+    known = {name for t in schema.node_types for name in t.fields} - {EDGE_ID}
+    known |= {name for relation in schema.relations for name in relation.fields} - {EDGE_ID}
+    if isinstance(fields, str) or not set(fields) <= known:
+        raise ConfigError(f"fields is {fields!r:.80}; give a list of names, of {sorted(known)}")
+    import networkx  # torch brings it along
 
-    chosen = [[name for name in fields if name in names] or None for names in (of_nodes, of_edges)]
-    return to_networkx(to_pyg(store), *chosen)
+    data: Any = to_pyg(store)
+    nodes: list[tuple[int, dict[str, Any]]] = []
+    edges: list[tuple[int, int, dict[str, Any]]] = []
+    first: dict[str, int] = {}
+    kind: dict[str, Any]
+    for of in schema.node_types:
+        first[of.name] = len(nodes)
+        holder, kind = (data, {}) if schema.homogeneous else (data[of.name], {"type": of.name})
+        attributes = _attributes(holder, [name for name in fields if name in of.fields], of.num_nodes, kind)
+        nodes += enumerate(attributes, len(nodes))
+    for relation in schema.relations:
+        holder, kind = (data, {}) if schema.homogeneous else (data[relation.key], {"type": relation.key})
+        ends = (holder.edge_index + torch.tensor([[first[relation.source]], [first[relation.destination]]])).tolist()
+        names = [name for name in fields if name in relation.fields]
+        edges += zip(*ends, _attributes(holder, names, relation.num_edges, kind), strict=True)
+    has_parallel = len({edge[:2] for edge in edges}) < len(edges)
+    graph = networkx.MultiDiGraph() if has_parallel else networkx.DiGraph()
+    graph.add_nodes_from(nodes)
+    graph.add_edges_from(edges)
+    return graph
+
+
+def _attributes(holder: Any, names: Sequence[str], count: int, kind: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What NetworkX keeps of every node or edge: its type, if there are several, and these fields."""
+    columns = {name: holder[name].tolist() for name in names}
+    return [{**kind, **{name: column[row] for name, column in columns.items()}} for row in range(count)]
+
+
+def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
+    """What the fields and masks of these nodes take, and their ids."""
+    per_node = {
+        t.name: 8 + len(t.splits) + sum(f.row_bytes for f in t.fields.values()) for t in store.schema.node_types
+    }
+    return sum(ids.numel() * per_node[name] for name, ids in nodes.items())
+
+
+def _edge_bytes(relation: Relation) -> int:
+    """What an edge takes at the peak: found, put together, and brought into the user's order with its fields."""
+    return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
+
+
+def _require_memory(size: int) -> None:
+    if size > (left := available_memory()):
+        raise ConfigError(f"the graph takes {as_bytes(size)} while it is read, {as_bytes(left)} are left; {LESS}")
 
 
 def subgraph(store: Explored, subset: Any) -> "Data | HeteroData":
@@ -63,6 +104,7 @@ def subgraph(store: Explored, subset: Any) -> "Data | HeteroData":
     for name in subset:
         schema.node_type(name)
     nodes = {t.name: _members(store, t, subset.get(t.name, [])) for t in schema.node_types}
+    _require_memory(_node_bytes(store, nodes))
     data = _data(store, nodes)
     for name, ids in nodes.items():
         (data if schema.homogeneous else data[name]).n_id = ids
@@ -75,7 +117,7 @@ def _members(store: Explored, node_type: NodeType, given: Any) -> Tensor:
         return store.split(given, node_type.name)
     what = f"ids of {node_type.name!r}"
     try:
-        ids = torch.as_tensor(given).cpu()
+        ids = torch.as_tensor(given[:] if isinstance(given, FieldRows) else given).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{what} are {given!r:.80}; give a list of ids, a mask or a split's name") from error
     ids = read_members(what, ids if ids.numel() else ids.long(), node_type.num_nodes, ConfigError)
@@ -117,12 +159,15 @@ def _edge_fields(store: Explored, relation: Relation, nodes: Mapping[str, Tensor
     ends, sources = nodes[relation.destination], nodes[relation.source]
     index, order = store.schema.relation_index[relation.key], sources.argsort()
     found: list[tuple[Tensor, Tensor]] = [(torch.empty(2, 0, dtype=torch.int64), ends[:0])]
+    num_found = 0
     for first in range(0, ends.numel() if sources.numel() else 0, NODES):
         picks = in_edges(store.graph, index, ends[first : first + NODES])
         places = order[torch.searchsorted(sources[order], picks.sources).clamp_(max=sources.numel() - 1)]
         inside = sources[places] == picks.sources
         local = torch.repeat_interleave(torch.arange(first, first + picks.counts.numel()), picks.counts)
         found.append((torch.stack([places[inside], local[inside]]), picks.edges[inside]))
+        num_found += found[-1][1].numel()
+        _require_memory(num_found * (_edge_bytes(relation) - 24))  # those found are in memory already
     edges, positions = torch.cat([pair[0] for pair in found], dim=1), torch.cat([pair[1] for pair in found])
     rows = store.features.gather([Wanted(relation.key, name, positions) for name in relation.fields])
     fields = {"edge_index": edges, **dict(zip(relation.fields, rows, strict=True))}

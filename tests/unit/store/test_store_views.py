@@ -237,9 +237,34 @@ def test_small_graphs_go_to_networkx_and_large_ones_say_how(store: Store, monkey
     monkeypatch.setattr("hoploom.store.to_pyg.MOST_DRAWN", 30)
     with pytest.raises(ConfigError, match=r"12 nodes and 24 edges, more than 30 .*store.subgraph"):
         store.to_networkx()
-    monkeypatch.setattr("hoploom.store.to_pyg.memory_limit", lambda: 100)
-    with pytest.raises(ConfigError, match=r"takes 996 B, this machine has 100 B; .*hoploom.NeighborLoader"):
+
+
+def test_every_edge_goes_to_networkx_with_the_fields_of_its_type(books: Store) -> None:
+    twice = hoploom.from_tensors({"x": torch.zeros(3, 1)}, torch.tensor([[0, 0, 1], [1, 1, 2]])).to_networkx()
+    assert sorted(twice.edges()) == [(0, 1), (0, 1), (1, 2)]
+    graph = books.to_networkx(["year", "edge_attr"])
+    assert (graph.number_of_nodes(), graph.number_of_edges()) == (books.num_nodes, books.num_edges)
+    years = [given["year"] for _, given in graph.nodes(data=True) if given["type"] == "paper"]
+    assert years == library()["paper"].year.tolist()
+    assert not any("year" in given for _, given in graph.nodes(data=True) if given["type"] != "paper")
+    writes = library()[AUTHORS]
+    kept = [(given["edge_attr"], of) for *of, given in graph.edges(data=True) if given["type"] == AUTHORS]
+    ends = writes.edge_index + torch.tensor([[0], [books["author"].num_nodes]])
+    assert sorted(kept) == sorted(zip(writes.edge_attr.tolist(), ends.t().tolist(), strict=True))
+    for wrong in ("year", ["edge_id"], ["z"]):
+        with pytest.raises(ConfigError, match="give a list of names"):
+            books.to_networkx(wrong)
+
+
+def test_what_does_not_fit_into_memory_is_not_begun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hoploom.store.to_pyg.available_memory", lambda: 100)
+    with pytest.raises(
+        ConfigError, match=r"takes [\d.]+ kB while it is read, 100 B are left; .*hoploom.NeighborLoader"
+    ):
         store.to_pyg()
+    with pytest.raises(ConfigError, match=r"100 B are left; .*store.subgraph"):
+        store.subgraph(range(12))
+    assert store.subgraph([0]).num_nodes == 1
 
 
 def test_some_parts_show_what_they_hold_and_name_what_they_lack(tmp_path: Path) -> None:
