@@ -7,8 +7,9 @@ STYLE = """
 .hoploom {margin: .4em 0 .8em; color: inherit; overflow-x: auto}
 .hoploom table {border-collapse: collapse; margin: .3em 0 0; width: auto; font-size: .93em}
 .hoploom th, .hoploom td {padding: .25em .9em .25em 0; border: 0; border-bottom: 1px solid rgba(128, 128, 128, .3);
- background: none; color: inherit; text-align: left; vertical-align: top; white-space: nowrap}
+ background: none; color: inherit; text-align: left; vertical-align: top; max-width: 40em}
 .hoploom th {font-weight: 600; opacity: .75}
+.hoploom th, .hoploom .figure {white-space: nowrap}
 .hoploom .figure {text-align: right; font-variant-numeric: tabular-nums}
 .hoploom p {margin: 0 0 .2em; font-weight: 600}
 """

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.batch_servers import listening
 from support.graphs import library, ring
 
 import hoploom
@@ -42,6 +43,21 @@ def test_a_loader_says_in_one_line_and_one_table_what_it_reads(loader: object, l
     assert repr(made) == line
     assert str(made) == f"{type(made).__name__}()"  # as PyG's
     assert f"<td>steps</td><td>{made.shown()['steps']}</td>" in made._repr_html_()
+
+
+def test_fanouts_that_differ_name_their_relation() -> None:
+    fanouts = {key: [2, -1] if key[0] == "author" else [1, 0] for key in library().edge_types}
+    loader = NeighborLoader(library(), fanouts, "paper", batch_size=5)
+    assert ", fanouts author writes paper [2, -1]; " in repr(loader)
+    assert loader.shown()["steps"] == "2, of 5 seeds each"
+    assert repr(hoploom.NeighborSampler(library(), [2, 1])) == "NeighborSampler(fanouts [2, 1])"
+
+
+def test_a_store_on_servers_says_so(tmp_path: Path) -> None:
+    hoploom.from_pyg(ring(12)).save(tmp_path / "ring")
+    assert "Store in memory: 12 nodes" in hoploom.from_pyg(ring(12))._repr_html_()
+    with listening(tmp_path / "ring") as served, hoploom.connect([served.address]) as store:
+        assert "Store on servers: 12 nodes" in store._repr_html_()
 
 
 def test_reports_are_tables(tmp_path: Path) -> None:

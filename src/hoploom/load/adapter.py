@@ -20,7 +20,7 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.base import SubgraphType
 
 from hoploom.batch import Sampled
-from hoploom.load.arguments import PairOrData, fanouts_of, read_input
+from hoploom.load.arguments import PairOrData, fanouts_of, read_input, shown_fanouts
 from hoploom.load.calls import Calls
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
@@ -70,6 +70,9 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._sampler = Sampler(store.graph, sampling)
         self._times = NodeTimes(store)
         self._calls = Calls(seed, store)
+
+    def __repr__(self) -> str:
+        return f"NeighborSampler(fanouts {shown_fanouts(self._schema, self._sampler.sampling)})"
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
         """What PyG's NodeLoader calls."""

@@ -93,6 +93,15 @@ def fanouts_of(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts
     return values
 
 
+def shown_fanouts(schema: Schema, sampling: Sampling) -> str:
+    """The fanouts hop by hop; by relation where they differ."""
+    by_relation = list(zip(*sampling.fanouts, strict=True))
+    if len(set(by_relation)) <= 1:
+        return str([hop[0] for hop in sampling.fanouts])
+    named = zip(schema.relations, by_relation, strict=True)
+    return "; ".join(f"{' '.join(relation.key)} {list(hops)}" for relation, hops in named)
+
+
 def loader_arguments(given: Mapping[str, Any], loader: str) -> dict[str, Any]:
     """A loader's arguments with counts and sizes read; ConfigError for those of PyG and torch that we do not have."""
     unknown = given["unknown"]
@@ -103,6 +112,10 @@ def loader_arguments(given: Mapping[str, Any], loader: str) -> dict[str, Any]:
     for name in unknown:
         if name not in UNSUPPORTED:
             raise TypeError(f"{loader}() got an unexpected argument {name!r}")
+    if given.get("in_order") is False:
+        raise ConfigError(
+            f"{loader} does not support in_order=; leave it out: batches come in order, so that a run repeats"
+        )
     read = dict(given)
     for name, (least, way_out) in COUNTS.items():
         if given[name] is not None or name not in MAY_BE_NONE:

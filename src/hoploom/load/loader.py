@@ -281,12 +281,15 @@ class Loader:
     def shown(self) -> dict[str, str]:
         """What `repr` and a notebook's table say of the loader."""
         order = self._order
-        return {"seeds": f"{order.num_seeds:,}", "steps": f"{order.num_steps:,} of {order.batch_size:,}"}
+        return {"seeds": f"{order.num_seeds:,}", "steps": f"{order.num_steps:,}, of {order.batch_size:,} seeds each"}
 
     def __repr__(self) -> str:
         shown = self.shown()
         first = [f"{shown.pop('seeds of')}: "] if "seeds of" in shown else []
-        words = [f"{shown.pop('seeds')} seeds", f"{shown.pop('steps').replace(' of', ' steps of')}"]
+        words = [
+            f"{shown.pop('seeds')} seeds",
+            shown.pop("steps").replace(", of", " steps of").replace(" seeds each", ""),
+        ]
         words += [f"{name} {text}" for name, text in shown.items()]
         return f"{type(self).__name__}({''.join(first)}{', '.join([*words, str(self.share)])})"
 

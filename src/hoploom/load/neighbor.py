@@ -114,10 +114,9 @@ class SamplingLoader(Loader):
         return nullcontext()
 
     def shown(self) -> dict[str, str]:
-        sampling = self.maker.sampler.sampling
-        fanouts = [hop[0] if len(set(hop)) == 1 else list(hop) for hop in sampling.fanouts]
+        fanouts = inputs.shown_fanouts(self.maker.assembler.store.schema, self.maker.sampler.sampling)
         named = {"seeds of": self._seeds_of} if self._seeds_of else {}
-        return named | super().shown() | {"fanouts": str(fanouts)}
+        return named | super().shown() | {"fanouts": fanouts}
 
     def _reading(self, order: Order, epoch: int) -> Fingerprint:
         return Fingerprint(type(self).__name__, order, epoch, self.maker)

@@ -119,6 +119,7 @@ UNSUPPORTED: dict[str, Any] = {
     "neighbor_sampler": object(),
     "custom_cls": HeteroData,
     "pin_memory_device": "cuda",
+    "in_order": False,
 }
 
 
