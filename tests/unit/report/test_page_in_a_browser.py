@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,15 @@ INK = """canvas => {
   for (let at = 3; at < all.length; at += 4) inked += all[at] > 0;
   return inked;
 }"""
+MIDDLE = """canvas => {
+  const all = canvas.getContext("2d").getImageData(Math.round(canvas.width * 0.4), 0, 200, canvas.height).data;
+  let coloured = 0;
+  for (let at = 0; at < all.length; at += 4) {
+    const rgb = all.slice(at, at + 3);
+    coloured += all[at + 3] > 200 && Math.max(...rgb) - Math.min(...rgb) > 60;
+  }
+  return Math.min(coloured, 1);
+}"""  # whether a curve is drawn in the middle
 DRAWN = "() => new Promise(requestAnimationFrame)"  # what was begun is on the screen
 MILLION = 1_000_000
 
@@ -73,6 +84,17 @@ def started(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
+@contextmanager
+def killed_after(seconds: float, process: "subprocess.Popen[str]") -> Iterator[None]:
+    """What waits for a process that hangs reads its end at last."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_curves_are_drawn_and_nothing_overflows_or_is_fetched(
@@ -111,6 +133,21 @@ def test_a_curve_is_hidden_by_its_name_and_zoomed_by_dragging(browser: Any, tmp_
     assert page.evaluate(picture) != whole  # another chart follows
     assert found == []
     page.context.close()
+
+
+def test_a_loss_that_is_not_finite_is_a_gap_and_another_run_is_not(browser: Any, tmp_path: Path) -> None:
+    bad = [step_line(step, loss=None if 40 <= step <= 160 else 1.0) for step in range(1, 201)]
+    odd = [step_line(step, loss=1.0) for step in range(1, 201, 2)]
+    even = [step_line(step, loss=1.0) for step in range(2, 201, 2)]
+    inked = []
+    for name, steps in (("bad", [bad]), ("joined", [odd, even]), ("one", [odd])):
+        runs = [write_run(tmp_path / f"{name}{at}", 200, steps=lines, epochs=[]) for at, lines in enumerate(steps)]
+        page, _ = opened(browser, page_of(tmp_path, *runs))
+        page.evaluate(DRAWN)
+        inked.append(page.locator("figure[data-chart=loss] canvas").evaluate(MIDDLE))
+        page.context.close()
+    assert inked[0] == 0
+    assert inked[1] == inked[2] > 0
 
 
 def test_markup_in_a_run_stays_text(browser: Any, tmp_path: Path) -> None:
@@ -154,12 +191,16 @@ def test_the_live_page_follows_a_run_that_trains(browser: Any, tmp_path: Path) -
     (tmp_path / "run.toml").write_text(f'store = "small.store"\n\n[loader]\n{keys}folder = "run"\n')
     hoploom = [sys.executable, "-m", "hoploom"]
     with started([*hoploom, "train", str(tmp_path / "run.toml"), "--quiet"]) as training:
+        deadline = time.monotonic() + 120
         while not (folder / "times-rank0.jsonl").exists():
             assert training.poll() is None, training.communicate()
-        with started([*hoploom, "watch", str(folder)]) as watching:
+            assert time.monotonic() < deadline
+        with started([*hoploom, "watch", str(folder)]) as watching, killed_after(120, watching):
             page, found = opened(browser, watching.stdout.readline().strip())  # type: ignore[union-attr]
             first = page.locator("dl.numbers").inner_text()
+            page.locator("figure[data-chart=speed] button").first.click()  # hidden, and stays so
             page.wait_for_selector("body[data-version]:not([data-version='1'])", timeout=60_000)
+            assert page.locator("figure[data-chart=speed] button").first.get_attribute("aria-pressed") == "false"
             assert page.locator(".pill").inner_text() == "running"
             assert page.locator("dl.numbers").inner_text() != first
             assert page.locator("figure[data-chart=loss] canvas").evaluate(INK) > 500
