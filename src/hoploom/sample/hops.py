@@ -120,7 +120,8 @@ def _choice(name: str, value: object, allowed: Sequence[str]) -> str:
 
 def _check_attr(name: str, wanted: str | None, prepared: str | None) -> None:
     if wanted is not None and wanted != prepared:
-        raise ConfigError(f"{name} is {wanted!r}, the store was built with {prepared!r}; build it with {wanted!r}")
+        built = f"without {name}" if prepared is None else f"with {prepared!r}"
+        raise ConfigError(f"{name} is {wanted!r}, but the store was built {built}; build it with {name}={wanted!r}")
 
 
 def _check_combination(sampling: Sampling) -> None:

@@ -259,7 +259,7 @@ class Absent:
         for index, relation in enumerate(self.schema.relations):
             frontier = frontiers[self.schema.destinations[index]]
             if frontier is not None and draw.fanouts[index] != 0:
-                self._refuse(f"the in-edges of node {int(frontier.nodes[0])} of {relation.destination!r}")
+                self._refuse(f"reading the in-edges of node {int(frontier.nodes[0])} of {relation.destination!r}")
         return lambda: [None] * len(self.schema.relations)
 
     def begin_gather(
@@ -268,16 +268,16 @@ class Absent:
         for (owner, name, ids), place in zip(wanted, places, strict=True):
             if place.numel():
                 what = "node" if isinstance(owner, str) else "edge"
-                self._refuse(f"{name!r} of {what} {int(ids[place[0]])} of {owner!r}")
+                self._refuse(f"reading {name!r} of {what} {int(ids[place[0]])} of {owner!r}")
         return lambda: None
 
     def split(self, node_type: str, name: str) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
 
     def _refuse(self, what: str) -> Never:
-        held = ", ".join(map(str, self.held))
+        held = f"part {self.held[0]} is" if len(self.held) == 1 else f"parts {', '.join(map(str, self.held))} are"
         way_out = f"open part {self.number} too, or all parts"
-        raise StoreError(f"part {self.number} holds {what}, opened were parts {held}; {way_out}")
+        raise StoreError(f"{what} needs part {self.number}, but only {held} open; {way_out}")
 
 
 def range_of(part: Part) -> PartRange:
