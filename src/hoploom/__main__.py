@@ -1,8 +1,28 @@
-"""`python -m hoploom` is `hoploom`: for launchers that start modules, such as `torchrun -m hoploom train run.toml`."""
+"""Where the `hoploom` command and `python -m hoploom` begin. Ctrl-C ends the process at once until a command runs.
 
+Launchers that start modules can use it, such as `torchrun -m hoploom train run.toml`.
+"""
+
+import os
+import signal
 import sys
+from types import FrameType
 
-from hoploom.cli import main
+
+def main() -> int:
+    """Run one command and return its exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+    from hoploom.cli import main as run_command
+
+    return run_command()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Nothing is open during imports, and Python loses a KeyboardInterrupt that is raised in a callback of one."""
+    os.write(2, b"hoploom: interrupted\n")
+    os._exit(130)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 Modules with arguments import neither torch nor anything that does, so that help appears at once.
 Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
-130 interrupted.
+130 interrupted, 141 the reader of a pipe was gone.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -52,12 +53,17 @@ FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
+    _open_streams()
     try:
         return _run(words, is_process=argv is None)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _drop_output()
+        return 141  # as other programs, which SIGPIPE ends: 0 would hide what `check` has found
     except (HoploomError, OSError) as error:
+        if isinstance(error, OSError) and _output_fails():
+            _drop_output()
+            print(complaint(f"cannot write to standard output: {error.strerror or error}"), file=sys.stderr)
+            return 1
         print(complaint(str(error)), file=sys.stderr)
         return 1 if isinstance(error, FAILURES) else 2
     except KeyboardInterrupt as interrupt:
@@ -76,6 +82,11 @@ def _run(words: list[str], *, is_process: bool) -> int:
         arguments.parser.error(_unknown_option(arguments.parser, words[0], unknown))
     if command.doing is not None and (doing := command.doing(arguments)):
         say(doing)
+    if is_process:
+        if command.imports is not None:
+            import_module(command.imports)
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, a command cleans up behind itself
     code = command.run(arguments)
     sys.stdout.flush()
     return code
@@ -92,6 +103,30 @@ def _for_good() -> Iterator[None]:
     finally:
         keep_imports()
         gc.enable()
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+def _open_streams() -> None:
+    """Streams that the shell has closed (`>&-`) take everything and keep nothing."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115  (to the end of the process)
+
+
+def _output_fails() -> bool:
+    """Whether standard output still has text that it cannot write, on a full disk for example."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """What standard output still holds cannot be written: Python would complain about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # --- words that are wrong ------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
     doing: Callable[[Arguments], str] | None = None  # what to say at once, before anything slow is imported
+    imports: str | None = None  # the module with what is slow to import: it comes before anything is open
 
 
 class _Reading(argparse.Action):

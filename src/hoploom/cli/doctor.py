@@ -225,4 +225,4 @@ def _doctor(arguments: Arguments) -> int:
     return 1 if wrong else 0
 
 
-COMMANDS = {"doctor": Command(_doctor_arguments, _doctor, lambda arguments: "looking at this machine")}
+COMMANDS = {"doctor": Command(_doctor_arguments, _doctor, lambda a: "looking at this machine")}

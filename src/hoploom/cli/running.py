@@ -47,9 +47,12 @@ def train_rank(context: Context, run_file: RunFile, resume: bool, progress: bool
     """What every rank does; whether it was left to finish."""
     result = run(run_file, context, resume=resume, progress=progress)
     if context.is_main:
-        print(summary(result), file=sys.stderr if as_object else sys.stdout, flush=True)
-        if as_object:
-            print(json.dumps({"folder": str(result.folder), **json.loads(as_json(result))}), flush=True)
+        try:
+            print(summary(result), file=sys.stderr if as_object else sys.stdout, flush=True)
+            if as_object:
+                print(json.dumps({"folder": str(result.folder), **json.loads(as_json(result))}), flush=True)
+        except OSError as error:  # a full disk, or a pipe without a reader
+            raise OSError(error.errno, f"{error.strerror}; the run is complete, see {result.folder}") from error
     return result.is_complete
 
 

@@ -47,4 +47,4 @@ def _serve(arguments: Arguments) -> int:
     return serve(arguments)
 
 
-COMMANDS = {"serve": Command(_serve_arguments, _serve, lambda arguments: f"opening {arguments.store}")}
+COMMANDS = {"serve": Command(_serve_arguments, _serve, lambda a: f"opening {a.store}", "hoploom.cli.serving")}

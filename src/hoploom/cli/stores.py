@@ -298,11 +298,12 @@ def _generate(arguments: Arguments) -> int:
     return _show_store(arguments, time.monotonic() - begin)
 
 
+STORE = "hoploom.store"  # which imports torch
 COMMANDS = {
-    "build": Command(_build_arguments, _build, lambda a: f"reading {a.graph}"),
-    "import": Command(_import_arguments, _import, lambda a: f"reading {a.folder}"),
-    "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}"),
-    "info": Command(_info_arguments, _info, lambda a: f"opening {a.store}"),
-    "check": Command(_check_arguments, _check, lambda a: f"reading every byte of {a.store}"),
-    "generate": Command(_generate_arguments, _generate, lambda a: f"writing {a.out}"),
+    "build": Command(_build_arguments, _build, lambda a: f"reading {a.graph}", STORE),
+    "import": Command(_import_arguments, _import, lambda a: f"reading {a.folder}", STORE),
+    "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}", STORE),
+    "info": Command(_info_arguments, _info, lambda a: f"opening {a.store}", STORE),
+    "check": Command(_check_arguments, _check, lambda a: f"reading every byte of {a.store}", STORE),
+    "generate": Command(_generate_arguments, _generate, lambda a: f"writing {a.out}", STORE),
 }

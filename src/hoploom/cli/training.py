@@ -118,8 +118,8 @@ def _draft(path: Path, arguments: Arguments) -> tuple[str, str]:
 
 
 COMMANDS = {
-    "train": Command(_train_arguments, _train, lambda a: f"reading {a.file}"),
-    "evaluate": Command(_evaluate_arguments, _evaluate, lambda a: f"reading {a.run}"),
-    "infer": Command(_infer_arguments, _infer, lambda a: f"reading {a.run}"),
+    "train": Command(_train_arguments, _train, lambda a: f"reading {a.file}", "hoploom.cli.running"),
+    "evaluate": Command(_evaluate_arguments, _evaluate, lambda a: f"reading {a.run}", "hoploom.cli.finished"),
+    "infer": Command(_infer_arguments, _infer, lambda a: f"reading {a.run}", "hoploom.cli.finished"),
     "init": Command(_init_arguments, _init, lambda a: f"reading {a.tables or a.store}" if a.tables or a.store else ""),
 }

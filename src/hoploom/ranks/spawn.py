@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -154,7 +154,8 @@ class _Ranks:
             target=_run_rank, args=(place, os.getpid(), report, *work), name=f"hoploom rank {place.rank}"
         )
         try:
-            process.start()
+            with _interrupts_wait():  # the child inherits that, until it can answer Ctrl-C without a traceback
+                process.start()
         except Exception as error:
             reports.close()
             raise ConfigError(
@@ -195,10 +196,11 @@ class _Ranks:
         return [rank for rank in self.ranks if not rank.ended]
 
     def _interrupt(self) -> None:
-        """Pass Ctrl-C on, once: the children have left the terminal's process group."""
+        """Pass Ctrl-C on, once: the children have left the terminal's process group. Those that have not still import."""
         for rank in self._living():
             with suppress(ProcessLookupError):
-                os.kill(rank.process.pid or 0, signal.SIGINT)
+                pid = rank.process.pid or 0
+                os.kill(pid, signal.SIGTERM if os.getpgid(pid) == os.getpgrp() else signal.SIGINT)
         self._watch(self.grace.after_interrupt)
 
     def _watch(self, seconds: float | None) -> None:
@@ -247,6 +249,16 @@ class _Ranks:
             self.failures.append(failure)
 
 
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _run_rank(
     place: RankPlace,
     parent: int,
@@ -258,6 +270,10 @@ def _run_rank(
     """What a child does. It leaves the terminal's process group: the parent alone decides how to end on Ctrl-C."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on ignoring it
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:  # it came during the imports
+        raise SystemExit(130) from None
     die_with(parent)
     environment.enter(place)
     keep_imports()

@@ -1,6 +1,7 @@
 """Opening a store: map its files, copy nothing. The cost does not depend on the graph's size."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -178,7 +179,7 @@ def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...
         needed = math.prod(expected[1]) * DTYPES[expected[0]].itemsize
         if size - offset != needed:
             raise StoreError(f"{name} has {size - offset} bytes of values, {needed} are needed; copy it again")
-        return MappedFile(file.fileno(), size, str(path)), offset
+        return MappedFile(file.fileno(), size, os.fsencode(path).decode("utf-8", "replace")), offset
 
 
 def read_array(path: Path, field: Field) -> Tensor:

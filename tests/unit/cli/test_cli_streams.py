@@ -1,0 +1,91 @@
+"""Ctrl-C before a command runs, and streams that are closed or full: an exit code and a line, never a traceback."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hoploom.ingest.synthetic import generate
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == MODULE:
+            os.kill(os.getpid(), signal.SIGINT)
+
+MODULE = sys.argv[1]
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+from hoploom.__main__ import main
+
+sys.argv[:] = ["hoploom", *sys.argv[2:]]
+sys.exit(main())
+"""
+
+IMPORTS_INTERRUPTED = """
+import os, signal
+
+if __name__ == "__mp_main__":
+    os.kill(os.getpid(), signal.SIGINT)
+
+import hoploom
+
+def work(context):
+    print("the rank began")
+
+if __name__ == "__main__":
+    hoploom.spawn(work, 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("streams") / "graph.store"
+    generate(path, num_nodes=40, avg_degree=3, num_features=4, num_classes=2)
+    return path
+
+
+def shell(command: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """`hoploom` stands for the command, $1 and so on for the words."""
+    command = command.replace("hoploom", f"{sys.executable} -m hoploom")
+    run = ["bash", "-o", "pipefail", "-c", command, "bash", *map(str, words)]
+    return subprocess.run(run, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("module", ["hoploom.cli", "torch"])
+def test_ctrl_c_during_imports_ends_the_command_at_once(module: str, store: Path) -> None:
+    run = [sys.executable, "-c", INTERRUPTED, module, "info", str(store)]
+    found = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "hoploom: interrupted\n")
+
+
+def test_a_rank_that_is_interrupted_during_its_imports_says_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IMPORTS_INTERRUPTED)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert "the rank began" not in found.stdout
+    assert "KeyboardInterrupt" not in found.stderr
+    assert "rank 0 ended with exit code 130" in found.stderr
+
+
+def test_a_store_may_have_any_name_that_a_file_system_takes(tmp_path: Path) -> None:
+    path = Path(f"{tmp_path}/g\udcff.store")
+    assert generate(path, num_nodes=40, avg_degree=3, num_features=4, num_classes=2).num_nodes == 40
+
+
+def test_a_reader_that_leaves_is_no_success(store: Path) -> None:
+    assert shell('hoploom info "$1" | true', store).returncode == 141
+
+
+def test_closed_streams_are_no_error(store: Path) -> None:
+    assert shell('hoploom check "$1" >&- 2>&-', store).returncode == 0
+    assert shell('hoploom check "$1" <&- >&-', store).stderr == ""
+
+
+def test_a_full_disk_behind_standard_output_is_one_line(store: Path) -> None:
+    found = shell('unset PYTHONUNBUFFERED; hoploom info "$1" > /dev/full', store)
+    assert found.returncode == 1
+    assert found.stderr == "hoploom: cannot write to standard output: No space left on device\n"
