@@ -30,7 +30,7 @@ COMMANDS = {
     "build": ("stores", "make a store from tables, as a graph.toml describes", "Data"),
     "import": ("stores", "make a store from a downloaded data set or an archive", "Data"),
     "generate": ("stores", "write a synthetic graph of any size", "Data"),
-    "partition": ("stores", "cut a store into parts for a cluster", "Data"),
+    "partition": ("stores", "partition a store for several hosts", "Data"),
     "train": ("training", "train as a run.toml describes", "Train"),
     "evaluate": ("training", "measure a trained model on a split", "Train"),
     "infer": ("training", "write embeddings and predictions of all nodes", "Train"),
@@ -38,13 +38,21 @@ COMMANDS = {
     "serve": ("servers", "serve parts of a store to other processes", "Scale out"),
     "certs": ("certs", "make a test CA and certificates for servers and clients", "Scale out"),
     "plan": ("scaling", "estimate what a graph of some size needs on some hosts", "Scale out"),
-    "bench": ("scaling", "measure batches of a store, or what plan reckons with", "Scale out"),
-    "info": ("stores", "show what a store holds", "Look"),
-    "check": ("stores", "read every byte of a store and name what is damaged", "Look"),
-    "doctor": ("doctor", "look at this machine: what is wrong, and what to type", "Look"),
-    "report": ("reporting", "write a page about one run, or several compared", "Look"),
-    "watch": ("reporting", "show that page live while runs go on", "Look"),
-    "completion": ("completion", "print a script that completes commands in your shell", "Look"),
+    "bench": (
+        "scaling",
+        "measure how fast a loader is on your store, or measure this machine for `hoploom plan`",
+        "Scale out",
+    ),
+    "info": ("stores", "show the node types, relations, fields and splits of a store", "Inspect and report"),
+    "check": ("stores", "verify all files of a store and list damaged ones", "Inspect and report"),
+    "doctor": ("doctor", "check this machine and suggest fixes", "Inspect and report"),
+    "report": ("reporting", "write an HTML report about a run, or compare several runs", "Inspect and report"),
+    "watch": (
+        "reporting",
+        "show the report of a run in the browser, and update it while the run trains",
+        "Inspect and report",
+    ),
+    "completion": ("completion", "print a script that completes commands in your shell", "Inspect and report"),
 }
 PYG_SPEAKS = "ignore:`torch.jit.script` is deprecated:FutureWarning"  # on import, with torch 2.15
 FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is no mistake in the command
@@ -218,7 +226,7 @@ class _Overview(_Parser):
         for group in dict.fromkeys(group for _, _, group in COMMANDS.values()):
             lines += ["", paint(group, "bold", sys.stdout)]
             lines += [f"  {name:<12}{text}" for name, (_, text, of_group) in COMMANDS.items() if of_group == group]
-        lines += ["", "`hoploom COMMAND --help` shows what a command takes."]
+        lines += ["", "Run `hoploom COMMAND --help` to see the options of a command."]
         return "\n".join(lines) + "\n"
 
 

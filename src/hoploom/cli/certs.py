@@ -18,9 +18,14 @@ WHAT = {
 def _certs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="where to write them; must not exist")
     parser.add_argument(
-        "--hosts", required=True, metavar="HOST,...", help="names and addresses by which the servers are asked"
+        "--hosts",
+        required=True,
+        metavar="HOST,...",
+        help="host names and IP addresses that clients use to reach the servers",
     )
-    parser.add_argument("--days", type=int, default=30, metavar="N", help="how long they count (default: 30)")
+    parser.add_argument(
+        "--days", type=int, default=30, metavar="N", help="days until the certificates expire (default: 30)"
+    )
 
 
 def _certs(arguments: Arguments) -> int:

@@ -98,18 +98,21 @@ def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None
     raise ConfigError(f"--seeds is {text!r}, but there is no such split with members; {hint}")
 
 
-def check_writable(flag: str, path: Path | None) -> None:
+def check_writable(flag: str, path: Path | None, *suffixes: str) -> None:
     """Refuse a file that could not be written, before the work whose results it is for."""
     if path is None:
         return
     folder = path.absolute().parent
     if path.is_dir():
-        raise ConfigError(f"{flag} is {path}, which is a directory; give a file, e.g. {path / f'{flag[2:]}.out'}")
+        file = path / f"{flag[2:]}{suffixes[0] if suffixes else '.out'}"
+        raise ConfigError(f"{flag} is {path}, which is a directory; give a file, e.g. {file}")
     if not folder.is_dir():
         raise ConfigError(f"{flag} is {path}, but there is no folder {path.parent}; make it first")
     held = path if path.exists() else folder
     if not (os.access(held, os.W_OK) and os.access(folder, os.W_OK | os.X_OK)):
         raise ConfigError(f"{flag} is {path}, but {held} may not be written; give another path, or change its mode")
+    if suffixes and path.suffix not in suffixes:
+        raise ConfigError(f"{flag} is {path}; give a file that ends in {' or '.join(suffixes)}")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

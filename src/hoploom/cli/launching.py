@@ -15,14 +15,23 @@ from hoploom.errors import ConfigError
 
 def _launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hoploom launch [options] CLUSTER -- train run.toml"
-    parser.epilog = "Behind -- stands train run.toml, or your own script.py and its arguments."
-    parser.add_argument("file", type=Path, metavar="CLUSTER", help="cluster.toml or .yaml, GLT's too")
+    parser.epilog = "After --, write `train run.toml`, or your own script and its arguments."
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="CLUSTER",
+        help="the cluster file, TOML or YAML; the YAML files of GLT's launcher work too",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print every command, and start nothing")
     text = "every process also logs to a file of its own in this folder, such as gpu1-trainer-0.log"
     parser.add_argument("--logs", type=Path, metavar="DIR", help=text)
-    parser.add_argument("--executor", choices=EXECUTORS, help="who starts it, whatever the file says")
-    parser.add_argument("--master-addr", "--master_addr", metavar="HOST", help="where torchrun's processes meet")
-    parser.add_argument("--master-port", "--master_port", type=int, metavar="PORT", help="the port of that")
+    parser.add_argument(
+        "--executor", choices=EXECUTORS, help="how to start the processes; overrides `executor` in the cluster file"
+    )
+    parser.add_argument("--master-addr", "--master_addr", metavar="HOST", help="host for torchrun's rendezvous")
+    parser.add_argument(
+        "--master-port", "--master_port", type=int, metavar="PORT", help="port for torchrun's rendezvous"
+    )
 
 
 def _launch(arguments: Arguments) -> int:

@@ -25,7 +25,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: Arguments) -> int:
-    check_writable("--out", arguments.out)
+    check_writable("--out", arguments.out, ".html")
     names = {field.name for field in fields(scale.Question)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     constants = None if arguments.constants is None else scale.read_constants(arguments.constants)
@@ -40,7 +40,9 @@ def _plan(arguments: Arguments) -> int:
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", type=Path, nargs="?", help="measure batches of this store, and not the machine")
+    parser.add_argument(
+        "store", type=Path, nargs="?", help="measure batches of this store; without STORE, measure the machine"
+    )
     for flag, metavar, text in (
         ("--fanouts", "X,Y", "fanouts to compare (default: 15,10)"),
         ("--batch-size", "N", "sizes to compare (default: 1024)"),
@@ -49,9 +51,16 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="SPLIT", help="with STORE: the split of the seeds (default: train)")
     text = "with STORE: threads that make batches (default: 2)"
     add_option(parser, "--workers", read_positive, default="2", metavar="N", help=text)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write what plan --constants reads")
     parser.add_argument(
-        "--dir", type=Path, help="a folder on the disk that stores will lie on (default: the temporary)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the measured rates to this file, for `hoploom plan --constants FILE`",
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        help="a folder on the disk where you will keep stores (default: the system's temporary folder)",
     )
 
 

@@ -11,7 +11,12 @@ STALL, GRACE = "60", "30"  # seconds
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", type=Path, help="a store's folder; it needs only the files of the parts served")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: any free (%(default)s)")
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="address to listen on; port 0 picks a free port (default: %(default)s)",
+    )
     parser.add_argument("--peers", metavar="HOST:PORT,...", help="servers of the other parts, to build whole batches")
     for flag, metavar, text in (
         ("--token-file", "FILE", "clients must show the token in this file"),
@@ -24,15 +29,35 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(flag, metavar=metavar, help=text)
     parser.add_argument("--insecure", action="store_true", help="allow other hosts to connect without TLS or a token")
-    parser.add_argument("--memory", default="4GB", metavar="SIZE", help="for batches not yet sent (%(default)s)")
-    parser.add_argument("--cache", default="", metavar="SIZE", help="cache rows of other parts: 20%% or 4GB")
     parser.add_argument(
-        "--fanouts", default="15,10,5", metavar="N,N", help="what the cache is filled for (%(default)s)"
+        "--memory",
+        default="4GB",
+        metavar="SIZE",
+        help="memory for batches that are built and not yet sent (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cache",
+        default="",
+        metavar="SIZE",
+        help="cache for feature rows of other partitions: a share (20%%) or a size (4GB); default: no cache",
+    )
+    parser.add_argument(
+        "--fanouts",
+        default="15,10,5",
+        metavar="N,N",
+        help="fanouts of your training; the cache keeps the rows that such batches need most (default: %(default)s)",
     )
     text = "a part to serve; give it again for more (default: all)"
     add_option(parser, "--part", read_whole, appends=True, metavar="K", help=text)
     threads = str(num_cores())
-    add_option(parser, "--threads", read_positive, default=threads, metavar="N", help=f"batch threads ({threads})")
+    add_option(
+        parser,
+        "--threads",
+        read_positive,
+        default=threads,
+        metavar="N",
+        help=f"batches to build at the same time (default: one per core, here {threads})",
+    )
     for flag, seconds, text in (
         ("--timeout", "15", "seconds to wait for a peer"),
         ("--stall", STALL, "seconds that a client may take to read before it is cut off"),

@@ -24,12 +24,13 @@ from hoploom.cli.command import (
 from hoploom.config.values import parse_bytes, parse_count, parse_number
 from hoploom.errors import ConfigError, StoreError
 
+BOTH_WAYS = "add the reverse of every edge; an edge that exists in both directions is kept once"
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
 
 def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="STORE", help="the new store; must not exist")
-    text = "what the process may take, all included (default: 4GB)"
+    text = "memory limit of the whole process (default: 4GB)"
     add_option(parser, "--memory", parse_bytes, default="4GB", metavar="SIZE", help=text)
     add_json(parser)
 
@@ -55,7 +56,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--parts", read_positive, default="1", metavar="N", help=text)
     parser.add_argument("--drop-dangling", action="store_true", help="leave out edges of unknown nodes, and count them")
     parser.add_argument(
-        "--engine", default="duckdb", metavar="NAME", help="joins the tables: duckdb (default) or spark"
+        "--engine", default="duckdb", metavar="NAME", help="the engine that joins the tables: duckdb (default) or spark"
     )
     parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
     add_option(parser, "--threads", read_positive, metavar="N", help="threads of the engine (default: all cores)")
@@ -99,13 +100,13 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     ogb = kinds.add_parser("ogb", help="a downloaded OGB folder, with raw and split inside")
     ogb.add_argument("name", help="the data set, such as ogbn-products")
     ogb.add_argument("folder", type=Path, help="its folder")
-    ogb.add_argument("--undirected", action="store_true", help="every edge leads both ways, once")
+    ogb.add_argument("--undirected", action="store_true", help=BOTH_WAYS)
     archive = kinds.add_parser("npz", help="an archive of NumPy's, or of SciPy's sparse matrices")
     archive.add_argument("folder", type=Path, metavar="file", help="the .npz")
-    archive.add_argument("--undirected", action="store_true", help="every edge leads both ways, once")
+    archive.add_argument("--undirected", action="store_true", help=BOTH_WAYS)
     archive.add_argument("--ignore", action="append", default=[], metavar="ARRAY", help="leave an array out")
     glt = kinds.add_parser("glt", help="a folder of GraphLearn-for-PyTorch's partitions")
-    glt.add_argument("folder", type=Path, help="the folder with META")
+    glt.add_argument("folder", type=Path, help="the folder of GLT's partitions, with part0, part1, ...")
     glt.add_argument("--labels", type=Path, metavar="FILE", help="the .pt or .npy with the labels")
     glt.add_argument(
         "--split",
@@ -164,8 +165,8 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds",
         metavar="SPLIT",
-        help="the split that training starts from: SPLIT, TYPE:SPLIT, or none (default: train, where just one node "
-        "type has members of it)",
+        help="the split with the training seeds: SPLIT, TYPE:SPLIT, or none (default: train, if exactly one node "
+        "type has this split)",
     )
     add_option(
         parser,
@@ -173,8 +174,8 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
         fanouts_of,
         default="15,10,5",
         metavar="N,N",
-        help="as in training, to find the hottest nodes; -1 for all neighbours, none to sample nothing (default: "
-        "15,10,5)",
+        help="fanouts of your training; partition samples with them to find the most used nodes. -1: all neighbours. "
+        "none: skip this step (default: 15,10,5)",
     )
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write the report too: FILE.json, or a page, FILE.html"
@@ -188,8 +189,8 @@ def _partition(arguments: Arguments) -> int:
     from hoploom.report.plans import partition_page
     from hoploom.store.format import read_manifest, write_whole
 
-    check_writable("--report", arguments.report)
-    check_writable("--picture", arguments.picture)
+    check_writable("--report", arguments.report, ".json", ".html")
+    check_writable("--picture", arguments.picture, ".svg")
     begin = time.monotonic()
     with stage_line() as show:
         report = partition(

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command, add_json, add_option, read_positive
+from hoploom.cli.command import Arguments, Command, add_json, add_option, check_writable, read_positive
 from hoploom.config.values import parse_bytes
 from hoploom.errors import ConfigError
 
@@ -44,7 +44,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="the output folder of a run")
     _add_set(parser)
     _add_processes(parser)
-    text = "the checkpoint to take (default: best, or last where no validation picked one)"
+    text = "the checkpoint to load (default: best; last if the run had no validation)"
     parser.add_argument("--checkpoint", choices=("best", "last"), help=text)
 
 
@@ -84,12 +84,16 @@ def _infer(arguments: Arguments) -> int:
 def _init_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", type=Path, help="where to write it (run.toml; graph.toml with --tables)")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--store", type=Path, help="a store, to fill in what it holds")
+    source.add_argument(
+        "--store", type=Path, help="a store; its node types, labels and splits are written into the new file"
+    )
     source.add_argument("--tables", type=Path, metavar="DIR", help="a folder with tables: draft a graph.toml from them")
 
 
 def _init(arguments: Arguments) -> int:
     path: Path = arguments.file or Path("run.toml" if arguments.tables is None else "graph.toml")
+    if not path.exists():
+        check_writable("FILE", path)
     text, way_on = _draft(path, arguments) if arguments.tables is not None else _template(path, arguments)
     try:
         with path.open("x", encoding="utf-8") as file:

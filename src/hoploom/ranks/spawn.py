@@ -196,7 +196,7 @@ class _Ranks:
         return [rank for rank in self.ranks if not rank.ended]
 
     def _interrupt(self) -> None:
-        """Pass Ctrl-C on, once: the children have left the terminal's process group. Those that have not still import."""
+        """Pass Ctrl-C on, once, to children that have left the terminal's process group; the others still import."""
         for rank in self._living():
             with suppress(ProcessLookupError):
                 pid = rank.process.pid or 0

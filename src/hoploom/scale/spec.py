@@ -122,7 +122,7 @@ class Question:
     edges: int = option(COUNT, None, "edges of all relations")
     features: Field | None = option(FEATURES, "128xfp32", "width and dtype of a node's features, or none")
     original_id_bytes: int = option(
-        COUNT_OR_0, "8", "8 for integer ids, the longest for strings, 0 where none are kept"
+        COUNT_OR_0, "8", "bytes of an original id: 8 for integers, the longest text id, or 0 if the store keeps none"
     )
     edge_features: Field | None = option(FEATURES, "", "width and dtype of an edge's features")
     weights: bool = switch("edges have weights")
@@ -130,7 +130,7 @@ class Question:
     train_share: float = option(SHARE, "0.1", "share of the nodes that are training seeds")
     hosts: int = option(COUNT, "1", "hosts that hold the graph and train")
     memory_per_host: int = option(SIZE, "512GB", "memory of a host")
-    network: float = option(BANDWIDTH, "10Gb", "of a host, in bits or bytes per second: 100Gb, 12.5GB")
+    network: float = option(BANDWIDTH, "10Gb", "network bandwidth of a host per second: 100Gb (bits) or 12.5GB (bytes)")
     topology: str = option(_words("auto", "everywhere", "parts"), "auto", "auto, everywhere (on every host) or parts")
     edge_cut: float | str = option(CUT, "hash", "share of the edges between hosts, or hash, range, stream, metis")
     local_seeds: bool = switch("a rank's seeds are nodes of its own host")
@@ -138,12 +138,19 @@ class Question:
     batch_size: int = option(COUNT, "1024", "seeds of a rank's step")
     ranks_per_host: int = option(COUNT, "1", "training processes of a host")
     workers: int = option(COUNT, "2", "loader threads of a rank")
-    hidden: int = option(COUNT, "256", "width of the model; it has a layer per fanout")
-    classes: int = option(COUNT, "64", "width of its output")
-    step_seconds: float = option(SECONDS, "0.0", "of the model alone, where you have measured it")
+    hidden: int = option(COUNT, "256", "hidden width of the model; the number of layers is the number of fanouts")
+    classes: int = option(COUNT, "64", "number of outputs of the model")
+    step_seconds: float = option(
+        SECONDS, "0.0", "seconds of one training step without loading, 0 if unknown; measure it on your machine"
+    )
     cache: float = option(SHARE, "0.0", "share of the other hosts' rows that a host keeps")
-    hit_rate: float | None = option(SHARE, "", "of that cache, where it is known")
-    skew: float = option(BELOW_1, "0.5", "of the nodes' popularity: 0 all alike, 0.5 degrees as 1 / d^2")
+    hit_rate: float | None = option(SHARE, "", "hit rate of the cache, if you have measured it (default: calculated)")
+    skew: float = option(
+        BELOW_1,
+        "0.5",
+        "how uneven node popularity is: 0 means all nodes are equally popular, 0.5 is a power law (the share of nodes "
+        "with a degree above d falls as 1/d^2)",
+    )
 
     def __post_init__(self) -> None:
         for described in fields(self):

@@ -120,10 +120,14 @@ def _times(answer: ScalePlan) -> list[Line]:
     remarks = {"sampling": f"loader threads: {answer.question.workers}", "model": "as given"}
     shares = [(name, as_seconds(value), remarks.get(name, "")) for name, value in asdict(times).items() if value]
     if not times.model:
-        shares.append(("model", "", "not known: a slower one bounds the step, see --step-seconds"))
+        shares.append(("model", "", "not measured; if it is slower than this, it sets the time of a step"))
     return [
         *shares,
-        ("step", as_seconds(times.total), f"bound by {times.bottleneck}: loading, network and model overlap"),
+        (
+            "step",
+            as_seconds(times.total),
+            f"limited by {times.bottleneck} (loading, network and model run at the same time)",
+        ),
         ("epoch", as_seconds(steps * times.total), f"{steps:,} steps for {as_count(answer.question.num_seeds)} seeds"),
     ]
 

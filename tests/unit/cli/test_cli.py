@@ -70,7 +70,7 @@ def test_the_overview_lists_every_command_once_in_its_group(capsys: pytest.Captu
         main(["--help"])
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown if line.startswith("  ")] == list(COMMANDS)
-    assert [line for line in shown if line in ("Data", "Train", "Scale out", "Look")] == list(
+    assert [line for line in shown if line in ("Data", "Train", "Scale out", "Inspect and report")] == list(
         dict.fromkeys(group for _, _, group in COMMANDS.values())
     )
     assert max(map(len, shown)) <= 100

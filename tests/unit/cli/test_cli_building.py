@@ -244,7 +244,7 @@ def test_fanouts_may_begin_with_all_neighbours(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "partition   cut a store into parts for a cluster"),
+        ([], "partition   partition a store for several hosts"),
         (["parition", "a"], "there is no command 'parition'; did you mean partition?"),
         (["zzzzzz"], "there is no command 'zzzzzz'; `hoploom --help` lists them"),
     ],
