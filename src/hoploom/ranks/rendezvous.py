@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -227,9 +228,9 @@ def hold_meeting_point(port: int, wait: timedelta) -> TCPStore:
         listener.bind((LOOPBACK, port))
         listener.listen(512)
         port = listener.getsockname()[1]
-        return TCPStore(
-            LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=listener.detach()
-        )
+        make = partial(TCPStore, LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=wait)
+        is_new = torch.__version__ >= "2.8"  # before, torch's server with libuv takes over no socket
+        return make(master_listen_fd=listener.detach(), use_libuv=is_new)
 
 
 def _held_again(port: int, wait: timedelta) -> TCPStore:

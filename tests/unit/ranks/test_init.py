@@ -15,12 +15,13 @@ from datetime import timedelta
 import pytest
 from support import TESTS
 from support.ports import free_ports
-from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.torch_version import TorchVersion
 
 from hoploom import ConfigError, PeerError
 from hoploom.ranks.context import init
 from hoploom.ranks.environment import LOCALS, RankPlace, counted, given
-from hoploom.ranks.rendezvous import RankNotes, _claim, _listens, meeting_point
+from hoploom.ranks.rendezvous import RankNotes, _claim, _listens, hold_meeting_point, meeting_point
 
 
 def processes(module: str, arguments: list[list[str]]) -> list[tuple[int, str]]:
@@ -154,6 +155,18 @@ def test_a_second_process_with_the_same_rank_is_refused() -> None:
         ConfigError, match=r"rank 1 of 2 is taken already: by process 4711 on gpu7, and this is process"
     ):
         _claim(store, RankPlace(1, 1, 2, 2))
+
+
+@pytest.mark.parametrize(("version", "with_libuv"), [("2.6.0+cu124", False), ("2.7.1", False), ("2.13.0+cpu", True)])
+def test_the_meeting_point_asks_libuv_only_for_what_this_torch_has(
+    version: str, with_libuv: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.__version__", TorchVersion(version))
+    second = timedelta(seconds=1)
+    held = hold_meeting_point(0, second)
+    assert held.libuvBackend == with_libuv
+    TCPStore("127.0.0.1", held.port, timeout=second).set("said", "here")
+    assert held.get("said") == b"here"
 
 
 @pytest.mark.parametrize(
