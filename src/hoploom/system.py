@@ -39,8 +39,13 @@ def keep_imports() -> None:
 
 
 def _thaw() -> None:
-    """Triton's bindings take what the last collection must pass over for a leak, and print 30 lines about it."""
-    if "triton._C.libtriton" in sys.modules:
+    """Triton's bindings since 3.8 take what the last collection passes over for a leak, and print 30 lines about it.
+
+    Only for them: a last collection of everything takes most of a second.
+    """
+    triton = sys.modules.get("triton")
+    version = str(getattr(triton, "__version__", "0.0")).split(".")
+    if "triton._C.libtriton" in sys.modules and [int(number) for number in version[:2]] >= [3, 8]:
         gc.unfreeze()
 
 
