@@ -50,8 +50,9 @@ test: .venv/dev lint
 test-all: .venv/long lint asan
 	$(TOGETHER) -m "not slow"
 	$(PYTEST) -m slow
+	scripts/torch_matrix.sh
 
-# One wheel beside four versions of torch; takes 16 GB.
+# One wheel beside four versions of torch, one after the other; each takes 7 GB while it runs.
 torch-matrix: .venv/dev
 	scripts/torch_matrix.sh
 
