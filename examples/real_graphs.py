@@ -4,8 +4,7 @@
     python -c "from torch_geometric.datasets import HeterophilousGraphDataset as H; H('data', 'Tolokers')"
     python examples/real_graphs.py data               # finds the files that PyG downloaded below this folder
 
-The published figures are means over splits. PyG's file of Physics has no split, so the script draws one of 60/20/20. It
-also reduces the 8,415 feature columns to 512.
+Published figures are means over splits. Physics has no split, so the script draws one, and keeps 512 of 8,415 columns.
 """
 
 import argparse

@@ -87,7 +87,8 @@ def _run_commands(code: str) -> None:
 
 
 def test_the_examples_are_found() -> None:
-    assert all("```python" in page.read_text() for page in PAGES if page.name != "tour.md")
+    without = {"tour.md", "install.md", "releasing.md"}
+    assert all("```python" in page.read_text() for page in PAGES if page.name not in without)
     assert BLOCK.findall("```python\nx = 1\n```\n\n```text\ny\n```\n") == [("python", "x = 1\n"), ("text", "y\n")]
     assert FILE.match("# two-hosts.toml\nhosts = 2\n")
     assert PRINTS.findall("print(f(1))  # 2, 3\nx = 1  # no\n") == ["2, 3"]

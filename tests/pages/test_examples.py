@@ -21,6 +21,7 @@ COVERED = {
     *("link_prediction", "hetero_rgat", "real_graphs"),
     *("small_data", "multi_gpu", "multi_node", "custom_sampler", "train_sage"),  # test_references.py
     *("importance_sampling", "ladies", "pinsage"),  # test_hook_examples.py
+    *("accelerate_loop", "lightning_ddp"),  # test_other_trainers.py
 }
 
 Run = Callable[..., str]

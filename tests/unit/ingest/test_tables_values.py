@@ -160,12 +160,6 @@ def test_categories_have_a_bound(tmp_path: Path) -> None:
                 Planner(engine, source, **limits).fields()
 
 
-def test_a_column_may_be_label_and_feature(tmp_path: Path) -> None:
-    store = build(tmp_path, f"{LABEL}\n{FEATURE}\n{ONE_HOT}", ["b", "a", "b"])
-    for name in ("x", "y"):
-        assert field(store, "node", name).tolist() == [[0, 1], [1, 0], [0, 1]]
-
-
 def test_a_split_column_has_few_words(tmp_path: Path) -> None:
     source = source_of(tmp_path, 'split = "v"', [f"s{row % 100}" for row in range(200)])
     numbering = Numbering("nodes.node", (0, 200))

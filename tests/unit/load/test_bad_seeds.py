@@ -205,13 +205,13 @@ BAD_TIME_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "a store without that time": (
         lambda: nodes(from_pyg(events()), time_attr="node_time"),
         "'node_time'",
-        "None",
+        "without time_attr",
         "build",
     ),
     "a store without that weight": (
         lambda: nodes(from_pyg(events()), weight_attr="weight"),
         "'weight'",
-        "None",
+        "without weight_attr",
         "build",
     ),
     "a store with another time": (
