@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
     from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
-    from hoploom.partition import partition  # type: ignore[no-redef]  # the package, which can be called
+    from hoploom.partition.partition import partition  # the package, which can be called
     from hoploom.ranks.context import init
     from hoploom.ranks.spawn import spawn
     from hoploom.sample import Edges

@@ -1,6 +1,8 @@
 """What `import hoploom` gives: names, completion, signatures."""
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,20 @@ def test_partition_is_a_function_and_its_package_still_imports(tmp_path: Path) -
     assert "range" in METHODS
     assert inspect.signature(called) == inspect.signature(partition)
     assert called.partition is partition  # as written before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # mypy reads all of hoploom
+def test_a_users_script_that_partitions_passes_mypy(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import hoploom\nfrom hoploom.partition import METHODS, PartitionReport, partition\n"
+        'costs: PartitionReport = hoploom.partition(hoploom.open("whole"), "parts", 2, method=METHODS[0])\n'
+        'again: PartitionReport = partition("whole", "others", 2)\n'
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", str(script)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=590)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_stores_are_equal_only_to_themselves_and_can_be_keys(tmp_path: Path) -> None:
