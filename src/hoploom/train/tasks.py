@@ -18,7 +18,8 @@ from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
 from hoploom.ranks.context import unwrap
-from hoploom.store import Store, Wanted
+from hoploom.store import Store
+from hoploom.train.labels import check_all, targets_of
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 Mode = Literal["max", "min"]
 VAL_LOSS = "val_loss"  # what the `loss` of evaluate() is called beside the `train_loss` of an epoch
 SMALLER_IS_BETTER = frozenset((VAL_LOSS, "mae", "mse", "rmse"))
-CHECKED_AT_ONCE = 1 << 20  # labels
 
 
 class Task(Protocol):
@@ -117,9 +117,13 @@ class NodeTask(Judged):
         """How many outputs a seed has, and what they are."""
         raise NotImplementedError
 
+    def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
+        """The labels as targets, where they cannot be one, and what can be one."""
+        raise NotImplementedError
+
     def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
         """The labels of these nodes as targets; an error names the first that cannot be one."""
-        raise NotImplementedError
+        return targets_of(self.judge, self.label, labels, nodes)
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         _, node_type, num_seeds = _seeds(batch, self.node_type)
@@ -163,21 +167,10 @@ class NodeTask(Judged):
             raise ConfigError(f"the label {self.label!r} is in {having or 'no node type'}; name the seeds' node_type")
         if node_type not in having:
             raise self._no_label(node_type, sorted(schema.node_type(node_type).fields))
-        for some in torch.split(nodes, CHECKED_AT_ONCE):
-            self.read(store.features.gather([Wanted(node_type, self.label, some)])[0], some)
+        check_all(self.judge, store, node_type, self.label, nodes)
 
     def _no_label(self, node_type: str, fields: list[str]) -> ConfigError:
         return ConfigError(f"the seeds' type {node_type!r} has no field {self.label!r} to learn; it has {fields}")
-
-    def _refuse(self, bad: Tensor, labels: Tensor, nodes: Tensor, way_out: str) -> None:
-        """Name the first row that is bad. On a device nobody looks, as every step would wait: fit() checks before."""
-        if not bad.is_cuda and bad.any():
-            row = int(bad.reshape(len(nodes), -1).any(1).nonzero()[0])
-            null = " (a null label in a table becomes -1)" if labels[row].eq(-1).all() else ""
-            raise DataError(
-                f"node {int(nodes[row])} is a seed with the label {self.label}={labels[row].tolist()!r:.80}; "
-                f"{way_out}{null}, or leave it out of the split"
-            )
 
 
 def _check_tensor(found: Any, wanted: str) -> None:
@@ -208,11 +201,10 @@ class NodeClassification(NodeTask):
     def columns(self) -> tuple[int, str]:
         return self.num_classes, "classes"
 
-    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+    def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
         classes = self._matrix(labels, 1, ", not one class each; use MultiLabel")[:, 0]
         bad = (classes != classes.long()) | (classes < 0) | (classes >= self.num_classes)
-        self._refuse(bad, classes, nodes, f"classes are 0 to {self.num_classes - 1}: give it one")
-        return classes.long()
+        return classes.long(), bad, f"classes are 0 to {self.num_classes - 1}: give it one"
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(_full(outputs), targets, reduction="none")
@@ -243,10 +235,9 @@ class MultiLabel(NodeTask):
     def columns(self) -> tuple[int, str]:
         return self.num_labels, "labels"
 
-    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+    def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
         rows = self._matrix(labels, self.num_labels, f" for {self.num_labels} labels; set num_labels")
-        self._refuse((rows != 0) & (rows != 1), rows, nodes, "labels are 0 or 1: give it all of them")
-        return rows.long()
+        return rows.long(), (rows != 0) & (rows != 1), "labels are 0 or 1: give it all of them"
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _binary_losses(outputs, targets).mean(dim=1)
@@ -274,10 +265,9 @@ class NodeRegression(NodeTask):
     def columns(self) -> tuple[int, str]:
         return self.num_targets, "targets"
 
-    def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
+    def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
         rows = self._matrix(labels, self.num_targets, f" for {self.num_targets} targets; set num_targets")
-        self._refuse(~rows.isfinite(), labels, nodes, "give it a finite number")
-        return rows.double()
+        return rows.double(), ~rows.isfinite(), "give it a finite number"
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         errors = _full(outputs) - targets.to(_full(outputs).dtype)

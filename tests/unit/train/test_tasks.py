@@ -1,5 +1,6 @@
 """Tasks: which outputs meet which targets, losses per seed, and labels that cannot be learned."""
 
+import re
 from typing import Any
 
 import pytest
@@ -145,6 +146,21 @@ def test_a_seed_without_a_label_is_named_before_training_and_in_its_batch(
     with pytest.raises(DataError, match=message):
         task.targets(batches[1])
     task.check(graph, graph.split("val"))
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_check_before_training_counts_wrong_labels_and_names_the_users_id(as_text: bool) -> None:
+    data = labelled()
+    text = torch.tensor([list(f"p{v:03}".encode()) for v in range(data.num_nodes)], dtype=torch.uint8)
+    data.original_id = text if as_text else 7 * torch.arange(data.num_nodes)
+    data.bad = data.y.clone()
+    data.bad[torch.tensor([21, 30])] = torch.tensor([3, -1])
+    graph = hoploom.from_pyg(data)
+    mine = "'p021'" if as_text else "147"
+    said = f"node 21 (your id {mine}) is a seed with the label bad=3, the first of 2 such labels; classes are 0 to 2"
+    with pytest.raises(DataError, match=re.escape(said)):
+        NodeClassification(3, label="bad").check(graph, torch.arange(40))
+    NodeClassification(3, label="bad").check(graph, torch.arange(0))
 
 
 def test_a_label_that_is_not_there_is_refused_with_those_that_are() -> None:
