@@ -81,8 +81,11 @@ def _build(arguments: Arguments) -> int:
         if count:
             text = f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes"
             print(text, file=for_people(arguments))
+    for unlabelled in report.unlabelled.values():
+        print(unlabelled, file=for_people(arguments))
     dropped = {str(relation): count for relation, count in report.dropped.items()}
-    return _show_store(arguments, sum(report.seconds.values()), dropped=dropped)
+    counts = {owner: unlabelled.count for owner, unlabelled in report.unlabelled.items()}
+    return _show_store(arguments, sum(report.seconds.values()), dropped=dropped, unlabelled=counts)
 
 
 def _check_no_table(path: Path) -> None:

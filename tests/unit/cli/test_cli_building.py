@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.tables import EDGES, write_table
 
 import hoploom
 from hoploom.cli import COMMANDS, main
@@ -215,6 +216,16 @@ def test_build_wants_a_graph_toml_and_says_how_to_get_one(recipe: Path, capsys: 
     assert "does not exist; `hoploom init --tables DIR" in refusal(
         ["build", folder / "absent.toml", "-o", folder / "s"], capsys
     )
+
+
+def test_build_says_how_many_nodes_have_no_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(tmp_path / "n.parquet", {"id": [1, 2, 3], "y": ["a", None, None]})
+    write_table(tmp_path / "edges.parquet", {"src": [1], "dst": [2]})
+    keys = 'label = "y"\nsplit = { train = 1.0 }\ncolumns.y.categories = "codes"\n'
+    (tmp_path / "graph.toml").write_text(f'[nodes.node]\nfiles = "n.parquet"\nid = "id"\n{keys}{EDGES}')
+    assert main(["build", str(tmp_path / "graph.toml"), "-o", str(tmp_path / "s")]) == 0
+    said = "nodes.node: 2 of 3 nodes have no label (column 'y' is null); they are in no split\n"
+    assert capsys.readouterr().out.startswith(said)
 
 
 @pytest.mark.parametrize("kind", [["ogb", "ogbn-arxiv"], ["npz"], ["glt"]], ids=lambda kind: kind[0])

@@ -1,5 +1,6 @@
 """Bad tables: an error that names file, row and value and the way out, and nothing half-written."""
 
+import datetime
 import re
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,8 @@ def test_labels_out_of_range(tmp_path: Path) -> None:
     assert message.startswith("n-1.parquet, row 1: column 'y' of nodes.node holds 3, not in [0, 3)")
     message = refused(tmp_path, text('label = "y"\nnum_classes = 3'), NODES | {"y": [0, -2, 1]})
     assert message.startswith("n-0.parquet, row 2: column 'y' of nodes.node holds -2, not in [0, 3)")
+    message = refused(tmp_path, text('label = "y"\nnum_classes = 3'), NODES | {"y": [0, 5, 7]})
+    assert message.endswith("; it is the label of node 'b', the first of 2 such labels")
 
 
 def test_values_that_a_dtype_cannot_hold(tmp_path: Path) -> None:
@@ -126,9 +129,14 @@ def test_values_that_a_dtype_cannot_hold(tmp_path: Path) -> None:
 
 
 def test_columns_that_are_no_numbers(tmp_path: Path) -> None:
-    message = refused(tmp_path, text('features = "f"'), NODES | {"f": ["x", "y", "z"]})
-    assert "column 'f' is string, not a number; give columns.f a cast, or categories" in message
-    assert message.startswith("graph.toml:5:")
+    message = refused(tmp_path, text('features = "f"'), NODES | {"f": ["1", None, "z"]})
+    what = "graph.toml:5: nodes.node.features: column 'f' is string, not a number: n-1.parquet, row 1 holds 'z'"
+    assert message == f'{what}; correct it, or give columns.f.categories = "one-hot"'
+    message = refused(tmp_path, text('label = "f"'), NODES | {"f": ["1", "2", "3"]})
+    assert message.endswith('not a number; but its text reads as one; give columns.f.cast = "float32"')
+    times = [datetime.time(hour) for hour in (1, 2, 3)]
+    message = refused(tmp_path, text('features = "f"'), NODES | {"f": times})
+    assert message.endswith("n-0.parquet, row 1 holds datetime.time(1, 0); write numbers, or leave it out")
     assert "times are integers or timestamps" in refused(tmp_path, text('time = "f"'), NODES | {"f": [0.5, 1, 2]})
 
 

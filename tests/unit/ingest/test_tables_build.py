@@ -1,6 +1,7 @@
 """Stores from tables hold what the tables say, whatever the ids are; checked against plain dictionaries."""
 
 import datetime
+import math
 from collections import Counter
 from hashlib import md5
 from pathlib import Path
@@ -26,11 +27,13 @@ from support.tables import (
     write_table,
 )
 
+from hoploom.errors import DataError
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.ids import padded
 from hoploom.ingest.tables.transforms import Moments
 from hoploom.schema import ORIGINAL_ID
+from hoploom.train.tasks import NodeClassification
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -169,18 +172,37 @@ def test_shares_are_drawn_by_id_and_seed_alone(tmp_path: Path, name: str) -> Non
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.parametrize("name", ["sparse", "text"])
-def test_shares_are_drawn_among_nodes_with_a_label(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "none"),
+    [("sparse", None), ("text", None), ("dense", math.nan), ("sparse", -1)],
+)
+def test_shares_are_drawn_among_nodes_with_a_label(tmp_path: Path, name: str, none: Any) -> None:
     ids = [IDS[name](v) for v in range(90)]
     write_table(tmp_path / "edges.parquet", {"src": ids[:1], "dst": ids[1:2]})
     keys, members = "split = { train = 0.6, rest = 0.4 }\nlabel = 'y'\n", list[dict[str, set[Any]]]()
-    for way, labels in enumerate(([0, 1, 1], [0, 1, None])):
+    for way, labels in enumerate(([0, 1, 1], [0, 1, none])):
         write_table(tmp_path / "nodes.parquet", {"id": ids, "y": labels * 30})
-        store, _ = build_here(tmp_path, NODES.split("features")[0] + keys + EDGES, out=f"{way}.store")
+        store, report = build_here(tmp_path, NODES.split("features")[0] + keys + EDGES, out=f"{way}.store")
         own = original(store)
         members.append({split: {own[node] for node in store.split(split).tolist()} for split in ("train", "rest")})
     known = {own for v, own in enumerate(ids) if v % 3 != 2}
     assert members[1] == {split: nodes & known for split, nodes in members[0].items()}
+    stored = "NaN" if none is math.nan else -1
+    said = f"nodes.node: 30 of 90 nodes have no label (column 'y' is null or {stored}); they are in no split"
+    assert str(report.unlabelled["nodes.node"]) == said
+
+
+def test_a_split_column_may_name_nodes_without_a_label_and_the_report_says_so(tmp_path: Path) -> None:
+    text = NODES.split("features")[0] + "label = 'y'\nsplit = 's'\n" + EDGES
+    write_table(tmp_path / "edges.parquet", {"src": [0], "dst": [1]})
+    nodes = {"id": range(4), "y": [1, None, -1, None], "s": ["train", "train", "test", None]}
+    write_table(tmp_path / "nodes.parquet", nodes)
+    store, report = build_here(tmp_path, text)
+    assert store.split("train").tolist() == [0, 1]
+    said = "column 's' assigns 1 to 'test', 1 to 'train', and training refuses a split that holds such nodes"
+    assert str(report.unlabelled["nodes.node"]).endswith(said)
+    with pytest.raises(DataError, match=r"^node 1 is a seed with the label y=-1; .*, or leave it out of the split$"):
+        NodeClassification(2).check(store, store.split("train"))
 
 
 def test_columns_are_filled_cast_and_put_into_categories(tmp_path: Path) -> None:

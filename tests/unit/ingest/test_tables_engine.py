@@ -238,6 +238,27 @@ def test_spark_reads_types_as_duckdb_does(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("running_spark")
+def test_nodes_without_a_label_are_in_no_drawn_split_of_spark_either(tmp_path: Path) -> None:
+    keys = 'label = "y"\nsplit = { train = 0.5, rest = 0.5 }\n'
+    for number, label in enumerate(([0.0, None, float("nan")], [0, None, -1])):
+        said = []
+        for engine in ("duckdb", "spark"):
+            folder = tmp_path / f"{engine}{number}"
+            folder.mkdir()
+            ids = [f"v{v}" for v in range(30)]
+            pq.write_table(pa.table({"id": ids, "y": label * 10}), folder / "nodes.parquet")
+            pq.write_table(pa.table({"src": ids[:2], "dst": ids[1:3]}), folder / "edges.parquet")
+            text = NODES.split("features")[0] + keys + EDGES
+            store, report = build_here(folder, text, engine=engine, master="local[2]")
+            assert store.split("train").numel() + store.split("rest").numel() == 10
+            said.append([str(report.unlabelled["nodes.node"]), contents(folder / "out.store")])
+        assert said[0] == said[1]
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("running_spark")
 def test_edges_of_unknown_nodes_are_named_by_spark_too(tmp_path: Path) -> None:
     messages = []
     for engine in ("duckdb", "spark"):

@@ -186,6 +186,8 @@ def test_a_column_missing_in_a_later_file_or_there_twice_is_named(folder: Path) 
     refused(folder, 'nodes2.csv has no column "a"', error=ConfigError, nodes="label = 'a'", table="nodes*.csv")
     (folder / "n.csv").write_text("id,a,a\n1,2,3\n")
     refused(folder, 'n.csv has columns "a", "a", which', error=ConfigError, nodes="label = 'a'", table="n.csv")
+    (folder / "n.csv").write_text("id;a\n1;2\n")
+    refused(folder, 'its only column is "id;a"; write commas', error=ConfigError, nodes="label = 'a'", table="n.csv")
     (folder / "n.csv").write_text("id,a,A\n1,2,3\n")
     refused(folder, 'n.csv has columns "a", "A", which', error=ConfigError, nodes="label = 'A'", table="n.csv")
     assert rows_in(read(folder, table="n.csv")[NODES]) == {"id": [1]}

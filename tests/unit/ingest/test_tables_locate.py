@@ -52,6 +52,13 @@ REFUSED = {  # claim: columns, keys at the end, error, what is said
     ),
     "text at the nodes": ({"id": TEXT}, "", ConfigError, "e.parquet is int64", "is string", AT_EDGES),
     "text at a count": ({"d": TEXT}, "", ConfigError, "but nodes.b has a count, so its ids are integers"),
+    "text among integers": (
+        {"id": ["1", "x"]},
+        "",
+        ConfigError,
+        "a.parquet is string (",
+        "a.parquet, row 2 holds 'x'); cast",
+    ),
     "text cast": ({"id": TEXT}, '[nodes.a.columns]\nid.cast = "int64"', ConfigError, "graph.toml:11: ", "only CSV is"),
     "too large": (
         {"id": pa.array([1, 2**63], pa.uint64())},

@@ -17,7 +17,7 @@ from hoploom.ingest.tables.fields import Planner
 from hoploom.ingest.tables.graph_file import ColumnRule, parse_graph
 from hoploom.ingest.tables.ids import Numbering
 from hoploom.ingest.tables.sources import TableSource, read_sources
-from hoploom.ingest.tables.table_streams import NodeRows
+from hoploom.ingest.tables.table_streams import NodeRows, Report
 from hoploom.ingest.tables.transforms import Moments, SourceColumn, UnfitError, numbers_of
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -109,6 +109,7 @@ def test_values_are_stored_as(stored: Any, number: int) -> None:
         ([1.0, 2.0, -1e300], FEATURE, 'columns.v.cast = "float32"', "row 3: .* holds -1e\\+300, too large for float32"),
         ([1.0, 1e39, 2.0], LABEL, "", "row 2: .* holds 1e\\+39, too large for float32"),
         ([1.0, inf, 3.0], FEATURE, STANDARD, "row 2: .* holds inf, too large to be standardised"),
+        (np.array([1.0, inf, 3.0], np.float32), FEATURE, STANDARD, "row 2: .* holds inf, too large to be standardised"),
         ([1.0, -1e200, 3.0], FEATURE, STANDARD, "row 2: .* holds -1e\\+200, too large to be standardised"),
         ([nan, 2.0, None], FEATURE, ONE_HOT, "row 1: .* is null; give a value"),
         (["a", None, "b"], LABEL, ONE_HOT, "row 2: .* is null; give a value"),
@@ -116,7 +117,12 @@ def test_values_are_stored_as(stored: Any, number: int) -> None:
         (BIG.fill_null(0), LABEL, "", "row 3: .* holds 9.22\\S+, which does not fit int64"),
         (MOMENTS, FEATURE, "", 'graph.toml:4: .* is timestamp.us., whose microseconds float32 rounds; .* "float64"'),
         ([d.date() for d in MOMENTS], FEATURE, "", "is date32.day., whose microseconds float32 rounds"),
-        (NULLS, FEATURE, "", "column 'v' is null, not a number"),
+        (
+            NULLS,
+            FEATURE,
+            "",
+            "column 'v' is null, not a number; it holds nulls only; leave it out, or give columns.v a f",
+        ),
         ([None, None, nan], LABEL, CODES, "holds nulls only, so there are no categories"),
         ([[1], [2], [3]], LABEL, CODES, "holds lists, which have no categories"),
     ],
@@ -164,7 +170,7 @@ def test_a_split_column_has_few_words(tmp_path: Path) -> None:
     source = source_of(tmp_path, 'split = "v"', [f"s{row % 100}" for row in range(200)])
     numbering = Numbering("nodes.node", (0, 200))
     with open_engine(tmp_path, 256 << 20) as engine:
-        stream = NodeRows(engine, source, numbering).stream(tmp_path)
+        stream = NodeRows(engine, source, numbering).stream(tmp_path, Report())
     assert len(stream.splits) == 100
     (tmp_path / "more").mkdir()
     with pytest.raises(ConfigError, match=r"graph\.toml:4: nodes\.node.split: column 'v' has more than 100 values"):

@@ -105,7 +105,7 @@ def _streams(
     for name, node_table in graph.nodes.items():
         numbering = numberings[name]
         if node_table.files:
-            nodes.append(NodeRows(engine, sources[node_table.owner], numbering).stream(scratch))
+            nodes.append(NodeRows(engine, sources[node_table.owner], numbering).stream(scratch, report))
         else:
             nodes.append(NodeStream(name, numbering.bounds, original_ids(engine, numbering)))
     for (begin, _, end), table in graph.edges.items():

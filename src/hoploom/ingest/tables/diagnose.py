@@ -48,6 +48,23 @@ def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: i
     return DataError(f"{what}: column {column!r} holds {listed}; add them to {nodes}, or pass --drop-dangling")
 
 
+def first_word(source: TableSource, column: str) -> tuple[str, Any] | None:
+    """The place and the value of the first row that does not read as a number."""
+    for origin, before, values in source.scan(column):
+        for row, value in enumerate(values.to_pylist(), before + 1):
+            if value is not None and not _reads_as_number(value):
+                return f"{origin}, row {row}", value
+    return None
+
+
+def _reads_as_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(value, str)
+
+
 def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], error: Exception) -> DataError:
     """A value that `check` refuses: the first one, by its place."""
     for origin, before, values in source.scan(column):
@@ -55,8 +72,26 @@ def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], er
             row = bisect_left(range(len(values)), True, key=lambda last: bool(_refusal(check, values[: last + 1])))
             reason = _refusal(check, values.slice(row, 1))
             if reason is not None:
+                if column == getattr(source.table, "label", None):
+                    reason += _more_labels(source, column, check, (origin, before + row))
                 return _at(source, column, f"{origin}, row {before + row + 1}", reason)
     return _at(source, column, None, str(error))
+
+
+def _more_labels(source: TableSource, column: str, check: Callable[[pa.Array], Any], place: tuple[str, int]) -> str:
+    """Of which node the first label is that `check` refuses, and how many there are."""
+    ids = (
+        ids[place[1] - before].as_py()
+        for origin, before, ids in source.scan(source.id_column)
+        if origin == place[0] and before <= place[1] < before + len(ids)
+    )
+    count = 0
+    for _, _, values in source.scan(column):
+        try:
+            check(values)
+        except UnfitError as error:
+            count += error.count
+    return f"; it is the label of node {next(ids)!r}" + (f", the first of {count} such labels" if count > 1 else "")
 
 
 def _refusal(check: Callable[[pa.Array], Any], values: pa.Array) -> str | None:

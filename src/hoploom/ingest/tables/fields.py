@@ -88,8 +88,7 @@ class Planner:
         column = SourceColumn(name, given, width, rule)
         words = self._words(column) if rule.categories is not None else None
         if words is None and not _is_number(column.result):
-            hint = f'give columns.{as_key(name)} a cast, or categories = "codes"'
-            raise self.source.problem(key, f"column {name!r} is {column.result}, not a number; {hint}")
+            raise self.source.problem(key, f"column {name!r} is {self._no_number(column, key)}")
         column = replace(column, words=words)
         if key == "weight" and column.shape:
             raise self.source.problem(key, f"column {name!r} has {column.extent} numbers a row; a weight is one")
@@ -99,6 +98,19 @@ class Planner:
             way_out = f'give dtype = "float64", or columns.{as_key(name)}.standardise = true, or leave it out'
             raise self.source.problem(key, f"{what}; {way_out}")
         return replace(column, null=_null(column)) if key == "label" else column
+
+    def _no_number(self, column: SourceColumn, key: str) -> str:
+        """Why the values of a column are no numbers: the first that is none, its place, and the way out."""
+        found, at = diagnose.first_word(self.source, column.name), f"columns.{as_key(column.name)}"
+        is_text = pa.types.is_string(column.result)
+        if found is None:
+            why = f'but its text reads as one; give {at}.cast = "float32"' if is_text else "it holds nulls only"
+            return f"{column.result}, not a number; {why}" + ("" if is_text else f"; leave it out, or give {at} a fill")
+        place, value = found
+        words = is_text and column.width is None and key not in ("weight", "time")
+        kind = "one-hot" if key == "features" else "codes"
+        way_out = f'correct it, or give {at}.categories = "{kind}"' if words else "write numbers, or leave it out"
+        return f"{column.result}, not a number: {place} holds {value!r:.60}; {way_out}"
 
     def _column_problem(self, column: str, message: str) -> ConfigError:
         return self.source.problem(f"columns.{as_key(column)}", message)
@@ -177,6 +189,12 @@ class TableFields:
 
     source: TableSource
     fields: Sequence[FieldColumns]
+
+    @property
+    def label(self) -> "TableFields | None":
+        """The label alone, if a node has one number as its label: then some nodes may have none."""
+        found = [field for field in self.fields if field.columns[0].null is not None]
+        return replace(self, fields=found) if found else None
 
     @property
     def aliases(self) -> dict[str, str]:

@@ -93,7 +93,7 @@ class NodeTable:
     split: str | Mapping[str, float] | None = key(
         None,
         "a column with the name of each node's split, or shares of splits that are drawn by id "
-        "(nodes with a null label are in none)",
+        "(nodes without a label are in none)",
         SPLIT,
         only=WITH_FILES,
     )

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from hoploom.config.values import as_key, nearest, quoted
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.tables.csv import CSV_BLOCK, CsvFile, stage_csv
+from hoploom.ingest.tables.csv import CSV_BLOCK, INTEGER, CsvFile, stage_csv
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, Table, rule_of
 from hoploom.ingest.tables.table_files import (
     ARRAYS,
@@ -271,6 +271,8 @@ def _check_rules(graph: GraphFile, table: Table, used: Sequence[str]) -> None:
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
+    if len(known) == 1 and any(sign in known[0] for sign in ";|\t"):
+        return f"its only column is {quoted(known[0])}; write commas between columns"
     alike = nearest(name, known)
     return f"did you mean {quoted(alike)}?" if alike else f"its columns are {_listed(known)}"
 
@@ -346,4 +348,14 @@ def _check_ends(
     if is_text != theirs.has_text(nodes.id):
         owner, cast = (nodes.owner, nodes.id) if is_text else (source.owner, column)
         way_out = f'cast one: [{owner}.columns.{as_key(cast)}] cast = "string"'
-        raise source.problem(role, f"{what}, but for {nodes.owner} {_described(theirs, nodes.id)}; {way_out}")
+        why = _first_text(source, column) if is_text else _first_text(theirs, nodes.id)
+        raise source.problem(role, f"{what}, but for {nodes.owner} {_described(theirs, nodes.id)}{why}; {way_out}")
+
+
+def _first_text(source: TableSource, column: str) -> str:
+    """Where the first id is that is not written like an integer; nothing if there is none."""
+    for file, before, ids in source.scan(column) if pa.types.is_string(source.schema.field(column).type) else ():
+        row = pc.index(pc.match_substring_regex(ids, INTEGER), False).as_py()
+        if row >= 0:
+            return f" ({file}, row {before + row + 1} holds {ids[row].as_py()!r:.60})"
+    return ""

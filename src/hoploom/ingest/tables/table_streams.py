@@ -4,6 +4,7 @@ Rows come in whatever order the engine has them, each with its store ids; nothin
 follow from the ids. An end that is unknown shows as the rows come by, so no pass over the edges looks for it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,15 +51,21 @@ class NodeRows:
         assert isinstance(self.source.table, NodeTable)
         return self.source.table
 
-    def stream(self, scratch: Path) -> NodeStream:
-        """The node type as a stream; ConfigError or DataError where its columns do not fit."""
-        fields = [*original_ids(self.engine, self.numbering), *self._fields(), *self._array(scratch)]
-        return NodeStream(self.table.name, self.numbering.bounds, fields, self._splits())
+    def stream(self, scratch: Path, report: "Report") -> NodeStream:
+        """The node type as a stream; ConfigError or DataError where its columns do not fit. Counts missing labels."""
+        planned, split = Planner(self.engine, self.source).fields(), self.table.split
+        splits = self._named(split) if isinstance(split, str) else {}
+        unlabelled = None if planned.label is None else self._count_unlabelled(planned.label)
+        if unlabelled is not None:
+            report.unlabelled[self.table.owner] = unlabelled
+        if split is not None and not isinstance(split, str):
+            splits = self._drawn(split, None if unlabelled is None else planned.label)
+        fields = [*original_ids(self.engine, self.numbering), *self._fields(planned), *self._array(scratch)]
+        return NodeStream(self.table.name, self.numbering.bounds, fields, splits)
 
     # --- fields ---------------------------------------------------------------------------------
 
-    def _fields(self) -> list[NodeFields]:
-        planned = Planner(self.engine, self.source).fields()
+    def _fields(self, planned: TableFields) -> list[NodeFields]:
         if not planned.fields:
             return []
         arriving = {field.name: field.arriving for field in planned.fields}
@@ -123,12 +130,8 @@ class NodeRows:
 
     # --- splits ---------------------------------------------------------------------------------
 
-    def _splits(self) -> Splits:
-        split = self.table.split
-        if split is None:
-            return {}
-        if not isinstance(split, str):
-            return self._drawn(split)
+    def _named(self, split: str) -> Splits:
+        """Splits that a column names."""
         nodes = self._with_nodes({split: "split"})
         named = nodes.select("node", split=nodes["split"].cast("string"))
         named = named.filter(named["split"].notnull() & (named["split"] != ""))  # no name: in no split
@@ -143,32 +146,47 @@ class NodeRows:
 
         return {word: partial(members, word) for word in sorted(row["split"] for row in found)}
 
-    def _drawn(self, shares: Mapping[str, float]) -> Splits:
-        """Splits drawn by shares: a node's is decided by its id and the seed alone; with a null label it is in none."""
+    def _drawn(self, shares: Mapping[str, float], label: TableFields | None) -> Splits:
+        """Splits drawn by shares: a node's is decided by its id and the seed alone; without a label it is in none."""
         ends = [0.0, *accumulate(shares.values())]
         ends[-1] = 1.0 if abs(ends[-1] - 1) < 1e-9 else ends[-1]
-        some_null = self._has_null_labels()
 
         def members(begin: float, end: float) -> Iterator[Tensor]:
-            for nodes, ids in self._labelled() if some_null else self.numbering.original(self.engine):
+            for nodes, ids in self.numbering.original(self.engine) if label is None else self._labelled(label):
                 drawn = (_hashed(ids, self.source.graph.seed) >> np.uint64(11)).astype(np.float64) / 2**53
                 yield nodes[torch.from_numpy((drawn >= begin) & (drawn < end))]
 
         return {name: partial(members, ends[i], ends[i + 1]) for i, name in enumerate(shares)}
 
-    def _has_null_labels(self) -> bool:
-        label = self.table.label
-        if label is None or rule_of(self.table, label).fill is not None:
-            return False
-        rows = self.engine.read(self.source.paths)
-        return bool(rows_of(self.engine, rows.filter(rows[label].isnull()).select(label=rows[label]).limit(1)))
+    # --- labels ---------------------------------------------------------------------------------
 
-    def _labelled(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _labelled(self, label: TableFields) -> Iterator[tuple[Tensor, Tensor]]:
         """Nodes whose label is known, as `original` of the numbering gives all."""
-        nodes, width = self._with_nodes({str(self.table.label): "label"}), self.numbering.width
-        for batch in self.engine.stream(nodes.filter(nodes["label"].notnull()).select("node", "id"), 16 + width):
+        nodes, width = self._with_nodes(label.aliases), self.numbering.width
+        for batch in self.engine.stream(nodes.select("node", "id", *label.aliases.values()), label.row_bytes + width):
+            known = ~_unlabelled(label, batch)
             ids = batch.column("id")
-            yield int64_of(batch.column("node")), padded(ids, width) if width else int64_of(ids)
+            yield int64_of(batch.column("node"))[known], (padded(ids, width) if width else int64_of(ids))[known]
+
+    def _count_unlabelled(self, label: TableFields) -> "Unlabelled | None":
+        """How many nodes have no label, and in which splits they are by the column that names those; None: no node."""
+        rows, split, count, splits = self.engine.read(self.source.paths), self.table.split, 0, Counter[str]()
+        chosen = {alias: rows[name] for name, alias in label.aliases.items()}
+        if isinstance(split, str):
+            chosen |= {"split": rows[split].cast("string")}
+        for batch in self.engine.stream(rows.select(**chosen), label.row_bytes):
+            unlabelled = _unlabelled(label, batch)
+            count += int(unlabelled.sum())
+            if isinstance(split, str):
+                named = batch.column("split").filter(pa.array(unlabelled.numpy())).value_counts().to_pylist()
+                splits.update({row["values"]: row["counts"] for row in named if row["values"]})
+        null = label.fields[0].columns[0].null
+        return Unlabelled(self.source, count, null, splits) if count else None
+
+
+def _unlabelled(label: TableFields, batch: pa.RecordBatch) -> Tensor:
+    (field,) = label.fields
+    return field.unlabelled(label.rows(batch)[field.name])
 
 
 def original_ids(engine: Engine, numbering: Numbering) -> list[NodeFields]:
@@ -211,12 +229,38 @@ def _hashed(ids: Tensor, seed: int) -> Words:
 
 
 @dataclass(frozen=True)
+class Unlabelled:
+    """Nodes of a type that have no label."""
+
+    source: TableSource
+    count: int
+    null: float | int | None  # what the store holds as their label
+    splits: Mapping[str, int]  # how many of them the split column names, by split
+
+    def __str__(self) -> str:
+        """What happens with them, in a line."""
+        table = self.source.table
+        assert isinstance(table, NodeTable)
+        null = "null or NaN" if isinstance(self.null, float) else f"null or {self.null}"
+        null = "null" if rule_of(table, str(table.label)).categories else null
+        what = f"{table.owner}: {self.count:,} of {self.source.num_rows:,} nodes have no label (column {table.label!r}"
+        ending = "training refuses them as seeds"
+        if self.splits:
+            named = ", ".join(f"{count:,} to {name!r}" for name, count in sorted(self.splits.items()))
+            ending = f"column {table.split!r} assigns {named}, and training refuses a split that holds such nodes"
+        elif table.split is not None:
+            ending = "they are in no split"
+        return f"{what} is {null}); {ending}"
+
+
+@dataclass(frozen=True)
 class Report:
     """What a build did."""
 
     nodes: dict[str, int] = field(default_factory=dict)  # by type
     edges: dict[str, int] = field(default_factory=dict)  # rows read, by relation
     dropped: dict[str, int] = field(default_factory=dict)  # of them with an unknown end, by relation
+    unlabelled: dict[str, Unlabelled] = field(default_factory=dict)  # by type, where there are some
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
 

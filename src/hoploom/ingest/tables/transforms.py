@@ -24,7 +24,11 @@ NULL = "is null; give a value, or fill nulls with columns.<name>.fill"
 
 
 class UnfitError(ValueError):
-    """A value of a column that cannot be used: says why."""
+    """A value of a column that cannot be used: says why, and how many there are among the values given."""
+
+    def __init__(self, why: str, count: int = 1) -> None:
+        super().__init__(why)
+        self.count = count
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,25 @@ class FieldColumns:
         """As its rows come: with all digits, if sums are taken of them."""
         return Field("float64", self.field.shape) if self.standardised else self.field
 
+    def unlabelled(self, rows: Tensor) -> Tensor:
+        """Of labels, which stand for none [n] bool: the table had a null there, or the very number that means null."""
+        null = self.columns[0].null
+        assert null is not None
+        return rows.isnan() if isinstance(null, float) else rows.eq(null)
+
     def numbers(self, column: SourceColumn, given: pa.Array) -> Values:
         """The numbers of a column, checked; UnfitError for the first reason they cannot be stored."""
         values = numbers_of(column, given)
         check_range(values, self.arriving.dtype)
         if column.rule.standardise:
-            refuse(values, np.abs(values) > MOST_SQUARED, "too large to be standardised; correct it, or make it null")
+            large = np.abs(values.astype(np.float64)) > MOST_SQUARED  # float32 has no such number to compare with
+            refuse(values, large, "too large to be standardised; correct it, or make it null")
         if self.weights:
-            refuse(values, ~(np.isfinite(values) & (values >= 0)), "but weights are finite, and none is negative")
+            refuse(
+                values,
+                ~(np.isfinite(values) & (values >= 0)),
+                "but weights are finite, and none is negative; correct it",
+            )
         if self.limit is not None and values.size:
             wrong = (values >= self.limit) | ((values < 0) & (values != column.null))
             refuse(values, wrong, f"not in [0, {self.limit}); correct it, or num_classes")
@@ -95,7 +110,7 @@ class FieldColumns:
 def refuse(values: Values, wrong: Values, why: str) -> None:
     """Raise UnfitError if a value is wrong."""
     if wrong.any():
-        raise UnfitError(f"holds {values[wrong][0]}, {why}")
+        raise UnfitError(f"holds {values[wrong][0]}, {why}", int(wrong.sum()))
 
 
 def write_numbers(target: Tensor, values: Values) -> None:
@@ -195,7 +210,8 @@ def _cast(given: pa.Array, wanted: pa.DataType) -> pa.Array:
     try:
         made = given.cast(wanted, safe=not pa.types.is_floating(wanted))
     except pa.ArrowException as error:
-        raise UnfitError(f"cannot be cast to {wanted}: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise UnfitError(f"cannot be cast to {wanted}: {reason}; correct it, or leave the cast out") from error
     if pa.types.is_float64(given.type) and pa.types.is_float32(wanted):
         lost = pc.and_(pc.is_finite(given), pc.is_inf(made))
         if pc.any(lost).as_py():
