@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hoploom.train.evaluation import evaluate
     from hoploom.train.learner import Learner, Training
     from hoploom.train.loop import fit
+    from hoploom.train.runs.finished import load_run
     from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
 
 __version__ = "0.1.0"
@@ -60,6 +61,7 @@ __all__ = [
     "generate",
     "infer",
     "init",
+    "load_run",
     "open",
     "partition",
     "spawn",
@@ -78,7 +80,7 @@ _HOMES = {
 } | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {"infer": "inference.infer", "init": "ranks.context", "spawn": "ranks.spawn"}
 _HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
-_HOMES |= {"Learner": "train.learner", "Training": "train.learner"}
+_HOMES |= {"load_run": "train.runs.finished", "Learner": "train.learner", "Training": "train.learner"}
 _HOMES |= dict.fromkeys(("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression"), "train.tasks")
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}

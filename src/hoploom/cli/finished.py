@@ -11,17 +11,16 @@ from hoploom.inference.infer import Inference, infer
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
 from hoploom.ranks.spawn import spawn
-from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
-from hoploom.train.runs.problem import Goal, eval_loader, goal_of, model_of
-from hoploom.train.runs.reading import read_run_file
-from hoploom.train.runs.run import BEST, LAST, RUN_FILE, open_graph, with_placement
+from hoploom.train.runs.finished import read_finished, trained_model
+from hoploom.train.runs.problem import eval_loader, goal_of
+from hoploom.train.runs.run import open_graph, with_placement
 from hoploom.train.runs.run_file import LINKS, RunFile
 
 
 def evaluate_run(arguments: Arguments) -> int:
     """Print the metrics of a split."""
-    run_file, checkpoint = _read(arguments)
+    run_file, checkpoint = read_finished(arguments.run, arguments.set, arguments.checkpoint)
     _on_ranks(arguments, run_file, evaluate_rank, (checkpoint, arguments.split, arguments.json))
     return 0
 
@@ -32,7 +31,7 @@ def evaluate_rank(context: Context, run_file: RunFile, checkpoint: str, split: s
     if split not in goal.seeds:
         raise ConfigError(f"--split is {split!r}, but the run has only {', '.join(goal.seeds)}; give one of these")
     goal = with_placement(run_file, goal, context)
-    model = _trained(run_file, goal, context, checkpoint)
+    model = trained_model(run_file, goal, context, checkpoint)
     loader = eval_loader(run_file, goal, context, model, split)
     found = evaluate(model, loader, goal.task, context, precision=run_file.train.precision)
     if context.is_main:
@@ -43,7 +42,7 @@ def evaluate_rank(context: Context, run_file: RunFile, checkpoint: str, split: s
 
 def infer_run(arguments: Arguments) -> int:
     """Write a row for every node."""
-    run_file, checkpoint = _read(arguments)
+    run_file, checkpoint = read_finished(arguments.run, arguments.set, arguments.checkpoint)
     out: Path = arguments.out or run_file.output.folder / "nodes"
     if run_file.task.kind == LINKS and arguments.columns == "embedding,prediction":
         arguments.columns = "embedding"  # there are no classes
@@ -59,27 +58,13 @@ def infer_run(arguments: Arguments) -> int:
 def infer_rank(context: Context, run_file: RunFile, checkpoint: str, out: str, inference: Inference) -> None:
     """What every rank does."""
     goal = goal_of(run_file, open_graph(run_file, context))
-    model = _trained(run_file, goal, context, checkpoint)
+    model = trained_model(run_file, goal, context, checkpoint)
     infer(model, goal.store, out, context, inference=inference)
     if context.is_main:
         print(f"written to {out}", flush=True)
 
 
 # --- the run -------------------------------------------------------------------------------------
-
-
-def _read(arguments: Arguments) -> tuple[RunFile, str]:
-    """What the run was, and the checkpoint to take."""
-    folder: Path = arguments.run
-    path = folder / RUN_FILE
-    if not path.exists():
-        raise ConfigError(f"{folder} is no run: it has no {RUN_FILE}; give the output folder of `hoploom train`")
-    run_file = read_run_file(path, [f"output.folder={json.dumps(str(folder.absolute()))}", *arguments.set])
-    names = [arguments.checkpoint] if arguments.checkpoint else [BEST, LAST]
-    found = next((name for name in names if (folder / f"{name}.safetensors").exists()), None)
-    if found is None:
-        raise ConfigError(f"{folder} has no {names[0]}.safetensors; train first: hoploom train {path} --resume")
-    return run_file, found
 
 
 def _on_ranks(arguments: Arguments, run_file: RunFile, work: Any, given: tuple[Any, ...]) -> None:
@@ -91,10 +76,3 @@ def _on_ranks(arguments: Arguments, run_file: RunFile, work: Any, given: tuple[A
             work(context, run_file, *given)
     else:
         spawn(work, num_processes, (run_file, *given), device=device_of(run_file))
-
-
-def _trained(run_file: RunFile, goal: Goal, context: Context, checkpoint: str) -> Any:
-    """The model as it was saved."""
-    model = model_of(run_file, goal).to(context.device)
-    Checkpoint(run_file.output.folder, context).restore(checkpoint, {"model": model})
-    return model

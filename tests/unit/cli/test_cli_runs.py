@@ -6,9 +6,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import hoploom
 from hoploom.cli import main
+from hoploom.errors import ConfigError
 from hoploom.ingest.synthetic import generate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -77,6 +79,23 @@ def test_infer_writes_a_row_for_every_node(
     rows = pq.read_table(folder / "out" / "node")
     assert sorted(rows.column_names) == ["embedding", "id", "prediction"]
     assert rows.num_rows == hoploom.open(folder / "graph.store").schema.node_types[0].num_nodes
+
+
+def test_a_run_is_loaded_in_one_call_with_its_best_weights(folder: Path, told: dict[str, Any]) -> None:
+    before = torch.get_rng_state()
+    run = hoploom.load_run(told["folder"])
+    assert torch.equal(before, torch.get_rng_state())
+    assert (run.checkpoint, run.run_file.model.hidden) == (folder / "run" / "best.safetensors", 8)
+    assert not run.model.training
+    loader = hoploom.NeighborLoader(run.store, [-1, -1], input_nodes="test", batch_size=1000)
+    batch = next(iter(loader))
+    with torch.no_grad():
+        correct = run.model(batch)[: batch.batch_size].argmax(dim=1) == batch.y[: batch.batch_size]
+    assert float(correct.double().mean()) == pytest.approx(told["test"]["accuracy"])
+    moved = hoploom.load_run(told["folder"], checkpoint="last", overrides=[f"store={folder / 'graph.store'}"])
+    assert moved.checkpoint.name == "last.safetensors"
+    with pytest.raises(ConfigError, match=r"is no run: it has no run\.toml; give the output folder"):
+        hoploom.load_run(folder / "graph.store")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "infer"])
