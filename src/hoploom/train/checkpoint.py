@@ -49,16 +49,20 @@ class Checkpoint:
             raise ConfigError(f"a checkpoint cannot be called {name!r}; give a plain name, e.g. 'last'")
         return self.folder / f"{name}.safetensors"
 
-    def save(self, name: str, parts: Mapping[str, Stateful], **extra: Any) -> None:
-        """Save the state of the parts, and `extra`. All ranks call. The old file stays until the new one is ready."""
-        path, random = self.path(name), _random_states(self._context)
+    def save(self, name: str | tuple[str, str], parts: Mapping[str, Stateful], **extra: Any) -> None:
+        """Save the state of the parts, and `extra`. All ranks call. The old file stays until the new one is ready.
+
+        Two names: the second one is replaced first, and both are one file, written once.
+        """
+        path, *second = map(self.path, (name,) if isinstance(name, str) else name)
+        random = _random_states(self._context)
         with all_or_none(self._context, f"writing {path}"):
             if self._context.is_main or any(is_sharded(owner) for owner in parts.values()):
                 states = {part: whole(dict(_unwrapped(owner).state_dict())) for part, owner in parts.items()}
             if self._context.is_main:
                 kinds = {part: _kind(owner) for part, owner in parts.items()}
                 state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
-                tensorfile.write(path, state)
+                tensorfile.write(path, state, also=second[0] if second else None)
 
     def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
         """Restore the parts and return `extra`; None if there is no such checkpoint. All ranks call.

@@ -223,9 +223,7 @@ class _Run:
         if self.journal is not None:
             self.journal.epoch(standing.history[-1], step=standing.steps)
         standing.epoch, standing.loss_sum, standing.rows = standing.epoch + 1, 0.0, 0
-        if is_best:
-            self._save("best")
-        self._save("last")
+        self._save(("last", "best") if is_best else "last")
         return self.context.sum(int(self.requests.asked)) > 0
 
     def _timed(self, name: str) -> AbstractContextManager[None]:
@@ -242,7 +240,7 @@ class _Run:
             self.learner.plateau.step(value)
         return self.learner.standing.judge(value, mode)
 
-    def _save(self, name: str) -> None:
+    def _save(self, name: str | tuple[str, str]) -> None:
         if self.checkpoint is None:
             return
         for parameter_name, parameter in self.learner.model.named_parameters():

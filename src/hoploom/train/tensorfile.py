@@ -43,8 +43,9 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 DEPTH_LIMIT = 64  # of what is written
 
 
-def write(path: Path, state: Any) -> None:
-    """Write the state; the file that was there stays until the new one is whole and on the disk."""
+def write(path: Path, state: Any, *, also: Path | None = None) -> None:
+    """Write the state; the file that was there stays until the new one is whole and on the disk. `also`: its second
+    name in the same folder."""
     tree, tensors = encode(state)
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
@@ -53,7 +54,7 @@ def write(path: Path, state: Any) -> None:
     metadata = {"tree": text, "crc32": _checksum(text, tensors)}
     header = json.dumps({"__metadata__": metadata, **_entries(tensors)}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the data begin at a multiple of eight bytes
-    write_whole(path, (len(header).to_bytes(8, "little"), header, *map(_raw, tensors.values())))
+    write_whole(path, (len(header).to_bytes(8, "little"), header, *map(_raw, tensors.values())), also=also)
 
 
 def read(path: Path) -> Any:

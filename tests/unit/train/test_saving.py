@@ -71,10 +71,10 @@ def test_a_checkpoint_that_cannot_be_written_says_what_there_is_to_go_on_from(
 ) -> None:
     whole, written = tensorfile.write, iter([True, False])
 
-    def full_at_the_second(path: Path, state: Any) -> None:
+    def full_at_the_second(path: Path, state: Any, **also: Any) -> None:
         if not next(written):
             raise StoreError(f"cannot write {path}: File too large")
-        whole(path, state)
+        whole(path, state, **also)
 
     monkeypatch.setattr(tensorfile, "write", full_at_the_second)
     said = (

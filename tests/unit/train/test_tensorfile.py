@@ -215,6 +215,28 @@ def test_the_file_is_on_the_disk_before_it_has_its_name_and_then_so_is_the_name(
     assert happened == [str(tmp_path / ".f.partial"), "replace", str(tmp_path)]
 
 
+def test_two_names_are_one_file_and_the_second_has_its_name_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: named.append(Path(new).name) or replace(old, new))
+    (tmp_path / ".best.partial").write_text("of a process that was killed")
+    tensorfile.write(tmp_path / "last", "first", also=tmp_path / "best")
+    assert named == ["best", "last"]
+    assert (tmp_path / "best").samefile(tmp_path / "last")
+    tensorfile.write(tmp_path / "last", "second")  # the other name keeps what it had
+    assert [tensorfile.read(tmp_path / name) for name in ("best", "last")] == ["first", "second"]
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EPERM, "no links on this file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    tensorfile.write(tmp_path / "last", "third", also=tmp_path / "best")
+    assert [tensorfile.read(tmp_path / name) for name in ("best", "last")] == ["third", "third"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["best", "last"]
+
+
 @pytest.mark.parametrize("options", ["size=256k", "size=8m,nr_inodes=3"])
 def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(
     options: str, small_disk: Callable[[str], Path]
