@@ -10,7 +10,7 @@ import math
 import numbers
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,11 @@ def write(path: Path, state: Any, *, also: Path | None = None) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise ConfigError(f"the state holds a tensor of {tensor.dtype} at {name!r}; convert it, e.g. to float64")
-    text = json.dumps(tree, separators=(",", ":"))
-    metadata = {"tree": text, "crc32": _checksum(text, tensors)}
-    header = json.dumps({"__metadata__": metadata, **_entries(tensors)}, separators=(",", ":")).encode()
+    text, entries, raw = json.dumps(tree, separators=(",", ":")), _entries(tensors), [*map(_raw, tensors.values())]
+    metadata = {"tree": text, "crc32": _checksum(text, entries, raw)}
+    header = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the data begin at a multiple of eight bytes
-    write_whole(path, (len(header).to_bytes(8, "little"), header, *map(_raw, tensors.values())), also=also)
+    write_whole(path, (len(header).to_bytes(8, "little"), header, *raw), also=also)
 
 
 def read(path: Path) -> Any:
@@ -67,7 +67,7 @@ def read(path: Path) -> Any:
             raise StoreError("its header holds no state, it is not from Hoploom")
         if not set(NAMES).issuperset(tensor.dtype for tensor in tensors.values()):
             raise StoreError("it holds tensors of a dtype that Hoploom does not write")
-        if _checksum(metadata["tree"], tensors) != metadata["crc32"]:
+        if _checksum(metadata["tree"], _entries(tensors), map(_raw, tensors.values())) != metadata["crc32"]:
             raise StoreError("its checksum does not match")
         return decode(json.loads(metadata["tree"]), tensors)
     except (StoreError, SafetensorError, ValueError, TypeError, RuntimeError, AttributeError) as error:
@@ -95,11 +95,11 @@ def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
     return entries
 
 
-def _checksum(tree: str, tensors: dict[str, Tensor]) -> str:
+def _checksum(tree: str, entries: dict[str, Any], raw: Iterable[memoryview]) -> str:
     """Of the structure, the header's entries and the data."""
-    checksum = zlib.crc32(json.dumps([tree, _entries(tensors)], sort_keys=True).encode())
-    for tensor in tensors.values():
-        checksum = zlib.crc32(_raw(tensor), checksum)
+    checksum = zlib.crc32(json.dumps([tree, entries], sort_keys=True).encode())
+    for piece in raw:
+        checksum = zlib.crc32(piece, checksum)
     return f"{checksum:08x}"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from support import fit_workers
-from support.fit_workers import alone, assert_same_run, learner_of, resumed, run
+from support.fit_workers import alone, assert_same_run, given, learner_of, resumed, run
 
 from hoploom import ConfigError, StoreError, TrainError
 from hoploom.ranks.spawn import spawn
@@ -82,3 +82,12 @@ def test_a_checkpoint_that_cannot_be_written_says_what_there_is_to_go_on_from(
     )
     with pytest.raises(StoreError, match=said):
         run(learner_of(), folder=tmp_path, checkpoint_every=1)
+
+
+def test_the_best_and_the_last_state_are_one_file_while_they_are_the_same(tmp_path: Path) -> None:
+    best, last = (Checkpoint(tmp_path, alone()).path(name) for name in ("best", "last"))
+    for values, is_same in (((0.1, 0.2), True), ((0.3, 0.2), False)):
+        run(learner_of(), 2, folder=tmp_path, validate=given(*values))
+        assert best.samefile(last) == is_same
+        assert saved_place(last) == Place(2, 8)
+        assert saved_place(best) == (Place(2, 8) if is_same else Place(1, 4))

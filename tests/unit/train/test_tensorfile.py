@@ -174,7 +174,7 @@ def test_a_header_that_is_no_json_object_is_refused(header: bytes, tmp_path: Pat
     ],
 )
 def test_a_structure_that_nobody_wrote_is_refused(tree: str, tmp_path: Path) -> None:
-    metadata = {"tree": tree, "crc32": tensorfile._checksum(tree, {})}
+    metadata = {"tree": tree, "crc32": tensorfile._checksum(tree, {}, ())}
     write_raw(tmp_path / "f", json.dumps({"__metadata__": metadata}).encode(), b"")
     with pytest.raises(StoreError, match=r"is damaged: .*; take another"):
         tensorfile.read(tmp_path / "f")
