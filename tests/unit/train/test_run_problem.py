@@ -1,5 +1,6 @@
 """What a run makes of run.toml and its store: the goal, the model, held-out links, schedules."""
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.ingest.synthetic import generate
+from hoploom.ranks.context import init
 from hoploom.train.runs.link_splits import LinkShares, hold_out
 from hoploom.train.runs.problem import (
     goal_of,
@@ -22,6 +24,7 @@ from hoploom.train.runs.problem import (
     train_loader,
 )
 from hoploom.train.runs.reading import parse_run_file
+from hoploom.train.runs.run import run
 from hoploom.train.runs.run_file import RunFile
 
 
@@ -150,6 +153,24 @@ def test_a_factory_that_makes_no_model_is_named(
     with pytest.raises(ConfigError, match=message.replace("my_model", name)) as raised:
         model_of(run_file, goal)
     assert str(raised.value).startswith("run.toml:3: ")
+
+
+def test_warnings_while_the_model_is_made_are_kept(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_sync: None, one_thread: None
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code = "import warnings, torch\ndef make(store, n):\n    warnings.warn('new moon')\n    return Model()\n"
+    model = "class Model(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 4)\n"
+    called = "    def forward(self, batch): return super().forward(batch.x[: batch.batch_size])\n"
+    (tmp_path / "moonlit.py").write_text(code + model + called)
+    text = (
+        f'store = "{graph}"\n[task]\nval = ""\ntest = ""\n[model]\nfactory = "moonlit:make"\n[loader]\nfanouts = [2]\n'
+    )
+    run_file = parse_run_file(f"{text}[train]\nmax_steps = 1\n[output]\ntensorboard = false\n", folder=tmp_path)
+    with init(device="cpu") as context, pytest.warns(UserWarning, match="new moon"):
+        run(run_file, context, progress=False)
+    events = [json.loads(line) for line in (run_file.output.folder / "events.jsonl").read_text().splitlines()]
+    assert [event.get("text") for event in events] == [None, "UserWarning: new moon", None]
 
 
 # --- links ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -93,17 +93,37 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
     check_whole_steps(run_file, context.world_size)
     check_packages(run_file)
     check_folder(run_file, resume=resume)
-    goal = with_cache(run_file, goal_of(run_file, open_graph(run_file, context)), context)
-    goal = with_placement(run_file, goal, context)
-    if goal.store.placed is not None and progress and context.is_main:
-        print(goal.store.placed, file=sys.stderr)
-    with goal.store.placed or nullcontext():
-        return _learn(run_file, goal, context, resume=resume, progress=progress, began=began)
+    with _journal(run_file, context) as journal, ExitStack() as placed:
+        goal = with_cache(run_file, goal_of(run_file, open_graph(run_file, context)), context)
+        goal = with_placement(run_file, goal, context)
+        if goal.store.placed is not None:
+            placed.enter_context(goal.store.placed)
+            if progress and context.is_main:
+                print(goal.store.placed, file=sys.stderr)
+        learner = make_learner(run_file, goal, context)
+        outcome, test = _learn(run_file, goal, learner, context, journal, resume=resume, progress=progress)
+        num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
+        seconds, kept = time.perf_counter() - began, cache_report(run_file, goal, context)
+        folder = run_file.output.folder
+        result = Result(folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
+        if context.is_main and result.is_complete:
+            write_whole(folder / RESULT_FILE, [as_json(result).encode()])
+    return result
 
 
-def _learn(run_file: RunFile, goal: Goal, context: Context, *, resume: bool, progress: bool, began: float) -> Result:
-    """Fit, test, and write the result; the journal says where that failed."""
-    learner = make_learner(run_file, goal, context)
+def _journal(run_file: RunFile, context: Context) -> Journal:
+    """The journal of a run, from before its graph is opened: it keeps the warnings about the graph and the model."""
+    machines = gather_json(context, machine_of(context))
+    loggers = run_file.output.loggers if run_file.output.tensorboard else ()
+    values = values_of(run_file)
+    settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
+    return Journal(run_file.output.folder, context, loggers=loggers, settings=settings, machines=machines)
+
+
+def _learn(
+    run_file: RunFile, goal: Goal, learner: Learner, context: Context, journal: Journal, *, resume: bool, progress: bool
+) -> tuple[Outcome, Mapping[str, float]]:
+    """Fit, and test the best model; the journal says where that failed."""
     checkpoint = Checkpoint(run_file.output.folder, context)
     if resume:
         checkpoint.restore(LAST, learner.parts())
@@ -113,24 +133,13 @@ def _learn(run_file: RunFile, goal: Goal, context: Context, *, resume: bool, pro
     if context.is_main:
         write_whole(run_file.output.folder / RUN_FILE, [to_toml(run_file).encode()])
         (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
-    machines = gather_json(context, machine_of(context))
-    loggers = run_file.output.loggers if run_file.output.tensorboard else ()
-    values = values_of(run_file)
-    settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
-    folder = run_file.output.folder
-    with Journal(folder, context, loggers=loggers, settings=settings, machines=machines) as journal:
-        validate = _validation(run_file, goal, learner, context)
-        given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
-        training = Training(**given | {"seed": run_file.seed, "progress": progress})
-        outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
-        test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
-        journal.test(test, step=outcome.steps)
-        num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
-        seconds, kept = time.perf_counter() - began, cache_report(run_file, goal, context)
-        result = Result(folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
-        if context.is_main and result.is_complete:
-            write_whole(folder / RESULT_FILE, [as_json(result).encode()])
-    return result
+    validate = _validation(run_file, goal, learner, context)
+    given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
+    training = Training(**given | {"seed": run_file.seed, "progress": progress})
+    outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
+    test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
+    journal.test(test, step=outcome.steps)
+    return outcome, test
 
 
 def make_learner(run_file: RunFile, goal: Goal, context: Context) -> Learner:
