@@ -56,11 +56,11 @@ def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dic
         spent, waited = (float(np.nansum(run.columns[name])) / run.num_steps for name in ("seconds", "wait_seconds"))
         if spent:
             found.append({"wait": waited, "rest": spent - waited})
+    mean = name if not alone else ""
     if len(found) > 1 and not (alone and len(found) <= MOST_ROWS):
+        mean = mean or f"mean of {len(found)} ranks"
         found = [{part: sum(row.get(part, 0) for row in found) / len(found) for part in PARTS if part in found[0]}]
-    labels = (
-        [f"rank {rank}" for rank in sorted(run.measured)] if alone and len(found) > 1 else [name if not alone else ""]
-    )
+    labels = [f"rank {rank}" for rank in sorted(run.measured)] if alone and len(found) > 1 else [mean]
     shown = [{PARTS[part]: value for part, value in row.items()} for row in found]
     return [(label, row, _milliseconds(sum(row.values()))) for label, row in zip(labels, shown, strict=False)]
 
@@ -97,11 +97,17 @@ def _beside(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[s
         ranks = sorted(ranks, key=lambda found: totals(found[1], "seconds").get("wait", 0.0), reverse=True)[:MOST_ROWS]
     for rank, lines in ranks:
         steps = sum(line.get("steps", 0) for line in lines) or 1
-        seconds, made, sent = (totals(lines, kind) for kind in ("seconds", "loader", "traffic"))
+        seconds, made, sent, read = (totals(lines, kind) for kind in ("seconds", "loader", "traffic", "disk"))
         shown = {what: _milliseconds(made[stage] / steps) for stage, what in STAGES.items() if stage in made}
         if sent:
             shown["requests"] = f"{sent.get('requests', 0) / steps:,.1f}"
             shown["received"] = as_bytes(sent.get("bytes_received", 0) / steps)
+        if sent.get("wait_seconds"):
+            shown["wait for servers"] = _milliseconds(sent["wait_seconds"] / steps)
+        if read.get("read_bytes"):
+            shown["read from disk"] = as_bytes(read["read_bytes"] / steps)
+        if read.get("faults"):
+            shown["faults that read"] = f"{read['faults'] / steps:,.1f}"
         shown |= {f"{what}, in all": as_seconds(seconds[part]) for part, what in BETWEEN.items() if part in seconds}
         found.append((f"rank {rank}" if alone else f"{name} rank {rank}", shown))
     return found if alone else found[:1]

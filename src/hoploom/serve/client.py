@@ -115,6 +115,7 @@ class Peer(Closing):
     def __init__(self, address: str, security: ClientSecurity, watch: Watch, silence: float) -> None:
         self.address = address
         self.bytes_received = self.bytes_sent = self.requests = 0
+        self.wait_seconds = 0.0  # for answers, their reading included, over all threads
         self._security, self._watch, self._silence = security, watch, silence
         self._idle: list[Stream] = []
         self._lock = threading.Lock()
@@ -152,6 +153,7 @@ class Peer(Closing):
     def read(self, stream: Stream, reading: Callable[[Incoming], Read]) -> Read:
         """Read an answer by `reading`; raises what the server refused with, LostError if none comes."""
         kept: Stream | None = None
+        began = time.perf_counter()
         try:
             incoming = Incoming(_Watched(stream, self._silence), wire.MAX_ANSWER)
             found = reading(incoming)
@@ -162,6 +164,8 @@ class Peer(Closing):
         except FAILURES as error:
             raise self._lost(error, late=stream.late) from error
         finally:
+            with self._lock:
+                self.wait_seconds += time.perf_counter() - began
             self._done(kept)
             if kept is None:
                 self._drop(stream)

@@ -55,7 +55,7 @@ class Connected(Deployment):
             return served(maker, self.peers, self.sending)
         return made_here(maker, look_ahead or self.look_ahead)
 
-    def traffic(self) -> dict[str, int]:
+    def traffic(self) -> dict[str, float]:
         return self.peers.traffic()
 
     def close(self, *, wait: bool) -> None:

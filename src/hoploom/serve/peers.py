@@ -70,12 +70,13 @@ class Peers(Closing):
     def num_servers(self) -> int:
         return len(self._peers)
 
-    def traffic(self) -> dict[str, int]:
-        """What was sent and received so far."""
+    def traffic(self) -> dict[str, float]:
+        """What was sent and received so far, and how long threads waited for answers."""
         return {
             "requests": sum(peer.requests for peer in self._peers),
             "bytes_sent": sum(peer.bytes_sent for peer in self._peers),
             "bytes_received": sum(peer.bytes_received for peer in self._peers),
+            "wait_seconds": sum(peer.wait_seconds for peer in self._peers),
         }
 
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:

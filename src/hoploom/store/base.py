@@ -130,7 +130,7 @@ class Deployment:
         """Who makes a loader's batches (hoploom.load.loader.Producer), if that is not for the loader to choose."""
         return None
 
-    def traffic(self) -> dict[str, int]:
+    def traffic(self) -> dict[str, float]:
         """Requests to other processes so far."""
         return {}
 

@@ -84,8 +84,8 @@ class Store(Explored):
         """
         self.deployment.close(wait=True)
 
-    def traffic(self) -> dict[str, int]:
-        """Network traffic to servers so far: requests, bytes_sent, bytes_received."""
+    def traffic(self) -> dict[str, float]:
+        """Network traffic to servers so far: requests, bytes_sent, bytes_received, and wait_seconds of all threads."""
         return self.deployment.traffic()
 
     @property

@@ -21,7 +21,7 @@ from hoploom.errors import StoreError
 from hoploom.ranks.context import Context
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loggers import Logger, make_loggers
-from hoploom.train.records import EVENTS, Times, machine, times_file, versions, warnings_kept
+from hoploom.train.records import EVENTS, Times, disk, machine, times_file, versions, warnings_kept
 from hoploom.train.step import StepReport
 
 EPOCHS = "metrics.jsonl"
@@ -79,7 +79,7 @@ class Journal:
         if standing.steps == 0 and self._context.is_main:
             (self._folder / EVENTS).unlink(missing_ok=True)
         store = getattr(loader, "store", None)
-        sources: dict[str, Callable[[], Mapping[str, float]]] = {"loader": loader.stage_seconds}
+        sources: dict[str, Callable[[], Mapping[str, float]]] = {"loader": loader.stage_seconds, "disk": disk}
         if store is not None and store.deployment.traffic():
             sources["traffic"] = store.deployment.traffic
         self._times.watch(sources, standing.steps)

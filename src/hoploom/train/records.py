@@ -6,6 +6,7 @@ Sums of about a second, not a line per step: reading a clock costs nothing, a li
 
 import os
 import platform
+import resource
 import socket
 import sys
 import time
@@ -38,7 +39,7 @@ def times_file(rank: int | str) -> str:
 class Times:
     """Adds up the seconds of one rank, and writes a line about once a second.
 
-    `loader` and `traffic` are counts since the run began; a line has what they grew by.
+    `loader`, `traffic` and `disk` are counts since the run began; a line has what they grew by.
     """
 
     def __init__(self, write: Write, gpu_bytes: Callable[[], Counts] = dict) -> None:
@@ -99,6 +100,16 @@ def memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
             name, _, rest = line.partition(":")
             if name in MEMORY:
                 found[MEMORY[name]] = 1024 * int(rest.split()[0])
+    return found
+
+
+def disk(io: Path = Path("/proc/self/io")) -> dict[str, float]:
+    """What this process has read from disks so far: bytes, where the system says, and page faults that had to read.
+
+    No seconds: the kernel counts them per thread, if at all, and forgets a thread that ends."""
+    found: dict[str, float] = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt}
+    with suppress(OSError, ValueError, KeyError):
+        found["read_bytes"] = int(dict(line.split(": ") for line in io.read_text().splitlines())["read_bytes"])
     return found
 
 

@@ -34,6 +34,30 @@ def test_the_parts_of_a_step_and_the_rest_make_the_step(tmp_path: Path) -> None:
     assert "all-reduce" not in text  # one rank: it is absent, not zero
 
 
+def test_network_and_disk_have_columns_where_a_rank_used_them(tmp_path: Path) -> None:
+    sent = {"requests": 20, "bytes_received": 5e6, "wait_seconds": 0.07}
+    lines = [times_line(10, traffic=sent, disk={"read_bytes": 1e7, "faults": 5}), times_line(20, disk={"faults": 0})]
+    text = shown(write_run(tmp_path, times=lines))
+    names = ("requests", "received", "wait for servers", "read from disk", "faults that read")
+    values = ("1.0", "250 kB", "3.50 ms", "500 kB", "0.2")  # a step, of 20
+    for expected in (*(f">{name}<" for name in names), *(f">{value}<" for value in values)):
+        assert expected in text
+    idle = shown(write_run(tmp_path, times=[times_line(10, disk={"read_bytes": 0, "faults": 0})]))
+    assert not any(f">{name}<" in idle for name in names)
+
+
+def test_many_ranks_have_one_bar_that_says_of_how_many_it_is_the_mean(tmp_path: Path) -> None:
+    for num_ranks, bars in ((16, 16), (17, 1)):
+        folder = write_run(tmp_path / str(num_ranks), events=[start_line(num_ranks=num_ranks), end_line()])
+        for rank in range(num_ranks):
+            seconds = {"step": 0.2 * (rank + 1), "wait": 0.1 * (rank + 1)}
+            write_lines(folder / f"times-rank{rank}.jsonl", [times_line(30, seconds=seconds)])
+        text = shown(folder).partition("Where the time of a step goes")[2].partition("</section>")[0]
+        assert text.count('class="bar"') == bars
+    assert "mean of 17 ranks" in text
+    assert "180.00 ms" in text  # the mean of 20, 40, .. 340
+
+
 def test_what_runs_of_one_step_or_none_and_without_validation_lack_is_said(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", 1, result=None, times=[times_line(1)])
     assert "There is no validation yet" in shown(one)

@@ -81,10 +81,12 @@ def test_many_ids_are_asked_for_in_several_requests(limited: tuple[Store, Store]
         Wanted(key, "weight", torch.arange(2000).flip(0)),
         Wanted("node", "x", torch.arange(3)),
     ]
-    before = peers.traffic()["requests"]
+    before = peers.traffic()
     for ours, theirs in zip(there.features.gather(wanted), local.features.gather(wanted), strict=True):
         assert torch.equal(ours, theirs)
-    assert peers.traffic()["requests"] - before >= 2 * (250 + 1000) // 200
+    grown = {name: count - before[name] for name, count in peers.traffic().items()}
+    assert grown["requests"] >= 2 * (250 + 1000) // 200
+    assert grown["wait_seconds"] > 0
 
 
 def test_few_ids_are_asked_for_in_one_request(limited: tuple[Store, Store], peers: Peers) -> None:

@@ -13,7 +13,7 @@ from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
-from hoploom.train.records import Times, machine, memory, versions
+from hoploom.train.records import Times, disk, machine, memory, versions
 from hoploom.train.step import StepReport
 
 
@@ -102,6 +102,9 @@ def test_what_the_system_does_not_say_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "status").write_text("Name:\tpython\nRssAnon:\t  12 kB\nRssFile:\t 3 kB\n")
     assert memory(tmp_path / "status") == {"private": 12288, "mapped": 3072}
     assert machine(3, "cpu", 2)["rank"] == 3
+    assert list(disk(tmp_path / "none")) == ["faults"]
+    (tmp_path / "io").write_text("rchar: 9\nread_bytes: 4096\n")
+    assert disk(tmp_path / "io")["read_bytes"] == 4096
 
 
 def test_what_fails_after_training_is_a_failure_of_the_run(tmp_path: Path) -> None:

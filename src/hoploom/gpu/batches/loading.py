@@ -178,7 +178,7 @@ class OnDevice(Deployment):
             )
         return DeviceLoading(maker, self.placed, deadline)
 
-    def traffic(self) -> dict[str, int]:
+    def traffic(self) -> dict[str, float]:
         return self.before.traffic()
 
     def close(self, *, wait: bool) -> None:
