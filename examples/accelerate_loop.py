@@ -1,6 +1,7 @@
-"""Train with accelerate: `prepare` leaves the loader as it is, since it deals its seeds over the ranks by itself.
+"""Train with accelerate: `prepare` leaves the loader as it is, since it divides its seeds over the ranks by itself.
 
-torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py FOLDER [epochs]
+accelerate launch --multi_gpu --num_processes 2 examples/accelerate_loop.py FOLDER [epochs]
+On CPUs, too. torchrun --standalone --nproc-per-node 2 does the same.
 """
 
 import sys
@@ -16,7 +17,8 @@ import hoploom
 
 def main(folder: Path, epochs: int) -> None:
     """`FOLDER/state`, if it is there, is where an earlier run stood: within an epoch, too."""
-    accelerator = Accelerator()  # first: loaders read the process group that it makes
+    # first, since loaders read its process group; without cpu=True, its ranks on CPUs would train apart
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     store = hoploom.open(folder / "graph.store")
     loader = hoploom.NeighborLoader(store, [10, 5], input_nodes="train", batch_size=64, shuffle=True)
     val_loader = hoploom.NeighborLoader(store, [10, 5], input_nodes="val", batch_size=64)

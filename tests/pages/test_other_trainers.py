@@ -25,10 +25,21 @@ LIMIT = 240  # seconds that a command may take
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON, WORKER = [sys.executable], str(Path(trainer_workers.__file__))
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCH = [
+    *PYTHON,
+    "-m",
+    "accelerate.commands.launch",
+    "--multi_gpu",
+    "--num_processes",
+    "2",
+    "--main_process_port",
+    "0",
+]
 WAYS = {  # who makes the loaders, and who starts the ranks
     "lightning-method": (PYTHON, "lightning-method"),
     "lightning-direct-torchrun": (TORCHRUN, "lightning-direct"),
     "accelerate-torchrun": (TORCHRUN, "accelerate"),
+    "accelerate-launch": (LAUNCH, "accelerate"),
 }
 Notes = dict[tuple[str, int], list[list[int]]]  # by split and epoch: the seeds of each batch
 
@@ -93,9 +104,10 @@ def test_a_loader_made_before_lightnings_process_group_is_one_clear_error(tmp_pa
 )
 def test_the_example_learns_and_goes_on(command: list[str], script: str, tmp_path: Path) -> None:
     pytest.importorskip(script.partition("_")[0])
-    generate(tmp_path / "graph.store", num_nodes=2000, num_features=16, num_classes=4)
+    store = generate(tmp_path / "graph.store", num_nodes=2000, num_features=16, num_classes=4)
     said = run([*command, str(EXAMPLES / script), str(tmp_path), "2"])
     (accuracy,) = re.findall(r"(?:accuracy'?:?) ([\d.]+)(?: of|, 'seeds)", said)[-1:]
     assert float(accuracy) > 0.8
+    assert re.search(rf"\b{len(store.split('train'))}\b", said), "the ranks' seeds are not summed to all of them"
     again = run([*command, str(EXAMPLES / script), str(tmp_path), "3", *["--resume"][: "lightning" in script]])
     assert "Epoch 2" in again or ("epoch 3" in again and "epoch 2" not in again)
