@@ -1,6 +1,6 @@
 """Lightning and accelerate with two processes: each seed once, whoever makes the loader; and their examples.
 
-Neither wraps our loaders again, since they are no DataLoader of torch; accelerate saves and restores their position.
+Neither wraps our loaders again, since they are no DataLoader of torch; both save and restore their position.
 """
 
 import json
@@ -86,6 +86,20 @@ def test_every_seed_comes_once_over_the_ranks(way: str, tmp_path: Path) -> None:
     for rank, begun, rest in zip(whole, noted(tmp_path, "begun"), noted(tmp_path, "rest"), strict=True):
         assert begun["train", 0] + rest["train", 0] == rank["train", 0]
         assert rest["train", 1] == rank["train", 1]
+
+
+def test_lightning_goes_on_at_the_very_next_batch_from_a_checkpoint_of_any_step(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    hoploom.from_pyg(ring(100)).save(tmp_path / "graph.store")
+    run([*TORCHRUN, WORKER, "lightning-resumed", str(tmp_path), "whole", "-1"])
+    whole = noted(tmp_path, "whole")
+    num_steps = len(whole[0]["train", 0])
+    for done in range(1, 2 * num_steps):
+        for before, rest in zip(whole, noted(tmp_path, f"from-{done}"), strict=True):
+            epoch, step = divmod(done, num_steps)
+            assert rest["train", epoch] == before["train", epoch][step:], f"from step {done}"
+            assert epoch == 1 or rest["train", 1] == before["train", 1]
+            assert len(rest["val", 1]) == len(before["val", 1])
 
 
 def test_a_loader_made_before_lightnings_process_group_is_one_clear_error(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Ranks that Lightning or accelerate starts: each notes the seeds that it gets, by epoch, in FOLDER/NAME-RANK.json.
 
-python trainer_workers.py lightning-method|lightning-direct|accelerate FOLDER NAME NUM_STEPS
+python trainer_workers.py lightning-method|lightning-direct|lightning-resumed|accelerate FOLDER NAME NUM_STEPS
 """
 
 import json
@@ -24,9 +24,10 @@ def loaders(folder: Path) -> tuple[hoploom.NeighborLoader, hoploom.NeighborLoade
     return train, hoploom.NeighborLoader(store, input_nodes=list(range(60, 91)), **common)
 
 
-def with_lightning(folder: Path, name: str, *, direct: bool) -> None:
-    """Two epochs."""
+def with_lightning(folder: Path, name: str, *, direct: bool, resumed: bool = False) -> None:
+    """Two epochs; then, if asked, what is left of them from the checkpoint after each step but the last."""
     import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     class Noting(lightning.LightningModule):
         def __init__(self) -> None:
@@ -50,14 +51,21 @@ def with_lightning(folder: Path, name: str, *, direct: bool) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    module = Noting()
-    trainer = lightning.Trainer(
-        max_epochs=2, strategy="ddp", devices=2, accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, num_sanity_val_steps=0,
-    )  # fmt: skip
-    given = dict(zip(("train_dataloaders", "val_dataloaders"), loaders(folder), strict=True)) if direct else {}
-    trainer.fit(module, **given)
-    (folder / f"{name}-{trainer.global_rank}.json").write_text(json.dumps(module.notes))
+    def fit(name: str, checkpoint: str | None = None) -> int:
+        """The number of steps that the trainer counts."""
+        module, saving = Noting(), ModelCheckpoint(folder / name, "{step}", every_n_train_steps=1, save_top_k=-1)
+        trainer = lightning.Trainer(
+            max_epochs=2, strategy="ddp", devices=2, accelerator="cpu", logger=False, num_sanity_val_steps=0,
+            enable_checkpointing=resumed, callbacks=[saving] if resumed else [], enable_progress_bar=False,
+        )  # fmt: skip
+        given = dict(zip(("train_dataloaders", "val_dataloaders"), loaders(folder), strict=True)) if direct else {}
+        trainer.fit(module, ckpt_path=checkpoint, **given)
+        (folder / f"{name}-{trainer.global_rank}.json").write_text(json.dumps(module.notes))
+        return trainer.global_step
+
+    num_steps = fit(name)
+    for step in range(1, num_steps if resumed else 1):
+        fit(f"from-{step}", str(folder / name / f"step={step}.ckpt"))
 
 
 def with_accelerate(folder: Path, name: str, num_steps: int) -> None:
@@ -91,4 +99,4 @@ if __name__ == "__main__":
     if how == "accelerate":
         with_accelerate(folder, name, num_steps)
     else:
-        with_lightning(folder, name, direct=how == "lightning-direct")
+        with_lightning(folder, name, direct=how == "lightning-direct", resumed=how == "lightning-resumed")
