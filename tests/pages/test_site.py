@@ -30,6 +30,9 @@ QUESTIONS = {
     "custom sampler": "sampling",
     "tls token": "security",
     "lightning": "lightning",
+    "W&B": "lightning",
+    "machine crashed": "troubleshooting",
+    "if a machine crashes": "troubleshooting",
 }
 
 # What is wider than the window, and by what; wrapped code is cut where its box is and no bar says so.
@@ -60,13 +63,19 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the site as it is built now."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site as it is built now."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(built: Path) -> Iterator[str]:
+    """The address where the site is served."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(built))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -117,9 +126,10 @@ def test_every_link_leads_to_a_page_and_a_heading_of_it(site: str, browser: Any)
     assert not {place for place, (url, heading) in split.items() if heading not in ids.get(url, ())}
 
 
-def test_the_search_finds_the_page_of_each_question(site: str, browser: Any) -> None:
+@pytest.mark.parametrize("is_served", [True, False], ids=["served", "opened from disk"])
+def test_the_search_finds_the_page_of_each_question(built: Path, site: str, browser: Any, is_served: bool) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.goto(f"{site}/index.html")
+    page.goto(f"{site if is_served else built.as_uri()}/index.html")
     found = {}
     for question in QUESTIONS:
         page.click(".md-search__input")
