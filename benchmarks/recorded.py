@@ -16,7 +16,8 @@ FOLDER = ROOT / "benchmarks" / "results"
 FIRST = ("libraries", "core", "training", "building", "cluster", "gpu")  # the others follow by name
 INTRO = """# Results
 
-Made from the files in `benchmarks/results/`, which `make bench` writes. Medians (least to greatest) of repetitions in
+Made from the files in `benchmarks/results/`, which `make bench` writes (all but `layout` and `together`: those compare
+two checkouts, and were measured once). Medians (least to greatest) of repetitions in
 which ours and its baseline took turns; ratios are of medians. Machines are shared with others: compare figures within
 a table, not between tables.
 """
@@ -39,10 +40,12 @@ class Section:
 
 
 def keep(section: Section) -> None:
-    """Write a group's file, in place of the one that is there."""
-    described = {"about": section.about, "header": list(section.header), **asdict(section.found)}
+    """Write a group's file, in place of the one that is there; what that one says of itself stays."""
+    path = FOLDER / f"{section.group}.json"
+    about = section.about or (json.loads(path.read_text())["about"] if path.exists() else "")
+    described = {"about": about, "header": list(section.header), **asdict(section.found)}
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{section.group}.json").write_text(json.dumps(described, indent=1) + "\n")
+    path.write_text(json.dumps(described, indent=1) + "\n")
 
 
 def sections() -> dict[str, Section]:
