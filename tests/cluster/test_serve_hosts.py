@@ -87,8 +87,9 @@ def _train_on(found: Sequence[Host], path: Path, folder: Path) -> None:
             assert process.returncode == 0, said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("impaired", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("impaired", [False, True])
 def test_training_on_hosts_whose_wires_are_pulled_loses_as_with_the_store_at_hand(
     impaired: bool, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from support.servers import Server, addresses_of, restart_dead, serving_together
 
 import hoploom
 
+CYCLES = 100
 LONGEST_LIFE = 0.5  # seconds from a restart to the next kill
 SHARED = Path("/dev/shm")
 
@@ -71,31 +72,19 @@ def _run(path: Path, cycles: int) -> int:
     return epochs
 
 
-def _check_cycles(folder: Path, monkeypatch: pytest.MonkeyPatch, cycles: int) -> None:
-    path, temporary = save(folder), folder / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))  # the servers'
-    threads, files = threading.active_count(), set(path.rglob("*"))
-    epochs = _run(path, cycles)
-    assert epochs >= cycles // 2  # so that most kills met an epoch
-    assert _processes(path) == []
-    assert list(temporary.iterdir()) == []
-    assert set(path.rglob("*")) == files
-    assert threading.active_count() <= threads
-
-
-@pytest.mark.timeout(300)
-def test_a_few_kills_and_restarts_change_no_batch_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _check_cycles(tmp_path, monkeypatch, 3)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_and_restarts_change_no_batch_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = set(SHARED.iterdir())
-    _check_cycles(tmp_path, monkeypatch, 100)
+    path, temporary = save(tmp_path), tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))  # the servers'
+    threads, files, shared = threading.active_count(), set(path.rglob("*")), set(SHARED.iterdir())
+    epochs = _run(path, CYCLES)
+    assert epochs >= CYCLES // 2  # so that most kills met an epoch
+    assert _processes(path) == []
+    assert list(temporary.iterdir()) == []
+    assert set(path.rglob("*")) == files
+    assert threading.active_count() <= threads
     assert set(SHARED.iterdir()) <= shared  # no other test runs beside slow ones

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 LONG = 60.0  # seconds for what must come to a good end, however busy the machine
 SHORT = 6.0  # seconds that a request may take where nobody answers it
 every_mode = pytest.mark.parametrize("mode", MODES)
-slow = pytest.mark.slow  # the other mode waits for the same silence
+slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +40,18 @@ def undisturbed(path: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def fleet(path: Path) -> Iterator[list[Server]]:
-    with serving_together(path, PARTS, "--timeout", "3", "--metrics", "127.0.0.1:0") as servers:
-        warm_up(servers)
-        yield servers
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the servers put what is temporary."""
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def fleet(path: Path, temporary: Path) -> Iterator[list[Server]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        with serving_together(path, PARTS, "--timeout", "3", "--metrics", "127.0.0.1:0") as servers:
+            warm_up(servers)
+            yield servers
 
 
 @pytest.fixture
@@ -68,7 +76,7 @@ def _epoch(store: Store, disturb: Any, at: int = 5) -> list[Any]:
 # --- hanging -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [pytest.param(WORKER, marks=slow), CLIENT])
+@pytest.mark.parametrize("mode", [pytest.param(WORKER, marks=slow), CLIENT])  # both wait for the same silence
 def test_a_stopped_server_is_left_for_its_replica(
     mode: str, servers: list[Server], path: Path, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +167,10 @@ def test_killed_servers_are_replaced_and_asked_again_once_they_are_back(
             assert_same_batches(undisturbed, batches)
 
 
-def test_killed_servers_without_a_replica_are_named_in_time(servers: list[Server], path: Path) -> None:
+def test_killed_servers_without_a_replica_are_named_in_time_and_leave_nothing(
+    servers: list[Server], path: Path, temporary: Path
+) -> None:
+    files, threads = set(path.rglob("*")), threading.active_count()
     with ExitStack() as stack:
         loops = []
         for mode in MODES:
@@ -171,8 +182,12 @@ def test_killed_servers_without_a_replica_are_named_in_time(servers: list[Server
         for loop in loops:
             with within(LONG), pytest.raises(PeerError, match=servers[1].address):
                 list(loop)
+    assert set(path.rglob("*")) == files
+    assert list(temporary.iterdir()) == []
+    until(lambda: threading.active_count() <= threads)
 
 
+@slow  # test_serve_limits.py meets one behind a line that moves
 def test_another_store_under_a_known_address_is_not_asked(path: Path, tmp_path: Path) -> None:
     hoploom.from_pyg(random_graph(400, 3000, seed=2)).save(tmp_path / "other")
     with serving(path, [[]]) as servers, hoploom.connect(addresses_of(servers), made="here", timeout=SHORT) as store:
