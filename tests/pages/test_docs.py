@@ -52,7 +52,7 @@ def test_every_example_runs_and_prints_what_it_says(
         if language == "python":
             _run(code, text.count("\n", 0, block.start()) + 1, page, names)
         elif language == "bash":
-            _run_commands(code if page == README else code.replace("--processes 2", "--processes 1"))
+            _run_commands(code.replace("--processes 2", "--processes 1"))
         elif named := FILE.match(code):  # a file that commands below it are about
             Path(named[1]).write_text(code)
 
