@@ -1,17 +1,24 @@
 """What ranks of their own processes give to fit, for it to refuse."""
 
+import pytest
+
 from hoploom import ConfigError
 from hoploom.ranks.context import Context
 from hoploom.train.learner import Training
 from hoploom.train.loop import fit
+from support import fit_workers
 from support.fit_workers import QUIET, learner_of, train_loader
 
 
-def unwrapped(context: Context) -> None:
+def two_ranks(context: Context, folder: str) -> None:
+    """All that two ranks of one start do; what comes last there leaves them apart."""
+    a_model_that_nobody_wrapped(context)
+    fit_workers.two_ranks(context, folder)
+
+
+def a_model_that_nobody_wrapped(context: Context) -> None:
     """A model of this rank alone."""
     learner = learner_of(loader=train_loader(context=context))
-    try:
+    with pytest.raises(ConfigError, match=r"averages no gradients over the 2 ranks.*context.wrap\(model\)"):
         fit(learner, Training(1, **QUIET), context)
-    except ConfigError:
-        context.barrier()  # both are here
-        raise
+    context.barrier()  # both are here

@@ -7,7 +7,7 @@ import pytest
 from support import fit_refusals, fit_workers
 from support.fit_workers import QUIET, alone, assert_close, learner_of, parameters_of
 
-from hoploom import ConfigError, TrainError
+from hoploom import TrainError
 from hoploom.ranks.spawn import spawn
 from hoploom.train import tensorfile
 from hoploom.train.checkpoint import Checkpoint
@@ -22,7 +22,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks found, in one start for all tests of this file."""
     folder = tmp_path_factory.mktemp("two")
     fit(learner_of(), Training(2, max_steps=3, **QUIET), alone(), checkpoint=Checkpoint(folder / "one", alone()))
-    spawn(fit_workers.two_ranks, 2, [str(folder)], device="cpu", timeout=60)
+    spawn(fit_refusals.two_ranks, 2, [str(folder)], device="cpu", timeout=60)
     return folder
 
 
@@ -127,8 +127,3 @@ def test_four_ranks_have_the_curve_and_the_metrics_of_one_process(tmp_path: Path
     found = tensorfile.read(tmp_path / "found")
     assert_same_curve(found["curve"], fit_workers.curve(alone()))
     assert_same_metrics(found["metrics"], fit_workers.all_metrics(alone()))
-
-
-def test_a_model_that_nobody_wrapped_is_refused_by_every_rank() -> None:
-    with pytest.raises(ConfigError, match=r"averages no gradients over the 2 ranks.*context.wrap\(model\)"):
-        spawn(fit_refusals.unwrapped, 2, device="cpu", timeout=60)
