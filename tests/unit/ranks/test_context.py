@@ -271,6 +271,9 @@ gc.freeze()
 """
 
 
+MEET = "import hoploom\nwith hoploom.init(device='cpu', timeout=60) as c:\n    assert c.sum(c.rank + 1) == 3\n"
+
+
 def torchrun(script: Path, code: str) -> None:
     script.write_text(code)
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
@@ -278,8 +281,7 @@ def torchrun(script: Path, code: str) -> None:
 
 
 def test_torchruns_ranks_meet(tmp_path: Path) -> None:
-    code = "import hoploom\nwith hoploom.init(device='cpu', timeout=60) as c:\n    assert c.sum(c.rank + 1) == 3\n"
-    torchrun(tmp_path / "train.py", code)
+    torchrun(tmp_path / "train.py", MEET)
 
 
 @pytest.mark.slow  # all the rest; spawned ranks do it in the same way
@@ -288,7 +290,8 @@ def test_torchruns_ranks_do_together_what_one_process_does(tmp_path: Path) -> No
     check_two_ranks(tmp_path)
 
 
-def test_slurms_tasks_do_together_what_one_process_does(tmp_path: Path) -> None:
+def slurm(code: str) -> None:
+    """Two tasks as srun starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -296,13 +299,22 @@ def test_slurms_tasks_do_together_what_one_process_does(tmp_path: Path) -> None:
     tasks = []
     for rank in range(2):
         env = os.environ | common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "PYTHONPATH": str(TESTS)}
-        tasks.append(subprocess.Popen([sys.executable, "-c", SCRIPT.format(folder=tmp_path)], env=env))
+        tasks.append(subprocess.Popen([sys.executable, "-c", code], env=env))
     try:
         assert [task.wait(timeout=90) for task in tasks] == [0, 0]
     finally:
         for task in tasks:
             task.kill()
             task.wait()
+
+
+def test_slurms_tasks_meet() -> None:
+    slurm(MEET)
+
+
+@pytest.mark.slow  # all the rest; spawned ranks do it in the same way
+def test_slurms_tasks_do_together_what_one_process_does(tmp_path: Path) -> None:
+    slurm(SCRIPT.format(folder=tmp_path))
     check_two_ranks(tmp_path)
 
 

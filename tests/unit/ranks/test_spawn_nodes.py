@@ -92,7 +92,7 @@ def pod(node: int) -> dict[str, str]:
     return {"RANK": str(node), "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
 
 
-@pytest.mark.parametrize("variables", [slurm, pod])
+@pytest.mark.parametrize("variables", [slurm, pytest.param(pod, marks=pytest.mark.slow)])
 def test_a_host_may_be_a_task_or_a_pod(tmp_path: Path, variables: Callable[[int], dict[str, str]]) -> None:
     (tmp_path / "go").touch()
     with scripts(tmp_path, "01", variables=[variables(0), variables(1)]) as started:
