@@ -3,7 +3,6 @@
 import ast
 import re
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -177,15 +176,6 @@ def test_no_line_of_the_core_but_the_bindings_knows_python_or_torch() -> None:
             assert "Python.h" not in text, path
             assert "nanobind" not in text, path
             assert "torch/" not in text, path
-
-
-def test_importing_hoploom_starts_no_thread_and_gives_collections_back() -> None:
-    script = (
-        "import torch_geometric, gc, threading as t; n = t.active_count(); import hoploom; hoploom.NeighborLoader; "
-    )
-    script += "print(t.active_count() - n, gc.isenabled())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110, check=True)
-    assert done.stdout.strip() == "0 True"
 
 
 def test_one_module_reads_the_environment() -> None:

@@ -34,11 +34,11 @@ def run(cache: Path, *words: str, interpreted: bool = False) -> "subprocess.Pope
     return subprocess.Popen([sys.executable, WORKER, *words], env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def compile_all(cache: Path, target: str, *file: str) -> list[Found]:
-    """What a target's compiler made of every launch; two processes take half each."""
-    shares = [run(cache, "compile", target, str(share), "2", *file) for share in range(2)]
+def compile_all(cache: Path, target: str, *file: str, processes: int = 2) -> list[Found]:
+    """What a target's compiler made of every launch; each process takes its share."""
+    shares = [run(cache, "compile", target, str(share), str(processes), *file) for share in range(processes)]
     said = [share.communicate(timeout=DEADLINE)[0] for share in shares]
-    assert [share.returncode for share in shares] == [0, 0]
+    assert not any(share.returncode for share in shares)
     return [found for text in said for found in json.loads(text)]
 
 
@@ -52,7 +52,7 @@ def cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def compiled(cache: Path) -> list[Found]:
     """Every kernel once, for an H100 or H200."""
-    found = compile_all(cache, "sm_90")
+    found = compile_all(cache, "sm_90", processes=1)  # most of its time is importing, once the cache is there
     assert [one for one in found if "error" in one] == []
     return found
 

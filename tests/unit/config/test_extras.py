@@ -5,8 +5,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from typing import Any
 
+import pytest
 from support import ROOT
 
 PLAIN = """
@@ -15,7 +16,11 @@ for name in ("pyarrow", "ibis", "duckdb", "pandas", "yaml", "cryptography", "pro
     sys.modules[name] = None  # as if it were not installed
 from importlib import import_module
 from pathlib import Path
+import gc, threading, torch_geometric
+threads = threading.active_count()
 import hoploom
+hoploom.NeighborLoader
+started = threading.active_count() - threads, gc.isenabled()
 from hoploom.cli import main
 
 store = hoploom.generate("graph.store", num_nodes=200, num_features=4, num_classes=2)
@@ -42,14 +47,24 @@ told = [
     refusal(lambda: read_cluster(Path("cluster.yaml"))),
     refusal(lambda: partition("graph.store", "parts.store", 2, method="metis")),
 ]
-print(json.dumps({"batches": batches, "trained": trained, "told": told}))
+print(json.dumps({"batches": batches, "trained": trained, "told": told, "started": started}))
 """
 
 
-def test_loading_and_training_need_no_extra_and_what_does_says_so(tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", PLAIN], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a process found that has no extra."""
+    folder = tmp_path_factory.mktemp("plain")
+    run = subprocess.run([sys.executable, "-c", PLAIN], cwd=folder, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_importing_hoploom_starts_no_thread_and_gives_collections_back(found: Any) -> None:
+    assert found["started"] == [0, True]
+
+
+def test_loading_and_training_need_no_extra_and_what_does_says_so(found: Any) -> None:
     assert found["batches"] > 0
     assert found["trained"] == 0
     extras = ["tables", "tables", "cluster", "cluster", "cluster", "metis"]
