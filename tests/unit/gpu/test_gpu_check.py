@@ -87,7 +87,8 @@ def test_last(): pass
 """
 
 
-@pytest.mark.timeout(240)  # three processes that import torch
+@pytest.mark.slow  # three processes that import torch, for a script that is run by hand
+@pytest.mark.timeout(240)
 def test_a_test_that_hangs_or_dies_costs_no_other(tests: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "test_some.py"
     path.write_text(TESTS)
@@ -100,6 +101,7 @@ def test_a_test_that_hangs_or_dies_costs_no_other(tests: ModuleType, tmp_path: P
     assert "unfinished" not in found
 
 
+@pytest.mark.slow
 def test_a_test_without_a_device_ends_its_process(tests: ModuleType, tmp_path: Path) -> None:
     """The next one is the next process's: here none follows, as a file is given up that does not get on."""
     path = tmp_path / "test_some.py"
@@ -114,6 +116,7 @@ def test_a_test_without_a_device_ends_its_process(tests: ModuleType, tmp_path: P
     assert (found["passed"], found["failures"].keys()) == (1, {"test_astray"})
 
 
+@pytest.mark.slow
 def test_a_file_for_which_no_time_is_left_or_that_cannot_be_imported_says_so(tests: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "test_some.py"
     path.write_text("import nothing_of_this_name\n")
