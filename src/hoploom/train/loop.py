@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hoploom import html
 from hoploom.errors import ConfigError, PeerError, StoreError, TrainError
-from hoploom.ranks.context import Context
+from hoploom.nn import GNN
+from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.stopping import StopRequests
 from hoploom.train.calling import check_outputs
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
@@ -75,6 +77,7 @@ def fit(
     taking = _stepper(learner, training, context, checkpoint)
     if training.progress and context.is_main:
         print(f"hoploom: loader threads {learner.loader.num_workers}", file=sys.stderr, flush=True)
+        _tell_of_edge_features(learner)
     recording = nullcontext() if journal is None else journal.recording(learner)
     progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)
     with recording, taking as stepper, StopRequests() as requests, progress:
@@ -96,6 +99,22 @@ def fit(
     history = list(standing.history)
     best_epoch = None if standing.best_epoch is None else standing.best_epoch + 1
     return Outcome(standing.steps, standing.epoch, standing.best, best_epoch, history, ending, counts)
+
+
+def _tell_of_edge_features(learner: Learner) -> None:
+    """What a built-in model leaves unused."""
+    store = getattr(learner.loader, "store", None)
+    if store is None or not isinstance(unwrap(learner.model), GNN):
+        return
+    relations = [" ".join(relation.key) for relation in store.schema.relations if "edge_attr" in relation.fields]
+    if relations:
+        _tell(f"the built-in models do not use edge_attr of {', '.join(relations)}; PyG's GAT(edge_dim=...) does")
+
+
+@cache
+def _tell(line: str) -> None:
+    """Once a process."""
+    print(f"hoploom: {line}", file=sys.stderr, flush=True)
 
 
 def _stepper(

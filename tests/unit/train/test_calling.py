@@ -12,6 +12,7 @@ from torch_geometric.data import HeteroData
 
 import hoploom.nn as hnn
 from hoploom import ConfigError, NeighborLoader
+from hoploom.train import loop
 from hoploom.train.calling import Called, called
 from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training
@@ -161,6 +162,19 @@ def test_edge_weights_and_features_are_given_where_batches_have_them() -> None:
     batch, model = next(iter(loader_of("train", data))), pyg.GAT(6, 8, 2, NUM_CLASSES, edge_dim=2)
     expected = model(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
     torch.testing.assert_close(Called(model)(batch)[:16], expected[:16])
+
+
+def test_edge_features_that_a_built_in_model_leaves_unused_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    loop._tell.cache_clear()
+    data = labelled()
+    data.edge_attr = torch.rand(data.num_edges, 2)
+    for built_in in (False, True, True):
+        model = hnn.GraphSAGE(6, 8, 2, NUM_CLASSES) if built_in else pyg.GAT(6, 8, 2, NUM_CLASSES, edge_dim=2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        learner = Learner(model, optimizer, NodeClassification(NUM_CLASSES), loader_of("train", data))
+        fit(learner, Training(epochs=1), alone())
+        told = "the built-in models do not use edge_attr of node to node; PyG's GAT(edge_dim=...) does\n"
+        assert (told in capsys.readouterr().err) == (built_in and loop._tell.cache_info().hits == 0)
 
 
 class Curious(Plain):
