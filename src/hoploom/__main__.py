@@ -21,6 +21,8 @@ def main() -> int:
 def _end(number: int, frame: FrameType | None) -> None:
     """Nothing is open during imports, and Python loses a KeyboardInterrupt that is raised in a callback of one."""
     os.write(2, b"hoploom: interrupted\n")
+    if "--json" in sys.argv:
+        os.write(1, b'{"error": "interrupted", "exit_status": 130}\n')
     os._exit(130)
 
 

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mi
 
 import argparse
 import gc
+import json
 import os
 import re
 import shutil
@@ -14,14 +15,15 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hoploom
-from hoploom.cli.command import Command, complaint, paint, say
+from hoploom.cli.command import Arguments, Command, complaint, paint, say
 from hoploom.config.values import nearest
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
+from hoploom.ranks import environment
 from hoploom.system import keep_imports
 
 # name -> (the module that has it, what it does, its group): only the module of the command that runs is imported.
@@ -40,7 +42,7 @@ COMMANDS = {
     "plan": ("scaling", "estimate what a graph of some size needs on some hosts", "Scale out"),
     "bench": (
         "scaling",
-        "measure how fast a loader is on your store, or measure this machine for `hoploom plan`",
+        "measure the speed of loading from your store, or of this machine",
         "Scale out",
     ),
     "info": ("stores", "show the node types, relations, fields and splits of a store", "Inspect and report"),
@@ -49,7 +51,7 @@ COMMANDS = {
     "report": ("reporting", "write an HTML report about a run, or compare several runs", "Inspect and report"),
     "watch": (
         "reporting",
-        "show the report of a run in the browser, and update it while the run trains",
+        "show the report of a run in the browser while it trains",
         "Inspect and report",
     ),
     "completion": ("completion", "print a script that completes commands in your shell", "Inspect and report"),
@@ -72,11 +74,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()
             print(complaint(f"cannot write to standard output: {error.strerror or error}"), file=sys.stderr)
             return 1
-        print(complaint(str(error)), file=sys.stderr)
-        return 1 if isinstance(error, FAILURES) else 2
+        if isinstance(error, _UsageError):
+            print(error.usage, end="", file=sys.stderr)
+        return _fail(words, str(error), 1 if isinstance(error, FAILURES) else 2)
     except KeyboardInterrupt as interrupt:
-        print(f"hoploom: interrupted{f'; {interrupt}' if interrupt.args else ''}", file=sys.stderr)
-        return 130
+        return _fail(words, f"interrupted{f'; {interrupt}' if interrupt.args else ''}", 130)
+
+
+def _fail(words: Sequence[str], text: str, code: int) -> int:
+    """Say what went wrong: a line on stderr, and one object on stdout for the program that gave --json."""
+    print(complaint(text), file=sys.stderr)
+    ours = words[: words.index("--")] if "--" in words else words
+    if "--json" in ours and _is_main():
+        try:
+            print(json.dumps({"error": text, "exit_status": code}), flush=True)
+        except OSError:
+            _drop_output()
+    return code
+
+
+def _is_main() -> bool:
+    """Whether this process prints for all ranks, where a launcher started several."""
+    with suppress(ConfigError):
+        return environment.read_started().rank == 0
+    return True
 
 
 def _run(words: list[str], *, is_process: bool) -> int:
@@ -84,20 +105,30 @@ def _run(words: list[str], *, is_process: bool) -> int:
         parser = _parser(words[0] if words else "")
     _check_command(parser, words)
     words, behind = _split(words)
-    arguments, unknown = parser.parse_known_args(_joined(words), argparse.Namespace(behind=behind))
+    arguments = parser.parse_args(_joined(words), argparse.Namespace(behind=behind))
     command: Command = arguments.command
-    if unknown:
-        arguments.parser.error(_unknown_option(arguments.parser, words[0], unknown))
     if command.doing is not None and (doing := command.doing(arguments)):
         say(doing)
     if is_process:
-        if command.imports is not None:
-            import_module(command.imports)
+        imports = command.imports(arguments) if callable(command.imports) else command.imports
+        if imports is not None:
+            import_module(imports)
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, a command cleans up behind itself
-    code = command.run(arguments)
+    try:
+        code = command.run(arguments)
+    except ConfigError as error:
+        raise ConfigError(_with_flag(str(error), arguments)) from error
     sys.stdout.flush()
     return code
+
+
+def _with_flag(text: str, arguments: Arguments) -> str:
+    """A message of the library that begins with the name of an argument, with that of its option instead."""
+    for action in arguments.parser._actions:
+        if action.option_strings and re.match(rf"{action.dest} (is|has) ", text):
+            return text.replace(action.dest, _shown(action), 1)
+    return text
 
 
 @contextmanager
@@ -140,33 +171,46 @@ def _drop_output() -> None:
 # --- words that are wrong ------------------------------------------------------------------------
 
 
+class _UsageError(ConfigError):
+    """Words that make no command; the usage stands above the message."""
+
+    def __init__(self, message: str, usage: str) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Say what there is instead of a command that is missing or unknown."""
     if not words:
         parser.exit(2, parser.format_help())
-    if words[0] not in COMMANDS and not words[0].startswith("-"):
-        close = nearest(words[0], list(COMMANDS))
-        parser.error(
-            f"there is no command {words[0]!r}; {f'did you mean {close}?' if close else '`hoploom --help` lists them'}"
-        )
+    if words[0] in COMMANDS or words[0] in parser._option_string_actions:
+        return
+    if words[0].startswith("-"):
+        parser.error(f"there is no option {words[0]} before the command; options stand behind it")
+    close = nearest(words[0], list(COMMANDS))
+    parser.error(
+        f"there is no command {words[0]!r}; {f'did you mean {close}?' if close else '`hoploom --help` lists them'}"
+    )
 
 
-def _unknown_option(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> str:
+def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Sequence[str]) -> str:
     """What to type instead of words that the command does not take."""
-    flag, _, value = unknown[0].partition("=")
+    first = next((word for word in unknown if word.startswith("-")), unknown[0])
+    flag, _, value = first.partition("=")
     if not flag.startswith("-"):
-        return f"unexpected {flag!r}; `hoploom {command} --help` shows what the command takes"
+        return f"unexpected {flag!r}; `{parser.prog} --help` shows what the command takes"
     if any("--set" in action.option_strings for action in parser._actions):
         from hoploom.train.runs.run_file import FIELDS  # imports torch
 
         name = flag.lstrip("-").replace("-", "_")
         keys = [key for key in FIELDS if name in (key, key.rpartition(".")[2])]
         if keys:
-            value = value or (unknown[1] if len(unknown) > 1 and not unknown[1].startswith("-") else "VALUE")
+            behind = [*words, "-"][words.index(first) + 1]
+            value = value or ("VALUE" if behind.startswith("-") else behind)
             ways = " or ".join(f"--set {key}={value}" for key in keys)
-            return f"there is no option {flag}, but a key of run.toml is called so; write {ways}"
+            return f"there is no option {flag}; run.toml has a key of this name: write {ways}"
     close = nearest(flag, [option for action in parser._actions for option in action.option_strings])
-    way_out = f"did you mean {close}?" if close else f"`hoploom {command} --help` lists the options"
+    way_out = f"did you mean {close}?" if close else f"`{parser.prog} --help` lists the options"
     return f"there is no option {flag}; {way_out}"
 
 
@@ -181,9 +225,10 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """`--fanouts -1,5` as `--fanouts=-1,5`: by itself argparse takes the -1 for an option."""
+    """`--fanouts -1,5` as `--fanouts=-1,5`, as argparse takes the -1 for an option; `--master_port` with hyphens."""
     joined: list[str] = []
-    for word in words:
+    for given in words:
+        word = re.sub(r"^--[a-z_]+(?=$|=)", lambda flag: flag[0].replace("_", "-"), given)
         if joined and re.fullmatch(r"--[a-z][a-z-]*", joined[-1]) and re.match(r"-[0-9]", word):
             joined[-1] += f"={word}"
         else:
@@ -194,25 +239,62 @@ def _joined(words: Sequence[str]) -> list[str]:
 # --- the parser ----------------------------------------------------------------------------------
 
 
+ARGPARSE = (  # messages of argparse, and what we say
+    (r"argument (?:.*/)?(.+): expected .*one argument", r"\1 has no value; `{prog} --help` shows what to give"),
+    (r"argument (?:.*/)?(.+): ignored explicit argument (.+)", r"\1 takes no value, but is given \2; leave that out"),
+    (r"argument (.+): not allowed with argument (.+)", r"\1 and \2 exclude each other; give one of them"),
+)
+
+
 class _Parser(argparse.ArgumentParser):
-    """One whose errors are a usage and a line."""
+    """One whose errors are a usage, and a line with what, which value, and the way out."""
+
+    def __init__(self, *given: Any, **described: Any) -> None:
+        super().__init__(*given, **{"formatter_class": _in_columns, "allow_abbrev": False, **described})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        required = [action for action in self._actions if action.required]
+        self.usage = self.usage or _usage(self)
+        for action in self._actions:
+            action.required = False  # or argparse says what is missing before what is mistyped
+            if not action.option_strings:
+                action.metavar = _shown(action)  # as in the usage and in messages
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(_unknown(self, args, unknown))
+        missing = [_shown(action) for action in required if getattr(found, action.dest, None) is None]
+        if missing:
+            is_or_are = "are" if missing[1:] else "is"
+            self.error(f"{' and '.join(missing)} {is_or_are} missing; `{self.prog} --help` shows what to give")
+        return found, []
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A choice that there is not, which argparse would refuse in words of its own."""
+        if action.choices is not None and value not in action.choices:
+            raise ConfigError(f"{_shown(action)} is {value!r}; give one of {', '.join(map(str, action.choices))}")
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(2, f"{complaint(message)}\n")
+        for theirs, ours in ARGPARSE:
+            message = re.sub(theirs, ours.replace("{prog}", self.prog), message)
+        raise _UsageError(message, self.format_usage())
+
+
+def _shown(action: argparse.Action) -> str:
+    """What people call an option or an argument."""
+    return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest).upper()
 
 
 def _in_columns(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, max_help_position=26, width=min(shutil.get_terminal_size().columns, 100) - 2)
 
 
-def _usage(name: str, parser: argparse.ArgumentParser) -> str:
+def _usage(parser: argparse.ArgumentParser) -> str:
     """A command with what must be given; its options are listed below."""
-    words = [f"hoploom {name}"]
+    words = [parser.prog]
     for action in parser._actions:
         shown = str(action.metavar or action.dest).upper()
         if not action.option_strings:
-            words.append(f"[{shown}]" if action.nargs == "?" else shown)
+            words.append(f"[{shown}]" if action.nargs == "?" else f"{shown} ..." if action.nargs == "+" else shown)
         elif action.required:
             words.append(f"{action.option_strings[0]} {shown}")
     return " ".join([*words, "[options]"])
@@ -233,7 +315,7 @@ class _Overview(_Parser):
 def _parser(wanted: str) -> argparse.ArgumentParser:
     parser = _Overview("hoploom", usage="hoploom COMMAND ...")
     parser.add_argument("--version", action="version", version=f"hoploom {hoploom.__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser, prog="hoploom")
+    subparsers = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser, prog="hoploom")
     if wanted in COMMANDS:
         _add_command(subparsers, wanted)
     return parser
@@ -242,10 +324,9 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
 def _add_command(subparsers: "argparse._SubParsersAction[_Parser]", name: str) -> argparse.ArgumentParser:
     module, text, _ = COMMANDS[name]
     described = f"{text[0].upper()}{text[1:]}."
-    subparser = subparsers.add_parser(name, help=text, description=described, formatter_class=_in_columns)
+    subparser = subparsers.add_parser(name, help=text, description=described)
     command: Command = import_module(f"hoploom.cli.{module}").COMMANDS[name]
     command.add_arguments(subparser)
-    subparser.usage = subparser.usage or _usage(name, subparser)
     subparser.set_defaults(command=command, parser=subparser, parsers=all_parsers)
     return subparser
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command
+from hoploom.cli.command import Arguments, Command, add_option, read_up_to
 from hoploom.config.extras import needs
 
 WHAT = {
@@ -23,9 +23,8 @@ def _certs_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST,...",
         help="host names and IP addresses that clients use to reach the servers",
     )
-    parser.add_argument(
-        "--days", type=int, default=30, metavar="N", help="days until the certificates expire (default: 30)"
-    )
+    text = "days until the certificates expire (default: 30)"
+    add_option(parser, "--days", read_up_to(3650), default="30", metavar="N", help=text)
 
 
 def _certs(arguments: Arguments) -> int:
@@ -35,7 +34,7 @@ def _certs(arguments: Arguments) -> int:
     hosts = arguments.hosts.split(",")
     for path in write_certificates(folder, hosts, arguments.days):
         print(f"{path}: {WHAT[path.name].format(hosts=arguments.hosts)}")
-    print(f"they count for {arguments.days} day{'s' * (arguments.days > 1)}\n")
+    print(f"they are valid for {arguments.days} day{'s' * (arguments.days > 1)}\n")
     print("servers:")
     print(f"  hoploom serve STORE --part K --listen HOST:PORT --cert {folder}/server.pem --key {folder}/server.key \\")
     print(f"    --client-ca {folder}/ca.pem")

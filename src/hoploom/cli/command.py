@@ -1,13 +1,13 @@
 """What a subcommand is, how its options are read, and what several of them print with."""
 
 import argparse
-import math
 import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -32,7 +32,8 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
     doing: Callable[[Arguments], str] | None = None  # what to say at once, before anything slow is imported
-    imports: str | None = None  # the module with what is slow to import: it comes before anything is open
+    # The module with what is slow to import, which comes before anything is open: until then, Ctrl-C ends at once.
+    imports: Callable[[Arguments], str | None] | str | None = None
 
 
 class _Reading(argparse.Action):
@@ -57,20 +58,24 @@ def add_option(
 
 def read_positive(flag: str, text: str) -> int:
     """A count of at least 1: 3, 10k, 1.5M or 1e6."""
-    count = parse_count(flag, text)
-    if count < 1:
-        raise ConfigError(f"{flag} is {text}; give at least 1")
-    return count
+    return parse_count(flag, text, 1)
 
 
-def read_whole(flag: str, text: str) -> int:
-    """A count of at least 0: 3, 10k, 1.5M or 1e6."""
-    return parse_count(flag, text)
+def read_up_to(most: int) -> Read:
+    """Reads a count of at least 1, and at most this."""
+
+    def read(flag: str, text: str) -> int:
+        with suppress(ConfigError):
+            if (count := parse_count(flag, text, 1)) <= most:
+                return count
+        raise ConfigError(f"{flag} is {text!r:.80}; give a whole number from 1 to {most}")
+
+    return read
 
 
 def read_seconds(flag: str, text: str) -> float:
     """A time of at least 0."""
-    return as_number(flag, parse_number(flag, text), "give seconds")
+    return as_number(flag, parse_number(flag, text), "give a number of seconds, 0 or more")
 
 
 def fanouts_of(flag: str, text: str) -> list[int] | None:
@@ -133,11 +138,26 @@ def say(text: str) -> None:
 
 def complaint(text: str) -> str:
     """A message for stderr. A terminal too narrow for it gets lines that end where a part of the message does."""
-    lines, width = ["hoploom:"], shutil.get_terminal_size().columns if sys.stderr.isatty() else math.inf
+    lines, width = ["hoploom:"], width_of(sys.stderr)
     for part in re.split(r"(?<=;) ", text):
         fits = len(lines[-1]) + 1 + len(part) <= width
         lines = [*lines[:-1], f"{lines[-1]} {part}"] if fits or lines == ["hoploom:"] else [*lines, f"  {part}"]
+    lines = [piece for line in lines for piece in wrapped(line, width, 2)]
     return "\n".join([paint("hoploom:", "red", sys.stderr) + lines[0].removeprefix("hoploom:"), *lines[1:]])
+
+
+def width_of(stream: TextIO) -> int:
+    """The columns of a terminal; of a file or a pipe, more than any line has."""
+    return shutil.get_terminal_size().columns if stream.isatty() else sys.maxsize
+
+
+def wrapped(line: str, width: int, indent: int) -> list[str]:
+    """Lines that are no wider than this, where no word is; those behind the first begin with spaces."""
+    if len(line) <= width:
+        return [line]
+    return textwrap.wrap(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, tabsize=1
+    )
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:

@@ -25,12 +25,12 @@ def _completion(arguments: Arguments) -> int:
     return 0
 
 
-def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def options_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """What begins with dashes, that of all kinds of a command included."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                yield from (option for option in _options(inner) if "--help" not in option.option_strings)
+                yield from (option for option in options_of(inner) if "--help" not in option.option_strings)
         elif action.option_strings:
             yield action
 
@@ -68,12 +68,12 @@ def as_bash(parsers: Parsers) -> str:
         '  case "${COMP_WORDS[1]} ${COMP_WORDS[COMP_CWORD-1]}" in',
     ]
     for name, parser in parsers.items():
-        lines += [f'    "{name} {_long(o)}") words="{_choices(o)}" ;;' for o in _options(parser) if o.choices]
+        lines += [f'    "{name} {_long(o)}") words="{_choices(o)}" ;;' for o in options_of(parser) if o.choices]
         if kinds := _kinds(parser):
             lines.append(f'    "{name} {name}") words="{" ".join(kinds)}" ;;')
     lines += ["  esac", '  case "${COMP_WORDS[1]} $cur" in']
     for name, parser in parsers.items():
-        options = " ".join(dict.fromkeys(map(_long, _options(parser))))
+        options = " ".join(dict.fromkeys(map(_long, options_of(parser))))
         lines.append(f'    "{name} -"*) words="{options}" ;;')
     lines += ["  esac", '  COMPREPLY=($(compgen -W "$words" -- "$cur"))', "}"]
     return "\n".join([*lines, "complete -o default -F _hoploom hoploom"])
@@ -85,7 +85,7 @@ def as_zsh(parsers: Parsers) -> str:
     lines = ["#compdef hoploom", "_hoploom() {", f"  local -a commands=({described})"]
     lines += ["  if (( CURRENT == 2 )); then _describe command commands; return; fi", "  case $words[2] in"]
     for name, parser in parsers.items():
-        words = [f"'{_long(o)}[{_help(o)}]{_zsh_value(o)}'" for o in _options(parser)]
+        words = [f"'{_long(o)}[{_help(o)}]{_zsh_value(o)}'" for o in options_of(parser)]
         kinds = _kinds(parser)
         words += [f"'1:kind:({' '.join(kinds)})'"] * bool(kinds) + ["'*:file:_files'"]
         lines.append(f"    {name}) shift words; (( CURRENT-- )); _arguments {' '.join(dict.fromkeys(words))} ;;")
@@ -106,7 +106,7 @@ def as_fish(parsers: Parsers) -> str:
         lines.append(f"complete -c hoploom -f -n __fish_use_subcommand -a {name} -d {about}")
         seen = f"complete -c hoploom -n '__fish_seen_subcommand_from {name}'"
         lines += [f"{seen} -a '{' '.join(kinds)}'"] if (kinds := _kinds(parser)) else []
-        for option in _options(parser):
+        for option in options_of(parser):
             value = "" if option.nargs == 0 else f" -x -a '{_choices(option)}'" if option.choices else " -r"
             lines.append(f"{seen} -l {_long(option)[2:]}{value} -d '{_help(option)}'")
     return "\n".join(dict.fromkeys(lines))

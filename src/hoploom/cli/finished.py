@@ -1,6 +1,7 @@
 """What `hoploom evaluate` and `hoploom infer` do with a finished run: its run.toml, its graph, its best checkpoint."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def evaluate_rank(context: Context, run_file: RunFile, checkpoint: str, split: s
     found = evaluate(model, loader, goal.task, context, precision=run_file.train.precision)
     if context.is_main:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if "/" not in name)
-        told = {"checkpoint": str(run_file.output.folder / f"{checkpoint}.safetensors"), "split": split}
+        told = {"checkpoint": _path_of(run_file, checkpoint), "split": split}
         print(json.dumps({**told, "metrics": found}) if as_object else f"{split}: {shown}", flush=True)
 
 
@@ -51,20 +52,30 @@ def infer_run(arguments: Arguments) -> int:
         node_types=None if arguments.node_types is None else arguments.node_types.split(","),
         memory=arguments.memory,
     )
-    _on_ranks(arguments, run_file, infer_rank, (checkpoint, str(out), inference))
+    _on_ranks(arguments, run_file, infer_rank, (checkpoint, str(out), inference, arguments.json))
     return 0
 
 
-def infer_rank(context: Context, run_file: RunFile, checkpoint: str, out: str, inference: Inference) -> None:
+def infer_rank(
+    context: Context, run_file: RunFile, checkpoint: str, out: str, inference: Inference, as_object: bool
+) -> None:
     """What every rank does."""
     goal = goal_of(run_file, open_graph(run_file, context))
     model = trained_model(run_file, goal, context, checkpoint)
     infer(model, goal.store, out, context, inference=inference)
     if context.is_main:
-        print(f"written to {out}", flush=True)
+        print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
+        if as_object:
+            rows = {t.name: t.num_nodes for t in goal.store.schema.node_types if Path(out, t.name).exists()}
+            told = {"checkpoint": _path_of(run_file, checkpoint), "out": out, "columns": list(inference.columns)}
+            print(json.dumps({**told, "rows": rows}), flush=True)
 
 
 # --- the run -------------------------------------------------------------------------------------
+
+
+def _path_of(run_file: RunFile, checkpoint: str) -> str:
+    return str(run_file.output.folder / f"{checkpoint}.safetensors")
 
 
 def _on_ranks(arguments: Arguments, run_file: RunFile, work: Any, given: tuple[Any, ...]) -> None:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command
+from hoploom.cli.command import Arguments, Command, add_option, read_up_to
 from hoploom.config.extras import needs
 from hoploom.deploy.cluster_file import EXECUTORS, Cluster
 from hoploom.deploy.launch import executor_of, run, with_free_ports
@@ -28,19 +28,16 @@ def _launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--executor", choices=EXECUTORS, help="how to start the processes; overrides `executor` in the cluster file"
     )
-    parser.add_argument("--master-addr", "--master_addr", metavar="HOST", help="host for torchrun's rendezvous")
-    parser.add_argument(
-        "--master-port", "--master_port", type=int, metavar="PORT", help="port for torchrun's rendezvous"
-    )
+    parser.add_argument("--master-addr", metavar="HOST", help="host for torchrun's rendezvous")
+    text = "port for torchrun's rendezvous"
+    add_option(parser, "--master-port", read_up_to(65535), metavar="PORT", help=text)
 
 
 def _launch(arguments: Arguments) -> int:
     command: list[str] = arguments.behind
     script_words(command)  # before a file is read
-    port = arguments.master_port
-    if port is not None and not 0 < port < 65536:
-        raise ConfigError(f"--master-port is {port}; give a port from 1 to 65535")
-    cluster = read_cluster(arguments.file, Overrides(arguments.executor, arguments.master_addr, port))
+    overrides = Overrides(arguments.executor, arguments.master_addr, arguments.master_port)
+    cluster = read_cluster(arguments.file, overrides)
     if arguments.logs is not None and cluster.executor not in ("local", "ssh"):
         way_out = "leave it out: the cluster keeps the output of its jobs itself"
         raise ConfigError(f"--logs is for the executors local and ssh, this one is {cluster.executor}; {way_out}")

@@ -60,6 +60,8 @@ def _watch(arguments: Arguments) -> int:
 
 
 COMMANDS = {
-    "report": Command(_report_arguments, _report, lambda a: f"reading {', '.join(map(str, a.run))}"),
+    "report": Command(
+        _report_arguments, _report, lambda a: f"reading {', '.join(map(str, a.run))}", "hoploom.report.runs"
+    ),
     "watch": Command(_watch_arguments, _watch),
 }

@@ -30,12 +30,12 @@ def _plan(arguments: Arguments) -> int:
     given = {name: value for name, value in vars(arguments).items() if name in names}
     constants = None if arguments.constants is None else scale.read_constants(arguments.constants)
     answer = scale.plan(scale.Question(**given), constants)
-    print(scale.as_json(answer) if arguments.json else scale.as_text(answer))
     if arguments.out is not None:
         from hoploom.report.page import as_html
         from hoploom.report.plans import plan_page
 
         arguments.out.write_text(as_html(plan_page(answer)), encoding="utf-8")
+    print(scale.as_json(answer) if arguments.json else scale.as_text(answer))
     return 0
 
 
@@ -87,4 +87,12 @@ def _bench_store(arguments: Arguments) -> int:
     return 0
 
 
-COMMANDS = {"plan": Command(_plan_arguments, _plan), "bench": Command(_bench_arguments, _bench)}
+COMMANDS = {
+    "plan": Command(_plan_arguments, _plan, imports=lambda a: "hoploom.report.plans" if a.out else None),
+    "bench": Command(
+        _bench_arguments,
+        _bench,
+        lambda a: f"opening {a.store}" if a.store else "",
+        lambda a: "hoploom.cli.benching" if a.store else "hoploom.scale.measure",
+    ),
+}

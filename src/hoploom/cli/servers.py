@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command, add_option, read_positive, read_seconds, read_whole
+from hoploom.cli.command import Arguments, Command, add_option, read_positive, read_seconds
+from hoploom.config.values import parse_count
 from hoploom.system import num_cores
 
 STALL, GRACE = "60", "30"  # seconds
@@ -48,7 +49,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="fanouts of your training; the cache keeps the rows that such batches need most (default: %(default)s)",
     )
     text = "a part to serve; give it again for more (default: all)"
-    add_option(parser, "--part", read_whole, appends=True, metavar="K", help=text)
+    add_option(parser, "--part", parse_count, appends=True, metavar="K", help=text)
     threads = str(num_cores())
     add_option(
         parser,

@@ -158,7 +158,8 @@ def _splits(given: list[str]) -> Mapping[str, list[Path]]:
 def _partition_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", type=Path, help="a store's directory, of any number of parts")
     _add_out(parser)
-    add_option(parser, "--parts", read_positive, required=True, metavar="N", help="parts of the new store")
+    text = "parts of the new store"
+    add_option(parser, "--parts", read_positive, dest="num_parts", required=True, metavar="N", help=text)
     parser.add_argument(
         "--method",
         default="stream",
@@ -199,7 +200,7 @@ def _partition(arguments: Arguments) -> int:
         report = partition(
             arguments.store,
             arguments.out,
-            arguments.parts,
+            arguments.num_parts,
             method=arguments.method,
             seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds),
             fanouts=arguments.fanouts,
@@ -302,12 +303,11 @@ def _generate(arguments: Arguments) -> int:
     return _show_store(arguments, time.monotonic() - begin)
 
 
-STORE = "hoploom.store"  # which imports torch
 COMMANDS = {
-    "build": Command(_build_arguments, _build, lambda a: f"reading {a.graph}", STORE),
-    "import": Command(_import_arguments, _import, lambda a: f"reading {a.folder}", STORE),
-    "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}", STORE),
-    "info": Command(_info_arguments, _info, lambda a: f"opening {a.store}", STORE),
-    "check": Command(_check_arguments, _check, lambda a: f"reading every byte of {a.store}", STORE),
-    "generate": Command(_generate_arguments, _generate, lambda a: f"writing {a.out}", STORE),
+    "build": Command(_build_arguments, _build, lambda a: f"reading {a.graph}", "hoploom.ingest.tables.build"),
+    "import": Command(_import_arguments, _import, lambda a: f"reading {a.folder}", "hoploom.ingest.formats"),
+    "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}", "hoploom.report.plans"),
+    "info": Command(_info_arguments, _info, lambda a: f"opening {a.store}", "hoploom.cli.store_text"),
+    "check": Command(_check_arguments, _check, lambda a: f"reading every byte of {a.store}", "hoploom.store.check"),
+    "generate": Command(_generate_arguments, _generate, lambda a: f"writing {a.out}", "hoploom.ingest.synthetic"),
 }

@@ -70,6 +70,7 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node-types", metavar="NAME,...", help=text)
     text = "memory of each process besides the model (default: 256MiB)"
     add_option(parser, "--memory", parse_bytes, default="256MiB", metavar="SIZE", help=text)
+    add_json(parser)
 
 
 def _infer(arguments: Arguments) -> int:
@@ -125,5 +126,10 @@ COMMANDS = {
     "train": Command(_train_arguments, _train, lambda a: f"reading {a.file}", "hoploom.cli.running"),
     "evaluate": Command(_evaluate_arguments, _evaluate, lambda a: f"reading {a.run}", "hoploom.cli.finished"),
     "infer": Command(_infer_arguments, _infer, lambda a: f"reading {a.run}", "hoploom.cli.finished"),
-    "init": Command(_init_arguments, _init, lambda a: f"reading {a.tables or a.store}" if a.tables or a.store else ""),
+    "init": Command(
+        _init_arguments,
+        _init,
+        lambda a: f"reading {a.tables or a.store}" if a.tables or a.store else "",
+        lambda a: "hoploom.ingest.tables.draft" if a.tables else "hoploom.train.runs.template",
+    ),
 }

@@ -53,18 +53,18 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
 # --- amounts from text ---------------------------------------------------------------------------
 
 
-def parse_count(what: str, text: str) -> int:
-    """A whole number: 1e10, 10_000, 2.5M, 1B.
+def parse_count(what: str, text: str, least: int = 0) -> int:
+    """A whole number of at least `least`: 1e10, 10_000, 2.5M, 1B.
 
     >>> parse_count("--nodes", "1e10")
     """
-    way_out = "give a whole number such as 10000, 1e10 or 2.5M"
+    way_out = f"give a whole number of at least {least}, such as 10000, 1e10 or 2.5M"
     match = re.fullmatch(NUMBER + r"([kKmMbBgGtT]?)\s*", text)
     if match is None:
         raise ConfigError(f"{what} is {text!r:.80}; {way_out}")
     value = _decimal(match[1]) * COUNT_SUFFIXES[match[2].lower()]
-    if value != value.to_integral_value() or not 0 <= value <= LIMIT:
-        raise ConfigError(f"{what} is {text!r:.80}; {way_out}, at most 1e18")
+    if value != value.to_integral_value() or not least <= value <= LIMIT:
+        raise ConfigError(f"{what} is {text!r:.80}; {way_out}{', and at most 1e18' * (value > LIMIT)}")
     return int(value)
 
 

@@ -176,9 +176,10 @@ def test_bench_refuses_choices_without_a_store_and_a_store_without_seeds(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--parts", "0"], "--parts is 0; give at least 1"),
+        (["--parts", "0"], "--parts is '0'; give a whole number of at least 1"),
         (["--parts", "x"], "--parts is 'x'; give a whole number"),
-        (["--parts", "-2"], "--parts is '-2'; give a whole number"),
+        (["--parts", "-2"], "--parts is '-2'; give a whole number of at least 1"),
+        (["--parts", "61"], "--parts is 61 for 60 nodes; give 1 to 60"),
         (["--fanouts", "5;10"], "--fanouts is '5;10'; give one count per layer"),
         (["--memory", "much"], "--memory is 'much'; give a size"),
         (["--method", "hsah"], "did you mean 'hash'"),
@@ -194,9 +195,9 @@ def test_partition_refuses_wrong_options(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--parts", "0"], "--parts is 0; give at least 1"),
+        (["--parts", "0"], "--parts is '0'; give a whole number of at least 1"),
         (["--parts", "x"], "--parts is 'x'; give a whole number"),
-        (["--threads", "0"], "--threads is 0; give at least 1"),
+        (["--threads", "0"], "--threads is '0'; give a whole number of at least 1"),
         (["--threads", "-1"], "--threads is '-1'; give a whole number"),
         (["--engine", "foo"], "engine is 'foo'; give one of duckdb, spark"),
         (["--memory", "0GB"], "--memory is '0GB'; give a size above 0"),
@@ -252,21 +253,11 @@ def test_fanouts_may_begin_with_all_neighbours(capsys: pytest.CaptureFixture[str
     assert "fanouts -1,5" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "partition   partition a store for several hosts"),
-        (["parition", "a"], "there is no command 'parition'; did you mean partition?"),
-        (["zzzzzz"], "there is no command 'zzzzzz'; `hoploom --help` lists them"),
-    ],
-)
-def test_a_command_that_is_not_there_is_answered_with_those_that_are(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_at_all_is_answered_with_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
-        main(argv)
+        main([])
     assert exited.value.code == 2
-    assert message in capsys.readouterr().err
+    assert "partition   partition a store for several hosts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

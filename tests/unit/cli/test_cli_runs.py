@@ -76,6 +76,11 @@ def test_infer_writes_a_row_for_every_node(
     run = Path(told["folder"])
     assert main(["infer", str(run), "-o", str(folder / "out"), "--columns", "embedding,prediction"]) == 0
     assert capsys.readouterr().out == f"written to {folder / 'out'}\n"
+    assert main(["infer", str(run), "-o", str(folder / "again"), "--columns", "embedding", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        **{"checkpoint": str(run / "best.safetensors"), "out": str(folder / "again")},
+        **{"columns": ["embedding"], "rows": {"node": 400}},
+    }
     rows = pq.read_table(folder / "out" / "node")
     assert sorted(rows.column_names) == ["embedding", "id", "prediction"]
     assert rows.num_rows == hoploom.open(folder / "graph.store").schema.node_types[0].num_nodes

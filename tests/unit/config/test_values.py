@@ -31,7 +31,7 @@ def test_amounts_are_read_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (parse_count, "many", "--x is 'many'; give a whole number such as 10000, 1e10 or 2.5M"),
+        (parse_count, "many", "--x is 'many'; give a whole number of at least 0, such as 10000, 1e10 or 2.5M"),
         (parse_count, "-5", "--x is '-5'; give a whole number"),
         (parse_count, "1.5", "--x is '1.5'; give a whole number"),
         (parse_count, "1e99", "at most 1e18"),
