@@ -18,13 +18,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from hoploom.cli.command import Arguments, Command, add_json, for_people, paint
+from hoploom.cli.command import Arguments, Command, add_json, for_people, paint, width_of, wrapped
 from hoploom.config.values import as_bytes
+from hoploom.ranks import environment
 from hoploom.ranks.environment import LOOPBACK
 from hoploom.system import group_files, num_cores
 
 Status = Literal["ok", "note", "wrong"]
 COLOURS: dict[Status, str] = {"ok": "green", "note": "cyan", "wrong": "red"}
+MEMORY = Path("/proc/meminfo")
+USAGE = {"memory.limit_in_bytes": "memory.usage_in_bytes", "memory.max": "memory.current"}  # control groups 1 and 2
 LEAST_MEMORY, LEAST_SHARED = 2e9, 64e6  # bytes that are free
 SETUP = {"x86_64": 425, "aarch64": 425}  # the number of the system call io_uring_setup
 NOT_SYNCHRONISED = 5  # what adjtimex() returns
@@ -114,16 +117,26 @@ def _core() -> Check:
 
 
 def _memory() -> Check:
-    text = Path("/proc/meminfo").read_text()
+    try:
+        text = MEMORY.read_text()
+    except OSError as error:
+        return Check("memory", "note", f"unknown: {MEMORY} cannot be read ({error.strerror})")
     total, free = (1024 * int(re.findall(rf"{name}: +(\d+)", text)[0]) for name in ("MemTotal", "MemAvailable"))
     for path in group_files("memory", "memory.limit_in_bytes", "memory.max"):
         with suppress(OSError, ValueError):
-            total = min(total, int(path.read_text()))
-    free = min(free, total)
+            limit = int(path.read_text())
+            total, free = min(total, limit), min(free, max(0, limit - _used_by_group(path)))
     found = f"{as_bytes(free)} free of {as_bytes(total)}"
     if free < LEAST_MEMORY:
         return Check("memory", "wrong", found, "end other programs, or give commands less, e.g. --memory 500MB")
     return Check("memory", "ok", found)
+
+
+def _used_by_group(limit: Path) -> int:
+    """Bytes of a control group, without the files that the kernel holds in memory and drops when it needs room."""
+    used = int(limit.with_name(USAGE[limit.name]).read_text())
+    cached = re.findall(r"^(?:total_)?inactive_file (\d+)$", limit.with_name("memory.stat").read_text(), re.MULTILINE)
+    return used - max(map(int, cached), default=0)
 
 
 def _shared_memory() -> Check:
@@ -161,6 +174,9 @@ def _gpus() -> Iterator[Check]:
             yield Check(f"gpu {number}", "ok", f"{about.name}, {as_bytes(about.total_memory)}")
         if find_spec("triton") is None:
             yield Check("triton", "wrong", "not installed, so the GPU cannot sample", "pip install triton")
+    elif (hidden := environment.hidden_gpus()) is not None:
+        text = f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}; training runs on the CPU"
+        yield Check("gpu", "note", text, "unset CUDA_VISIBLE_DEVICES")
     elif Path("/dev/nvidia0").exists():
         found = f"there is a GPU, but torch {torch.__version__} does not see it"
         yield Check("gpu", "wrong", found, "see pytorch.org for the torch that fits the driver `nvidia-smi` shows")
@@ -214,10 +230,11 @@ def _doctor(arguments: Arguments) -> int:
     people, found = for_people(arguments), []
     for check in checks():
         found.append(check)
-        mark = paint(f"{check.status:<5}", COLOURS[check.status], people)
-        print(f"{mark}  {check.name:<15}  {check.found}", file=people, flush=True)
-        if check.fix:
-            print(f"{'':24}{'type' if check.status == 'wrong' else 'to change it'}: {check.fix}", file=people)
+        fix = [f"{'':24}{'type' if check.status == 'wrong' else 'to change it'}: {check.fix}"] if check.fix else []
+        for line in [f"{check.status:<5}  {check.name:<15}  {check.found}", *fix]:
+            for piece in wrapped(line, width_of(people), 24):
+                mark = check.status if piece.startswith(check.status) else ""
+                print(paint(mark, COLOURS[check.status], people) + piece.removeprefix(mark), file=people, flush=True)
     wrong = [check.name for check in found if check.status == "wrong"]
     print(f"\n{len(wrong)} wrong: {', '.join(wrong)}" if wrong else "\nnothing is wrong", file=people)
     if arguments.json:

@@ -323,6 +323,12 @@ def _number(variables: Variables, name: str, least: int, *, default: int | None 
     return int(text)
 
 
+def hidden_gpus(variables: Variables | None = None) -> str | None:
+    """What CUDA_VISIBLE_DEVICES is, where it leaves this process no GPU."""
+    text = (os.environ if variables is None else variables).get("CUDA_VISIBLE_DEVICES")
+    return text if text is not None and text.strip() in ("", "-1", "none", "NoDevFiles") else None
+
+
 # --- terminals -----------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -50,6 +51,33 @@ def test_what_is_wrong_is_told_with_what_to_type(
     check = look()
     assert check.status == "wrong"
     assert fix in check.fix
+
+
+@pytest.mark.parametrize(
+    ("limit", "usage"), [("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")]
+)
+def test_free_memory_is_what_the_limit_of_the_container_leaves(
+    limit: str, usage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that the kernel keeps in memory do not count: it drops them where a program wants the room."""
+    contents = {"meminfo": "MemTotal: 64000000 kB\nMemAvailable: 32000000 kB\n", limit: "8000000000\n"}
+    contents |= {usage: "7000000000\n", "memory.stat": "active_file 5\ninactive_file 2000000000\n"}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(doctor, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(doctor, "group_files", lambda *_: [tmp_path / limit, tmp_path / "absent"])
+    assert doctor._memory() == doctor.Check("memory", "ok", "3.00 GB free of 8.00 GB")
+    monkeypatch.setattr(doctor, "MEMORY", tmp_path / "absent")
+    assert doctor._memory().status == "note"
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_gpus_that_are_hidden_are_named_so(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    (check,) = doctor._gpus()
+    assert (check.status, check.fix) == ("note", "unset CUDA_VISIBLE_DEVICES")
+    assert f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}" in check.found
 
 
 def test_a_package_that_is_missing_is_wrong_and_exits_with_1(
