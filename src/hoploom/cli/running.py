@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from contextlib import nullcontext
 
 from hoploom.cli.command import Arguments, say
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
@@ -25,15 +26,10 @@ def train(arguments: Arguments) -> int:
     resume = arguments.resume or started.restarts > 0
     if started.rank == 0:
         check_folder(run_file, resume=resume)
-        _announce(run_file, num_processes)
+        _announce(run_file, num_processes, quiet=arguments.quiet)
     try:
-        work = (run_file, resume, not arguments.quiet, arguments.json)
-        if started.world_size > 1 or num_processes == 1:
-            with init(device=device_of(run_file)) as context:
-                complete = train_rank(context, *work)
-        else:
-            spawn(train_rank, num_processes, work, device=device_of(run_file))
-            complete = (run_file.output.folder / RESULT_FILE).exists()
+        with environment.quiet() if arguments.quiet else nullcontext():
+            complete = _on_ranks(arguments, run_file, resume, started, num_processes)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(_stopped(arguments, run_file, started)) from interrupt
     except (TrainError, PeerError, BatchError) as error:
@@ -43,25 +39,37 @@ def train(arguments: Arguments) -> int:
     return 0
 
 
+def _on_ranks(
+    arguments: Arguments, run_file: RunFile, resume: bool, started: environment.RankPlace, num_processes: int
+) -> bool:
+    """Whether the ranks were left to finish."""
+    work = (run_file, resume, not arguments.quiet, arguments.json)
+    if started.world_size > 1 or num_processes == 1:
+        with init(device=device_of(run_file)) as context:
+            return train_rank(context, *work)
+    spawn(train_rank, num_processes, work, device=device_of(run_file))
+    return (run_file.output.folder / RESULT_FILE).exists()
+
+
 def train_rank(context: Context, run_file: RunFile, resume: bool, progress: bool, as_object: bool) -> bool:
     """What every rank does; whether it was left to finish."""
     result = run(run_file, context, resume=resume, progress=progress)
     if context.is_main:
         try:
             print(summary(result), file=sys.stderr if as_object else sys.stdout, flush=True)
-            if as_object:
+            if as_object and result.is_complete:  # else the command prints how to go on
                 print(json.dumps({"folder": str(result.folder), **json.loads(as_json(result))}), flush=True)
         except OSError as error:  # a full disk, or a pipe without a reader
             raise OSError(error.errno, f"{error.strerror}; the run is complete, see {result.folder}") from error
     return result.is_complete
 
 
-def _announce(run_file: RunFile, num_processes: int) -> None:
+def _announce(run_file: RunFile, num_processes: int, *, quiet: bool) -> None:
     """What begins now, and how the seeds of a step are shared out where they do not divide."""
     processes = f"starting {num_processes} processes, " if num_processes > 1 else ""
     say(f"{processes}opening {run_file.store or 'the graph on servers'}")
     least, more = divmod(run_file.loader.batch_size, num_processes)
-    if more:
+    if more and not quiet:
         shares = f"{more} with {least + 1:,} seeds and {num_processes - more} with {least:,}"
         text = f"hoploom: a step of {run_file.loader.batch_size:,} seeds goes to {num_processes} processes: {shares}"
         print(text, file=sys.stderr, flush=True)

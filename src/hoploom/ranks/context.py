@@ -152,7 +152,7 @@ class Context:
         except BaseException:
             self._opened.close()
             raise
-        if self.is_main and (had_more or self.world_size > 1):
+        if self.is_main and (had_more or self.world_size > 1) and not environment.is_quiet():
             print(f"hoploom: {self}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:

@@ -26,6 +26,7 @@ LOCALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 WIDTHS = {"in_channel": "HOPLOOM_IN_CHANNEL", "out_channel": "HOPLOOM_OUT_CHANNEL"}
 NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+QUIET = "HOPLOOM_QUIET"
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
 
@@ -181,6 +182,24 @@ def loopback_only() -> Iterator[None]:
     finally:
         for variable in unnamed:
             os.environ.pop(variable, None)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let neither this process nor those that it starts tell what their ranks use."""
+    before = os.environ.get(QUIET)
+    os.environ[QUIET] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[QUIET]
+        else:
+            os.environ[QUIET] = before
+
+
+def is_quiet() -> bool:
+    return bool(os.environ.get(QUIET))
 
 
 def _from_torchrun(variables: Variables, present: str) -> RankPlace:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hoploom.ranks import environment
 from hoploom.ranks.context import init
 from hoploom.system import num_cores
 from hoploom.train.runs.run_file import LoaderSection
@@ -55,6 +56,10 @@ def test_torch_has_no_more_threads_than_the_process_has_cores_until_it_is_closed
             assert str(context) == taken
         assert torch.get_num_threads() == before
         assert capsys.readouterr().err == (f"hoploom: {taken}\n" if after < before else "")
+    torch.set_num_threads(8)
+    with environment.quiet(), init(device="cpu"):
+        assert capsys.readouterr().err == ""
+    assert not environment.is_quiet()
 
 
 def test_omp_num_threads_has_the_last_word_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,9 +334,10 @@ def as_json(result: Result) -> str:
 def summary(result: Result) -> str:
     """A few lines for the terminal."""
     outcome = result.outcome
-    endings = {"done": "trained", "early": "stopped early", "asked": "interrupted"}
+    endings = {"done": "trained for", "early": "stopped early after", "asked": "interrupted after"}
+    epochs = f"{outcome.epochs} epoch{'s' * (outcome.epochs > 1)}" if outcome.epochs else "less than an epoch"
     lines = [
-        f"{endings[outcome.stopped]} after {outcome.epochs} epochs, {outcome.steps:,} steps, "
+        f"{endings[outcome.stopped]} {epochs}, {outcome.steps:,} step{'s' * (outcome.steps != 1)}, "
         f"{result.seconds:.1f} s; {result.num_parameters:,} parameters"
     ]
     if outcome.best is not None and outcome.best_epoch is not None:
