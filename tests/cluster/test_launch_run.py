@@ -366,7 +366,10 @@ def test_a_dry_run_prints_every_command_and_starts_nothing(
         (["cluster.toml", "train", "run.toml"], "there is no -- with a command behind it"),
         (["cluster.toml", "--"], "there is no command behind --"),
         (["gone.toml", "--", "train", "run.toml"], "gone.toml does not exist"),
-        (["cluster.toml", "--master-port", "0", "--", "train", "run.toml"], "--master-port is 0; give a port"),
+        (
+            ["cluster.toml", "--master-port", "0", "--", "train", "run.toml"],
+            "--master-port is '0'; give a whole number from 1",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(

@@ -168,6 +168,6 @@ def test_the_command_says_what_it_wrote_and_how_to_use_it(folder: Path, capsys: 
     for name in FILES:
         assert f"{folder / name}: " in out
     assert "server.pem: the servers' certificate, for host1,10.0.0.1\n" in out
-    assert "they count for 2 days\n" in out
+    assert "they are valid for 2 days\n" in out
     assert f"--cert {folder}/server.pem --key {folder}/server.key" in out
     assert "PRIVATE" not in out
