@@ -93,7 +93,7 @@ def test_ids_of_other_types(tmp_path: Path) -> None:
 def test_features_that_are_null_or_uneven(tmp_path: Path) -> None:
     wanted = text('features = ["f"]')
     message = refused(tmp_path, wanted, NODES | {"f": [1, 2, None]})
-    way_out = "give a value, or fill nulls with columns.<name>.fill"
+    way_out = "give a value, or fill nulls with columns.f.fill"
     assert message == f"n-1.parquet, row 1: column 'f' of nodes.node is null; {way_out}"
     message = refused(tmp_path, wanted, NODES | {"f": [[1, 2], [3], [5, 6]]})
     uneven = "has a list of 1 values, others have 2; give lists of one length"

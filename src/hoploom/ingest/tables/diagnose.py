@@ -7,6 +7,7 @@ from typing import Any
 import ibis.expr.types as ir
 import pyarrow as pa
 
+from hoploom.config.values import as_key
 from hoploom.errors import DataError
 from hoploom.ingest.tables.engine import Engine, rows_of
 from hoploom.ingest.tables.sources import TableSource
@@ -105,6 +106,7 @@ def _refusal(check: Callable[[pa.Array], Any], values: pa.Array) -> str | None:
 def _at(source: TableSource, column: str, place: str | None, message: str) -> DataError:
     """An error about a column, with its place where that is known."""
     place = "" if place is None else f"{place}: "
+    message = message.replace("<name>", as_key(column))
     return DataError(f"{place}column {column!r} of {source.owner} {message}")
 
 
