@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from support import certificates
 from support.run_folders import RECIPE, step_line, times_line, write_run
 
 from hoploom import generate
 from hoploom.report.page import as_html
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
+from hoploom.report.watch import LivePage
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
@@ -42,6 +45,14 @@ MIDDLE = """canvas => {
   }
   return Math.min(coloured, 1);
 }"""  # whether a curve is drawn in the middle
+WRITTEN = """
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  window.written = [];
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    window.written.push(text);
+    write.call(this, text, ...place);
+  };
+"""
 DRAWN = "() => new Promise(requestAnimationFrame)"  # what was begun is on the screen
 MILLION = 1_000_000
 
@@ -148,6 +159,45 @@ def test_a_loss_that_is_not_finite_is_a_gap_and_another_run_is_not(browser: Any,
         page.context.close()
     assert inked[0] == 0
     assert inked[1] == inked[2] > 0
+
+
+def test_the_axis_of_steps_says_so_and_a_wide_table_has_a_shadow_up_to_its_end(browser: Any, tmp_path: Path) -> None:
+    url = page_of(tmp_path, write_run(tmp_path / "run"))
+    context = browser.new_context(viewport={"width": 390, "height": 900})
+    page = context.new_page()
+    page.add_init_script(WRITTEN)
+    page.goto(url)
+    page.wait_for_selector("body[data-drawn]")
+    assert "step" in page.evaluate("written")
+    page.add_style_tag(content="th, td { color: transparent !important }")  # what is left at the edge is the shadow
+    wide = page.locator(".scroll").filter(has_text="Some CPU")
+    box, pictures = wide.bounding_box(), []
+    for place in ("0", "one.scrollWidth", "0"):
+        wide.evaluate(f"one => {{ one.scrollLeft = {place}; }}")
+        page.evaluate(DRAWN)
+        edge = {"x": box["x"] + box["width"] - 6, "y": box["y"] + 4, "width": 6, "height": 12}
+        pictures.append(page.screenshot(full_page=True, clip=edge))
+    assert pictures[0] == pictures[2] != pictures[1]
+    context.close()
+
+
+def test_a_live_page_over_tls_follows_and_says_when_its_address_is_out_of_date(browser: Any, tmp_path: Path) -> None:
+    made = certificates.write(tmp_path / "made", certificates.certificates())
+    run, pair = write_run(tmp_path / "run", result=None), (made / "server.pem", made / "server.key")
+    context = browser.new_context(ignore_https_errors=True)
+    page = context.new_page()
+    with LivePage([RunReader(run)], "127.0.0.1:0", *pair) as live:
+        port = urlsplit(live.url).port
+        assert live.url.startswith("https://")
+        page.goto(live.url)
+        page.wait_for_selector("body[data-version]")
+        with (run / "steps-rank0.jsonl").open("a") as file:
+            file.write(json.dumps(step_line(31)) + "\n")
+        page.wait_for_selector("dd:text('31')")
+    page.wait_for_selector("#gone:text('hoploom watch has stopped')")
+    with LivePage([RunReader(run)], f"127.0.0.1:{port}", *pair):  # again, with a new token
+        page.wait_for_selector("#gone:text('this address is out of date')")
+    context.close()
 
 
 def test_markup_in_a_run_stays_text(browser: Any, tmp_path: Path) -> None:
