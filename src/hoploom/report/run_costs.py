@@ -71,7 +71,7 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _what_is_not_known(runs: Labelled) -> str:
     if any(not run.measured for _, run in runs):
-        return "Runs of this version of Hoploom wrote down only how long a step took and how long it waited."
+        return "What was recorded is only how long a step took and how long it waited for its batch."
     on_gpu = any(machine.get("device") != "cpu" for _, run in runs for machine in run.machines)
     if on_gpu:
         return (
@@ -104,10 +104,9 @@ def _beside(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[s
             shown["received"] = as_bytes(sent.get("bytes_received", 0) / steps)
         if sent.get("wait_seconds"):
             shown["wait for servers"] = _milliseconds(sent["wait_seconds"] / steps)
-        if read.get("read_bytes"):
-            shown["read from disk"] = as_bytes(read["read_bytes"] / steps)
-        if read.get("faults"):
-            shown["faults that read"] = f"{read['faults'] / steps:,.1f}"
+        if any(totals(each, "disk").get("read_bytes") for _, each in ranks):
+            shown["read from disk"] = as_bytes(read.get("read_bytes", 0) / steps)
+            shown["faults that read"] = f"{read.get('faults', 0) / steps:,.1f}"
         shown |= {f"{what}, in all": as_seconds(seconds[part]) for part, what in BETWEEN.items() if part in seconds}
         found.append((f"rank {rank}" if alone else f"{name} rank {rank}", shown))
     return found if alone else found[:1]

@@ -21,6 +21,8 @@ STATES: Mapping[str, tuple[str, State]] = {
     "running": ("running", "busy"),
 }
 WAITS = 0.2  # share of a step from which waiting for batches is worth a word
+SETTLED = 100  # steps: of fewer, most wait for the first batches of an epoch
+NO_VALIDATION = "There is no validation: give task.val, or train for a whole epoch."
 
 
 def run_page(runs: Sequence[RunReader]) -> Page:
@@ -155,7 +157,10 @@ def _warnings(run: RunReader) -> Iterator[str]:
     if len(bad):
         yield f"The loss of {len(bad):,} steps is not a number, first at step {bad[0]:,.0f}: see the gaps."
     if run.num_steps and not any(set(line) - {"step", "epoch", "train_loss"} for line in run.epochs):
-        yield "There is no validation yet: give task.val, or wait for the end of an epoch."
+        goes_on = run.state in ("running", "silent")
+        yield (
+            "There is no validation yet: give task.val, or wait for the end of an epoch." if goes_on else NO_VALIDATION
+        )
     if run.num_broken:
         yield f"{run.num_broken} lines of its files are cut short or damaged, and are left out."
     if run.num_steps and not run.starts:
@@ -176,7 +181,7 @@ def _warnings(run: RunReader) -> Iterator[str]:
 def _advice(run: RunReader) -> Iterator[str]:
     seconds = totals([line for lines in run.measured.values() for line in lines], "seconds")
     share = seconds.get("wait", 0.0) / (seconds.get("step") or 1.0)
-    if share > WAITS:
+    if share > WAITS and run.num_steps >= SETTLED:
         yield f"Steps wait for their batch {100 * share:.0f} % of the time: raise loader.threads, or lower the fanouts."
 
 

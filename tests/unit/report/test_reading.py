@@ -58,9 +58,18 @@ def test_many_ranks_have_one_bar_that_says_of_how_many_it_is_the_mean(tmp_path: 
     assert "180.00 ms" in text  # the mean of 20, 40, .. 340
 
 
+def test_a_run_that_waits_for_its_batches_is_told_once_it_has_settled(tmp_path: Path) -> None:
+    for num_steps, is_told in ((30, False), (100, True)):
+        waits = [times_line(num_steps, seconds={"step": 0.2, "wait": 0.1})]
+        text = shown(write_run(tmp_path / str(num_steps), num_steps, times=waits))
+        assert ("wait for their batch 50 % of the time: raise loader.threads" in text) == is_told
+
+
 def test_what_runs_of_one_step_or_none_and_without_validation_lack_is_said(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", 1, result=None, times=[times_line(1)])
-    assert "There is no validation yet" in shown(one)
+    assert "There is no validation: give task.val, or train for a whole epoch." in shown(one)
+    (one / "events.jsonl").unlink()
+    assert "There is no validation yet" in shown(one)  # it may go on
     none = write_run(tmp_path / "none", 0, result=None, events=None)
     assert "No step is written down yet." in shown(none)
 

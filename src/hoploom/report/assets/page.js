@@ -11,7 +11,7 @@
   };
   const written = (value, unit, digits = 4) => {
     if (value == null) return "–";
-    if (unit === "bytes") return scaled(value, ["B", "kB", "MB", "GB", "TB"], 3);
+    if (unit === "bytes") return scaled(value, ["B", "kB", "MB", "GB", "TB"], digits - 1);
     if (Math.abs(value) >= 1e4) return scaled(value, ["", "k", "M", "G"], digits);
     return String(Number(value.toPrecision(digits)));
   };
@@ -89,7 +89,7 @@
     const hidden = before?.hidden ?? new Set();
     const { series, bands } = seriesOf(chart, hidden), grid = { stroke: () => colour("--grid"), width: 1 };
     const axis = { stroke: () => colour("--soft"), grid, ticks: grid, font: "12px system-ui, sans-serif" };
-    const widest = chart.unit === "bytes" ? 66 : 58, entry = { isLog, hidden };
+    const widest = chart.unit === "bytes" ? 76 : 58, entry = { isLog, hidden };
     const steps = (u, values) => values.map((value) => (Number.isInteger(value) ? scaled(value, ["", "k", "M", "G"], 4).replace(" ", "") : ""));
     const options = {
       width: Math.max(200, figure.clientWidth), height: chart.key === "loss" ? 280 : 200, series, bands, legend: { show: false },
