@@ -70,16 +70,6 @@ def scripts(
             script.communicate(timeout=120)
 
 
-def test_a_script_on_each_host_trains_together(tmp_path: Path) -> None:
-    (tmp_path / "go").touch()
-    with scripts(tmp_path, "01") as started:
-        for number, host in enumerate(started):
-            said = host.communicate(timeout=120)[1]
-            assert host.returncode == 0, said
-            assert said.count("hoploom: rank ") == (number == 0)  # what it took, of rank 0 alone
-    assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
-
-
 def slurm(node: int, per_host: int = 1) -> dict[str, str]:
     """What srun sets for the first of so many tasks on each of two hosts."""
     first = {"SLURM_PROCID": str(node * per_host), "SLURM_LOCALID": "0", "SLURM_NODEID": str(node)}
@@ -92,13 +82,29 @@ def pod(node: int) -> dict[str, str]:
     return {"RANK": str(node), "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
 
 
-@pytest.mark.parametrize("variables", [slurm, pytest.param(pod, marks=pytest.mark.slow)])
-def test_a_host_may_be_a_task_or_a_pod(tmp_path: Path, variables: Callable[[int], dict[str, str]]) -> None:
+def plain(node: int) -> dict[str, str]:
+    """What a shell sets."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (plain, slurm),  # each host reads its own variables
+        pytest.param(plain, plain, marks=pytest.mark.slow),
+        pytest.param(slurm, slurm, marks=pytest.mark.slow),
+        pytest.param(pod, pod, marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_on_each_host_a_task_or_a_pod_trains_together(
+    tmp_path: Path, first: Callable[[int], dict[str, str]], second: Callable[[int], dict[str, str]]
+) -> None:
     (tmp_path / "go").touch()
-    with scripts(tmp_path, "01", variables=[variables(0), variables(1)]) as started:
-        for host in started:
+    with scripts(tmp_path, "01", variables=[first(0), second(1)]) as started:
+        for number, host in enumerate(started):
             said = host.communicate(timeout=120)[1]
             assert host.returncode == 0, said
+            assert said.count("hoploom: rank ") == (number == 0)  # what it took, of rank 0 alone
     assert [(tmp_path / f"{rank}.sum").read_text() for rank in range(2)] == ["3", "3"]
 
 
