@@ -167,9 +167,10 @@ def test_killed_servers_are_replaced_and_asked_again_once_they_are_back(
             assert_same_batches(undisturbed, batches)
 
 
-def test_killed_servers_without_a_replica_are_named_in_time_and_leave_nothing(
-    servers: list[Server], path: Path, temporary: Path
+def test_killed_servers_without_a_replica_are_named_by_every_client_and_rank_and_leave_nothing(
+    servers: list[Server], path: Path, temporary: Path, tmp_path: Path
 ) -> None:
+    """Rank 0 kills them, while loops of this process are under way."""
     files, threads = set(path.rglob("*")), threading.active_count()
     with ExitStack() as stack:
         loops = []
@@ -177,14 +178,28 @@ def test_killed_servers_without_a_replica_are_named_in_time_and_leave_nothing(
             store = stack.enter_context(connect(mode, addresses_of(servers), path, timeout=SHORT))
             loops.append(iter(loader(store)))
             next(loops[-1])
-        for server in servers[1:]:
-            server.kill()
+        _kill_from_a_rank(servers, path, tmp_path)
         for loop in loops:
             with within(LONG), pytest.raises(PeerError, match=servers[1].address):
                 list(loop)
     assert set(path.rglob("*")) == files
     assert list(temporary.iterdir()) == []
     until(lambda: threading.active_count() <= threads)
+
+
+def _kill_from_a_rank(servers: list[Server], path: Path, folder: Path) -> None:
+    """All but the first, in the middle of an epoch of two ranks, which both end."""
+    victims = ",".join(str(server.process.pid) for server in servers[1:])
+    given = [",".join(addresses_of(servers)), str(path), victims, str(folder)]
+    with pytest.raises(PeerError, match=rf"^rank \d: no answer .* {servers[1].address} "):
+        hoploom.spawn(fault_workers.lose_a_server, 2, given, timeout=30)
+    ended = time.time()
+    assert ended - (folder / "killed").stat().st_mtime < LONG
+    for rank in range(2):
+        pid, batches = (folder / f"{rank}").read_text().split()
+        assert int(batches) >= 3
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 @slow  # test_serve_limits.py meets one behind a line that moves
@@ -201,22 +216,3 @@ def test_another_store_under_a_known_address_is_not_asked(path: Path, tmp_path: 
             ),  # met anew, or by a thread that asked already
         ):
             list(loop)
-
-
-# --- every rank ----------------------------------------------------------------------------------
-
-
-def test_every_rank_ends_when_a_server_without_a_replica_is_lost(
-    servers: list[Server], path: Path, tmp_path: Path
-) -> None:
-    victims = ",".join(str(server.process.pid) for server in servers[1:])
-    given = [",".join(addresses_of(servers)), str(path), victims, str(tmp_path)]
-    with pytest.raises(PeerError, match=rf"^rank \d: no answer .* {servers[1].address} "):
-        hoploom.spawn(fault_workers.lose_a_server, 2, given, timeout=30)
-    ended = time.time()
-    assert ended - (tmp_path / "killed").stat().st_mtime < LONG
-    for rank in range(2):
-        pid, batches = (tmp_path / f"{rank}").read_text().split()
-        assert int(batches) >= 3
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
