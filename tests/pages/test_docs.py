@@ -35,10 +35,14 @@ LANGUAGES = {"python", "bash", "text", "toml", "yaml"}
 FILE = re.compile(r"# ([\w-]+\.(?:toml|yml))\n")
 
 
-by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+# Each starts three or four servers, of which the quick tests of security, metrics and lost servers start as many.
+SLOW = {"security.md", "operations.md"}
 
 
-@by_name
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in SLOW else ()) for page in PAGES],
+)
 def test_every_example_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.certificates import TOKEN, certificates, mutual_client, mutual_server, server_pair, token_file, write
 
 from hoploom import ConfigError
+from hoploom.cli import main
 from hoploom.serve.security import (
     ClientSecurity,
     ServerSecurity,
@@ -196,3 +197,8 @@ def test_beyond_loopback_tls_with_proof_is_enough() -> None:
     assert "asks nobody for proof" in str(check_listen("10.0.0.1", tls))
     assert check_listen("10.0.0.1", ServerSecurity(TOKEN, *server_pair(made))) is None
     assert check_listen("10.0.0.1", mutual_server(made)) is None
+
+
+def test_the_command_refuses_to_listen_beyond_loopback(sound_stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(sound_stores / "ring"), "--listen", "0.0.0.0:0"]) == 2
+    assert "--listen 0.0.0.0 is reached from other hosts, and nothing protects it" in capsys.readouterr().err
