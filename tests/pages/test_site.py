@@ -48,7 +48,7 @@ TOO_WIDE = """() => {
 BROKEN_KEYS = """() => [...document.querySelectorAll(".md-content td code")]
   .filter(code => !/[\\s,]/.test(code.textContent) && code.textContent.length < 40 && code.getClientRects().length > 1)
   .map(code => code.textContent)"""
-CUT_OFF = """() => [...document.querySelectorAll(".md-content .language-python pre code")]
+CUT_OFF = """() => [...document.querySelectorAll(".md-content pre code")]
   .filter(code => code.scrollWidth > code.clientWidth)
   .map(code => code.textContent.split("\\n").reduce((a, b) => a.length > b.length ? a : b))"""
 LINKS = """() => [...document.querySelectorAll("a[href]")].map(link => link.href)"""
