@@ -50,7 +50,8 @@ def run(context: Context, path: Path, folder: Path, num_epochs: int) -> None:
         checkpoint=checkpoint,
     )
     checkpoint.restore("best", {"model": model})
-    out = hoploom.infer(model, store, folder / "predictions", context, inference=Inference(node_types=["paper"]))
+    inference = Inference(task=task, node_types=["paper"])
+    out = hoploom.infer(model, store, folder / "predictions", context, inference=inference)
     if context.is_main:
         report(store, out)
 

@@ -14,12 +14,13 @@ import hoploom
 from hoploom import PeerError
 from hoploom.inference import Inference, infer
 from hoploom.nn import GNN, Shape
-from hoploom.train import Context
+from hoploom.train import Context, NodeClassification
 from support.graphs import random_graph
 from support.stores import left_in
 
 SMALL = 2048  # bytes: slices of a few nodes
-EVERYTHING = Inference(columns=("embedding", "output", "prediction"), memory=SMALL)
+COLUMNS = ("embedding", "output", "prediction")
+EVERYTHING = Inference(task=NodeClassification(4), columns=COLUMNS, memory=SMALL)  # 4: outputs of the tests' models
 
 
 def graph_with_loops() -> Data:

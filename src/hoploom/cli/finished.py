@@ -16,7 +16,7 @@ from hoploom.train.evaluation import evaluate
 from hoploom.train.runs.finished import read_finished, trained_model
 from hoploom.train.runs.problem import eval_loader, goal_of
 from hoploom.train.runs.run import open_graph, with_placement
-from hoploom.train.runs.run_file import LINKS, RunFile
+from hoploom.train.runs.run_file import RunFile
 
 
 def evaluate_run(arguments: Arguments) -> int:
@@ -45,29 +45,28 @@ def infer_run(arguments: Arguments) -> int:
     """Write a row for every node."""
     run_file, checkpoint = read_finished(arguments.run, arguments.set, arguments.checkpoint)
     out: Path = arguments.out or run_file.output.folder / "nodes"
-    if run_file.task.kind == LINKS and arguments.columns == "embedding,prediction":
-        arguments.columns = "embedding"  # there are no classes
-    inference = Inference(
-        columns=arguments.columns.split(","),
-        node_types=None if arguments.node_types is None else arguments.node_types.split(","),
-        memory=arguments.memory,
-    )
-    _on_ranks(arguments, run_file, infer_rank, (checkpoint, str(out), inference, arguments.json))
+    options = {
+        "columns": None if arguments.columns is None else arguments.columns.split(","),
+        "node_types": None if arguments.node_types is None else arguments.node_types.split(","),
+        "memory": arguments.memory,
+    }
+    _on_ranks(arguments, run_file, infer_rank, (checkpoint, str(out), options, arguments.json))
     return 0
 
 
 def infer_rank(
-    context: Context, run_file: RunFile, checkpoint: str, out: str, inference: Inference, as_object: bool
+    context: Context, run_file: RunFile, checkpoint: str, out: str, options: dict[str, Any], as_object: bool
 ) -> None:
     """What every rank does."""
     goal = goal_of(run_file, open_graph(run_file, context))
+    inference = Inference(task=goal.task, **options)
     model = trained_model(run_file, goal, context, checkpoint)
     infer(model, goal.store, out, context, inference=inference)
     if context.is_main:
         print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
         if as_object:
             rows = {t.name: t.num_nodes for t in goal.store.schema.node_types if Path(out, t.name).exists()}
-            told = {"checkpoint": _path_of(run_file, checkpoint), "out": out, "columns": list(inference.columns)}
+            told = {"checkpoint": _path_of(run_file, checkpoint), "out": out, "columns": list(inference.written)}
             print(json.dumps({**told, "rows": rows}), flush=True)
 
 

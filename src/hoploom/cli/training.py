@@ -64,8 +64,8 @@ def _evaluate(arguments: Arguments) -> int:
 def _infer_arguments(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="where to write (default: RUN/nodes)")
-    text = "embedding, output, prediction (default: embedding,prediction)"
-    parser.add_argument("--columns", default="embedding,prediction", metavar="NAME,...", help=text)
+    text = "embedding, output, prediction (default: embedding,prediction; for links embedding,output)"
+    parser.add_argument("--columns", metavar="NAME,...", help=text)
     text = "the node types to write (default: all with outputs)"
     parser.add_argument("--node-types", metavar="NAME,...", help=text)
     text = "memory of each process besides the model (default: 256MiB)"

@@ -19,7 +19,7 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import SharedFolder
 from hoploom.inference.layered import ModelPlan, as_layered, plan_of
-from hoploom.inference.layerwise import LayerWise, Progress
+from hoploom.inference.layerwise import LayerWise, Predict, Progress
 from hoploom.inference.slices import Costs, Slices
 from hoploom.load.assemble import FEATURES
 from hoploom.ranks import environment
@@ -30,8 +30,10 @@ from hoploom.store import Store
 from hoploom.store.format import sync_folder
 from hoploom.train.evaluation import evaluating
 from hoploom.train.journal import bar
+from hoploom.train.tasks import NodeTask, Task
 
 Column = Literal["embedding", "output", "prediction"]
+PREDICTION: Column = "prediction"
 RESULT = "result"
 INTEGERS = frozenset(("uint8", "int8", "int16", "int32", "int64"))
 MEMORY = 256 << 20
@@ -44,24 +46,43 @@ class Inference:
     """What `infer` writes, and how much memory and disk it uses.
 
     Columns: "embedding" is the input of the last layer (of the linear head, if the model has one), "output" is what the
-    model returns, and "prediction" is the class with the largest output.
+    model returns, and "prediction" is what `task.predictions` makes of it: a class, a bool per label, or numbers.
     """
 
-    columns: Sequence[Column] = ("embedding", "prediction")
+    task: Task | None = None  # what the model has learned
+    columns: Sequence[Column] | None = None  # None: embedding and prediction; output where the task has no predictions
     node_types: Sequence[str] | None = None  # None: all that the model has outputs for
     id_field: str = ORIGINAL_ID  # the node field to write as `id`; types without it are written by their store ids
     memory: int = MEMORY  # bytes that a rank may use at once, besides the model
     scratch: str | Path | None = None  # a folder for the rows between layers; None: beside `out`
 
     def __post_init__(self) -> None:
-        known = get_args(Column)
-        columns = [self.columns] if isinstance(self.columns, str) else list(self.columns)
+        known, columns = get_args(Column), list(self.written)
         wrong = [name for name in columns if name not in known]
         if wrong or isinstance(self.columns, str) or not columns or len(set(columns)) != len(columns):
             raise ConfigError(f"columns is {self.columns!r}; give some of {list(known)} in a list, each once")
+        if PREDICTION in columns and self.task is None:
+            raise ConfigError(
+                "columns has 'prediction', but Inference has no task, which says what the model predicts; give one, "
+                "e.g. task=NodeClassification(4), or write 'output'"
+            )
+        if PREDICTION in columns and self.predict is None:
+            raise ConfigError(f"{type(self.task).__name__} has no prediction for a node; write the column 'output'")
         if isinstance(self.node_types, str):
             raise ConfigError(f"node_types is {self.node_types!r}; give a list of names: [{self.node_types!r}]")
         as_int("memory", self.memory, LEAST_MEMORY, f"give bytes, at least {LEAST_MEMORY}, e.g. 256 << 20")
+
+    @property
+    def predict(self) -> Predict | None:
+        """What makes predictions of outputs, where the task has any."""
+        return getattr(self.task, "predictions", None)
+
+    @property
+    def written(self) -> Sequence[Column]:
+        """The columns, also where none are named."""
+        if self.columns is not None:
+            return self.columns
+        return ("embedding", "output" if self.predict is None else PREDICTION)
 
 
 def infer(
@@ -75,7 +96,7 @@ def infer(
 ) -> Path:
     """Compute embeddings and predictions of all nodes and write them as Parquet, with a column `id`.
 
-    >>> infer(model, store, "papers.out", context, inference=Inference(columns=["output"]))
+    >>> infer(model, store, "papers.out", context, inference=Inference(task=NodeClassification(16)))
 
     The files are `out/<node type>/part-<rank>.parquet`. All ranks call, and `out` is a folder that all of them can see.
     `progress(done, total)` gets the number of rows that this rank has computed; by default, rank 0 shows a bar on a
@@ -88,7 +109,7 @@ def infer(
     if any(held.device.type != "cpu" for held in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).cpu()  # DDP does not bear being moved
     layered = as_layered(module)
-    embeds_only = set(inference.columns) == {"embedding"}
+    embeds_only = set(inference.written) == {"embedding"}
     with ExitStack() as stack:
         stack.enter_context(evaluating(module))
         plan = plan_of(layered, store.schema, inference.node_types, embeds_only=embeds_only)
@@ -98,7 +119,8 @@ def infer(
         rows = folder if scratch is None else stack.enter_context(SharedFolder(scratch, context))
         progress = progress or stack.enter_context(_bar(shown=context.is_main))
         work = LayerWise(layered, plan, _slices(store, plan, inference.memory), folder, rows.path, progress)
-        stack.enter_context(work).write(folder.path / RESULT, inference.columns, inference.id_field)
+        predict = inference.predict if PREDICTION in inference.written else None
+        stack.enter_context(work).write(folder.path / RESULT, inference.written, inference.id_field, predict)
         with folder.together(f"naming {target}"):
             if context.is_main:
                 _publish(folder.path / RESULT, target)
@@ -119,11 +141,11 @@ def _refuse_existing(target: Path) -> None:
 
 def _check(plan: ModelPlan, schema: Schema, inference: Inference) -> None:
     """What cannot be written as asked, before anything is computed."""
+    task = inference.task if PREDICTION in inference.written else None
     for name, width in plan.outputs.items():
-        if "prediction" in inference.columns and width < 2:
-            raise ConfigError(
-                f"the model has {width} output for {name!r}, so no largest one to predict; write columns=['output']"
-            )
+        if isinstance(task, NodeTask) and width != task.columns[0]:
+            wanted = f"{task.columns[0]} {task.columns[1]}"
+            raise ConfigError(f"the model has outputs [{width}] for {name!r}, the task {wanted}; give the model's task")
     having = [name for name in plan.ends if inference.id_field in schema.node_type(name).fields]
     if not having and inference.id_field != ORIGINAL_ID:
         raise ConfigError(f"no node type has the id_field {inference.id_field!r}; leave it out for the store's own ids")

@@ -23,6 +23,7 @@ from hoploom.store import Wanted
 from hoploom.store.format import node_file
 
 Progress = Callable[[int, int], None]  # rows done, of so many
+Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
 
 
 class LayerWise(Closing):
@@ -42,7 +43,7 @@ class LayerWise(Closing):
         passes = [*(name for name in plan.inputs if self._stored(name) is None), *_passes(plan)]
         self._done, self._total = 0, sum(len(some) for name in passes for some in self._own[name])
 
-    def write(self, result: Path, columns: Sequence[str], id_field: str) -> None:
+    def write(self, result: Path, columns: Sequence[str], id_field: str, predict: Predict | None) -> None:
         """All passes; the last one writes a file of this rank per node type, in folders below `result`."""
         self._count_degrees()
         x = self._prepare()
@@ -53,18 +54,25 @@ class LayerWise(Closing):
             self._write(result, columns, id_field, lambda some: {"embedding": x[some.node_type][some.span]})
             return
         with self._sources(num_between, x) as z:
-            self._write(result, columns, id_field, lambda some: self._finished(num_between, some, x, z))
+            self._write(result, columns, id_field, lambda some: self._finished(num_between, some, x, z), predict)
 
     def _write(
-        self, result: Path, columns: Sequence[str], id_field: str, give: Callable[[Slice], dict[str, Tensor]]
+        self,
+        result: Path,
+        columns: Sequence[str],
+        id_field: str,
+        give: Callable[[Slice], dict[str, Tensor]],
+        predict: Predict | None = None,
     ) -> None:
         with self._folder.together("writing"):
             for node_type in self._plan.ends:
                 path = result / folder_of(node_type) / f"part-{self._folder.context.rank:05d}.parquet"
                 ids = self._ids(Slice(node_type, 0, 0, None), id_field)
-                with ParquetFile(path, {"id": ids, **_like(self._plan, node_type, columns)}) as file:
+                with ParquetFile(path, {"id": ids, **_like(self._plan, node_type, columns, predict)}) as file:
                     for some in self._slices([node_type]):
                         found = give(some) | {"id": self._ids(some, id_field)}
+                        if predict is not None:
+                            found["prediction"] = predict(found["output"])
                         file.append({name: found[name] for name in ("id", *columns)})
                     file.finish()
 
@@ -172,7 +180,7 @@ class LayerWise(Closing):
         rows = self._computed(depth, x, z, some)[name] if name in self._plan.layers[depth].computed else before
         output = self._model.finish({name: rows})[name]
         embedding = rows if self._plan.has_head else before
-        return {"embedding": embedding, "output": output, "prediction": output.argmax(dim=1)}
+        return {"embedding": embedding, "output": output}
 
     def _ids(self, some: Slice, id_field: str) -> Tensor:
         if id_field not in self._schema.node_type(some.node_type).fields:
@@ -220,7 +228,7 @@ def _passes(plan: ModelPlan) -> Iterator[str]:
     yield from plan.ends
 
 
-def _like(plan: ModelPlan, node_type: str, columns: Sequence[str]) -> Columns:
+def _like(plan: ModelPlan, node_type: str, columns: Sequence[str], predict: Predict | None) -> Columns:
     """The columns of a type besides the ids, without rows."""
     embedding = plan.ends[node_type]
     if plan.outputs and not plan.has_head:
@@ -228,6 +236,7 @@ def _like(plan: ModelPlan, node_type: str, columns: Sequence[str]) -> Columns:
     like = {
         "embedding": torch.empty(0, embedding, dtype=plan.dtype),
         "output": torch.empty(0, plan.outputs.get(node_type, 0), dtype=plan.dtype),
-        "prediction": torch.empty(0, dtype=torch.int64),
     }
+    if predict is not None:
+        like["prediction"] = predict(like["output"])
     return {name: like[name] for name in columns}

@@ -209,6 +209,10 @@ class NodeClassification(NodeTask):
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(_full(outputs), targets, reduction="none")
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """The class of every node [n]."""
+        return outputs.argmax(dim=1)
+
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double().softmax(dim=-1)
 
@@ -242,6 +246,10 @@ class MultiLabel(NodeTask):
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _binary_losses(outputs, targets).mean(dim=1)
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Whether a node has each label [n, num_labels]."""
+        return outputs > 0
+
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double().sigmoid()
 
@@ -272,6 +280,10 @@ class NodeRegression(NodeTask):
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         errors = _full(outputs) - targets.to(_full(outputs).dtype)
         return (errors.square() if self.loss == "mse" else errors.abs()).mean(dim=1)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """The number of every node [n], or its numbers [n, num_targets]."""
+        return outputs[:, 0] if self.num_targets == 1 else outputs
 
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double()

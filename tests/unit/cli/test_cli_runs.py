@@ -74,7 +74,7 @@ def test_infer_writes_a_row_for_every_node(
     folder: Path, told: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(told["folder"])
-    assert main(["infer", str(run), "-o", str(folder / "out"), "--columns", "embedding,prediction"]) == 0
+    assert main(["infer", str(run), "-o", str(folder / "out")]) == 0
     assert capsys.readouterr().out == f"written to {folder / 'out'}\n"
     assert main(["infer", str(run), "-o", str(folder / "again"), "--columns", "embedding", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {

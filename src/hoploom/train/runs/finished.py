@@ -41,7 +41,7 @@ def load_run(
     """Load a run of `hoploom train` from its output folder: the model with its best weights, the graph, the settings.
 
     >>> run = hoploom.load_run("run")
-    >>> hoploom.infer(run.model, run.store, "predictions")
+    >>> hoploom.infer(run.model, run.store, "predictions", inference=Inference(task=run.task))
 
     `checkpoint` is "best" or "last"; by default, it is the best one, or the last if the run did not validate.
     `overrides` are `section.key=value`, such as `["store=moved.store"]`. With a context, all ranks call. Without one,
