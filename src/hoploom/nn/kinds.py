@@ -123,14 +123,15 @@ class Kind:
     has_root: bool = False  # a linear layer of its own for the destination
     any_relations: bool = True  # works between different node types
     any_aggr: bool = False  # aggregates as its shape says
+    has_heads: bool = False  # of attention
 
 
 KINDS: dict[str, Kind] = {
     "sage": Kind(_sage, any_aggr=True),
     "gcn": Kind(lambda ends, out, *_: GCNConv(ends[0], out), any_relations=False),
-    "gat": Kind(lambda ends, *rest: _gat(ends[0], *rest), any_relations=False),
+    "gat": Kind(lambda ends, *rest: _gat(ends[0], *rest), any_relations=False, has_heads=True),
     "gin": Kind(_gin),
     "rsage": Kind(_sage, any_aggr=True),
     "rgcn": Kind(partial(_sage, root_weight=False, bias=False), has_root=True, any_aggr=True),
-    "rgat": Kind(lambda *given: _gat(*given, add_self_loops=False), has_root=True),
+    "rgat": Kind(lambda *given: _gat(*given, add_self_loops=False), has_root=True, has_heads=True),
 }

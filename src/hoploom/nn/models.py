@@ -78,6 +78,8 @@ class GNN(nn.Module):
             raise ConfigError(f"model {kind!r} is for one node type and relation; use 'r{kind}'")
         if shape.aggr != "mean" and not KINDS[kind].any_aggr:
             raise ConfigError(f"model {kind!r} has an aggregation of its own; leave aggr={shape.aggr!r} out")
+        if shape.heads != 1 and not KINDS[kind].has_heads:
+            raise ConfigError(f"model {kind!r} has no attention heads; leave heads={shape.heads} out")
         self.schema, self.shape = schema, shape
         self.types = _types_by_layer(schema, shape, out_types)
         self.embeddings = nn.ModuleDict()

@@ -324,6 +324,9 @@ def test_mixed_precision_runs_forward_and_backward() -> None:
         (lambda: heterogeneous("sagee", books()), "choose one of"),
         (lambda: heterogeneous("gin", books()), "residual=True"),
         (lambda: homogeneous("gat", heads=5), "does not divide by heads"),
+        (lambda: homogeneous("sage", heads=4), "'sage' has no attention heads; leave heads=4 out"),
+        (lambda: homogeneous("gcn", heads=4), "'gcn' has no attention heads; leave heads=4 out"),
+        (lambda: heterogeneous("rgcn", books(), heads=4), "'rgcn' has no attention heads; leave heads=4 out"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(make: Callable[[], Any], message: str) -> None:

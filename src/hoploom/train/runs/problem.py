@@ -21,7 +21,7 @@ from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
-from hoploom.nn import GNN, Shape
+from hoploom.nn import GNN, KINDS, Shape
 from hoploom.ranks.context import Context, unwrap
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
@@ -233,7 +233,7 @@ def model_of(run_file: RunFile, goal: Goal) -> nn.Module:
         num_layers=len(run_file.loader.fanouts),
         out=goal.num_outputs,
         dropout=section.dropout,
-        heads=section.heads,
+        heads=section.heads if KINDS[section.name].has_heads else 1,
         norm=section.norm,
         residual=section.residual,
     )
