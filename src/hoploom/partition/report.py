@@ -99,10 +99,16 @@ class PartitionReport:
     def _repr_html_(self) -> str:
         """The table that a notebook shows."""
         columns, *rows = self._rows()
+        return html.table(self._title(), columns, rows)
+
+    def __repr__(self) -> str:
+        return f"<PartitionReport: {self._title()}>"
+
+    def _title(self) -> str:
         title = f"{len(self.parts)} parts, edges from another part: {_percent(self.edge_cut)}"
         if self.remote_share is not None:
             title += f", rows of a batch from another part: {_percent(self.remote_share)}"
-        return html.table(title, columns, rows)
+        return title
 
     def _rows(self) -> list[list[str]]:
         """The names of the columns, and a row for every part."""

@@ -153,12 +153,17 @@ class ScalePlan:
             ("trainers", "", as_bytes(self.private - self.cached)),
             ("together", as_bytes(self.disk), as_bytes(self.wanted)),
         ]
+        return html.table(self._title(), ["a host", "disk", "memory"], rows)
+
+    def __repr__(self) -> str:
+        return f"<ScalePlan: {self._title()}>"
+
+    def _title(self) -> str:
         asked, times = self.question, self.times
         graph = (
             f"{as_count(asked.nodes)} nodes, {as_count(asked.edges)} edges, hosts: {asked.hosts}, ranks: {asked.ranks}"
         )
-        title = f"{graph}; a step takes {as_seconds(times.total)}, bound by {times.bottleneck}"
-        return html.table(title, ["a host", "disk", "memory"], rows)
+        return f"{graph}; a step takes {as_seconds(times.total)}, bound by {times.bottleneck}"
 
     def as_dict(self) -> dict[str, object]:
         """All of it for programs: bytes, seconds and counts."""
