@@ -149,6 +149,12 @@ def test_what_is_missing_is_named_with_the_file() -> None:
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run.toml does not exist; `hoploom init .*run.toml` writes one"):
         read_run_file(tmp_path / "run.toml")
+    (tmp_path / "graph.store").mkdir()
+    (tmp_path / "graph.store" / "store.json").touch()
+    with pytest.raises(
+        ConfigError, match=r"is a store; .* run\.toml that `hoploom init --store .*graph\.store` writes"
+    ):
+        read_run_file(tmp_path / "graph.store")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read_run_file(tmp_path)
     (tmp_path / "run.toml").write_bytes(b'store = "s"\n# caf\xe9\n')

@@ -15,6 +15,7 @@ from hoploom.config.rules import default_of, key_of, key_table, keys_in, problem
 from hoploom.config.values import as_toml
 from hoploom.errors import ConfigError
 from hoploom.ranks import environment
+from hoploom.store.format import STORE_FILE
 from hoploom.train.loggers import check_loggers
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS, RunFile
 
@@ -28,6 +29,8 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
 
     Relative paths are relative to the file, those of overrides to the current directory.
     """
+    if Path(path, STORE_FILE).is_file():
+        raise ConfigError(f"{path} is a store; train on it with the run.toml that `hoploom init --store {path}` writes")
     absent = f"`hoploom init {path}` writes one to start from"
     return _run_file(read_document(path, HEADINGS, absent=absent, overrides=overrides))
 
