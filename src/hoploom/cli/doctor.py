@@ -65,8 +65,11 @@ def checks() -> Iterator[Check]:
 
 def _packages() -> Iterator[Check]:
     """What hoploom's own metadata asks for: a missing one is wrong, one of an extra is a note."""
-    from packaging.requirements import Requirement  # of torchmetrics
-
+    try:
+        from packaging.requirements import Requirement  # of torchmetrics
+    except ImportError:
+        yield Check("packaging", "wrong", "not installed, so the packages cannot be checked", "pip install packaging")
+        return
     try:
         yield Check("hoploom", "ok", metadata.version("hoploom"))
         wanted = [Requirement(text) for text in metadata.requires("hoploom") or ()]
@@ -107,8 +110,8 @@ def _core() -> Check:
     if found is None or found.origin is None:
         return Check("core", "wrong", "the compiled part of Hoploom is missing", way_out)
     try:
-        import_module("hoploom.ops")
-    except ImportError as error:
+        import_module("hoploom._core")
+    except (ImportError, OSError) as error:
         return Check("core", "wrong", f"{Path(found.origin).name} cannot be loaded: {error}", way_out)
     return Check("core", "ok", Path(found.origin).name)
 
@@ -153,12 +156,12 @@ def _shared_memory() -> Check:
 def _io_uring() -> Check:
     number = SETUP.get(platform.machine())
     if number is None or sys.platform != "linux":
-        return Check("io_uring", "note", "not on this system; files are read through mapped memory")
+        return Check("io_uring", "note", "not on this system, and not used yet")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall(number, 0, None)
     if ctypes.get_errno() in (22, 14):  # EINVAL, EFAULT: it looked at what it was given
-        return Check("io_uring", "ok", "allowed")
-    found = f"not allowed ({os.strerror(ctypes.get_errno())}); files are read through mapped memory"
+        return Check("io_uring", "ok", "allowed; not used yet")
+    found = f"not allowed ({os.strerror(ctypes.get_errno())}), and not used yet"
     return Check("io_uring", "note", found)
 
 

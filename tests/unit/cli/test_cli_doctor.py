@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +43,7 @@ def refuse(*_: Any, **__: Any) -> NoReturn:
         ((doctor, "LEAST_SHARED", 1e18), doctor._shared_memory, "--shm-size=1g"),
         ((doctor, "find_spec", lambda name: None), doctor._core, "--force-reinstall"),
         ((doctor, "import_module", lambda name: __import__("no_such_module")), doctor._core, "--force-reinstall"),
+        ((doctor, "import_module", refuse), doctor._core, "--force-reinstall"),
     ],
 )
 def test_what_is_wrong_is_told_with_what_to_type(
@@ -51,6 +53,14 @@ def test_what_is_wrong_is_told_with_what_to_type(
     check = look()
     assert check.status == "wrong"
     assert fix in check.fix
+
+
+def test_what_cannot_be_imported_is_one_line_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, look in (("torch", doctor._gpus), ("packaging.requirements", doctor._packages)):
+        monkeypatch.setitem(sys.modules, name, None)
+        (check,) = look()
+        assert check.status == "wrong"
+        assert check.fix.endswith(name.partition(".")[0])
 
 
 @pytest.mark.parametrize(
