@@ -118,7 +118,7 @@ class Document:
         for name in unknown if not path else ():
             if name in SECTION_OF and not self.where.get(name, SET).startswith(SET):
                 kind, command = SECTION_OF[name]
-                raise self.problem("", f"this is a {kind}, as it has the section [{name}]; use `{command}` with it")
+                raise self.problem("", f"this is a {kind}, as it has {name!r}; use `{command}` with it")
         for name in unknown:
             inside = f" in [{full_name(path)}]" if path else ""
             message = f"unknown key {as_key(name)}{inside}; did you mean {self._nearest(name, known)}?"
