@@ -9,6 +9,8 @@ from hoploom import scale
 from hoploom.cli.command import Arguments, Command, add_option, check_writable, read_positive
 from hoploom.errors import ConfigError
 
+OF_STORE, OF_MACHINE = ("fanouts", "batch_size", "seeds", "workers"), ("out", "dir")  # options of `bench`
+
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     for field in fields(scale.Question):
@@ -44,31 +46,35 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         "store", type=Path, nargs="?", help="measure batches of this store; without STORE, measure the machine"
     )
     for flag, metavar, text in (
-        ("--fanouts", "X,Y", "fanouts to compare (default: 15,10)"),
-        ("--batch-size", "N", "sizes to compare (default: 1024)"),
+        ("--fanouts", "X,Y", "fanouts to measure; give it again to compare (default: 15,10)"),
+        ("--batch-size", "N", "seeds of a batch; give it again to compare (default: 1024)"),
     ):
-        parser.add_argument(flag, nargs="+", action="extend", default=[], metavar=metavar, help=f"with STORE: {text}")
+        parser.add_argument(flag, action="append", metavar=metavar, help=f"with STORE: {text}")
     parser.add_argument("--seeds", metavar="SPLIT", help="with STORE: the split of the seeds (default: train)")
     text = "with STORE: threads that make batches (default: 2)"
-    add_option(parser, "--workers", read_positive, default="2", metavar="N", help=text)
+    add_option(parser, "--workers", read_positive, metavar="N", help=text)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="write the measured rates to this file, for `hoploom plan --constants FILE`",
+        help="without STORE: write the measured rates to this file, for `hoploom plan --constants FILE`",
     )
     parser.add_argument(
         "--dir",
         type=Path,
-        help="a folder on the disk where you will keep stores (default: the system's temporary folder)",
+        help="without STORE: a folder on the disk where you will keep stores (default: the system's temporary folder)",
     )
 
 
 def _bench(arguments: Arguments) -> int:
+    without_use = OF_MACHINE if arguments.store is not None else OF_STORE
+    wrong = [f"--{name.replace('_', '-')}" for name in without_use if getattr(arguments, name) is not None]
+    if wrong and arguments.store is not None:
+        raise ConfigError(f"{wrong[0]} is for measuring this machine; leave it out, or leave out {arguments.store}")
+    if wrong:
+        raise ConfigError(f"{wrong[0]} is for the batches of a store; name it: hoploom bench STORE")
     if arguments.store is not None:
         return _bench_store(arguments)
-    if arguments.fanouts or arguments.batch_size:
-        raise ConfigError("--fanouts and --batch-size are for the batches of a store; name it: hoploom bench STORE")
     from hoploom.scale.measure import measure
 
     check_writable("--out", arguments.out)  # said before anything is measured
@@ -83,7 +89,7 @@ def _bench_store(arguments: Arguments) -> int:
     from hoploom.cli.benching import cost_table
 
     fanouts, sizes = arguments.fanouts or ["15,10"], arguments.batch_size or ["1024"]
-    print(cost_table(arguments.store, fanouts, sizes, arguments.seeds, arguments.workers))
+    print(cost_table(arguments.store, fanouts, sizes, arguments.seeds, arguments.workers or 2))
     return 0
 
 

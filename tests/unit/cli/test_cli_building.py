@@ -154,21 +154,25 @@ def test_bench_says_before_measuring_what_it_cannot_write(
 
 
 def test_bench_of_a_store_has_a_row_for_each_choice(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", str(ring), "--fanouts", "1,1", "1", "--batch-size", "5", "20"]) == 0
+    sizes = ["--batch-size", "5", "--batch-size", "20"]
+    assert main(["bench", str(ring), "--fanouts", "1,1", "--fanouts", "-1", *sizes]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["fanouts", "batch", "size", "nodes", "edges", "MB", "ms", "seeds/s"]
     assert [row.split()[:4] for row in rows] == [  # a seed v brings v + 1, and that one v + 2
         ["1,1", "5", "15", "10"],
         ["1,1", "20", "60", "40"],
-        ["1", "5", "10", "5"],
-        ["1", "20", "40", "20"],
+        ["-1", "5", "10", "5"],
+        ["-1", "20", "40", "20"],
     ]
 
 
 def test_bench_refuses_choices_without_a_store_and_a_store_without_seeds(
     ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "are for the batches of a store; name it" in refusal(["bench", "--fanouts", "5"], capsys)
+    for option in ("--fanouts", "--batch-size", "--seeds", "--workers"):
+        assert f"{option} is for the batches of a store; name it" in refusal(["bench", option, "5"], capsys)
+    for option in ("--out", "--dir"):
+        assert f"{option} is for measuring this machine" in refusal(["bench", option, tmp_path / "c", ring], capsys)
     assert "--batch-size is '0.5'" in refusal(["bench", ring, "--batch-size", "0.5"], capsys)
     assert "no split to take seeds from" in refusal(["bench", ring, "--seeds", "none"], capsys)
 
