@@ -68,6 +68,7 @@ def write_run(folder: Path, num_steps: int = 30, **changes: Any) -> Path:
     """A finished run of one rank; `changes` are other contents for its files, None for none: steps=[...], recipe=..."""
     epochs = range(1, num_steps // STEPS_PER_EPOCH + 1)
     result = {"stopped": "done", "monitor": "accuracy", "best": 1 - 1 / (len(epochs) + 1), "test": {"accuracy": 0.7}}
+    result["best_epoch"] = len(epochs)
     files: dict[str, Any] = {
         "steps": [step_line(step) for step in range(1, num_steps + 1)],
         "epochs": [epoch_line(epoch) for epoch in epochs],

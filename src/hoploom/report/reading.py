@@ -1,7 +1,7 @@
 """The folder of a run, read as far as it is written: while the run goes on, after it ended, or was killed.
 
-A file is read on from where the last reading stopped. What an older version did not write, or a crash cut short, is
-missing here and said on the page; it is no error.
+A file is read on from where the last reading stopped. What a crash cut short is missing here and said on the page; it
+is no error.
 """
 
 import json
@@ -24,15 +24,14 @@ STEPS = "steps-rank{}.jsonl"
 COLUMNS = ("step", "loss", "seeds", "seconds", "wait_seconds", "learning_rate")
 ALIVE = 120.0  # seconds without a new line, from which the page says so
 NOT_FINITE = float("nan")
-RENAMED = {"loss": "val_loss"}  # in metrics.jsonl, since older versions
 Line = dict[str, Any]
 
 
 class JsonLines:
-    """The lines of a file that may grow: those that are whole, and JSON objects."""
+    """The lines of a file that may grow: those that are whole, and JSON objects with the number of a step."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._offset, self._last = path, 0, b""
+    def __init__(self, path: Path, *, has_steps: bool = True) -> None:
+        self.path, self._has_steps, self._offset, self._last = path, has_steps, 0, b""
         self.num_broken, self.is_torn = 0, False
 
     def new(self) -> Iterator[Line]:
@@ -49,7 +48,7 @@ class JsonLines:
                         content = json.loads(line)
                     except ValueError:
                         content = None
-                    if isinstance(content, dict):
+                    if isinstance(content, dict) and (not self._has_steps or isinstance(content.get("step"), int)):
                         yield content
                     else:
                         self.num_broken += 1
@@ -92,9 +91,8 @@ class RunReader:
         self.refresh()
 
     def _begin(self) -> None:
-        self._steps, self._epochs, self._events = (
-            JsonLines(self.folder / name) for name in (STEPS.format(0), EPOCHS, EVENTS)
-        )
+        self._steps, self._epochs = (JsonLines(self.folder / name) for name in (STEPS.format(0), EPOCHS))
+        self._events = JsonLines(self.folder / EVENTS, has_steps=False)
         self._times: dict[int, JsonLines] = {}
         self.columns = {name: array("d") for name in COLUMNS}
         self.epochs: list[Line] = []
@@ -210,12 +208,6 @@ class RunReader:
         first = self.starts[changes[-1]].get("step", 0)
         kept = {rank: [line for line in lines if line.get("step", 0) > first] for rank, lines in self.times.items()}
         return {rank: lines for rank, lines in kept.items() if lines and rank < counts[-1]}
-
-    def numbered_epochs(self) -> Iterator[tuple[int, Line]]:
-        """Epochs counted from 1, with the loss of the validation by its present name."""
-        first = self.epochs[0].get("epoch", 1) if self.epochs else 1
-        for line in self.epochs:
-            yield line.get("epoch", 0) + (first == 0), {RENAMED.get(name, name): value for name, value in line.items()}
 
 
 Labelled: TypeAlias = Sequence[tuple[str, RunReader]]  # runs with the names they are shown by

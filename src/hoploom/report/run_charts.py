@@ -14,7 +14,7 @@ def run_charts(runs: Labelled) -> list[Figure]:
     losses = [_thinned("training", number, run, "loss", runs) for number, (_, run) in enumerate(runs)]
     losses += _validations("val_loss", "validation", runs)
     found = [Figure("loss", "Loss", losses, note=_thinning(losses))]
-    names = [name for _, run in runs for _, line in run.numbered_epochs() for name in line if "/" not in name]
+    names = [name for _, run in runs for line in run.epochs for name in line if "/" not in name]
     monitors = [str(run.result.get("monitor")) for _, run in runs]
     metrics = dict.fromkeys([name for name in monitors if name in names] + names)
     for name in metrics:
@@ -57,7 +57,7 @@ def _speed(number: int, run: RunReader, runs: Labelled) -> Curve:
 def _validations(name: str, what: str, runs: Labelled) -> list[Curve]:
     curves = []
     for number, (_, run) in enumerate(runs):
-        values = [(line.get("step", 0), line[name]) for _, line in run.numbered_epochs() if name in line]
+        values = [(line["step"], line[name]) for line in run.epochs if name in line]
         if values:
             points = thinned([step for step, _ in values], [_number(value) for _, value in values])
             curves.append(Curve(_label(what, number, runs), number, points["x"], points["y"], is_dotted=True))

@@ -52,7 +52,7 @@ def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dic
         if steps and seconds.get("step"):
             parts = {part: seconds[part] / steps for part in PARTS if part in seconds}
             found.append(parts | {"rest": max(0.0, seconds["step"] / steps - sum(parts.values()))})
-    if not found and run.num_steps:  # of a version that wrote no more
+    if not found and run.num_steps:
         spent, waited = (float(np.nansum(run.columns[name])) / run.num_steps for name in ("seconds", "wait_seconds"))
         if spent:
             found.append({"wait": waited, "rest": spent - waited})

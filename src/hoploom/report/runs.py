@@ -22,7 +22,6 @@ STATES: Mapping[str, tuple[str, State]] = {
 }
 WAITS = 0.2  # share of a step from which waiting for batches is worth a word
 SETTLED = 100  # steps: of fewer, most wait for the first batches of an epoch
-NO_VALIDATION = "There is no validation: give task.val, or train for a whole epoch."
 
 
 def run_page(runs: Sequence[RunReader]) -> Page:
@@ -89,8 +88,6 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
     monitor, best = str(result.get("monitor", "")), result.get("best")
     if isinstance(best, int | float):
         epoch = result.get("best_epoch")
-        if epoch is None:  # of a version that did not write it
-            epoch = next((epoch for epoch, line in run.numbered_epochs() if line.get(monitor) == best), None)
         shown.append((f"best {monitor}", f"{best:.4f}", "" if epoch is None else f"validation, epoch {epoch:.0f}"))
     elif run.epochs and (so_far := _best_so_far(run)):
         shown.append(so_far)
@@ -117,7 +114,7 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
 def _best_so_far(run: RunReader) -> tuple[str, str, str] | None:
     """The best value yet of the metric that decides which checkpoint is the best."""
     name, mode = (run.starts[-1].get("monitor") if run.starts else None) or ("", "")
-    known = [(line[name], epoch) for epoch, line in run.numbered_epochs() if isinstance(line.get(name), int | float)]
+    known = [(line[name], line.get("epoch")) for line in run.epochs if isinstance(line.get(name), int | float)]
     if not known:
         return None
     value, epoch = min(known) if mode == "min" else max(known, key=lambda found: found[0])
@@ -151,20 +148,22 @@ def _warnings(run: RunReader) -> Iterator[str]:
         )
     if run.state == "asked":
         yield "It was interrupted. Continue it with `hoploom train ... --resume`."
+    goes_on = run.state in ("running", "silent")
     if not run.num_steps:
-        yield "No step is written down yet."
+        yield "No step is written down yet." if goes_on else "It ended before its first step."
     bad = np.asarray(run.columns["step"])[np.isnan(run.columns["loss"])]
     if len(bad):
         yield f"The loss of {len(bad):,} steps is not a number, first at step {bad[0]:,.0f}: see the gaps."
-    if run.num_steps and not any(set(line) - {"step", "epoch", "train_loss"} for line in run.epochs):
-        goes_on = run.state in ("running", "silent")
+    if goes_on and run.num_steps and not any(set(line) - {"step", "epoch", "train_loss"} for line in run.epochs):
         yield (
-            "There is no validation yet: give task.val, or wait for the end of an epoch." if goes_on else NO_VALIDATION
+            "There is no validation yet: wait for the end of an epoch, or give task.val "
+            "(in a loop of your own: validate=)."
         )
     if run.num_broken:
-        yield f"{run.num_broken} lines of its files are cut short or damaged, and are left out."
+        lines = "1 line" if run.num_broken == 1 else f"{run.num_broken} lines"
+        yield f"Left out: {lines} of its files that a crash cut short or damaged."
     if run.num_steps and not run.starts:
-        yield "It was written by an older version of Hoploom, or by a loop of your own: some of this page is missing."
+        yield "Its folder has no events.jsonl that says when and where it began: some of this page is missing."
     counts = [len(start.get("machines", ())) for start in run.starts] or [0]
     for before, after, start in zip(counts, counts[1:], run.starts[1:], strict=False):
         if before != after:

@@ -12,7 +12,8 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,16 +155,34 @@ class _Server(http.server.ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        request.settimeout(REQUEST_SECONDS)
-        if self._tls is not None:
-            request = self._tls.wrap_socket(request, server_side=True)
-        super().finish_request(request, client_address)
+        request.settimeout(REQUEST_SECONDS)  # of one read or write
+        with request.dup() as line, _read_for(REQUEST_SECONDS, line):
+            if self._tls is not None:
+                request = self._tls.wrap_socket(request, server_side=True)
+            super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A line on stderr; none where a browser went away, which is no error of ours."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
             print(f"hoploom: the page could not be made: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _read_for(seconds: float, line: socket.socket) -> Iterator[None]:
+    """Within: what a client has not sent by then is not read any more, however little at a time it sends."""
+
+    def end() -> None:
+        with suppress(OSError):  # it is gone already
+            line.shutdown(socket.SHUT_RD)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

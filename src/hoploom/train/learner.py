@@ -92,7 +92,6 @@ class Standing:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in asdict(self):
             setattr(self, name, state[name])
-        self.history = [line | {"epoch": number} for number, line in enumerate(self.history, 1)]  # from 0 in old runs
 
     def is_over(self, training: Training) -> Ending | None:
         """Why there is no next step, if there is none."""

@@ -67,10 +67,12 @@ def test_a_run_that_waits_for_its_batches_is_told_once_it_has_settled(tmp_path: 
 
 def test_what_runs_of_one_step_or_none_and_without_validation_lack_is_said(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", 1, result=None, times=[times_line(1)])
-    assert "There is no validation: give task.val, or train for a whole epoch." in shown(one)
-    (one / "events.jsonl").unlink()
-    assert "There is no validation yet" in shown(one)  # it may go on
-    none = write_run(tmp_path / "none", 0, result=None, events=None)
+    assert "validation yet" not in shown(one)  # it has ended
+    none = write_run(tmp_path / "none", 0, result=None)
+    assert "It ended before its first step." in shown(none)
+    for run in (one, none):
+        (run / "events.jsonl").unlink()
+    assert "There is no validation yet" in shown(one)
     assert "No step is written down yet." in shown(none)
 
 
@@ -80,7 +82,7 @@ def test_a_killed_run_with_a_torn_line_says_so(tmp_path: Path) -> None:
         file.write('{"step": 13, "lo')
     run = RunReader(folder)
     assert (run.num_steps, run.state) == (12, "running")
-    assert "1 lines of its files are cut short" in shown(folder)
+    assert "Left out: 1 line of its files" in shown(folder)
     long_ago = run.written_at - 1e6
     for path in folder.iterdir():
         os.utime(path, (long_ago, long_ago))
@@ -91,9 +93,13 @@ def test_a_killed_run_with_a_torn_line_says_so(tmp_path: Path) -> None:
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     lines = (folder / "steps-rank0.jsonl").read_text().splitlines()
-    (folder / "steps-rank0.jsonl").write_text("\n".join([*lines[:5], "[3]", "nonsense", *lines[5:], ""]))
+    (folder / "steps-rank0.jsonl").write_text("\n".join([*lines[:5], "[3]", "nonsense", "{}", *lines[5:], ""]))
+    for name in ("times-rank0.jsonl", "metrics.jsonl"):
+        with (folder / name).open("a") as file:
+            file.write("{}\n")
     run = RunReader(folder)
-    assert (run.num_steps, run.num_broken) == (30, 2)
+    assert (run.num_steps, run.num_broken) == (30, 5)
+    assert "Left out: 5 lines of its files" in shown(folder)
 
 
 def test_a_resumed_and_a_failed_run_say_so(tmp_path: Path) -> None:
@@ -115,14 +121,9 @@ def test_losses_that_are_not_finite_are_gaps_and_said(tmp_path: Path) -> None:
     assert page.charts[0].curves[0].y[2:6] == [1.0, None, None, 1.0]
 
 
-def test_a_run_of_an_older_version_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
-    old = {"epoch": 0, "loss": 0.9, "val_loss": None}
-    epochs = [{k: v for k, v in (epoch_line(n) | old | {"epoch": n - 1}).items() if v is not None} for n in (1, 2, 3)]
-    page = run_page([RunReader(write_run(tmp_path, epochs=epochs, times=None, events=None))])
-    text = page.markup()
-    assert "older version of Hoploom" in text
-    assert "validation, epoch 3" in text
-    assert [curve.label for curve in page.charts[0].curves] == ["training", "validation"]
+def test_a_folder_without_times_and_events_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    text = shown(write_run(tmp_path, times=None, events=None))
+    assert "has no events.jsonl" in text
     assert "1.00 ms" in text  # the wait; all else is one part
     assert "19.00 ms" in text
 

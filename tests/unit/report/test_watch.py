@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,22 @@ def test_a_folder_that_is_gone_and_other_faults_are_told(
     assert get(live.url)[0] == 500
     live.close()
     assert "ValueError: a fault of ours" in capfd.readouterr().err
+
+
+def test_a_request_that_comes_a_byte_at_a_time_has_a_deadline(live: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hoploom.report.watch.REQUEST_SECONDS", 0.3)  # each byte comes long before that
+    parts = urlsplit(live.url)
+
+    def is_ended(client: socket.socket) -> bool:
+        try:
+            client.recv(1)  # an error as the answer, or the end
+        except TimeoutError:
+            return False
+        return True
+
+    with socket.create_connection((str(parts.hostname), parts.port), timeout=0.02) as client:
+        assert any(client.send(b"G") and is_ended(client) for _ in range(300))
+    assert get(live.url)[0] == 200
 
 
 def test_a_port_is_free_again_at_once(folder: Path) -> None:

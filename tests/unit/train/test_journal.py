@@ -9,7 +9,6 @@ import pty
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +19,7 @@ from tqdm.auto import tqdm
 from hoploom import StoreError
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal, Progress
-from hoploom.train.learner import Learner, Standing, Training
+from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
 from hoploom.train.step import StepReport
 
@@ -96,17 +95,6 @@ def test_an_epoch_whose_validation_is_done_again_has_one_line(tmp_path: Path) ->
         learner = learner_of()
         checkpoint.restore("last", learner.parts())
         assert [line["epoch"] for line in lines(tmp_path / "metrics.jsonl")] == ([1] if fault else [1, 2])
-
-
-def test_a_folder_whose_epochs_count_from_0_can_be_continued(tmp_path: Path) -> None:
-    """As those of Hoploom 0.1 do."""
-    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {4 * n}, "epoch": {n - 1}}}\n' for n in (1, 2, 3)))
-    with Journal(tmp_path, alone(), loggers=[]) as journal:
-        journal.rewind(9, 2)
-    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [4, 8]
-    standing = Standing()
-    standing.load_state_dict(asdict(Standing(epoch=2, history=[{"epoch": 0}, {"epoch": 1}])))
-    assert standing.history == [{"epoch": 1}, {"epoch": 2}]
 
 
 def test_the_journals_of_ranks_that_are_no_more_are_rewound_too(tmp_path: Path) -> None:
