@@ -9,6 +9,7 @@ from hoploom.cli.command import Arguments, say
 from hoploom.cli.running import device_of, num_processes_of
 from hoploom.errors import ConfigError
 from hoploom.inference.infer import Inference, infer
+from hoploom.inference.layerwise import folder_of
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
 from hoploom.ranks.spawn import spawn
@@ -65,7 +66,7 @@ def infer_rank(
     if context.is_main:
         print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
         if as_object:
-            rows = {t.name: t.num_nodes for t in goal.store.schema.node_types if Path(out, t.name).exists()}
+            rows = {t.name: t.num_nodes for t in goal.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
             told = {"checkpoint": _path_of(run_file, checkpoint), "out": out, "columns": list(inference.written)}
             print(json.dumps({**told, "rows": rows}), flush=True)
 
