@@ -142,12 +142,14 @@ NO_HOOK = dict.fromkeys(HOOKS, "sample_frontier is a function, which cannot go t
 THREADS = {"num_workers": 2}
 THREE = ("uniform", "blocks", "links, binary")
 A_FEW = ("uniform", "node times", "blocks", "links, binary", "heterogeneous uniform")
-SAMPLED_THERE = (  # one of each kind
+ONE_OF_EACH = (  # kind of sampling
     *("uniform", "all", "replace", "node times", "edge times", "disjoint", "induced", "blocks", "blocks, disjoint"),
     *("repeated seeds", "links, binary", "aggregated", "degrees", *HOOKS, "heterogeneous uniform"),
     *("heterogeneous blocks",),
 )
 
+# In the quick suite every case meets threads, a restored loader, parts, disks, remote shards, a cache, look-ahead and
+# servers once; what combines two of them meets one case of each kind.
 PLACEMENTS: dict[str, Placement] = {
     "one thread": Placement(lambda case, site: (case.store, {"num_workers": 1}), made_by.this_process),
     "four threads": Placement(lambda case, site: (case.store, {"num_workers": 4}), made_by.this_process),
@@ -160,15 +162,20 @@ PLACEMENTS: dict[str, Placement] = {
     "remote parts": Placement(lambda case, site: (_remote(case), THREADS), made_by.remote_shards, missing=NO_DEGREES),
     "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards),
     "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), made_by.a_cache, missing=NO_DEGREES),
-    "cache of all": Placement(lambda case, site: (_cached(case, 1.0), {}), made_by.a_cache, missing=NO_DEGREES),
+    "cache of all": Placement(
+        lambda case, site: (_cached(case, 1.0), {}), made_by.a_cache, quick=ONE_OF_EACH, missing=NO_DEGREES
+    ),
     "look-ahead": Placement(
         lambda case, site: (_remote(case, rows_alone=True), {"look_ahead": 3, **THREADS}), made_by.look_ahead, restored
     ),
     "look-ahead over a cache": Placement(
-        lambda case, site: (_cached(case, 0.3), {"look_ahead": 2}), made_by.look_ahead_over_a_cache, missing=NO_DEGREES
+        lambda case, site: (_cached(case, 0.3), {"look_ahead": 2}),
+        made_by.look_ahead_over_a_cache,
+        quick=ONE_OF_EACH,
+        missing=NO_DEGREES,
     ),
     "served batches": Placement(_served, made_by.servers, missing=NO_HOOK),
-    "served batches, restored": Placement(_served, made_by.servers, restored, missing=NO_HOOK),
+    "served batches, restored": Placement(_served, made_by.servers, restored, quick=ONE_OF_EACH, missing=NO_HOOK),
     "served batches, picked in pieces": Placement(_in_pieces, made_by.servers, missing=NO_HOOK),
     "servers": Placement(
         lambda case, site: (site.connected(case, made="here"), THREADS), made_by.look_ahead, missing=NO_DEGREES
@@ -176,17 +183,18 @@ PLACEMENTS: dict[str, Placement] = {
     "servers, own part": Placement(
         lambda case, site: (site.beside(case, topology="parted", look_ahead=1), THREADS),
         made_by.this_process,
+        quick=ONE_OF_EACH,
         missing=NO_DEGREES,
     ),
     "servers, own topology": Placement(
-        lambda case, site: (site.beside(case, topology="local", look_ahead=3), THREADS), made_by.look_ahead
+        lambda case, site: (site.beside(case, topology="local", look_ahead=3), THREADS),
+        made_by.look_ahead,
+        quick=ONE_OF_EACH,
     ),
     "servers and replicas make batches": Placement(
         lambda case, site: (site.connected(case), {}), made_by.servers, missing=NO_HOOK
     ),
-    "device": Placement(
-        lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=SAMPLED_THERE
-    ),
+    "device": Placement(lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=ONE_OF_EACH),
     "device, sampled on the host": Placement(
         lambda case, site: (site.placed(case.store, topology=False), {}),
         made_by.the_device_from_host_samples,
@@ -203,7 +211,11 @@ PLACEMENTS: dict[str, Placement] = {
         only=THREE,
     ),
     "device, restored": Placement(
-        lambda case, site: (site.placed(case.store), THREADS), made_by.the_device, restored, only=THREE
+        lambda case, site: (site.placed(case.store), THREADS),
+        made_by.the_device,
+        restored,
+        only=THREE,
+        quick=["uniform"],
     ),
     "device, made again": Placement(
         lambda case, site: (site.placed(case.store), {}), made_by.the_device_again, ends_again, only=THREE
