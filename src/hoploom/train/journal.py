@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +21,7 @@ from hoploom.errors import StoreError
 from hoploom.ranks.context import Context
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loggers import Logger, make_loggers
-from hoploom.train.records import EVENTS, Times, disk, machine, times_file, versions, warnings_kept
+from hoploom.train.records import EVENTS, Times, Warned, disk, machine, times_file, versions, warnings_kept
 from hoploom.train.step import StepReport
 
 EPOCHS = "metrics.jsonl"
@@ -58,9 +58,9 @@ class Journal:
         self._machines = list(machines) or [machine_of(context)]
         self._times = Times(self._write_times, partial(_gpu_bytes, context.device))
         self._files: dict[str, TextIO] = {}
-        self._warned: dict[str, bool] = {}  # texts, and whether they are written
+        self._warned = Warned()
         self._outcome: dict[str, Any] | None = None  # of training; its event follows when the journal is closed
-        self._listening = ExitStack()
+        self._listening, self._is_entered = ExitStack(), False
         self._loggers = make_loggers(loggers if context.is_main else [], self._folder, settings or {})
 
     @property
@@ -83,7 +83,6 @@ class Journal:
         if store is not None and store.deployment.traffic():
             sources["traffic"] = store.deployment.traffic
         self._times.watch(sources, standing.steps)
-        self._warned = {text: False for text, is_written in self._warned.items() if not is_written}
         threads = {"threads": loader.num_workers, "steps_per_epoch": len(loader)}
         monitor = list(learner.task.monitor)
         self.event(
@@ -91,8 +90,7 @@ class Journal:
         )
         self._outcome = {}
         try:
-            with warnings_kept(self._warn):
-                self._warn()
+            with nullcontext() if self._is_entered else warnings_kept(self._warned.add):
                 yield
         except BaseException as error:
             with suppress(StoreError):  # the first error is the one to tell
@@ -115,19 +113,14 @@ class Journal:
         outcome, self._outcome = self._outcome, None
         if outcome is None or (error is None and "stopped" not in outcome):
             return
+        self._write_warnings(self._warned.take_rest())
         if error is not None:
             outcome = {"error": f"{type(error).__name__}: {error}", "step": outcome.get("step", 0)}
         self.event("end", **outcome)
 
-    def _warn(self, text: str | None = None) -> None:
-        """Keep a warning, each once, and write those that are not written as soon as a run has begun."""
-        if text is not None:
-            self._warned.setdefault(text, False)
-        if self._outcome is None:
-            return
-        for each in [each for each, is_written in self._warned.items() if not is_written]:
-            self._warned[each] = True
-            self.event("warning", text=each)
+    def _write_warnings(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self.event("warning", text=text)
 
     def event(self, kind: str, **content: Any) -> None:
         """Write an event. Only those of rank 0 are written."""
@@ -161,6 +154,7 @@ class Journal:
         line["epoch"] += 1
         self._append(self.steps_file, line)
         self._times.add_step(report)
+        self._write_warnings(self._warned.take())
         if self._loggers:
             self._log(report.step, "step", {name: line[name] for name in LOGGED})
 
@@ -201,11 +195,13 @@ class Journal:
             logger.close(failed=failed)
 
     def __enter__(self) -> "Journal":
-        self._listening.enter_context(warnings_kept(self._warn))
+        self._listening.enter_context(warnings_kept(self._warned.add))
+        self._is_entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
         self._listening.close()
+        self._is_entered = False
         if error is not None:
             with suppress(StoreError):  # the first error is the one to tell
                 self._end(error)

@@ -9,6 +9,7 @@ import platform
 import resource
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 EVENTS = "events.jsonl"
 PAUSE = 1.0  # seconds of training between two lines
 DIGITS = 6  # of seconds that are written
+MOST_WARNINGS = 100  # different ones that a run keeps
 LIBRARIES = ("hoploom", "torch", "torch-geometric", "numpy", "triton")
 MEMORY = {"RssAnon": "private", "RssShmem": "shared", "RssFile": "mapped"}  # as the kernel calls it, and we do
 
@@ -138,6 +140,39 @@ def versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+class Warned:
+    """Different warnings of a run. Any thread adds them; the thread that trains takes them and writes them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a collection of garbage may warn in a thread that holds it
+        self._known: set[str] = set()
+        self._waiting: list[str] = []
+        self._num_more = 0
+
+    def add(self, text: str) -> None:
+        """Keep a warning, each once."""
+        with self._lock:
+            if text not in self._known and len(self._known) < MOST_WARNINGS:
+                self._known.add(text)
+                self._waiting.append(text)
+            elif text not in self._known:
+                self._num_more += 1
+
+    def take(self) -> list[str]:
+        """Those that nobody took yet."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        return taken
+
+    def take_rest(self) -> list[str]:
+        """Those, and how many more there were; a run that begins after this keeps all texts again."""
+        with self._lock:
+            more = f"and {self._num_more:,} more warnings: the first {MOST_WARNINGS} different ones are kept"
+            rest = self.take() + [more] * (self._num_more > 0)
+            self._known, self._num_more = set(), 0
+        return rest
 
 
 @contextmanager

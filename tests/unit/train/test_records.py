@@ -1,8 +1,10 @@
 """What a run writes for its report: sums of seconds, memory, and what happened."""
 
 import json
+import threading
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,29 @@ def test_warnings_before_and_after_training_are_kept_once(tmp_path: Path) -> Non
     assert [event["event"] for event in events] == ["start", "warning", "warning", "end"]
     assert [event["text"] for event in events[1:3]] == ["UserWarning: early", "UserWarning: late"]
     assert events[0]["monitor"] == list(learner_of().task.monitor)
+
+
+def test_any_thread_may_warn_and_the_one_that_trains_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers: list[threading.Thread] = []
+    append = Journal._append
+    monkeypatch.setattr(Journal, "_append", lambda *given: (writers.append(threading.current_thread()), append(*given)))
+
+    def warn() -> None:
+        for number in range(150):
+            warnings.warn(f"batch has {number} isolated nodes", stacklevel=1)
+
+    def validate() -> dict[str, float]:
+        with ThreadPoolExecutor(4) as threads:
+            for warning in [threads.submit(warn) for _ in range(4)]:
+                warning.result()
+        return {"accuracy": 0.5}
+
+    with pytest.warns(UserWarning, match="isolated"):
+        run(tmp_path, learner_of(), validate, epochs=1)
+    texts = [event["text"] for event in lines(tmp_path / "events.jsonl") if event["event"] == "warning"]
+    assert set(writers) == {threading.main_thread()}
+    assert len(texts) == len(set(texts)) == 101
+    assert texts[-1] == "and 200 more warnings: the first 100 different ones are kept"
 
 
 def test_a_checkpoint_keeps_the_seconds_of_the_steps_before_it(tmp_path: Path) -> None:
