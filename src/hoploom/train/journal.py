@@ -41,6 +41,7 @@ class Journal:
     >>> with Journal("runs/papers", context, loggers=["tensorboard", "wandb", MyLogger()]) as journal:
     ...     fit(learner, training, context, journal=journal)
 
+    `with` lets the journal tell of what follows `fit`, too; without it, the run ends for the journal where `fit` does.
     `loggers` are names, or objects with the three methods of `Logger`; None: TensorBoard, where it is installed.
     `settings` is what W&B and MLflow show of the run, such as `{"optimizer.lr": 0.01}`.
     """
@@ -97,8 +98,15 @@ class Journal:
                 self._times.flush()
                 self._outcome["step"] = standing.steps
                 self._end(error)
+                self._leave(failed=True)
             raise
         self._times.flush()
+        self._leave()
+
+    def _leave(self, *, failed: bool = False) -> None:
+        """Close a journal that no `with` will close."""
+        if not self._is_entered:
+            self.close(failed=failed)
 
     def ended(self, ending: str, *, step: int) -> None:
         """Training has ended. The event is written when the journal is closed, because a test may follow and fail."""

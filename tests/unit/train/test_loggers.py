@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,17 @@ def test_a_logger_learns_that_training_failed(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), journal:
         raise ZeroDivisionError
     assert own.calls == [("begin", 3), ("close", True)]
+
+
+@pytest.mark.parametrize("metrics", [{"accuracy": 0.5}, {}], ids=["done", "failed"])
+def test_a_journal_that_was_not_entered_ends_with_fit(tmp_path: Path, metrics: dict[str, float]) -> None:
+    own = Remembering()
+    journal = Journal(tmp_path, alone(), loggers=[own])
+    with nullcontext() if metrics else pytest.raises(ConfigError, match="validate returned no"):
+        fit(learner_of(), Training(1, **QUIET), alone(), validate=lambda: metrics, journal=journal)
+    events = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert events == ["start", "end"]
+    assert own.calls[-1] == ("close", not metrics)
 
 
 def test_only_rank_0_logs(tmp_path: Path) -> None:
