@@ -1,10 +1,12 @@
 """Where a run's numbers go besides its journal: TensorBoard, W&B, MLflow, or a logger of your own.
 
-Each logger has a thread of its own, so that a slow network holds up no step. One that fails is left out for the rest of
-the run, with one warning: the journal has all numbers anyway.
+Each logger has a thread of its own, so that a slow network holds up no step. Training waits for it before the first
+step and after the last, a minute at most. One that fails is left out for the rest of the run, with one warning: the
+journal has all numbers anyway.
 """
 
 import queue
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,8 @@ NAMES = ("tensorboard", "wandb", "mlflow")  # and so are their packages called
 MOST_WAITING = 100_000  # entries that a slow logger may be behind
 BEGIN_SECONDS = 60.0  # that training waits for a logger to begin
 CLOSE_SECONDS = 60.0  # and for it to end
+FAILED_SECONDS = 10.0  # and for it to end where training failed
+METHODS = ("begin", "log", "close")
 SEND_SECONDS, MOST_SENT = 1.0, 500  # MLflow takes many numbers in one request
 
 Values = Mapping[str, float]
@@ -52,7 +56,16 @@ def make_loggers(
     """Loggers by name, or as they are; None: TensorBoard, where it is installed."""
     if loggers is None:
         loggers = ["tensorboard"] if find_spec("tensorboard") is not None else []
+    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
+        raise ConfigError(f"loggers is {loggers!r}; give a list, e.g. ['tensorboard'] or [MyLogger()]")
     check_loggers([entry for entry in loggers if isinstance(entry, str)])
+    for entry in loggers:
+        missing = [name for name in METHODS if not callable(getattr(entry, name, None))]
+        if isinstance(entry, type) or (missing and not isinstance(entry, str)):
+            why = f"without {missing[0]}()" if missing else "which is a class"
+            raise ConfigError(
+                f"loggers has {entry!r}, {why}; give one of {list(NAMES)}, or an object with begin(), log() and close()"
+            )
     kinds: dict[str, Callable[[], Logger]] = {
         "tensorboard": lambda: TensorBoardLogger(folder),
         "wandb": lambda: WandbLogger(folder, settings),
@@ -62,12 +75,16 @@ def make_loggers(
 
 
 class LoggerThread:
-    """One logger in a thread of its own: it neither holds up training nor ends it."""
+    """One logger in a thread of its own: it holds up no step and never ends training.
+
+    Training waits at most BEGIN_SECONDS until it is ready, and CLOSE_SECONDS until it has taken everything.
+    """
 
     def __init__(self, logger: Logger) -> None:
         self._logger, self._name = logger, type(logger).__name__
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_WAITING)
         self._thread: Thread | None = None
+        self._ready = Event()
         self._failure: str | None = None
         self._is_told = False
 
@@ -75,11 +92,11 @@ class LoggerThread:
         """Start the thread, and wait a while until the logger is ready: it may ask for a login."""
         if self._failure is not None:
             return
-        self._calls, ready = queue.Queue(MOST_WAITING), Event()
-        self._thread = Thread(target=self._run, args=(self._calls, ready), name=self._name, daemon=True)
+        self._calls, self._ready = queue.Queue(MOST_WAITING), Event()
+        self._thread = Thread(target=self._run, args=(self._calls, self._ready), name=self._name, daemon=True)
         self._thread.start()
         self._put(lambda: self._logger.begin(step))
-        ready.wait(BEGIN_SECONDS)
+        self._ready.wait(BEGIN_SECONDS)
         self._tell()
 
     def log(self, step: int, values: Values) -> None:
@@ -89,16 +106,20 @@ class LoggerThread:
             self._tell()
 
     def close(self, *, failed: bool = False) -> None:
-        """Wait a while until the logger has taken everything."""
+        """Wait a while until the logger has taken everything, unless it is not even ready."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None
         self._put(lambda: self._logger.close(failed=failed))
         self._put(None)
-        thread.join(CLOSE_SECONDS)
+        seconds = FAILED_SECONDS if failed else CLOSE_SECONDS
+        if self._ready.is_set():
+            thread.join(seconds)
+        elif self._failure is None:
+            self._failure = "its begin() had not returned when training ended"
         if thread.is_alive() and self._failure is None:
-            self._failure = f"it had not taken all numbers {CLOSE_SECONDS:g} seconds after the last one"
-        self._tell()
+            self._failure = f"it had not taken all numbers {seconds:g} seconds after the last one"
+        self._tell(goes_on=False)
 
     def _put(self, call: Callable[[], None] | None) -> None:
         if self._failure is not None:
@@ -118,12 +139,21 @@ class LoggerThread:
         finally:
             ready.set()
 
-    def _tell(self) -> None:
+    def _tell(self, *, goes_on: bool = True) -> None:
         if self._failure is None or self._is_told:
             return
         self._is_told, self._thread = True, None
         message = f"{self._name} failed and gets nothing more of this run ({self._failure:.500})"
-        warnings.warn(f"{message}; training goes on, and the journal in the run's folder has all numbers", stacklevel=2)
+        way_on = "training goes on, and the" if goes_on else "the"
+        warnings.warn(f"{message}; {way_on} journal in the run's folder has all numbers", stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """How many calls lie between the user's line and the caller of this."""
+    level, frame = 0, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hoploom.", "contextlib")):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 # --- loggers by name -----------------------------------------------------------------------------

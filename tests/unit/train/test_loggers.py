@@ -1,6 +1,7 @@
 """Loggers get what the journal has, and one that fails or hangs ends no training."""
 
 import json
+import signal
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -58,6 +59,18 @@ class Hanging(Remembering):
         self.is_over.wait(100)
 
 
+class Asking(Remembering):
+    """Asks for a login, and nobody answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.is_over = threading.Event(), threading.Event()
+
+    def begin(self, step: int) -> None:
+        self.is_asked.set()
+        self.is_over.wait(100)
+
+
 def train(folder: Path, *taking: Any) -> Outcome:
     with Journal(folder, alone(), loggers=taking) as journal:
         return fit(learner_of(), Training(2, **QUIET), alone(), validate=lambda: {"accuracy": 0.5}, journal=journal)
@@ -79,7 +92,7 @@ def test_a_logger_that_fails_warns_once_and_training_goes_on(tmp_path: Path) -> 
     failing, other = Failing(), Remembering()
     with pytest.warns(UserWarning, match=r"Failing failed .*\(OSError: No space left on device\); training") as told:
         assert train(tmp_path, failing, other).stopped == "done"
-    assert len(told) == 1
+    assert [Path(warning.filename).name for warning in told] == ["test_loggers.py"]  # the line that called fit
     assert [call[0] for call in failing.calls] == ["begin", 1, 2, 3]
     assert sum("step/loss" in values for _, values in other.calls[1:-1]) == 8
 
@@ -104,6 +117,15 @@ def test_a_logger_learns_that_training_failed(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), journal:
         raise ZeroDivisionError
     assert own.calls == [("begin", 3), ("close", True)]
+
+
+def test_ctrl_c_while_a_logger_begins_does_not_wait_for_it(tmp_path: Path) -> None:
+    asking, main = Asking(), threading.get_ident()
+    threading.Thread(target=lambda: asking.is_asked.wait(50) and signal.pthread_kill(main, signal.SIGINT)).start()
+    unready = r"\(its begin\(\) had not returned .*\); the journal in the run's folder has all numbers"
+    with pytest.warns(UserWarning, match=unready), pytest.raises(KeyboardInterrupt):
+        train(tmp_path, asking)
+    asking.is_over.set()
 
 
 @pytest.mark.parametrize("metrics", [{"accuracy": 0.5}, {}], ids=["done", "failed"])
@@ -134,6 +156,21 @@ def test_a_missing_package_is_one_error_with_the_line_to_type(tmp_path: Path, mo
     check_packages(parse_run_file('store = "graph.store"\n'))
     with pytest.raises(ConfigError, match=r"no logger 'wandbb'; give one of .*'wandb'"):
         Journal(tmp_path, alone(), loggers=["wandbb"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([3], r"loggers has 3, without begin\(\); give one of .*'wandb'.*, or an object with"),
+        ([Remembering], r"loggers has <class .*Remembering'>, which is a class; give"),
+        ([SimpleNamespace(begin=print, log=print)], r", without close\(\)"),
+        ("tensorboard", r"loggers is 'tensorboard'; give a list, e.g. \['tensorboard'\]"),
+        (Remembering(), r"loggers is Remembering.*; give a list"),
+    ],
+)
+def test_what_is_no_logger_is_refused_before_training(tmp_path: Path, given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Journal(tmp_path, alone(), loggers=given)
 
 
 @pytest.mark.parametrize(
