@@ -18,6 +18,7 @@ from hoploom.load.loader import Loader
 from hoploom.ranks.context import Context, init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
+from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, fit
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
@@ -291,12 +292,8 @@ def two_ranks(context: Context, folder: str) -> None:
         tensorfile.write(Path(folder) / "found", found)
     resume_of_one_by_two(context, folder)
     checks = (a_loss_that_is_not_finite_on_rank_1, a_signal_for_rank_1, a_full_disk_for_rank_0)
-    for check in (
-        *checks,
-        rank_0_alone_says_when_to_save,
-        loaders_that_differ_are_not_evaluated,
-        a_share_read_by_rank_0_alone,
-    ):
+    checks += (rank_0_alone_says_when_to_save, loaders_that_differ_are_not_evaluated, a_share_read_by_rank_0_alone)
+    for check in checks:
         check(context, folder)
 
 
@@ -319,7 +316,9 @@ def resume_of_one_by_two(context: Context, folder: str) -> None:
     """Continue what one process left in `one`; leave what one process is to continue in `two`."""
     learner, checkpoint = learner_of(context), Checkpoint(Path(folder) / "one", context)
     assert checkpoint.restore("last", learner.parts()) == {}
-    fit(learner, Training(2, **QUIET), context, checkpoint=Checkpoint(Path(folder) / "one-by-two", context))
+    journal = Journal(Path(folder) / "journal", context, loggers=[]) if context.is_main else None
+    checkpoint = Checkpoint(Path(folder) / "one-by-two", context)
+    fit(learner, Training(2, **QUIET), context, checkpoint=checkpoint, journal=journal)
     learner = learner_of(context)
     fit(learner, Training(2, max_steps=3, **QUIET), context, checkpoint=Checkpoint(Path(folder) / "two", context))
 

@@ -53,10 +53,8 @@ class Journal:
         *,
         loggers: Sequence[str | Logger] | None = None,
         settings: Mapping[str, Any] | None = None,
-        machines: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._folder, self._context = Path(folder), context
-        self._machines = list(machines) or [machine_of(context)]
         self._times = Times(self._write_times, partial(_gpu_bytes, context.device))
         self._files: dict[str, TextIO] = {}
         self._warned = Warned()
@@ -73,8 +71,11 @@ class Journal:
         return self._folder / EPOCHS
 
     @contextmanager
-    def recording(self, learner: Learner) -> Iterator[None]:
-        """Inside this block, the learner trains from where it is. Lines of steps after that point are removed first."""
+    def recording(self, learner: Learner, machines: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        """Inside this block, the learner trains from where it is. Lines of steps after that point are removed first.
+
+        `machines` are those of all ranks, as `machine_of` describes each.
+        """
         standing, loader = learner.standing, learner.loader
         self.rewind(standing.steps, standing.epoch)
         if standing.steps == 0 and self._context.is_main:
@@ -87,7 +88,7 @@ class Journal:
         threads = {"threads": loader.num_workers, "steps_per_epoch": len(loader)}
         monitor = list(learner.task.monitor)
         self.event(
-            "start", step=standing.steps, machines=self._machines, versions=versions(), monitor=monitor, **threads
+            "start", step=standing.steps, machines=list(machines), versions=versions(), monitor=monitor, **threads
         )
         self._outcome = {}
         try:

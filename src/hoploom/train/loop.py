@@ -18,11 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from hoploom import html
 from hoploom.errors import ConfigError, PeerError, StoreError, TrainError
 from hoploom.nn import GNN
+from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.stopping import StopRequests
 from hoploom.train.calling import check_outputs
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
-from hoploom.train.journal import Journal, Progress
+from hoploom.train.journal import Journal, Progress, machine_of
 from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.sharding import is_sharded
 from hoploom.train.step import StepCounts, Stepper, StepReport, check_closure
@@ -78,7 +79,8 @@ def fit(
     if training.progress and context.is_main:
         print(f"hoploom: loader threads {learner.loader.num_workers}", file=sys.stderr, flush=True)
         _tell_of_edge_features(learner)
-    recording = nullcontext() if journal is None else journal.recording(learner)
+    machines = gather_json(context, machine_of(context))  # also of ranks without a journal
+    recording = nullcontext() if journal is None else journal.recording(learner, machines)
     progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)
     with recording, taking as stepper, StopRequests() as requests, progress:
         clock = SaveClock(0.0 if checkpoint is None else training.checkpoint_minutes)
@@ -230,8 +232,10 @@ class _Run:
     def _end_epoch(self) -> bool:
         """Validate and keep what came of it; whether some rank was asked to stop meanwhile."""
         standing = self.learner.standing
-        with self._timed("validation"):
-            found = {} if self.validate is None else dict(self.validate())
+        found: dict[str, float] = {}
+        if self.validate is not None:
+            with self._timed("validation"):
+                found = dict(self.validate())
         metrics = {VAL_LOSS: found.pop("loss"), **found} if "loss" in found else found
         standing.history.append(
             {"epoch": standing.epoch + 1, "train_loss": standing.loss_sum / standing.rows, **metrics}

@@ -1,5 +1,6 @@
 """Training by several processes is training by one: gradients, curves, metrics, checkpoints, and what goes wrong."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ def assert_same_metrics(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                 assert value == theirs[case][name], (case, name)
             else:
                 assert value == pytest.approx(theirs[case][name], abs=1e-6), (case, name)
+
+
+def test_a_journal_names_the_machines_of_all_ranks(two: Path) -> None:
+    """Also one that rank 0 alone keeps."""
+    start = json.loads((two / "journal" / "events.jsonl").read_text().splitlines()[0])
+    assert [machine["rank"] for machine in start["machines"]] == [0, 1]
 
 
 def test_a_step_of_two_ranks_has_the_gradients_of_one_process(found: Any) -> None:

@@ -69,7 +69,7 @@ def test_a_resumed_run_forgets_the_seconds_after_its_checkpoint(tmp_path: Path) 
     with (tmp_path / "times-rank0.jsonl").open("a") as file:
         file.write(json.dumps({"step": 9, "steps": 3, "seconds": {"step": 1.0}}) + "\n")
     learner.standing.steps = 6
-    with Journal(tmp_path, alone(), loggers=[]) as journal, journal.recording(learner):
+    with Journal(tmp_path, alone(), loggers=[]) as journal, journal.recording(learner, []):
         assert [line["step"] for line in lines(tmp_path / "times-rank0.jsonl")] == [6]
     events = lines(tmp_path / "events.jsonl")
     assert [(event["event"], event.get("step")) for event in events] == [("start", 0), ("end", 6), ("start", 6)]
@@ -172,4 +172,6 @@ def test_a_checkpoint_keeps_the_seconds_of_the_steps_before_it(tmp_path: Path) -
             journal=journal,
         )
         journal.rewind(6, 1)
-    assert sum(line["steps"] for line in lines(tmp_path / "times-rank0.jsonl")) == 6
+    written = lines(tmp_path / "times-rank0.jsonl")
+    assert sum(line["steps"] for line in written) == 6
+    assert not any("validation" in line["seconds"] for line in written)  # there was none

@@ -21,7 +21,6 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu.place import request
 from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
-from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
 from hoploom.store import Store
 from hoploom.store.base import Part
@@ -29,7 +28,7 @@ from hoploom.store.format import write_whole
 from hoploom.store.row_cache import CacheReport, cached, report
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
-from hoploom.train.journal import Journal, machine_of
+from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, Validate, fit
 from hoploom.train.runs.problem import (
@@ -113,11 +112,10 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
 
 def _journal(run_file: RunFile, context: Context) -> Journal:
     """The journal of a run, from before its graph is opened: it keeps the warnings about the graph and the model."""
-    machines = gather_json(context, machine_of(context))
     loggers = run_file.output.loggers if run_file.output.tensorboard else ()
     values = values_of(run_file)
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
-    return Journal(run_file.output.folder, context, loggers=loggers, settings=settings, machines=machines)
+    return Journal(run_file.output.folder, context, loggers=loggers, settings=settings)
 
 
 def _learn(
