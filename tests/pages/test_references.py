@@ -119,6 +119,12 @@ def reddit_of(graphs: Path, folder: Path) -> Path:
     return Path(shutil.copytree(graphs / "reddit", folder / "Reddit"))
 
 
+def test_reddit_is_learned_by_the_tutorials_script(graphs: Path, tmp_path: Path, alone: Run) -> None:
+    out = alone(MULTI_GPU, "--root", reddit_of(graphs, tmp_path), "--epochs", 5)
+    assert last("Validation Accuracy", out) > 0.6  # one of five classes
+
+
+@slow
 def test_torchrun_with_two_ranks_learns_reddit(graphs: Path, tmp_path: Path) -> None:
     words = ("--standalone", "--nproc-per-node", 2, MULTI_GPU, "--root", reddit_of(graphs, tmp_path), "--epochs", 5)
     [out] = said(started(*TORCHRUN, *words, folder=tmp_path))
