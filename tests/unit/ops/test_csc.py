@@ -102,7 +102,7 @@ def test_ids_out_of_range_are_named(bad: list[list[int]]) -> None:
         ops.build_csc(torch.tensor(bad), 5, 5)
 
 
-@pytest.mark.parametrize("ends", ["anywhere", "hub"])
+@pytest.mark.parametrize("ends", ["anywhere", pytest.param("hub", marks=pytest.mark.slow)])
 def test_the_peak_is_below_2_2_times_the_result(ends: str) -> None:
     command = [sys.executable, "-c", MEMORY, ends]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
