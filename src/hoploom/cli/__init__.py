@@ -40,20 +40,12 @@ COMMANDS = {
     "serve": ("servers", "serve parts of a store to other processes", "Scale out"),
     "certs": ("certs", "make a test CA and certificates for servers and clients", "Scale out"),
     "plan": ("scaling", "estimate what a graph of some size needs on some hosts", "Scale out"),
-    "bench": (
-        "scaling",
-        "measure the speed of loading from your store, or of this machine",
-        "Scale out",
-    ),
+    "bench": ("scaling", "measure the speed of loading from your store, or of this machine", "Scale out"),
     "info": ("stores", "show the node types, relations, fields and splits of a store", "Inspect and report"),
     "check": ("stores", "verify all files of a store and list damaged ones", "Inspect and report"),
     "doctor": ("doctor", "check this machine and suggest fixes", "Inspect and report"),
     "report": ("reporting", "write an HTML report about a run, or compare several runs", "Inspect and report"),
-    "watch": (
-        "reporting",
-        "show the report of a run in the browser while it trains",
-        "Inspect and report",
-    ),
+    "watch": ("reporting", "show the report of a run in the browser while it trains", "Inspect and report"),
     "completion": ("completion", "print a script that completes commands in your shell", "Inspect and report"),
 }
 PYG_SPEAKS = "ignore:`torch.jit.script` is deprecated:FutureWarning"  # on import, with torch 2.15

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hoploom.config.values import as_number, nearest, parse_count, parse_fanouts, parse_number
+from hoploom.config.values import as_number, nearest, parse_count, parse_fanouts, parse_number, split_address
 from hoploom.errors import ConfigError
 from hoploom.ranks.environment import wants_colour
 
@@ -76,6 +76,14 @@ def read_up_to(most: int) -> Read:
 def read_seconds(flag: str, text: str) -> float:
     """A time of at least 0."""
     return as_number(flag, parse_number(flag, text), "give a number of seconds, 0 or more")
+
+
+def read_address(flag: str, text: str) -> str:
+    """HOST:PORT, checked."""
+    with suppress(ConfigError):
+        split_address(text)
+        return text
+    raise ConfigError(f"{flag} is {text!r:.100}; give HOST:PORT, e.g. 127.0.0.1:7000")
 
 
 def fanouts_of(flag: str, text: str) -> list[int] | None:

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command, check_writable
+from hoploom.cli.command import Arguments, Command, add_option, check_writable, read_address
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +36,8 @@ def _report(arguments: Arguments) -> int:
 
 def _watch_arguments(parser: argparse.ArgumentParser) -> None:
     _add_runs(parser)
-    parser.add_argument(
-        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: any free one (default: %(default)s)"
-    )
+    text = "address of the page; port 0 picks a free port (default: %(default)s)"
+    add_option(parser, "--listen", read_address, default="127.0.0.1:0", metavar="HOST:PORT", help=text)
     parser.add_argument("--cert", type=Path, metavar="FILE", help="TLS: the certificate; needed beyond this host")
     parser.add_argument("--key", type=Path, metavar="FILE", help="TLS: its key")
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command, add_option, read_positive, read_seconds
+from hoploom.cli.command import Arguments, Command, add_option, read_address, read_positive, read_seconds
 from hoploom.config.values import parse_count
 from hoploom.system import num_cores
 
@@ -12,8 +12,10 @@ STALL, GRACE = "60", "30"  # seconds
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", type=Path, help="a store's folder; it needs only the files of the parts served")
-    parser.add_argument(
+    add_option(
+        parser,
         "--listen",
+        read_address,
         default="127.0.0.1:0",
         metavar="HOST:PORT",
         help="address to listen on; port 0 picks a free port (default: %(default)s)",
@@ -25,10 +27,11 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         ("--key", "FILE", "TLS: the key of the certificate"),
         ("--client-ca", "FILE", "TLS: clients must show a certificate of this CA"),
         ("--ca", "FILE", "TLS: the CA of the peers (default: --client-ca)"),
-        ("--metrics", "HOST:PORT", "serve /metrics and /health over HTTP at this address"),
         ("--seeds", "SPLIT", "the split that the cache is filled for (default: train)"),
     ):
         parser.add_argument(flag, metavar=metavar, help=text)
+    text = "serve /metrics and /health over HTTP at this address"
+    add_option(parser, "--metrics", read_address, metavar="HOST:PORT", help=text)
     parser.add_argument("--insecure", action="store_true", help="allow other hosts to connect without TLS or a token")
     parser.add_argument(
         "--memory",

@@ -360,6 +360,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     assert_fails(
         ["launch", nowhere, "--master_port", "1e9", "--", "a.py"], capsys, "--master-port is '1e9'; give a whole"
     )
+    for command in ("serve", "watch"):
+        assert_fails([command, nowhere, "--listen", "here"], capsys, "--listen is 'here'; give HOST:PORT")
     assert_fails(["evaluate", nowhere, "--split", "tset"], capsys, "--split is 'tset'; give one of train, val, test")
     assert_fails(
         ["generate", nowhere, "--nodes", "many"],
