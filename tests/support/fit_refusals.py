@@ -1,5 +1,7 @@
 """What ranks of their own processes give to fit, for it to refuse."""
 
+from typing import Any
+
 import pytest
 
 from hoploom import ConfigError
@@ -19,6 +21,12 @@ def two_ranks(context: Context, folder: str) -> None:
 def a_model_that_nobody_wrapped(context: Context) -> None:
     """A model of this rank alone."""
     learner = learner_of(loader=train_loader(context=context))
-    with pytest.raises(ConfigError, match=r"averages no gradients over the 2 ranks.*context.wrap\(model\)"):
+    with pytest.raises(
+        ConfigError, match=r"the model is not wrapped in DistributedDataParallel.* the 2 ranks.*context.wrap\(model\)"
+    ):
+        fit(learner, Training(1, **QUIET), context)
+    convs: Any = learner.model.convs
+    convs[0] = context.wrap(convs[0])
+    with pytest.raises(ConfigError, match=r"parameter 'convs.1.*' of the model is not wrapped in DistributedDataParal"):
         fit(learner, Training(1, **QUIET), context)
     context.barrier()  # both are here

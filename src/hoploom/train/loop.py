@@ -151,11 +151,17 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
 
 def _check_wrapped(model: nn.Module, context: Context) -> None:
     """Raise ConfigError for a model that each of several ranks would train for itself."""
-    is_averaged = any(isinstance(module, DistributedDataParallel) for module in model.modules())
-    if context.world_size > 1 and not is_averaged and not is_sharded(model):
+    if context.world_size == 1 or is_sharded(model):
+        return
+    averaging = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    averaged = {id(parameter) for module in averaging for parameter in module.parameters()}
+    alone = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in averaged]
+    if alone:
+        what = f"parameter {alone[0]!r} of the model" if averaging else "the model"
         raise ConfigError(
-            f"the model averages no gradients over the {context.world_size} ranks, so each would train its own; give "
-            "Learner context.wrap(model), and make the optimizer from that model's parameters"
+            f"{what} is not wrapped in DistributedDataParallel, and fit averages gradients over the "
+            f"{context.world_size} ranks in no other way; give Learner context.wrap(model), and make the optimizer "
+            "from that model's parameters"
         )
 
 
