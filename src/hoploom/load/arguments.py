@@ -107,7 +107,8 @@ def loader_arguments(given: Mapping[str, Any], loader: str) -> dict[str, Any]:
     unknown = given["unknown"]
     for name, way_out in UNSUPPORTED.items():
         value = unknown.get(name, given.get(name))
-        if value is not None and not (isinstance(value, str) and value == ""):
+        is_default = value is None or (isinstance(value, str) and value == "") or (name == "use_ddp" and value is False)
+        if not is_default:
             raise ConfigError(f"{loader} does not support {name}=; {way_out}")
     for name in unknown:
         if name not in UNSUPPORTED:

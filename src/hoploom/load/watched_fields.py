@@ -1,7 +1,7 @@
 """The fields of PyG data that a loader was made of: the user may replace one later.
 
-As in PyG, the next batches have the new rows. What was sorted when the loader was made, edges, weights and times,
-cannot follow: a new tensor of other values raises, and a write into the old one is not seen.
+As in PyG, the next loop over the loader has the new rows. What was sorted when the loader was made, edges, weights and
+times, cannot follow: a new tensor of other values raises, and a write into the old one is not seen.
 """
 
 from dataclasses import dataclass
@@ -50,6 +50,11 @@ class WatchedFields:
         """Take the fields that were replaced; ConfigError for one that cannot be."""
         for held in self._held:
             now = held.storage.get(held.name)
+            if isinstance(now, Tensor) and not _is_dense(now) and held.owner is not None:
+                raise ConfigError(
+                    f"{held.name} of the data was replaced by a {now.layout} tensor after the loader was made; give "
+                    f"it dense rows: data.{held.name} = rows.to_dense()"
+                )
             if not _is_dense(now) or now.device != held.rows.device:  # deleted, or moved elsewhere
                 continue
             if now is held.rows and _version(now) == held.version:

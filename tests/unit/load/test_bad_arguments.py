@@ -142,6 +142,7 @@ def test_the_signature_names_every_argument_of_torchs_dataloader(cls: type) -> N
 def test_what_has_no_meaning_here_passes_at_torchs_default(num_workers: int, loader: Callable[..., Any]) -> None:
     """Lightning and others hand DataLoader's defaults on."""
     defaults = {"pin_memory_device": "", "in_order": True, "persistent_workers": False, "collate_fn": None}
+    defaults["use_ddp"] = False  # of DGL
     assert len(loader(batch_size=16, num_workers=num_workers, **defaults)) == 1
 
 

@@ -150,6 +150,8 @@ def new_fields() -> None:
         assert torch.equal(mine.edge_attr, data.edge_attr[mine.e_id])
     data.x = data.x[:7]
     assert_refused(lambda: list(loader), "x of the data was replaced", "12 rows; make the loader again")
+    data.x = torch.ones(12, 1).to_sparse()
+    assert_refused(lambda: list(loader), "x of the data was replaced by a torch.sparse_coo tensor", "to_dense()")
     papers = library()
     of_papers = NeighborLoader(papers, [2], "paper", batch_size=10)
     papers["author"].x = papers["author"].x.double()
@@ -200,7 +202,7 @@ ROWS: dict[str, Callable[[], None]] = {  # works as in PyG
 }
 ROWS |= {  # has no effect
     "`with loader.enable_cpu_affinity(...)`, `enable_multithreading(...)`": contexts,
-    "`persistent_workers`, `filter_per_worker`, `is_sorted`, `in_order`": without_meaning,
+    "`persistent_workers`, `filter_per_worker`, `is_sorted`, `in_order=True`": without_meaning,
     "`torch.manual_seed` before the loop": torch_randomness,
     "`del data.x`, `data.to(device)` after you created the loader": moved_fields,
     "writing into `data.edge_index`, or into the field of `weight_attr` or `time_attr`": new_edges,
@@ -215,12 +217,14 @@ ROWS |= {  # raises
     "`collate_fn=`, `transform_sampler_output`, `custom_cls`, `neighbor_sampler`": other_classes,
     "`worker_init_fn`, `multiprocessing_context`": worker_functions,
     "`generator=`": torch_randomness,
+    "`in_order=False`": lambda: refused("leave it out: batches come in order", in_order=False),
     "`pin_memory_device`": lambda: refused("device=", pin_memory_device="cuda"),
     "`weight_attr` with a `(feature_store, graph_store)` pair": weights_of_a_pair,
     "no seeds: an empty mask, list or `edge_label_index` (in PyG, the loop does nothing)": no_seeds,
     "`data.edge_index = ...`, or a new tensor for `weight_attr` or `time_attr`, after you created the loader": (
         new_edges
     ),
+    "`data.x = rows` with a sparse tensor": new_fields,
     "`data.x = rows` with another number of rows": new_fields,
 }
 BELOW = (inference, sparse_tensors)  # what the page says in sentences
