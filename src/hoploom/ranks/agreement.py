@@ -33,7 +33,8 @@ WAYS_OUT = {
     "sampler": "the samplers of all ranks must draw the same order; the loader then gives each rank its share: give "
     "the samplers the same seeds and weights, and generators of the same seed",
     "store": "open the same graph on all ranks",
-    "position": "loop over it, restore it and set its epoch alike on all ranks; next(iter(loader)) counts as an epoch",
+    "position": "loop over the loader, restore it and set its epoch alike on all ranks; next(iter(loader)) counts as "
+    "an epoch",
 }
 
 

@@ -116,8 +116,9 @@ class Called(nn.Module):
         for one in self._arguments:
             if one.is_required and one.field in left_out and not _counts_hold(batch):
                 raise ConfigError(
-                    f"{type(self._own[0]).__name__}.forward takes {one.name!r}, but what the batch has no longer "
-                    "counts its nodes and edges; leave the argument out, or them alone in the loader's transform"
+                    f"{type(self._own[0]).__name__}.forward takes {one.name!r}, but the loader's transform changed the "
+                    "nodes or edges, so num_sampled_nodes and num_sampled_edges no longer match; leave the argument "
+                    "out, or do not add or remove nodes and edges in the transform"
                 )
             is_needed = one.is_required or one.field == "edge_index"  # no model means to do without all edges
             mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)

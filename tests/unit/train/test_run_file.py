@@ -308,7 +308,7 @@ def test_a_step_gives_every_process_a_seed_or_is_refused() -> None:
     run_file = parse_run_file(STORE + "[loader]\nbatch_size = 10\n")
     for world_size in (1, 3, 10):
         check_world(run_file, world_size)
-    message = r"^run.toml:3: loader.batch_size is 10 for 11 processes; give at least that$"
+    message = r"^run.toml:3: loader.batch_size is 10 for 11 processes; give at least 11$"
     with pytest.raises(ConfigError, match=message):
         check_world(run_file, 11)
 

@@ -329,7 +329,7 @@ def test_a_loss_that_is_not_finite_ends_with_its_step_and_rank(here: Path, capsy
 
 def test_processes_that_cannot_share_a_step_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refusal(capsys, train(here, "--processes", "257"))
-    assert "run.toml:10: loader.batch_size is 256 for 257 processes; give at least that" in message
+    assert "run.toml:10: loader.batch_size is 256 for 257 processes; give at least 257" in message
     assert "--processes is '0'" in refusal(capsys, train(here, "--processes", "0"))
 
 

@@ -163,7 +163,9 @@ def _of_cluster(values: Mapping[str, Any]) -> Disagreements:
 def check_world(run_file: RunFile, world_size: int) -> None:
     """Raise ConfigError unless every process gets a seed of each step."""
     if run_file.loader.batch_size < world_size:
-        message = f"loader.batch_size is {run_file.loader.batch_size} for {world_size} processes; give at least that"
+        message = (
+            f"loader.batch_size is {run_file.loader.batch_size} for {world_size} processes; give at least {world_size}"
+        )
         raise run_file.problem("loader.batch_size", message)
 
 
