@@ -78,19 +78,22 @@ void make_lists(Lists* self, Array<int64_t> indptr,
 }
 
 auto sample_lists(const Lists& lists, Array<int64_t> nodes, Optional<int64_t> trees, Optional<int64_t> times,
-                  uint64_t key, uint32_t stream, int64_t fanout, bool replace, bool last, bool labor, bool weighted) {
+                  uint64_t key, uint32_t stream, int64_t fanout, bool replace, bool last, bool labor, bool weighted,
+                  bool positions_only) {
   const int64_t size = int64_t(nodes.shape(0));
   require(!trees || int64_t(trees->shape(0)) == size, "one tree per frontier node is needed");
   require(!times || int64_t(times->shape(0)) == size, "one time per frontier node is needed");
   const Frontier frontier{nodes.data(), size, pointer(trees), pointer(times)};
   EdgeColumns columns = lists.columns;
   if (!weighted) columns.weight = nullptr;
+  Adjacency adjacency = lists.adjacency;
+  if (positions_only) adjacency.indices = nullptr;
+  require(!positions_only || !(labor || columns.weight || times), "these picks depend on more than positions");
   Picks picks;
   {
     nb::gil_scoped_release release;
-    read_maps(lists.arrays(), [&] {
-      picks = sample(lists.adjacency, columns, frontier, Rule{key, stream, fanout, replace, last, labor});
-    });
+    read_maps(lists.arrays(),
+              [&] { picks = sample(adjacency, columns, frontier, Rule{key, stream, fanout, replace, last, labor}); });
   }
   return std::make_tuple(std::move(picks.counts), std::move(picks.sources), std::move(picks.edges));
 }
@@ -243,7 +246,11 @@ NB_MODULE(_core, m) {
           "__init__", [](Buffer* self, size_t size) { new (self) Buffer(size); }, "size"_a)
       .def("__len__", &Buffer::size);
   nb::class_<MappedFile>(m, "MappedFile", nb::type_slots(mapped_slots))
-      .def("__init__", &map_file, "descriptor"_a, "size"_a, "path"_a = "a mapped file");
+      .def("__init__", &map_file, "descriptor"_a, "size"_a, "path"_a = "a mapped file")
+      .def("read_scattered", &MappedFile::read_scattered);
+  m.def(
+      "read_soon", [](uintptr_t begin, size_t bytes) { read_soon(reinterpret_cast<const void*>(begin), bytes); },
+      "begin"_a, "bytes"_a);
   m.def("any_damaged", &any_damaged);
   m.def("require_whole", &require_whole_at, "address"_a);
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
@@ -267,7 +274,7 @@ NB_MODULE(_core, m) {
            nb::arg("source_time").noconvert().none());
   m.def("sample", &sample_lists, "lists"_a, nb::arg("nodes").noconvert(), nb::arg("trees").noconvert().none(),
         nb::arg("times").noconvert().none(), "key"_a, "stream"_a, "fanout"_a, "replace"_a, "last"_a, "labor"_a,
-        "weighted"_a);
+        "weighted"_a, "positions_only"_a = false);
 
   nb::class_<NodeMap>(m, "NodeMap")
       .def(nb::init<int64_t, int64_t>(), "num_nodes"_a, "budget"_a)
@@ -320,6 +327,7 @@ NB_MODULE(_core, m) {
         nb::arg("source_time").noconvert().none());
   bind_aggregates(m);
   bind_spool(m);
+  bind_disk(m);
   bind_partitioning(m);
   m.def("mix", &mix, "state"_a, "value"_a);
   m.def("permute", &permute, "key"_a, "size"_a, "from"_a, "to"_a);

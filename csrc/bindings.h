@@ -42,6 +42,8 @@ std::array<const void*, sizeof...(Arrays)> arrays_of(const Arrays&... arrays) {
 void bind_aggregates(nb::module_& m);
 // pack_records, place_column, take_column, order_records.
 void bind_spool(nb::module_& m);
+// DiskFile, SparseArray, read_rows, read_lists.
+void bind_disk(nb::module_& m);
 // assign_parts and count_cut.
 void bind_partitioning(nb::module_& m);
 

@@ -132,6 +132,17 @@ MappedFile::~MappedFile() {
   munmap(bytes_, size_);
 }
 
+void MappedFile::read_scattered() const {
+  madvise(bytes_, size_,
+          MADV_NOHUGEPAGE);  // else each fault reads a large page; hints: what they return changes nothing
+  madvise(bytes_, size_, MADV_RANDOM);
+}
+
+void read_soon(const void* begin, size_t bytes) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(begin), page = at / page_size * page_size;
+  madvise(reinterpret_cast<void*>(page), bytes + (at - page), MADV_WILLNEED);
+}
+
 bool any_damaged() {
   std::atomic_thread_fence(std::memory_order_acquire);  // what was read before was read before the mark is
   return num_damaged.load(std::memory_order_relaxed) != 0;

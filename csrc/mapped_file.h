@@ -25,12 +25,16 @@ class MappedFile {
   ~MappedFile();
   void* bytes() const { return bytes_; }
   size_t size() const { return size_; }
+  void read_scattered() const;  // from now on the kernel reads what is asked for, and nothing around it
 
  private:
   void* bytes_ = nullptr;
   size_t size_ = 0;
   MapEntry* entry_ = nullptr;
 };
+
+// The kernel begins to read this memory, if it is a map of a file. For who goes through a map in order.
+void read_soon(const void* begin, size_t bytes);
 
 class DamagedFile : public std::runtime_error {
  public:

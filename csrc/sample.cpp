@@ -54,6 +54,7 @@ class Picker {
     pick_uniform(key, node, r_.stream, population, r_.fanout, r_.replace, scratch);
   }
   int64_t source(int64_t position) const {
+    if (!a_.indices) return 0;
     return a_.wide_ids ? static_cast<const int64_t*>(a_.indices)[position]
                        : static_cast<const int32_t*>(a_.indices)[position];
   }
@@ -197,7 +198,7 @@ int64_t most_picks(const Adjacency& adjacency, const Frontier& frontier, const R
 }
 
 Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier, const Rule& rule) {
-  const bool plain = !columns.weight && !frontier.trees && !frontier.times && !rule.labor;
+  const bool plain = !columns.weight && !frontier.trees && !frontier.times && !rule.labor && adjacency.indices;
   if (plain && rule.fanout <= kVectorFanout) return sample_vector(adjacency, frontier, rule);
 
   const size_t capacity = size_t(most_picks(adjacency, frontier, rule));

@@ -12,7 +12,7 @@ namespace hoploom {
 // In-edges of the nodes [first_node, first_node + num_nodes), by destination.
 struct Adjacency {
   const int64_t* indptr;  // [num_nodes + 1], positions within this part
-  const void* indices;    // [num_edges] source ids, int32 or int64
+  const void* indices;    // [num_edges] source ids, int32 or int64; null: picks are positions, and their sources 0
   bool wide_ids;
   int64_t num_nodes, num_edges;
   int64_t first_node, first_edge;

@@ -5,6 +5,16 @@ of anything, so what goes in and out are arrays of some capacity that the caller
 """
 
 from hoploom.ops.aggregate import Reduce, aggregate, softmax
+from hoploom.ops.disk import (
+    DiskError,
+    DiskFile,
+    FileRows,
+    ListColumn,
+    Reads,
+    RowRequest,
+    SparseArray,
+    has_read_queue,
+)
 from hoploom.ops.edges import Csc, InEdges, build_csc
 from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
 from hoploom.ops.relabel import Found, IdMap, NodeMap, fill_edges
@@ -20,6 +30,7 @@ from hoploom.ops.rows import (
     keep_freed_memory,
     pool_trim,
     pool_use,
+    read_soon,
     require_whole,
     route,
     scatter_lists,
@@ -32,18 +43,25 @@ __all__ = [
     "ELEMENTS",
     "KEY_BYTES",
     "Csc",
+    "DiskError",
+    "DiskFile",
     "EdgeLists",
+    "FileRows",
     "Found",
     "Frontier",
     "IdMap",
     "InEdges",
+    "ListColumn",
     "MappedFile",
     "NodeMap",
     "PartitionRule",
     "Picks",
+    "Reads",
     "Reduce",
     "RelationLists",
+    "RowRequest",
     "Rule",
+    "SparseArray",
     "Topology",
     "aggregate",
     "aggregate_tables",
@@ -58,6 +76,7 @@ __all__ = [
     "fill_edges",
     "gather",
     "give_back_freed_memory",
+    "has_read_queue",
     "keep_freed_memory",
     "order_edges",
     "pack",
@@ -65,6 +84,7 @@ __all__ = [
     "place",
     "pool_trim",
     "pool_use",
+    "read_soon",
     "require_whole",
     "route",
     "sample",

@@ -33,6 +33,12 @@ def require_whole(tensors: Iterable[Tensor]) -> None:
             _core.require_whole(tensor.data_ptr())
 
 
+def read_soon(tensor: Tensor) -> None:
+    """The kernel begins to read what a tensor is a map of. For who goes through a file in order: see MappedFile."""
+    if tensor.nbytes:
+        _core.read_soon(tensor.data_ptr(), tensor.nbytes)
+
+
 def tensor_of(buffer: _core.Buffer, dtype: torch.dtype = torch.int64) -> Tensor:
     """A tensor over a buffer, no copy."""
     return torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)

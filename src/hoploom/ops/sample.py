@@ -73,8 +73,8 @@ class EdgeLists:
         return self.indices.numel()
 
 
-def sample(lists: EdgeLists, frontier: Frontier, rule: Rule) -> Picks:
-    """Pick edges for every node of a frontier.
+def sample(lists: EdgeLists, frontier: Frontier, rule: Rule, *, positions_only: bool = False) -> Picks:
+    """Pick edges for every node of a frontier. With `positions_only`, the sources are not read: they are zeros.
 
     >>> sample(lists, Frontier(torch.tensor([0, 7])), Rule(key=1, stream=0, fanout=5))
     """
@@ -85,6 +85,7 @@ def sample(lists: EdgeLists, frontier: Frontier, rule: Rule) -> Picks:
         None if trees is None else trees.numpy(),
         None if times is None else times.numpy(),
         *rule,
+        positions_only,
     )
     return Picks(tensor_of(counts), tensor_of(sources), tensor_of(edges))
 
