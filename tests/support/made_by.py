@@ -51,6 +51,11 @@ def look_ahead(made: Made) -> None:
     assert sum(producer.fetches.num_fetched for producer in ahead) > 0
 
 
+def the_disk(made: Made) -> None:
+    assert made.store.reads is not None
+    assert made.store.reads.requests > 0
+
+
 def a_cache(made: Made) -> None:
     this_process(made)
     assert _hits(made.store) > 0

@@ -137,6 +137,16 @@ def _remote(case: Case, *, rows_alone: bool = False) -> Store:
     return spread(case.store, 4, here=[1], whole_topology=rows_alone)
 
 
+def _within(case: Case, site: Site, num_parts: int, share: float) -> Store:
+    """On disk, with a share of what it takes beyond the positions of its lists in memory."""
+    path = site.saved(case, num_parts)
+    parts = hoploom.open(path).parts
+    begins = sum(lists.indptr.nbytes for part in parts for lists in part.lists)
+    columns = [column.nbytes for part in parts for lists in part.lists for column in lists.columns]
+    rows = [table.rows.nbytes for part in parts for table in part.tables.values()]
+    return hoploom.open(path, memory=begins + 2 + int(share * (sum(columns) + sum(rows) - begins)))
+
+
 NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
 NO_HOOK = dict.fromkeys(HOOKS, "sample_frontier is a function, which cannot go to the servers")
 THREADS = {"num_workers": 2}
@@ -159,6 +169,13 @@ PLACEMENTS: dict[str, Placement] = {
     "parts": Placement(lambda case, site: (assemble(case.store.schema, cut(case.store, 4)), {}), made_by.this_process),
     "disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 1)), {}), made_by.this_process),
     "parts on disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 3)), THREADS), made_by.this_process),
+    "budget, nothing fits": Placement(lambda case, site: (_within(case, site, 1, 0), {}), made_by.the_disk),
+    "budget, some edges fit": Placement(
+        lambda case, site: (_within(case, site, 3, 0.15), {"look_ahead": 3, **THREADS}), made_by.the_disk
+    ),
+    "budget, edges and some rows fit": Placement(
+        lambda case, site: (_within(case, site, 2, 0.6), {"look_ahead": 2}), made_by.the_disk, restored
+    ),
     "remote parts": Placement(lambda case, site: (_remote(case), THREADS), made_by.remote_shards, missing=NO_DEGREES),
     "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards),
     "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), made_by.a_cache, missing=NO_DEGREES),

@@ -31,6 +31,12 @@ class Elsewhere:
     def is_here(self) -> bool:
         return False
 
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        return False
+
+    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+        return places
+
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         assert any(frontier is not None for frontier in frontiers)
         self.samples += 1

@@ -37,17 +37,24 @@ class Opening:
     parts: tuple[int, ...] | None
     serve: Serve
     servers: str | Sequence[str] | None
-    options: Mapping[str, Any] = field(default_factory=dict)  # of connect
+    options: Mapping[str, Any] = field(default_factory=dict)  # of connect, and `memory` where there is no server
+
+    @property
+    def memory(self) -> int | str | None:
+        return self.options.get("memory")
 
     def check(self) -> None:
         """Raise ConfigError for what can never work."""
-        unknown = [name for name in self.options if name not in CONNECT]
+        known = [*CONNECT, "memory"]
+        unknown = [name for name in self.options if name not in known]
         if unknown:
-            raise ConfigError(f"Context.open got {unknown[0]!r}; besides its own arguments it takes {list(CONNECT)}")
+            raise ConfigError(f"Context.open got {unknown[0]!r}; besides its own arguments it takes {known}")
         if self.serve not in (True, False, "auto"):
             raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
         if self.servers and self.serve is True:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
+        if self.memory is not None and (self.servers or self.serve is True):
+            raise ConfigError("memory limits a store that is opened without servers; leave memory or the servers out")
 
 
 def open_for(context: Context, place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
@@ -70,9 +77,10 @@ def _open(
     if opening.path is None:
         raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
     num_parts = len(read_manifest(opening.path).parts)
-    if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1):
+    alone = opening.memory is not None
+    if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1 and not alone):
         return _with_homes(context, _side_by_side(context, _hosts(place, deployment), opening, closing))
-    store = open_store(opening.path, parts=opening.parts)
+    store = open_store(opening.path, parts=opening.parts, memory=opening.memory)
     return store if opening.parts is None else _with_homes(context, store)
 
 
@@ -86,7 +94,9 @@ def _as_deployed(opening: Opening, deployment: LaunchSettings) -> Opening:
         raise ConfigError("serve is True, but hoploom launch has started servers; leave serve or its servers out")
     path = None if deployment.store is None else Path(deployment.store)
     parts = deployment.parts if opening.parts is None else opening.parts
-    return replace(opening, path=path, parts=parts, servers=deployment.servers)
+    deployed = replace(opening, path=path, parts=parts, servers=deployment.servers)
+    deployed.check()
+    return deployed
 
 
 def _connected(opening: Opening, closing: ExitStack) -> Store:

@@ -46,11 +46,16 @@ class Walk:
     done: Callable[[int], None]
 
 
-def made_here(maker: Maker, num_steps: int) -> Producer:
-    """This process makes the batches, with look-ahead where it is by more than one step and some rows are remote."""
-    features = maker.assembler.store.features
-    if num_steps > 1 and isinstance(features, Sharded) and not all(shard.is_here for shard in features.shards):
-        return LookAhead(maker, features, num_steps)
+def made_here(maker: Maker, num_steps: int | None) -> Producer:
+    """This process makes the batches; with look-ahead where some rows cost a wait, by so many steps or, within a
+    budget of memory, by as many as it holds."""
+    store = maker.assembler.store
+    features = store.features
+    window = 0 if store.budget is None else store.budget.window
+    waits = isinstance(features, Sharded) and not all(shard.is_here for shard in features.shards)
+    if (waits and (num_steps or 0) > 1) or (num_steps is None and window):
+        assert isinstance(features, Sharded)
+        return LookAhead(maker, features, num_steps, window)
     return maker
 
 

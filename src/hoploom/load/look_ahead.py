@@ -19,10 +19,12 @@ from hoploom.load.pipeline import Delivery, Producer, Stages, Work
 from hoploom.ops import IdMap
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
-from hoploom.store.row_cache import Cached, HeldRows, lies_here, missing
+from hoploom.store.row_cache import Cached, HeldRows
 from hoploom.store.sharded import empty_rows
 
 Rows = Mapping[Owner, HeldRows]
+
+MOST_STEPS = 128  # ahead, however small their rows are
 
 
 @dataclass
@@ -44,8 +46,9 @@ class Fetched(NamedTuple):
 class LookAhead(Producer):
     """Makes batches in groups of steps; what is counted in `fetches` is over all loops."""
 
-    def __init__(self, maker: Maker, features: Sharded, num_steps: int) -> None:
-        self.num_steps = num_steps
+    def __init__(self, maker: Maker, features: Sharded, num_steps: int | None, window: int = 0) -> None:
+        self.num_steps = num_steps  # None: as many as a window of so many bytes holds, found out by the first loop
+        self._window = window
         self.fetches = Fetches()
         self._counting = threading.Lock()  # every loop has its own threads
         self._maker, self._features = maker, features
@@ -55,13 +58,18 @@ class LookAhead(Producer):
 
     def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
         """Two groups are under way, the one that is delivered and the one after it; without threads, one."""
+        num_groups = 2 if delivery.num_threads else 1
+        if self.num_steps is None:
+            self.num_steps = self._steps_that_fit(work, num_groups + 1)
+        if self.num_steps == 1:
+            return super().stages(work, delivery)
 
         def finish(step: int, drawn: Drawn, fetched: Fetched) -> Sent:
             return work.send(self._maker.finish(drawn, fetched.assembler))
 
         stages = Stages(
             finish,
-            window=(2 if delivery.num_threads else 1) * self.num_steps,
+            window=num_groups * self.num_steps,
             num_finishing=delivery.num_ahead,
             begin=lambda step: self._maker.draw(*work.place(step)),
             fetch=self._timed_fetch,
@@ -69,6 +77,16 @@ class LookAhead(Producer):
             naming=work.naming,
         )
         return nullcontext(stages)
+
+    def _steps_that_fit(self, work: Work, num_groups: int) -> int:
+        """How many steps' rows fit the window, with the first step's for measure; of so many groups at a time."""
+        drawn = self._maker.draw(*work.place(0))
+        schema = self._features.schema
+        num_bytes = 0
+        for owner, (ids, names) in self._missing([drawn], {}).items():
+            fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
+            num_bytes += len(ids) * sum(fields[name].row_bytes for name in names)
+        return max(1, min(MOST_STEPS, self._window // max(1, num_groups * num_bytes)))
 
     def _timed_fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
         with self._maker.seconds("fetch"):
@@ -110,7 +128,7 @@ class LookAhead(Producer):
             seen: set[tuple[Owner, int]] = set()
             wanted = self._maker.assembler.wanted(one.sampled)
             for owner, name, ids in wanted:
-                if all(lies_here(shard, owner, name) for shard in shards):
+                if all(shard.lies_here(owner, name) for shard in shards):
                     continue
                 if owner not in needed:
                     needed[owner] = IdMap(len(before[owner].ids) if owner in before else 0), []
@@ -120,7 +138,7 @@ class LookAhead(Producer):
                 if (owner, id(ids)) not in seen:
                     seen.add((owner, id(ids)))
                     for shard, places in zip(shards, self._features.route(owner, ids), strict=True):
-                        held.add(ids, missing(shard, owner, ids, places))
+                        held.add(ids, shard.missing(owner, ids, places))
         return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner[0])}
 
     def _assembler(self, rows: Rows) -> Assembler:

@@ -66,7 +66,7 @@ class SamplingLoader(Loader):
             order = drawn(order, arguments["sampler"], arguments["locality"])
         ahead, deadline = arguments["look_ahead"], arguments["timeout"] or DEADLINE
         deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
-        producer = made_here(maker, ahead or 1) if deployed is None else deployed
+        producer = made_here(maker, ahead) if deployed is None else deployed
         byte_limit = None if arguments["prefetch_bytes"] is None else ByteLimit(arguments["prefetch_bytes"])
         delivery = Delivery(
             arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline, byte_limit=byte_limit

@@ -9,7 +9,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import PeerError
 from hoploom.ops import Frontier, Picks
-from hoploom.schema import Schema
+from hoploom.schema import Owner, Schema
 from hoploom.serve.client import read_message
 from hoploom.serve.peers import Peers
 from hoploom.serve.wire import Incoming, Message
@@ -36,6 +36,12 @@ class RemotePart:
     @property
     def is_here(self) -> bool:
         return False
+
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        return False
+
+    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+        return places
 
     def _header(self, kind: str) -> dict[str, object]:
         return {"ask": kind, "identity": self._peers.identity, "part": self.number}

@@ -96,7 +96,7 @@ class Shard(Protocol):
 
     @property
     def is_here(self) -> bool:
-        """Whether this process answers by itself; a remote shard costs a round trip."""
+        """Whether this process answers by itself, from memory; another shard costs a wait, for a peer or a disk."""
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         """Begin one hop of this range's nodes: as GraphStore.sample."""
@@ -108,6 +108,12 @@ class Shard(Protocol):
 
         places[i] are [n] int64; outs[i] has the field's dtype and a row for every one of wanted[i].ids.
         """
+
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        """Whether all rows of a field are in memory or mapped."""
+
+    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+        """Of these places among the ids, those whose rows cost a wait."""
 
     def split(self, node_type: str, name: str) -> Tensor:
         """The members of a split in this range, [n] int64; none where the type has no such split."""
@@ -222,6 +228,12 @@ class Part:
     ) -> Callable[[], None]:
         return partial(self._gather_at, wanted, places, outs)
 
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        return True
+
+    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+        return places[:0]
+
     def split(self, node_type: str, name: str) -> Tensor:
         return self.splits.get((node_type, name), torch.empty(0, dtype=torch.int64))
 
@@ -270,6 +282,12 @@ class Absent:
                 what = "node" if isinstance(owner, str) else "edge"
                 self._refuse(f"reading {name!r} of {what} {int(ids[place[0]])} of {owner!r}")
         return lambda: None
+
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        return True
+
+    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+        return places[:0]
 
     def split(self, node_type: str, name: str) -> Tensor:
         return torch.empty(0, dtype=torch.int64)

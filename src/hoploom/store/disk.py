@@ -78,23 +78,38 @@ def _check_splits(folder: Path, manifest: Manifest) -> None:
             raise StoreError(f"{folder}: the parts hold splits {dict(held)} of {node_type.name!r}, not {declared}")
 
 
-def open_part(folder: Path, manifest: Manifest, part: int) -> Part:
+def exceeds_memory(manifest: Manifest, parts: Sequence[int], *, whole_topology: bool = False) -> bool:
+    """Whether these parts, and perhaps the edges of the others, take more than the memory that there is."""
+    folders = tuple(f"{layout.part_folder(part)}/" for part in parts)
+    opened = (
+        entry.bytes
+        for name, entry in manifest.files.items()
+        if name.startswith(folders) or (whole_topology and Path(name).name.startswith("csc."))
+    )
+    return sum(opened) > memory_limit()
+
+
+def open_part(folder: Path, manifest: Manifest, part: int, *, scattered: bool = False) -> Part:
+    """Map one part. `scattered`: the kernel reads from the disk what is asked for, and nothing around it."""
     schema, held = manifest.schema, manifest.parts[part]
     tables: dict[tuple[Owner, str], Table] = {}
     splits: dict[tuple[str, str], Tensor] = {}
     for index, node_type in enumerate(schema.node_types):
         for name, field in node_type.fields.items():
             shape = (held.num_nodes[index], *field.shape)
-            rows = map_array(folder, manifest, layout.node_file(part, node_type.name, name), field.dtype, shape)
+            file = layout.node_file(part, node_type.name, name)
+            rows = map_array(folder, manifest, file, field.dtype, shape, scattered=scattered)
             tables[node_type.name, name] = Table(rows, held.first_nodes[index])
         for split, size in held.splits.get(node_type.name, {}).items():
             file = layout.split_file(part, node_type.name, split)
             splits[node_type.name, split] = map_array(folder, manifest, file, "int64", (size,))
-    tables |= _edge_tables(folder, manifest, part, only_here=False)
-    return replace(_open_topology(folder, manifest, part), tables=tables, splits=splits)
+    tables |= _edge_tables(folder, manifest, part, only_here=False, scattered=scattered)
+    return replace(_open_topology(folder, manifest, part, scattered), tables=tables, splits=splits)
 
 
-def _edge_tables(folder: Path, manifest: Manifest, part: int, *, only_here: bool) -> dict[tuple[Owner, str], Table]:
+def _edge_tables(
+    folder: Path, manifest: Manifest, part: int, *, only_here: bool, scattered: bool
+) -> dict[tuple[Owner, str], Table]:
     """The fields of edges; of those whose files are here, or of all."""
     tables: dict[tuple[Owner, str], Table] = {}
     for index, relation in enumerate(manifest.schema.relations):
@@ -103,28 +118,31 @@ def _edge_tables(folder: Path, manifest: Manifest, part: int, *, only_here: bool
             if only_here and not (file in manifest.files and layout.inside(folder, file).exists()):
                 continue
             shape = (manifest.parts[part].num_edges[index], *field.shape)
-            rows = map_array(folder, manifest, file, field.dtype, shape)
+            rows = map_array(folder, manifest, file, field.dtype, shape, scattered=scattered)
             tables[relation.key, name] = Table(rows, manifest.parts[part].first_edges[index])
     return tables
 
 
-def open_topology(folder: Path, manifest: Manifest, part: int) -> Part:
+def open_topology(folder: Path, manifest: Manifest, part: int, *, scattered: bool = False) -> Part:
     """Map one part's topology, and the fields of edges that lie beside it; fields and splits of nodes are left out."""
     try:
-        opened = _open_topology(folder, manifest, part)
-        return replace(opened, tables=_edge_tables(folder, manifest, part, only_here=True))
+        opened = _open_topology(folder, manifest, part, scattered)
+        tables = _edge_tables(folder, manifest, part, only_here=True, scattered=scattered)
+        return replace(opened, tables=tables)
     except StoreError as error:
         files = f"{layout.part_folder(part)}/relations/*/csc.*.npy"
         raise StoreError(f"topology='all' needs {files}: {error}, or open the store with topology='own'") from error
 
 
-def _open_topology(folder: Path, manifest: Manifest, part: int) -> Part:
+def _open_topology(folder: Path, manifest: Manifest, part: int, scattered: bool) -> Part:
     held = manifest.parts[part]
-    lists = tuple(_open_lists(folder, manifest, part, index) for index in range(len(manifest.schema.relations)))
+    lists = tuple(
+        _open_lists(folder, manifest, part, index, scattered) for index in range(len(manifest.schema.relations))
+    )
     return Part(manifest.schema, held.first_nodes, held.num_nodes, lists, {}, {})
 
 
-def _open_lists(folder: Path, manifest: Manifest, part: int, index: int) -> EdgeLists:
+def _open_lists(folder: Path, manifest: Manifest, part: int, index: int, scattered: bool) -> EdgeLists:
     schema, held = manifest.schema, manifest.parts[part]
     relation = schema.relations[index]
     destination = schema.destinations[index]
@@ -133,7 +151,8 @@ def _open_lists(folder: Path, manifest: Manifest, part: int, index: int) -> Edge
     timed = schema.time in relation.fields or schema.time in source.fields
 
     def column(name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        return map_array(folder, manifest, layout.topology_file(part, relation, name), dtype, shape)
+        file = layout.topology_file(part, relation, name)
+        return map_array(folder, manifest, file, dtype, shape, scattered=scattered and name != "indptr")
 
     indptr = column("indptr", "int64", (num_nodes + 1,))
     if int(indptr[0]) != 0 or int(indptr[-1]) != num_edges:
@@ -149,7 +168,9 @@ def _open_lists(folder: Path, manifest: Manifest, part: int, index: int) -> Edge
     )
 
 
-def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Sequence[int]) -> Tensor:
+def map_array(
+    folder: Path, manifest: Manifest, name: str, dtype: str, shape: Sequence[int], *, scattered: bool = False
+) -> Tensor:
     """Map one .npy file. Writes to the tensor stay in this process."""
     entry = manifest.files.get(name)
     if entry is None:
@@ -162,6 +183,8 @@ def map_array(folder: Path, manifest: Manifest, name: str, dtype: str, shape: Se
         raise StoreError(f"{name} is missing from {folder}; copy the store again") from error
     except OSError as error:
         raise StoreError(f"{name} of {folder} cannot be read: {error}") from error
+    if scattered:
+        pages.read_scattered()
     count = math.prod(shape)
     if count == 0:
         return torch.empty(tuple(shape), dtype=DTYPES[dtype])

@@ -45,6 +45,7 @@ def edges_of(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) ->
             raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
         for begin in range(0, lists.indices.numel(), at_once):
             end = min(begin + at_once, lists.indices.numel())
+            ops.read_soon(lists.indices[end : end + at_once])
             yield lists.indices[begin:end], destinations(lists.indptr, lists.first_node, begin, end)
     finally:  # zeros may have led to another error
         ops.require_whole((lists.indptr, lists.indices))

@@ -66,6 +66,12 @@ class Wrapped:
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         return self.shard.begin_sample(frontiers, draw)
 
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        return self.shard.lies_here(owner, name)
+
+    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+        return self.shard.missing(owner, ids, places)
+
     def split(self, node_type: str, name: str) -> Tensor:
         return self.shard.split(node_type, name)
 
@@ -93,6 +99,10 @@ class Cached(Wrapped):
     held: Mapping[Owner, HeldRows]
     tally: Tally = field(default_factory=Tally)
 
+    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+        rows = self.held.get(owner)
+        return self.shard.missing(owner, ids, places if rows is None else rows.ids.find(ids, places).misses)
+
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
         looked_up: dict[tuple[Owner, int, int], Found] = {}
         copies: list[Finish] = []
@@ -116,26 +126,14 @@ class Nearer(Wrapped):
 
     near: Part
 
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        return (owner, name) in self.near.tables or self.shard.lies_here(owner, name)
+
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
         here = [(want.owner, want.field) in self.near.tables for want in wanted]
         own = [place if is_here else place[:0] for place, is_here in zip(places, here, strict=True)]
         rest = [place[:0] if is_here else place for place, is_here in zip(places, here, strict=True)]
         return self._finish([self.near.begin_gather(wanted, own, outs)], wanted, rest, outs)
-
-
-def lies_here(shard: Shard, owner: Owner, name: str) -> bool:
-    """Whether all of a field is read in this process."""
-    if isinstance(shard, Cached):
-        return lies_here(shard.shard, owner, name)
-    return shard.is_here or (isinstance(shard, Nearer) and (owner, name) in shard.near.tables)
-
-
-def missing(shard: Shard, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
-    """Of these places, those whose rows are remote and not held."""
-    if isinstance(shard, Cached):
-        rows = shard.held.get(owner)
-        return missing(shard.shard, owner, ids, places if rows is None else rows.ids.find(ids, places).misses)
-    return places[:0] if shard.is_here else places
 
 
 # --- the rows that are needed most --------------------------------------------------------

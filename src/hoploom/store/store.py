@@ -13,7 +13,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, StoreError
-from hoploom.ops import InEdges
+from hoploom.ops import InEdges, Reads
 from hoploom.schema import NodeType, Owner, Relation, RelationName, Schema
 from hoploom.store import format as layout
 from hoploom.store import to_pyg
@@ -29,7 +29,9 @@ from hoploom.store.base import (
     in_degrees_of,
     range_of,
 )
-from hoploom.store.disk import check_manifest, open_part, open_topology
+from hoploom.store.budget import Budget, largest_file, on_disk, plan, read_memory
+from hoploom.store.disk import check_manifest, exceeds_memory, open_part, open_topology
+from hoploom.store.disk_figures import disk_figures
 from hoploom.store.edges import Loops, covers, loops_of
 from hoploom.store.format import Manifest, PartRange
 from hoploom.store.sharded import Sharded
@@ -62,6 +64,8 @@ class Store(Explored):
     topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
     deployment: Deployment = NOWHERE
     path: Path | None = None  # of the directory that it was opened from
+    budget: Budget | None = None  # of memory, where it was opened with one
+    reads: Reads | None = None  # from the disk, where some of it does not fit the budget
     _loops: dict[RelationName, Loops] = field(default_factory=dict)  # as found
 
     def __post_init__(self) -> None:
@@ -75,7 +79,8 @@ class Store(Explored):
         parts = len(self.shards)
         in_parts = f"; {parts} parts" if parts > 1 else ""
         placed = "" if self.placed is None else f"; placed on {self.placed.device}"
-        return f"Store({where}nodes: {nodes}; edges: {edges}{in_parts}{placed})"
+        within = "" if self.budget is None else f"; {self.budget}"
+        return f"Store({where}nodes: {nodes}; edges: {edges}{in_parts}{placed}{within})"
 
     def close(self) -> None:
         """Close the connections to servers, and free what `place` shares with other processes.
@@ -246,7 +251,11 @@ def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
 
 
 def open_store(
-    path: str | Path, *, parts: Sequence[int] | None = None, topology: Literal["own", "all"] = "own"
+    path: str | Path,
+    *,
+    parts: Sequence[int] | None = None,
+    topology: Literal["own", "all"] = "own",
+    memory: int | str | None = None,
 ) -> Store:
     """Open a store from a directory. It is mapped and not loaded, so this is fast for any size.
 
@@ -254,9 +263,13 @@ def open_store(
     store. Splits have the members in these parts. Reading anything of another part raises a StoreError. With
     `topology="all"`, the edges of the other parts are opened too, so sampling sees every edge; their fields are not.
 
+    `memory` is for a graph larger than memory: what this process may hold of the store, beside the batches. What does
+    not fit is read from the disk as batches need it, many reads at once. Batches stay the same.
+
     >>> store = hoploom.open("papers.store")
     >>> store = hoploom.open("papers.store", parts=[2])
     >>> store = hoploom.open("papers.store", parts=[2], topology="all")
+    >>> store = hoploom.open("papers.store", memory="6GB")
     """
     folder = Path(path)
     manifest = layout.read_manifest(folder)
@@ -265,10 +278,14 @@ def open_store(
         raise ConfigError(f"topology is {topology!r:.80}; choose 'own' or 'all'")
     everything = range(len(manifest.parts))
     numbers = tuple(everything) if parts is None else _checked_parts(parts, len(everything))
-    held = {number: open_part(folder, manifest, number) for number in numbers}
+    whole_topology = topology == "all"
+    scattered = exceeds_memory(manifest, numbers, whole_topology=whole_topology)
+    held = {number: open_part(folder, manifest, number, scattered=scattered) for number in numbers}
     if len(held) == len(everything):
-        return replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity, path=folder)
-    return _open_some(folder, manifest, held, whole_topology=topology == "all")
+        opened = replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity, path=folder)
+    else:
+        opened = _open_some(folder, manifest, held, whole_topology=whole_topology, scattered=scattered)
+    return opened if memory is None else _within(opened, manifest, memory)
 
 
 def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
@@ -280,14 +297,18 @@ def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
     return numbers
 
 
-def _open_some(folder: Path, manifest: Manifest, held: Mapping[int, Part], *, whole_topology: bool) -> Store:
+def _open_some(
+    folder: Path, manifest: Manifest, held: Mapping[int, Part], *, whole_topology: bool, scattered: bool
+) -> Store:
     """Some parts of several, and of the others their topology or nothing."""
     schema, everything = manifest.schema, range(len(manifest.parts))
     shards = [held.get(number) or Absent(schema, number, tuple(held)) for number in everything]
     graph = features = Sharded(schema, shards, manifest.parts)
     topology = tuple(held.values())
     if whole_topology:
-        topology = tuple(held.get(number) or open_topology(folder, manifest, number) for number in everything)
+        topology = tuple(
+            held.get(number) or open_topology(folder, manifest, number, scattered=scattered) for number in everything
+        )
         graph = features.over(topology)
     return Store(
         schema,
@@ -300,3 +321,21 @@ def _open_some(folder: Path, manifest: Manifest, held: Mapping[int, Part], *, wh
         shards=tuple(shards),
         topology=topology,
     )
+
+
+def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
+    """The store with what does not fit a budget read from the disk."""
+    budget = plan(store.topology, store.parts, read_memory(memory))
+    if budget.holds_all or store.path is None:
+        return replace(store, budget=budget)
+    reads = Reads(gap=disk_figures(largest_file(store.path, manifest)).gap)
+    far = [
+        on_disk(store.path, manifest, number, shard, budget, reads) if isinstance(shard, Part) else shard
+        for number, shard in enumerate(store.shards)
+    ]
+    features = Sharded(store.schema, far, store.ranges)
+    topology = [
+        on_disk(store.path, manifest, number, part, budget, reads) for number, part in enumerate(store.topology)
+    ]
+    graph = features.over(topology) if len(topology) == len(far) else features
+    return replace(store, graph=graph, features=features, shards=tuple(far), budget=budget, reads=reads)

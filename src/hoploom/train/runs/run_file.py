@@ -355,6 +355,13 @@ class RunFile:
         rules.PATH,
         example="graph.store",
     )
+    memory: str | None = key(
+        None,
+        "for a graph larger than memory: how much of it each process may hold; the rest is read from disk when needed",
+        rules.SIZE,
+        only=WITH_STORE,
+        example="6GB",
+    )
     seed: int = key(0, "the number that all randomness derives from", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)
     model: ModelSection = field(default_factory=ModelSection)

@@ -1,0 +1,143 @@
+"""A store within a budget of memory: what of it is mapped, and what is read from the disk when it is wanted.
+
+Memory takes, in this order: where each list begins, the lists, small fields, and of the other fields the first rows of
+every part, which are the ones used most in a store that `partition` wrote. A share is kept for the rows of steps ahead.
+"""
+
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hoploom.config.values import as_bytes, as_int, as_share, parse_bytes
+from hoploom.errors import ConfigError, StoreError
+from hoploom.ops import DiskFile, FileRows, Reads
+from hoploom.schema import Owner
+from hoploom.store import format as layout
+from hoploom.store.base import Part
+from hoploom.store.format import Manifest
+from hoploom.store.on_disk import FarLists, FarRows, OnDisk
+
+WINDOW = 0.25  # share of what the topology leaves that is kept for the rows of steps ahead
+SMALL = 64  # bytes of a row: holding such a field saves as many reads as holding a wide one
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What lies in memory, of all parts that are open."""
+
+    num_bytes: int
+    lists: float  # share of the edges' sources
+    small_fields: bool
+    rows: float  # share of the rows of the other fields
+    window: int  # bytes for the rows of steps ahead
+    far_bytes: int  # that are read from the disk
+
+    @property
+    def holds_all(self) -> bool:
+        return self.far_bytes == 0
+
+    def __str__(self) -> str:
+        lists = "all edges" if self.lists == 1 else f"{as_share(self.lists)} of the edges"
+        small = ", small fields" if self.small_fields else ""
+        rows = f"{as_share(self.rows)} of the rows" if self.rows < 1 else "all rows"
+        held = f"{lists}{small} and {rows} in memory"
+        return f"within {as_bytes(self.num_bytes)}: {held}, {as_bytes(self.far_bytes)} on disk"
+
+
+def read_memory(memory: int | str) -> int:
+    """What a user gives as a budget, in bytes."""
+    if isinstance(memory, str):
+        return parse_bytes("memory", memory)
+    return as_int("memory", memory, 1, "give bytes such as '6GB'")
+
+
+def largest_file(folder: Path, manifest: Manifest) -> Path:
+    """What the disk is measured on."""
+    here = [name for name in manifest.files if layout.inside(folder, name).exists()]
+    return layout.inside(folder, max(here, key=lambda name: manifest.files[name].bytes))
+
+
+def plan(topology: Sequence[Part], parts: Sequence[Part], num_bytes: int) -> Budget:
+    """How a budget is spent on the edges of some parts and the rows of some; ConfigError where it is too small."""
+    begins = sum(lists.indptr.nbytes for part in topology for lists in part.lists)
+    lists = sum(column.nbytes for part in topology for lists in part.lists for column in lists.columns) - begins
+    small = sum(table.rows.nbytes for part in parts for table in part.tables.values() if table.raw.shape[1] <= SMALL)
+    wide = sum(table.rows.nbytes for part in parts for table in part.tables.values()) - small
+    everything = begins + lists + small + wide
+    if everything <= num_bytes:
+        return Budget(num_bytes, 1.0, True, 1.0, 0, 0)
+    left = num_bytes - begins
+    if left <= 0:
+        least = as_bytes(begins * 5 // 4)
+        raise ConfigError(
+            f"memory is {as_bytes(num_bytes)}, and where the edge lists begin takes {as_bytes(begins)} of it; "
+            f"give at least {least}, or leave memory out"
+        )
+    window = int(left * WINDOW)
+    left -= window
+    share_of_lists = min(1.0, left / lists) if lists else 1.0
+    left -= int(share_of_lists * lists)
+    holds_small = 0 < small <= left
+    left -= small if holds_small else 0
+    rest = wide if holds_small or not small else wide + small
+    share = min(1.0, left / rest) if rest else 1.0
+    far = int((1 - share_of_lists) * lists + (1 - share) * rest)
+    return Budget(num_bytes, share_of_lists, holds_small, share, window, max(far, 1))
+
+
+def on_disk(folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget, reads: Reads) -> OnDisk:
+    """A part within a budget."""
+    return OnDisk(
+        part,
+        _far_tables(folder, manifest, number, part, budget),
+        _far_lists(folder, manifest, number, part, budget),
+        reads,
+    )
+
+
+def _far_tables(
+    folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget
+) -> Mapping[tuple[Owner, str], FarRows]:
+    far: dict[tuple[Owner, str], FarRows] = {}
+    for (owner, name), table in part.tables.items():
+        num_rows, row_bytes = table.raw.shape
+        if (row_bytes <= SMALL and budget.small_fields) or budget.rows == 1 or not table.rows.nbytes:
+            continue
+        relation = None if isinstance(owner, str) else manifest.schema.relation(owner)
+        file = (
+            layout.node_file(number, str(owner), name) if relation is None else layout.edge_file(number, relation, name)
+        )
+        rows = _rows(folder, manifest, file, num_rows, table.rows.nbytes, table.first)
+        far[owner, name] = FarRows(rows, int(budget.rows * num_rows), row_bytes)
+    return far
+
+
+def _far_lists(folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget) -> Mapping[int, FarLists]:
+    far: dict[int, FarLists] = {}
+    for index, lists in enumerate(part.lists):
+        if budget.lists == 1 or not lists.num_edges:
+            continue
+        relation = manifest.schema.relations[index]
+        columns: dict[str, tuple[FileRows, torch.dtype]] = {}
+        for name, file_name in (("indices", "indices"), ("weight", "weight"), ("edge_time", "time")):
+            column = getattr(lists, name)
+            if column is not None:
+                file = layout.topology_file(number, relation, file_name)
+                rows = _rows(folder, manifest, file, lists.num_edges, column.nbytes, lists.first_edge)
+                columns[name] = rows, column.dtype
+        indices, dtype = columns["indices"]
+        far[index] = FarLists(lists, FarRows(indices, int(budget.lists * lists.num_edges), dtype.itemsize), columns)
+    return far
+
+
+def _rows(folder: Path, manifest: Manifest, name: str, num_rows: int, num_bytes: int, first: int) -> FileRows:
+    """The values of a .npy file stand at its end."""
+    try:
+        file = DiskFile(str(layout.inside(folder, name)))
+    except OSError as error:
+        way_out = "; allow more open files: ulimit -n" if error.errno == errno.EMFILE else ""
+        raise StoreError(f"{name} of {folder} cannot be opened: {error.strerror}{way_out}") from error
+    return FileRows(file, manifest.files[name].bytes - num_bytes, num_rows, first)

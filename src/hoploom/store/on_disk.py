@@ -1,0 +1,190 @@
+"""A part that does not fit in memory: its first rows are mapped, and the others read from the disk when wanted.
+
+The mapped ones stay in the page cache, once per host, because the reads go past it. Of a hop, only the picked entries
+are read where their positions follow from the degrees; weighted, temporal, LABOR and full picks read whole lists.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.errors import StoreError
+from hoploom.ops import EdgeLists, FileRows, Frontier, ListColumn, Picks, Reads, RowRequest, Rule, SparseArray
+from hoploom.schema import Owner
+from hoploom.store.base import Draw, Part, Wanted
+
+
+class FarRows(NamedTuple):
+    """A table of which the rows before `near` are mapped."""
+
+    rows: FileRows
+    near: int
+    row_bytes: int
+
+    @property
+    def first_far(self) -> int:
+        return self.rows.first + self.near
+
+
+@dataclass(frozen=True)
+class FarLists:
+    """Edge lists of a relation that are on disk; the positions where they begin (indptr) are in memory."""
+
+    mapped: EdgeLists
+    indices: FarRows
+    columns: Mapping[str, tuple[FileRows, torch.dtype]]  # of EdgeLists: indices, weight, edge_time
+    idle: list["Desk"] = field(
+        default_factory=list, repr=False, compare=False
+    )  # as many come to be as are used at once
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Room for lists that one hop reads, at the places that they have in the whole."""
+
+    lists: EdgeLists
+    arrays: Mapping[str, SparseArray]
+
+    @staticmethod
+    def of(far: FarLists) -> "Desk":
+        arrays = {name: SparseArray(rows.num_rows * dtype.itemsize) for name, (rows, dtype) in far.columns.items()}
+        columns = {name: torch.frombuffer(array, dtype=far.columns[name][1]) for name, array in arrays.items()}
+        return Desk(
+            EdgeLists(
+                far.mapped.indptr,
+                columns.pop("indices"),
+                far.mapped.first_node,
+                far.mapped.first_edge,
+                columns.get("weight"),
+                columns.get("edge_time"),
+            ),
+            arrays,
+        )
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A shard over a part of which some tables or lists are far."""
+
+    part: Part
+    tables: Mapping[tuple[Owner, str], FarRows]
+    lists: Mapping[int, FarLists]  # by relation
+    reads: Reads
+
+    @property
+    def is_here(self) -> bool:
+        return False
+
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        return (owner, name) not in self.tables
+
+    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+        bounds = [far.first_far for (far_owner, _), far in self.tables.items() if far_owner == owner]
+        return ops.route(ids, torch.tensor([min(bounds)]), places)[1] if bounds else places[:0]
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        return self.part.split(node_type, name)
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        return partial(self._gather, wanted, places, outs)
+
+    def _gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        near, far = list(places), list[RowRequest]()
+        routed: dict[tuple[int, int, int], list[Tensor]] = {}
+        for index, ((owner, name, ids), place, out) in enumerate(zip(wanted, places, outs, strict=True)):
+            table = self.tables.get((owner, name))
+            if table is None or place.numel() == 0:
+                continue
+            key = id(ids), id(place), table.first_far
+            if key not in routed:
+                routed[key] = ops.route(ids, torch.tensor([table.first_far]), place)
+            near[index] = routed[key][0]
+            if routed[key][1].numel():
+                far.append(RowRequest(table.rows, ids, routed[key][1], out))
+        self.part.begin_gather(wanted, near, outs)()
+        if far:
+            with self._naming():
+                self.reads.rows(far)
+
+    # --- hops ---------------------------------------------------------------------------------
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        return partial(self._sample, frontiers, draw)
+
+    def _sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        if draw.counts_only:
+            return self.part.sample(frontiers, draw)
+        out: list[Picks | None] = []
+        for index in range(len(self.part.lists)):
+            frontier, far = frontiers[self.part.schema.destinations[index]], self.lists.get(index)
+            if frontier is None or draw.fanouts[index] == 0:
+                out.append(None)
+            elif far is None:
+                out.append(ops.sample(self.part.lists[index], frontier, draw.rule(index)))
+            else:
+                with self._naming():
+                    out.append(self._sample_far(far, frontier, draw.rule(index)))
+        return out
+
+    def _sample_far(self, far: FarLists, frontier: Frontier, rule: Rule) -> Picks:
+        whole = rule.labor or rule.weighted or rule.fanout < 0 or frontier.times is not None
+        return self._from_lists(far, frontier, rule) if whole else self._from_entries(far, frontier, rule)
+
+    def _from_entries(self, far: FarLists, frontier: Frontier, rule: Rule) -> Picks:
+        """The positions of the picks follow from the degrees: only their entries are read."""
+        picks = ops.sample(far.mapped, frontier, rule, positions_only=True)
+        entries = ops.empty((picks.edges.numel(),), far.mapped.indices.dtype)
+        near, rest = ops.route(picks.edges, torch.tensor([far.indices.first_far]))
+        ops.gather(ops.byte_rows(far.mapped.indices), picks.edges, ops.byte_rows(entries), far.mapped.first_edge, near)
+        if rest.numel():
+            self.reads.rows([RowRequest(far.indices.rows, picks.edges, rest, entries)])
+        return picks._replace(sources=entries.to(torch.int64))
+
+    def _from_lists(self, far: FarLists, frontier: Frontier, rule: Rule) -> Picks:
+        """The lists are read to where they would lie if all of them were in memory."""
+        try:
+            desk = far.idle.pop()
+        except IndexError:
+            desk = Desk.of(far)
+        names = ["indices"]
+        names += ["weight"] if rule.weighted and "weight" in far.columns else []
+        names += ["edge_time"] if frontier.times is not None and "edge_time" in far.columns else []
+        columns = [
+            ListColumn(rows.file, rows.offset, dtype.itemsize, desk.arrays[name])
+            for name in names
+            for rows, dtype in [far.columns[name]]
+        ]
+        try:
+            self.reads.lists(columns, far.mapped, frontier.nodes)
+            return ops.sample(desk.lists, frontier, rule)
+        finally:
+            for name in names:
+                desk.arrays[name].forget()
+            far.idle.append(desk)
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """What cannot be read is an error that names the file, the row and what to do."""
+        try:
+            yield
+        except ops.DiskError as error:
+            path, byte, reason = error.args
+            raise StoreError(
+                f"{self._row(path, byte)} cannot be read: {reason}; check the disk, or copy the store again"
+            ) from error
+
+    def _row(self, path: str, byte: int) -> str:
+        for (owner, name), table in self.tables.items():
+            if table.rows.file.path == path:
+                return f"row {(byte - table.rows.offset) // table.row_bytes} of {name!r} of {owner!r} ({path})"
+        return f"byte {byte} of {path}"

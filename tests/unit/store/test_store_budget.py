@@ -1,0 +1,180 @@
+"""A store within a budget of memory: what it holds, and what happens when its files cannot be read."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.batches import assert_same_batches
+
+import hoploom
+from hoploom import ConfigError, NeighborLoader, Store, StoreError
+from hoploom.store.budget import plan
+from hoploom.store.disk_figures import disk_figures, measure
+from hoploom.store.on_disk import OnDisk
+
+NUM_NODES, WIDTH = 6000, 64
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("budget") / "graph.store"
+    hoploom.generate(folder, num_nodes=NUM_NODES, avg_degree=10, num_features=WIDTH, num_classes=4)
+    return folder
+
+
+def _sizes(path: Path) -> tuple[int, int, int]:
+    """Bytes of where lists begin, of lists, and of wide rows."""
+    (part,) = hoploom.open(path).parts
+    begins = sum(lists.indptr.nbytes for lists in part.lists)
+    columns = sum(column.nbytes for lists in part.lists for column in lists.columns)
+    return begins, columns - begins, part.tables["node", "x"].rows.nbytes
+
+
+def _batches(store: Store, **options: object) -> list[object]:
+    given = {"batch_size": 100, "shuffle": True, "seed": 3} | options
+    return list(NeighborLoader(store, [5, 3], torch.arange(0, NUM_NODES, 7), **given))  # type: ignore[arg-type]
+
+
+def test_memory_takes_edges_then_small_fields_then_the_first_rows(path: Path) -> None:
+    begins, lists, rows = _sizes(path)
+    whole = hoploom.open(path)
+    few, half = (plan(whole.topology, whole.parts, begins + int(share * lists)) for share in (0.2, 2.5))
+    assert 0.1 < few.lists < 0.2  # the window has a quarter
+    assert (few.rows, few.small_fields) == (0.0, False)
+    assert half.lists == 1
+    assert half.small_fields
+    assert 0 < half.rows < 1
+    assert half.num_bytes >= begins + lists + int(half.rows * rows) + half.window
+
+
+def test_a_budget_that_holds_all_changes_nothing(path: Path) -> None:
+    store = hoploom.open(path, memory="1GB")
+    assert store.budget is not None
+    assert store.budget.holds_all
+    assert store.shards == store.parts
+    assert "all edges, small fields and all rows in memory, 0 B on disk" in repr(store)
+
+
+def test_a_store_says_what_it_holds(path: Path) -> None:
+    begins, lists, rows = _sizes(path)
+    store = hoploom.open(path, memory=begins + lists + rows // 2)
+    assert "all edges, small fields and " in repr(store)
+    assert " of the rows in memory, " in repr(store)
+    assert isinstance(store.shards[0], OnDisk)
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        ("9kB", r"memory is 9.00 kB, and where the edge lists begin takes 48.0 kB of it; give at least 60.0 kB"),
+        ("much", "memory is 'much'; give a size such as 512GB or 64GiB"),
+        (0, "give bytes such as '6GB'"),
+        (1.5, "give bytes such as '6GB'"),
+    ],
+)
+def test_a_wrong_budget_is_refused_with_the_way_out(path: Path, memory: str | int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hoploom.open(path, memory=memory)
+
+
+@pytest.mark.parametrize("by_threads", [False, True])
+def test_rows_come_from_the_disk_by_io_uring_and_by_threads(path: Path, by_threads: bool) -> None:
+    store = hoploom.open(path, memory=_sizes(path)[0] + 1000)
+    assert store.reads is not None
+    store.reads.by_threads = by_threads
+    assert_same_batches(_batches(hoploom.open(path)), _batches(store))
+    assert store.reads.requests > 0
+
+
+def test_the_window_reads_each_row_once_for_its_steps(path: Path) -> None:
+    begins, lists, rows = _sizes(path)
+    alone, ahead = (hoploom.open(path, memory=begins + lists + rows // 4) for _ in range(2))
+    for store, steps in ((alone, 1), (ahead, 9)):
+        assert store.reads is not None
+        store.reads.gap = 0
+        _batches(store, look_ahead=steps)
+    assert alone.reads is not None
+    assert ahead.reads is not None
+    assert ahead.reads.requests < 0.8 * alone.reads.requests
+
+
+def test_a_file_that_shrinks_is_one_error_that_names_file_and_row(path: Path, tmp_path: Path) -> None:
+    copied = _copy(path, tmp_path)
+    store = hoploom.open(copied, memory=_sizes(path)[0] + 1000)
+    (file,) = copied.glob("part-00000/nodes/*/x.npy")
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+    with pytest.raises(StoreError, match=r"row \d+ of 'x' of 'node' \(.*x\.npy\) cannot be read: the file ends there"):
+        _batches(store, num_workers=2)
+
+
+def test_files_that_are_removed_are_read_to_the_end(path: Path, tmp_path: Path) -> None:
+    copied = _copy(path, tmp_path)
+    store = hoploom.open(copied, memory=_sizes(path)[0] + 1000)
+    for file in copied.rglob("*.npy"):
+        file.unlink()
+    assert_same_batches(_batches(hoploom.open(path)), _batches(store))
+
+
+def test_leaving_the_loop_in_the_middle_of_a_window_leaves_nothing_behind(path: Path) -> None:
+    begins, lists, rows = _sizes(path)
+    store = hoploom.open(path, memory=begins + lists + rows // 4)
+    loader = NeighborLoader(store, [5, 3], torch.arange(NUM_NODES), batch_size=50, num_workers=2, look_ahead=10)
+    for _ in range(3):
+        next(iter(loader))
+    assert_same_batches(_batches(hoploom.open(path)), _batches(store))
+
+
+FORBIDDING = """
+import ctypes, struct
+# One filter: io_uring_setup (425) is answered by EPERM, as in many containers.
+code = struct.pack("HBBI", 0x20, 0, 0, 0) + struct.pack("HBBI", 0x15, 0, 1, 425)
+code += struct.pack("HBBI", 0x06, 0, 0, 0x00050001) + struct.pack("HBBI", 0x06, 0, 0, 0x7fff0000)
+kept = ctypes.create_string_buffer(code)
+program = struct.pack("HxxxxxxQ", 4, ctypes.addressof(kept))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0, ctypes.get_errno()
+from hoploom import _core, ops
+import torch
+assert not _core.has_read_queue()
+file = ops.DiskFile({path!r})
+out = torch.empty(3, 4, dtype=torch.uint8)
+wanted = ops.RowRequest(ops.FileRows(file, 0, 100), torch.tensor([7, 99, 0]), torch.arange(3), out)
+ops.Reads().rows([wanted])
+print(bytes(out.flatten().tolist()).hex())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8, reason="64-bit Linux")
+def test_where_io_uring_is_forbidden_threads_read(path: Path) -> None:
+    (file,) = path.glob("part-00000/nodes/*/x.npy")
+    command = [sys.executable, "-c", FORBIDDING.replace("{path!r}", repr(str(file)))]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    held = file.read_bytes()
+    assert printed.strip() == (held[28:32] + held[396:400] + held[:4]).hex()
+
+
+def test_the_figures_of_a_disk_are_kept(tmp_path: Path) -> None:
+    large = tmp_path / "large.bin"
+    large.write_bytes(bytes(64 << 20))
+    kept = tmp_path / "cache" / "disks.json"
+    found = disk_figures(large, kept)
+    assert found.gap > 0
+    assert disk_figures(large, kept) == found
+    kept.write_text("{broken")
+    assert disk_figures(large, kept).requests_per_second > 0
+    assert measure(large).bytes_per_second > 0
+
+
+def _copy(path: Path, to: Path) -> Path:
+    copied = to / path.name
+    for file in path.rglob("*"):
+        if file.is_file():
+            target = copied / file.relative_to(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    return copied
