@@ -32,7 +32,7 @@ environment() { # version: a virtual environment with that torch and our wheel
 }
 
 # The command's own lines; and what PyG says on import in a Python of yours, where torch has deprecated torch.jit.
-expected='^(hoploom: |epoch |opening |starting | *[0-9]+/[0-9]+ )|torch/jit/_script.py.*torch.jit.script. is deprecated|^  warnings.warn\($|^$'
+expected='^(hoploom: |task: |epoch |opening |starting | *[0-9]+/[0-9]+ )|torch/jit/_script.py.*torch.jit.script. is deprecated|^  warnings.warn\($|^$'
 
 check() { # what, command ...: it works, and says nothing unexpected
   local what=$1
