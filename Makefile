@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEV := clang-format hypothesis mkdocs-material mkdocstrings[python] mypy pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
 # What only the long tests need: a browser's driver, and the tools that our loaders and loggers work with.
 LONG := accelerate lightning mlflow-skinny playwright wandb
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 TOGETHER := $(PYTEST) --numprocesses $(WORKERS) --dist worksteal
 CORE := $(wildcard csrc/*.cpp csrc/*.h) CMakeLists.txt pyproject.toml
