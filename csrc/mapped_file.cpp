@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -139,8 +140,10 @@ void MappedFile::read_scattered() const {
 }
 
 void read_soon(const void* begin, size_t bytes) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(begin), page = at / page_size * page_size;
-  madvise(reinterpret_cast<void*>(page), bytes + (at - page), MADV_WILLNEED);
+  constexpr size_t kAtOnce = 1 << 20;  // of a longer range the kernel takes only the beginning
+  const uintptr_t end = reinterpret_cast<uintptr_t>(begin) + bytes;
+  for (uintptr_t at = reinterpret_cast<uintptr_t>(begin) / page_size * page_size; at < end; at += kAtOnce)
+    madvise(reinterpret_cast<void*>(at), std::min<size_t>(kAtOnce, end - at), MADV_WILLNEED);
 }
 
 bool any_damaged() {

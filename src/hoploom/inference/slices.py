@@ -138,6 +138,7 @@ def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[Relat
         lists = part.lists[part.schema.relation_index[key]]
         indptr = lists.indptr[some.first - lists.first_node : some.end - lists.first_node + 1]
         begin, end = int(indptr[0]), int(indptr[-1])
+        ops.read_soon(lists.indices[begin:end])
         found[key] = indptr - begin, lists.indices[begin:end]
         ops.require_whole([lists.indptr])
     return found

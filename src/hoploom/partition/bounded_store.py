@@ -98,6 +98,7 @@ class BoundedStore:
                 yield EdgeSpan(begin, end, self._copied(lists.indices, begin, end), ends)
 
     def _copied(self, rows: Tensor, begin: int, end: int) -> Tensor:
+        ops.read_soon(rows[begin:end])
         copy = rows[begin:end].clone()
         ops.require_whole([rows])
         if self._is_mapped and begin < end:  # with the rows before them, which may share a page

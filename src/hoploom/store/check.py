@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from hoploom import ops
 from hoploom.errors import HoploomError
 from hoploom.schema import EDGE_ID
 from hoploom.store import format as layout
@@ -76,6 +77,7 @@ def _part_problems(number: int, part: Part) -> Iterator[str]:
         limit = schema.node_types[schema.sources[index]].num_nodes
         for begin in range(0, lists.num_edges, CHUNK_EDGES):
             ids = lists.indices[begin : begin + CHUNK_EDGES]
+            ops.read_soon(ids)
             if int(ids.min()) < 0 or int(ids.max()) >= limit:
                 bad = int(torch.nonzero((ids < 0) | (ids >= limit))[0])
                 where = f"{layout.topology_file(number, relation, 'indices')}: position {begin + bad}"
