@@ -96,9 +96,14 @@ void ReadQueue::submit_and_wait() {
                                    IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &how, sizeof how);
     if (submitted >= 0) {
       pushed_ -= unsigned(submitted);
+      num_refused_ = 0;
       return;
     }
-    if (errno == EAGAIN || errno == EBUSY) return;  // no room until something is popped
+    if (errno == EAGAIN || errno == EBUSY) {  // the kernel has no room until something is popped or freed
+      if (++num_refused_ > kPatience * 1000) fail(errno, "io_uring_enter");
+      usleep(1000);
+      return;
+    }
     if (errno != EINTR) fail(errno == ETIME ? ETIMEDOUT : errno, "io_uring_enter");
   }
 }

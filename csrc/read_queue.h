@@ -29,7 +29,8 @@ class ReadQueue {
   void unmap();
 
   int descriptor_ = -1;
-  unsigned pushed_ = 0;  // and not submitted
+  unsigned pushed_ = 0;        // and not submitted
+  long long num_refused_ = 0;  // submissions in a row
   void* ring_ = nullptr;
   size_t ring_bytes_ = 0;
   void* entries_ = nullptr;

@@ -80,6 +80,8 @@ class LookAhead(Producer):
 
     def _steps_that_fit(self, work: Work, num_groups: int) -> int:
         """How many steps' rows fit the window, with the first step's for measure; of so many groups at a time."""
+        if not work.order.num_steps:
+            return 1
         drawn = self._maker.draw(*work.place(0))
         schema = self._features.schema
         num_bytes = 0

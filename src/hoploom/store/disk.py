@@ -80,11 +80,11 @@ def _check_splits(folder: Path, manifest: Manifest) -> None:
 
 def exceeds_memory(manifest: Manifest, parts: Sequence[int], *, whole_topology: bool = False) -> bool:
     """Whether these parts, and perhaps the edges of the others, take more than the memory that there is."""
-    folders = tuple(f"{layout.part_folder(part)}/" for part in parts)
+    folders = {layout.part_folder(part) for part in parts}
     opened = (
         entry.bytes
         for name, entry in manifest.files.items()
-        if name.startswith(folders) or (whole_topology and Path(name).name.startswith("csc."))
+        if name.partition("/")[0] in folders or (whole_topology and Path(name).name.startswith("csc."))
     )
     return sum(opened) > memory_limit()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -22,6 +23,7 @@ BLOCK, LONG = 4096, 256 << 10  # bytes of a read: one block, and one of a sweep
 AT_ONCE, LONG_AT_ONCE = 1024, 128  # of each in a round: the disk is never idle
 SECONDS = 0.3  # for each of the two figures
 LEAST = 64 << 20  # bytes of a file that is worth measuring
+PATIENCE = 10.0  # seconds for another process that measures
 CACHE = Path("~/.cache/hoploom/disks.json")
 
 
@@ -50,7 +52,7 @@ def disk_figures(path: Path, cache: Path = CACHE) -> DiskFigures:
         kept = cache.expanduser()
         kept.parent.mkdir(parents=True, exist_ok=True)
         with kept.open("a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file)
             file.seek(0)
             known: dict[str, dict[str, float]] = {}
             with suppress(ValueError):
@@ -63,6 +65,18 @@ def disk_figures(path: Path, cache: Path = CACHE) -> DiskFigures:
             return found
     except OSError:  # no home, or one that cannot be written
         return measure(path)
+
+
+def _lock(file: TextIO) -> None:
+    """Wait for who measures now; OSError for one that is stuck."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 def measure(path: Path) -> DiskFigures:

@@ -34,6 +34,7 @@ from hoploom.store.disk import check_manifest, exceeds_memory, open_part, open_t
 from hoploom.store.disk_figures import disk_figures
 from hoploom.store.edges import Loops, covers, loops_of
 from hoploom.store.format import Manifest, PartRange
+from hoploom.store.on_disk import OnDisk
 from hoploom.store.sharded import Sharded
 from hoploom.store.views import Explored
 from hoploom.store.write import write_parts
@@ -329,13 +330,15 @@ def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
     if budget.holds_all or store.path is None:
         return replace(store, budget=budget)
     reads = Reads(gap=disk_figures(largest_file(store.path, manifest)).gap)
-    far = [
-        on_disk(store.path, manifest, number, shard, budget, reads) if isinstance(shard, Part) else shard
-        for number, shard in enumerate(store.shards)
-    ]
-    features = Sharded(store.schema, far, store.ranges)
-    topology = [
-        on_disk(store.path, manifest, number, part, budget, reads) for number, part in enumerate(store.topology)
-    ]
-    graph = features.over(topology) if len(topology) == len(far) else features
-    return replace(store, graph=graph, features=features, shards=tuple(far), budget=budget, reads=reads)
+
+    def far_of(number: int, part: Part) -> OnDisk:
+        assert store.path is not None
+        return on_disk(store.path, manifest, number, part, budget, reads)
+
+    shards = [far_of(number, s) if isinstance(s, Part) else s for number, s in enumerate(store.shards)]
+    features = graph = Sharded(store.schema, shards, store.ranges)
+    if len(store.topology) == len(shards) > len(store.parts):  # the edges of all parts, the rows of some
+        own = {id(part) for part in store.parts}
+        lists = enumerate(store.topology)
+        graph = features.over([shards[n] if id(part) in own else far_of(n, part) for n, part in lists])
+    return replace(store, graph=graph, features=features, shards=tuple(shards), budget=budget, reads=reads)

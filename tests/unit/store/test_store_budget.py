@@ -1,6 +1,7 @@
 """A store within a budget of memory: what it holds, and what happens when its files cannot be read."""
 
 import ctypes
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,31 @@ def test_memory_takes_edges_then_small_fields_then_the_first_rows(path: Path) ->
     assert half.small_fields
     assert 0 < half.rows < 1
     assert half.num_bytes >= begins + lists + int(half.rows * rows) + half.window
+
+
+@pytest.mark.parametrize("topology", ["own", "all"])
+def test_some_parts_have_a_budget_too(path: Path, tmp_path: Path, topology: str) -> None:
+    cut = tmp_path / "parts"
+    hoploom.partition(path, cut, 3, method="range")
+    if topology == "own":  # a host has the files of its own parts
+        shutil.rmtree(cut / "part-00000")
+    opened = [hoploom.open(cut, parts=[1], topology=topology, memory=m) for m in (None, 60_000)]  # type: ignore[arg-type]
+    seeds = torch.arange(opened[0].ranges[1].first_nodes[0], opened[0].ranges[2].first_nodes[0], 9)
+    fanouts = [0] if topology == "own" else [4]
+    drawn = [
+        [batch.n_id for batch in NeighborLoader(store, fanouts, seeds, batch_size=50, fields=[])] for store in opened
+    ]
+    assert opened[1].budget is not None
+    assert not opened[1].budget.holds_all
+    for ours, theirs in zip(*drawn, strict=True):
+        assert torch.equal(ours, theirs)
+    rows = [store.features.gather([("node", "x", seeds)])[0] for store in opened]
+    assert torch.equal(*rows)
+
+
+def test_an_epoch_without_steps_is_empty(path: Path) -> None:
+    store = hoploom.open(path, memory=_sizes(path)[0] + 1000)
+    assert not list(NeighborLoader(store, [2], torch.arange(5), batch_size=10, drop_last=True))
 
 
 def test_a_budget_that_holds_all_changes_nothing(path: Path) -> None:
