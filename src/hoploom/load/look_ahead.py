@@ -36,6 +36,15 @@ class Fetches:
     num_reused: int = 0  # rows that the group before had fetched
 
 
+@dataclass
+class Needed:
+    """The rows of one owner that batches need and that are not here."""
+
+    ids: IdMap  # each once
+    fields: list[str]
+    num_asked: int = 0  # by every batch: a row that several need counts several times
+
+
 class Fetched(NamedTuple):
     """The rows of a group, and what assembles its batches from them."""
 
@@ -85,9 +94,9 @@ class LookAhead(Producer):
         drawn = self._maker.draw(*work.place(0))
         schema = self._features.schema
         num_bytes = 0
-        for owner, (ids, names) in self._missing([drawn], {}).items():
+        for owner, needed in self._missing([drawn], {}).items():
             fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
-            num_bytes += len(ids) * sum(fields[name].row_bytes for name in names)
+            num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
         return max(1, min(MOST_STEPS, self._window // max(1, num_groups * num_bytes)))
 
     def _timed_fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
@@ -101,11 +110,12 @@ class LookAhead(Producer):
         wanted: list[Wanted] = []
         places: list[Tensor | None] = []
         outs: list[Tensor] = []
-        num_fetched = num_reused = 0
-        for owner, (ids_held, fields) in self._missing(drawn, before).items():
-            ids, old = ids_held.ids, before.get(owner)
+        num_fetched = num_reused = num_spared = 0
+        for owner, needed in self._missing(drawn, before).items():
+            ids, old = needed.ids.ids, before.get(owner)
             found = None if old is None else old.ids.find(ids)
-            rows[owner] = HeldRows(ids_held, {f: empty_rows(self._features.schema, owner, f, len(ids)) for f in fields})
+            tables = {f: empty_rows(self._features.schema, owner, f, len(ids)) for f in needed.fields}
+            rows[owner] = HeldRows(needed.ids, tables)
             for name, out in rows[owner].tables.items():
                 known = found if old is not None and name in old.tables else None
                 if old is not None and known is not None:
@@ -114,17 +124,21 @@ class LookAhead(Producer):
                 places.append(None if known is None else known.misses)
                 outs.append(out)
             num_reused += 0 if found is None else found.hits.numel()
-            num_fetched += len(ids) if found is None else found.misses.numel()
+            num_missing = len(ids) if found is None else found.misses.numel()
+            num_fetched += num_missing
+            num_spared += (needed.num_asked - num_missing) * len(needed.fields)
         self._features.gather_at(wanted, places, outs)
+        if (reads := self._maker.assembler.store.reads) is not None:
+            reads.count_found(num_spared, of=num_spared)
         with self._counting:
             self.fetches.num_groups += 1
             self.fetches.num_fetched += num_fetched
             self.fetches.num_reused += num_reused
         return Fetched(rows, self._assembler(rows))
 
-    def _missing(self, drawn: Sequence[Drawn], before: Rows) -> dict[Owner, tuple[IdMap, list[str]]]:
-        """By owner: the ids whose rows are not here, each once, and the fields that are needed of them."""
-        needed: dict[Owner, tuple[IdMap, list[str]]] = {}
+    def _missing(self, drawn: Sequence[Drawn], before: Rows) -> dict[Owner, Needed]:
+        """By owner: the ids whose rows are not here, and the fields that are needed of them."""
+        needed: dict[Owner, Needed] = {}
         shards = self._features.shards
         for one in drawn:
             seen: set[tuple[Owner, int]] = set()
@@ -133,15 +147,17 @@ class LookAhead(Producer):
                 if all(shard.lies_here(owner, name) for shard in shards):
                     continue
                 if owner not in needed:
-                    needed[owner] = IdMap(len(before[owner].ids) if owner in before else 0), []
-                held, fields = needed[owner]
-                if name not in fields:
-                    fields.append(name)
+                    needed[owner] = Needed(IdMap(len(before[owner].ids) if owner in before else 0), [])
+                of_owner = needed[owner]
+                if name not in of_owner.fields:
+                    of_owner.fields.append(name)
                 if (owner, id(ids)) not in seen:
                     seen.add((owner, id(ids)))
                     for shard, places in zip(shards, self._features.route(owner, ids), strict=True):
-                        held.add(ids, shard.missing(owner, ids, places))
-        return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner[0])}
+                        missing = shard.missing(owner, ids, places)
+                        of_owner.ids.add(ids, missing)
+                        of_owner.num_asked += missing.numel()
+        return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner.ids)}
 
     def _assembler(self, rows: Rows) -> Assembler:
         features, assembler = self._features, self._maker.assembler

@@ -109,6 +109,7 @@ class OnDisk:
             if key not in routed:
                 routed[key] = ops.route(ids, torch.tensor([table.first_far]), place)
             near[index] = routed[key][0]
+            self.reads.count_found(near[index].numel(), of=place.numel())
             if routed[key][1].numel():
                 far.append(RowRequest(table.rows, ids, routed[key][1], out))
         self.part.begin_gather(wanted, near, outs)()
@@ -146,6 +147,7 @@ class OnDisk:
         entries = ops.empty((picks.edges.numel(),), far.mapped.indices.dtype)
         near, rest = ops.route(picks.edges, torch.tensor([far.indices.first_far]))
         ops.gather(ops.byte_rows(far.mapped.indices), picks.edges, ops.byte_rows(entries), far.mapped.first_edge, near)
+        self.reads.count_found(near.numel(), of=picks.edges.numel())
         if rest.numel():
             self.reads.rows([RowRequest(far.indices.rows, picks.edges, rest, entries)])
         return picks._replace(sources=entries.to(torch.int64))

@@ -94,6 +94,15 @@ class Store(Explored):
         """Network traffic to servers so far: requests, bytes_sent, bytes_received, and wait_seconds of all threads."""
         return self.deployment.traffic()
 
+    def reading(self) -> dict[str, float]:
+        """Reads of a store with a budget so far: requests, bytes, wanted_bytes of them, and seconds of all threads.
+
+        `busy_seconds` are those in which at least one read was under way. Of the tables and edge lists that are partly
+        on disk, batches `asked` for so many rows and edges, and so many were `found` in memory. Empty where all of it
+        is in memory, or without a budget.
+        """
+        return {} if self.reads is None else self.reads.so_far()
+
     @property
     def placed(self) -> "PlacedStore | None":
         """What `place` put where; None if it was not called."""
