@@ -173,10 +173,11 @@ class Store(Explored):
         return replace(self, deployment=OnDevice(placed=placed, before=before, homes=before.homes))
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
-        """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is here."""
+        """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is in memory."""
         tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
         found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
-        if not covers(self.schema, self.parts, str(want.owner)) or not found or found[0][0].dtype not in ops.ELEMENTS:
+        is_here = self.reads is None and covers(self.schema, self.parts, str(want.owner)) and found
+        if not is_here or found[0][0].dtype not in ops.ELEMENTS:
             return ops.aggregate(self.features.gather([want])[0].to(torch.float32), edges, reduce)
         ids = ops.empty((edges.num_edges,), torch.int64)
         ops.gather(ops.byte_rows(want.ids), edges.sources.to(torch.int64), ops.byte_rows(ids))

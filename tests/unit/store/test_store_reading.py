@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.batches import assert_same_batches
 
 import hoploom
 from hoploom import NeighborLoader, Store
@@ -94,6 +95,18 @@ def test_whole_lists_count_all_their_edges(path: Path) -> None:
     list(NeighborLoader(store, [-1], seeds, batch_size=100, fields=[], look_ahead=1))
     num_edges = int(store.parts[0].lists[0].indptr.diff()[seeds].sum())
     assert store.reading()["wanted_bytes"] == 4 * num_edges
+
+
+def test_rows_that_are_aggregated_are_read_too(path: Path) -> None:
+    """By the core, not by page faults, whatever of the mapped file the budget leaves out."""
+    store = opened(path, 0.4)
+    options = {"mode": "blocks", "aggregate": "mean", "look_ahead": STEPS}
+    batches = loaded(store, **options)
+    rows = torch.cat([batch.n_id for batch in batches]).unique()
+    assert store.reading()["wanted_bytes"] == ROW * int((rows >= shard_of(store).tables["node", "x"].near).sum())
+    asked = sum(len(batch.n_id) + len(batch.x) for batch in batches)  # aggregated, and inner nodes' own rows
+    assert store.reading()["asked"] == asked
+    assert_same_batches(loaded(hoploom.open(path), **options), batches)
 
 
 def test_a_store_that_reads_nothing_has_nothing_to_say(path: Path) -> None:
