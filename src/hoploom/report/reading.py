@@ -214,7 +214,7 @@ Labelled: TypeAlias = Sequence[tuple[str, RunReader]]  # runs with the names the
 
 
 def totals(lines: Iterable[Line], kind: str) -> dict[str, float]:
-    """The sums of what lines of times have, of one kind: seconds, loader, traffic."""
+    """The sums of what lines of times have, of one kind: seconds, loader, traffic, reads."""
     found: dict[str, float] = {}
     for line in lines:
         for name, value in line.get(kind, {}).items():

@@ -1,14 +1,15 @@
 """What a run costs, and where: the time of a step by what it goes to, memory, machines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from hoploom.config.values import as_bytes, as_seconds
+from hoploom.config.values import as_bytes, as_seconds, as_share
 from hoploom.report.page import Card, bars, notices, table
-from hoploom.report.reading import Labelled, RunReader, totals
+from hoploom.report.reading import Labelled, Line, RunReader, totals
+from hoploom.train.disk_use import DiskUse, disk_use
 
 PARTS = {  # of a step, in the order in which they are drawn: how they are written, and shown
     "wait": "wait for the batch",
@@ -115,6 +116,45 @@ def _beside(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[s
 def _ranks_left_out(runs: Labelled) -> str:
     most = max(len(run.measured) for _, run in runs)
     return f" {MOST_ROWS} of {most} ranks are shown: those that take most." if most > MOST_ROWS else ""
+
+
+# --- the disk -------------------------------------------------------------------------------------
+
+
+def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse | None:
+    """What some lines of times say of the disk: those of all ranks, or these."""
+    if lines is None:
+        lines = [line for of_rank in run.measured.values() for line in of_rank]
+    steps = sum(line.get("steps", 0) for line in lines)
+    threads = int(run.starts[-1].get("threads", 1)) if run.starts else 1
+    seconds, reads, made, sent = (totals(lines, kind) for kind in ("seconds", "reads", "loader", "traffic"))
+    return disk_use(steps, seconds, reads, made, sent.get("wait_seconds", 0.0), threads=threads)
+
+
+def disk_card(runs: Labelled) -> list[Card]:
+    """What ranks read from disk, where their store is larger than its budget."""
+    rows = []
+    for name, run in runs:
+        uses = [(rank, disk_use_of(run, lines)) for rank, lines in sorted(run.measured.items())]
+        uses = sorted(uses, key=lambda found: -found[1].busy if found[1] else 0.0)[:MOST_ROWS]
+        for rank, use in sorted(uses):
+            if use is not None:
+                shares = [as_share(share) for share in (use.wanted, use.found, use.busy)]
+                label = f"rank {rank}" if len(runs) == 1 else f"{name} rank {rank}"
+                rows.append([label, as_bytes(use.bytes_per_step), *shares, use.bound])
+    if not rows:
+        return []
+    text = (
+        "The store is larger than its budget. Wanted is the share of the bytes read that batches asked for: the rest "
+    )
+    text += "lay between two rows, or in the same block. Found in memory is the share of the rows and edges, of tables "
+    text += (
+        "that are partly on disk, for which nothing was read. Busy is the share of the time in which this rank had a "
+    )
+    text += "read under way; ranks of one host share its disk." + _ranks_left_out(runs)
+    return [
+        Card("The disk", table(["", "read per batch", "wanted", "found in memory", "busy", "bound by"], rows), text)
+    ]
 
 
 # --- memory, machines -----------------------------------------------------------------------------

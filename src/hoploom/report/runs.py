@@ -11,7 +11,8 @@ from hoploom.config.values import as_count, as_seconds
 from hoploom.report.page import Card, Page, State, charts, listing, notices, numbers, table
 from hoploom.report.reading import Labelled, RunReader, totals
 from hoploom.report.run_charts import run_charts
-from hoploom.report.run_costs import machine_card, memory_card, time_cards
+from hoploom.report.run_costs import disk_card, disk_use_of, machine_card, memory_card, time_cards
+from hoploom.train.disk_use import WAITS
 
 STATES: Mapping[str, tuple[str, State]] = {
     "done": ("finished", "good"),
@@ -20,7 +21,6 @@ STATES: Mapping[str, tuple[str, State]] = {
     "failed": ("failed", "bad"),
     "running": ("running", "busy"),
 }
-WAITS = 0.2  # share of a step from which waiting for batches is worth a word
 SETTLED = 100  # steps: of fewer, most wait for the first batches of an epoch
 
 
@@ -33,7 +33,13 @@ def run_page(runs: Sequence[RunReader]) -> Page:
     if drawn:
         text = "Drag over a chart to zoom in, double-click to go back. Choose a name to hide its curve."
         cards.append(Card("Curves", charts(drawn), text))
-    cards += [*time_cards(labelled), *memory_card(labelled), *machine_card(labelled), *_recipe_card(labelled)]
+    cards += [
+        *time_cards(labelled),
+        *disk_card(labelled),
+        *memory_card(labelled),
+        *machine_card(labelled),
+        *_recipe_card(labelled),
+    ]
     states = [_state(run) for run in runs] if len(runs) == 1 else []
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs"
     return Page(title, _subtitle(labelled), cards, drawn, states)
@@ -108,6 +114,10 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
         shown.append(("seeds a second", as_count(seeds / spent), "while training"))
     if "num_parameters" in result:
         shown.append(("parameters", as_count(result["num_parameters"]), ""))
+    if (use := disk_use_of(run)) is not None:
+        shown.append(
+            ("bound by", f"the {use.bound}" if use.bound != "sampling" else use.bound, use.short.split(",")[0])
+        )
     return [*shown, ("duration", as_seconds(run.seconds), "")]
 
 
@@ -180,8 +190,17 @@ def _warnings(run: RunReader) -> Iterator[str]:
 def _advice(run: RunReader) -> Iterator[str]:
     seconds = totals([line for lines in run.measured.values() for line in lines], "seconds")
     share = seconds.get("wait", 0.0) / (seconds.get("step") or 1.0)
-    if share > WAITS and run.num_steps >= SETTLED:
-        yield f"Steps wait for their batch {100 * share:.0f} % of the time: raise loader.threads, or lower the fanouts."
+    if share <= WAITS or run.num_steps < SETTLED:
+        return
+    waits, use = f"Steps wait for their batch {100 * share:.0f} % of the time", disk_use_of(run)
+    if use is not None and use.bound == "disk":
+        yield (
+            f"{waits}, and for the disk, which is busy {100 * use.busy:.0f} % of it: give the store more memory "
+            "(memory in run.toml), order it with `hoploom partition --parts 1`, keep features as float16, or lower the "
+            "fanouts."
+        )
+    elif use is None or use.bound == "sampling":
+        yield f"{waits}: raise loader.threads, or lower the fanouts."
 
 
 # --- recipe --------------------------------------------------------------------------------------

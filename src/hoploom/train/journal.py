@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from hoploom.errors import StoreError
 from hoploom.ranks.context import Context
+from hoploom.train.disk_use import DiskMeter
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loggers import Logger, make_loggers
 from hoploom.train.records import EVENTS, Times, Warned, disk, machine, times_file, versions, warnings_kept
@@ -28,7 +29,8 @@ EPOCHS = "metrics.jsonl"
 WRITTEN = ("epoch", "step", "loss", "seeds", "rows", "learning_rate", "seconds", "wait_seconds")  # of a step
 REDRAW_SECONDS = 0.1
 PLAIN_SECONDS = 30.0  # between lines where there is no terminal
-WIDEST = 100  # columns of what is shown
+WIDEST, WITH_DISK = 100, 160  # columns of what is shown
+BAR = 8  # columns that are left to the bar
 FIGURE = 8  # characters of a metric
 HEADER_EVERY = 25  # lines of epochs
 LOGGED = ("loss", "learning_rate", "seconds", "wait_seconds")  # of a step
@@ -84,6 +86,8 @@ class Journal:
         sources: dict[str, Callable[[], Mapping[str, float]]] = {"loader": loader.stage_seconds, "disk": disk}
         if store is not None and store.deployment.traffic():
             sources["traffic"] = store.deployment.traffic
+        if store is not None and store.reading():
+            sources["reads"] = store.reading
         self._times.watch(sources, standing.steps)
         threads = {"threads": loader.num_workers, "steps_per_epoch": len(loader)}
         monitor = list(learner.task.monitor)
@@ -258,13 +262,14 @@ class Bar(tqdm):  # type: ignore[misc]
     """A bar of tqdm's without its thread and without its lock among processes."""
 
     monitor_interval = 0
+    widest = WIDEST
     _lock = threading.RLock()
 
     @property
     def format_dict(self) -> dict[str, Any]:
         """No wider than a line that people read."""
         found: dict[str, Any] = super().format_dict
-        return found | {"ncols": min(found["ncols"] or WIDEST, WIDEST)}
+        return found | {"ncols": min(found["ncols"] or self.widest, self.widest)}
 
 
 def bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: float = REDRAW_SECONDS) -> Bar:
@@ -293,6 +298,7 @@ class Progress:
         stream: TextIO,
         learner: Learner,
         training: Training,
+        meter: DiskMeter | None = None,
         *,
         shown: bool = True,
         redraw: float = REDRAW_SECONDS,
@@ -305,7 +311,7 @@ class Progress:
         self._bar = bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=0.0)
         self._pause = PLAIN_SECONDS if self._bar.disable else redraw
         self._began = self._last_shown = clock()
-        self._loss, self._num_lines = 0.0, 0
+        self._loss, self._num_lines, self._meter = 0.0, 0, meter
         self._columns: tuple[str, ...] = ()  # of the header that stands above
         self._seeds = self._seconds = self._wait_seconds = 0.0
 
@@ -325,12 +331,17 @@ class Progress:
         place = f"epoch {_of(report.epoch + 1, self._num_epochs)}  step {_of(report.step, self._num_steps)}"
         rate, waited = tqdm.format_sizeof(self._seeds / seconds), 100 * self._wait_seconds / seconds
         figures = f"loss {self._loss:.4g}  {rate} seeds/s  wait {waited:.0f} %"
-        if not self._bar.disable:
-            self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {{remaining}} left"
-            self._bar.update(report.step - self._bar.n)
-        else:
-            left = (now - self._began) / taken * max(0, self._num_steps - report.step)
-            self._print(f"{place}  {figures}  {tqdm.format_interval(left)} left")
+        use = None if self._meter is None else self._meter.use()
+        left = tqdm.format_interval((now - self._began) / taken * max(0, self._num_steps - report.step))
+        if self._bar.disable:
+            self._print("  ".join([place, figures, *([] if use is None else [str(use)]), f"{left} left"]))
+            return
+        if use is not None:
+            self._bar.widest = WITH_DISK
+            room = self._bar.format_dict["ncols"] - len(f"{place}  []  {figures}    {left} left") - BAR
+            figures += f"  {use if len(str(use)) <= room else use.short}"
+        self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {{remaining}} left"
+        self._bar.update(report.step - self._bar.n)
 
     def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
         """Show an epoch's metrics, and a note if there is one, as a row of a table that stays."""

@@ -23,6 +23,7 @@ from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.stopping import StopRequests
 from hoploom.train.calling import check_outputs
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
+from hoploom.train.disk_use import DiskMeter, DiskUse
 from hoploom.train.journal import Journal, Progress, machine_of
 from hoploom.train.learner import Ending, Learner, Training
 from hoploom.train.sharding import is_sharded
@@ -48,6 +49,7 @@ class Outcome:
     )  # per epoch: number, train_loss, val_loss, what validate returned
     stopped: Ending
     whole_steps: StepCounts | None = None  # how steps were taken, where they were to be whole
+    disk: DiskUse | None = None  # by this rank, where the store is larger than its budget
 
     def _repr_html_(self) -> str:
         """The table that a notebook shows: an epoch a row."""
@@ -81,10 +83,11 @@ def fit(
         _tell_of_edge_features(learner)
     machines = gather_json(context, machine_of(context))  # also of ranks without a journal
     recording = nullcontext() if journal is None else journal.recording(learner, machines)
-    progress = Progress(sys.stderr, learner, training, shown=training.progress and context.is_main)
+    meter = DiskMeter(learner.loader)
+    progress = Progress(sys.stderr, learner, training, meter, shown=training.progress and context.is_main)
     with recording, taking as stepper, StopRequests() as requests, progress:
         clock = SaveClock(0.0 if checkpoint is None else training.checkpoint_minutes)
-        run = _Run(learner, training, context, validate, checkpoint, journal, progress, requests, stepper, clock)
+        run = _Run(learner, training, context, validate, checkpoint, journal, meter, progress, requests, stepper, clock)
         try:
             ending = run.until_it_ends()
         except PeerError as error:
@@ -100,7 +103,7 @@ def fit(
         )
     history = list(standing.history)
     best_epoch = None if standing.best_epoch is None else standing.best_epoch + 1
-    return Outcome(standing.steps, standing.epoch, standing.best, best_epoch, history, ending, counts)
+    return Outcome(standing.steps, standing.epoch, standing.best, best_epoch, history, ending, counts, meter.use())
 
 
 def _tell_of_edge_features(learner: Learner) -> None:
@@ -189,6 +192,7 @@ class _Run:
     validate: Validate | None
     checkpoint: Checkpoint | None
     journal: Journal | None
+    meter: DiskMeter
     progress: Progress
     requests: StopRequests
     stepper: "Stepper | WholeStep"
@@ -231,6 +235,7 @@ class _Run:
 
     def _report(self, reports: Sequence[StepReport]) -> None:
         for report in reports:
+            self.meter.step(report)
             self.progress.step(report)
             if self.journal is not None:
                 self.journal.step(report)
@@ -242,6 +247,7 @@ class _Run:
         if self.validate is not None:
             with self._timed("validation"):
                 found = dict(self.validate())
+            self.meter.skip()
         metrics = {VAL_LOSS: found.pop("loss"), **found} if "loss" in found else found
         standing.history.append(
             {"epoch": standing.epoch + 1, "train_loss": standing.loss_sum / standing.rows, **metrics}

@@ -41,7 +41,7 @@ def times_file(rank: int | str) -> str:
 class Times:
     """Adds up the seconds of one rank, and writes a line about once a second.
 
-    `loader`, `traffic` and `disk` are counts since the run began; a line has what they grew by.
+    `loader`, `traffic`, `disk` and `reads` are counts since the run began; a line has what they grew by.
     """
 
     def __init__(self, write: Write, gpu_bytes: Callable[[], Counts] = dict) -> None:
@@ -70,12 +70,16 @@ class Times:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Within: what is spent between two steps, on a validation, say."""
+        """Within: what is spent between two steps, on a validation, say. What a validation reads is no step's."""
         began = time.perf_counter()
+        held = {source: read() for source, read in self._sources.items()} if name == "validation" else {}
         try:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+            for source, counts in held.items():
+                before, now = self._before[source], self._sources[source]()
+                self._before[source] = {key: before.get(key, 0) + now[key] - counts.get(key, 0) for key in now}
 
     def flush(self) -> None:
         """Write what there is, if there is any."""

@@ -318,6 +318,8 @@ def as_json(result: Result) -> str:
     }
     if outcome.whole_steps is not None:
         content["whole_steps"] = asdict(outcome.whole_steps)
+    if outcome.disk is not None:
+        content["disk"] = asdict(outcome.disk)
     if result.cache is not None:
         content["cache"] = {
             "rows": result.cache.num_rows,
@@ -345,6 +347,8 @@ def summary(result: Result) -> str:
         lines.append(f"test: {shown}")
     if outcome.whole_steps is not None:
         lines.append(f"whole steps: {outcome.whole_steps}")
+    if outcome.disk is not None:
+        lines.append(f"disk: {outcome.disk}")
     if result.cache is not None:
         lines.append(f"cache: {result.cache}")
     return "\n".join([*lines, f"written to {result.folder}"])
