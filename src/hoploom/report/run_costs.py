@@ -21,7 +21,7 @@ PARTS = {  # of a step, in the order in which they are drawn: how they are writt
     "rest": "everything else",
 }
 BETWEEN = {"validation": "validation", "checkpoint": "checkpoints"}
-STAGES = {"sample": "sample", "fetch": "fetch rows of other hosts", "gather": "gather rows", "transform": "transform"}
+STAGES = {"sample": "sample", "fetch": "fetch rows ahead", "gather": "gather rows", "transform": "transform"}
 MOST_ROWS = 16  # ranks that have a bar of their own
 
 

@@ -115,9 +115,7 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
     if "num_parameters" in result:
         shown.append(("parameters", as_count(result["num_parameters"]), ""))
     if (use := disk_use_of(run)) is not None:
-        shown.append(
-            ("bound by", f"the {use.bound}" if use.bound != "sampling" else use.bound, use.short.split(",")[0])
-        )
+        shown.append(("bound by", use.bound, use.short.split(",")[0]))
     return [*shown, ("duration", as_seconds(run.seconds), "")]
 
 

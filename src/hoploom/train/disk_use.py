@@ -33,6 +33,11 @@ class DiskUse:
     def short(self) -> str:
         return f"disk {_percent(self.busy)} busy, bound by {self.bound}"
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What a line ends with that says how long steps wait: the first one for which there is room."""
+        return f"  {self}", f"  {self.short}", f" ({self.bound})"
+
     def __str__(self) -> str:
         shares = f"{_percent(self.wanted)} wanted, {_percent(self.found)} hits"
         return f"{as_bytes(self.bytes_per_step)}/batch read, {shares}, {self.short}"

@@ -29,8 +29,8 @@ EPOCHS = "metrics.jsonl"
 WRITTEN = ("epoch", "step", "loss", "seeds", "rows", "learning_rate", "seconds", "wait_seconds")  # of a step
 REDRAW_SECONDS = 0.1
 PLAIN_SECONDS = 30.0  # between lines where there is no terminal
-WIDEST, WITH_DISK = 100, 160  # columns of what is shown
-BAR = 8  # columns that are left to the bar
+WIDEST, WITH_DISK = 100, 180  # columns of what is shown
+BAR = 1  # columns that are left to the bar at least
 FIGURE = 8  # characters of a metric
 HEADER_EVERY = 25  # lines of epochs
 LOGGED = ("loss", "learning_rate", "seconds", "wait_seconds")  # of a step
@@ -338,8 +338,8 @@ class Progress:
             return
         if use is not None:
             self._bar.widest = WITH_DISK
-            room = self._bar.format_dict["ncols"] - len(f"{place}  []  {figures}    {left} left") - BAR
-            figures += f"  {use if len(str(use)) <= room else use.short}"
+            room = self._bar.format_dict["ncols"] - len(f"{place}  []  {figures}  {left} left") - BAR
+            figures += next((text for text in use.texts if len(text) <= room), "")
         self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {{remaining}} left"
         self._bar.update(report.step - self._bar.n)
 

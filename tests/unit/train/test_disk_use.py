@@ -1,6 +1,5 @@
 """What a run says of its disk, and what bounds it: from real reads, and by arithmetic."""
 
-import io
 import json
 import time
 from importlib import import_module
@@ -16,8 +15,6 @@ from hoploom import NeighborLoader, Store
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 from hoploom.train.disk_use import DiskMeter, DiskUse, disk_use
-from hoploom.train.journal import Progress
-from hoploom.train.learner import Training
 from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run import run, summary
 from hoploom.train.step import StepReport
@@ -151,14 +148,3 @@ def test_a_run_writes_and_shows_what_its_steps_read(tmp_path: Path, monkeypatch:
     text = run_page([RunReader(tmp_path / "run")]).markup()
     assert "bound by" in text
     assert f"<td>{use.bound}</td>" in text or f">{use.bound}<" in text
-
-
-def test_the_progress_line_says_what_is_read_and_what_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    use = DiskUse(2e6, 0.75, 0.25, 0.4, "disk")
-    meter = DiskMeter(learner_of().loader)
-    monkeypatch.setattr(meter, "use", lambda: use)
-    stream, clock = io.StringIO(), iter([0.0, 100.0])
-    with Progress(stream, learner_of(), Training(2), meter, clock=lambda: next(clock)) as shown:
-        shown.step(report(1, 1.0, 0.5))
-    said = "wait 50 %  2.00 MB/batch read, 75 % wanted, 25 % hits, disk 40 % busy, bound by disk  "
-    assert said in stream.getvalue()

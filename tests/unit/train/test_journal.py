@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from hoploom import StoreError
 from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.disk_use import DiskMeter, DiskUse
 from hoploom.train.journal import Journal, Progress
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
@@ -188,6 +189,21 @@ def test_a_terminal_has_one_bar_and_a_line_per_epoch_that_stays(terminal: tuple[
     bar = r"epoch 1/2  step 2/8  \[#+-+\]  loss 0.5  200 seeds/s  wait 2 %  .* left"
     assert [text for text in drawn if re.fullmatch(bar, text)]
     assert max(map(len, drawn)) <= 100
+
+
+def test_the_line_says_what_is_read_and_what_bounds_the_run_as_far_as_there_is_room(
+    terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = DiskMeter(learner_of().loader)
+    monkeypatch.setattr(meter, "use", lambda: DiskUse(2e6, 0.75, 0.25, 0.4, "disk"))
+    plain = io.StringIO()
+    for stream in (plain, terminal[0]):
+        clock = iter([0.0, 100.0])
+        with Progress(stream, learner_of(), Training(2), meter, clock=lambda clock=clock: next(clock)) as shown:
+            shown.step(report(1, seconds=1.0, wait_seconds=0.5))
+    terminal[0].close()
+    assert "wait 50 %  2.00 MB/batch read, 75 % wanted, 25 % hits, disk 40 % busy, bound by disk  " in plain.getvalue()
+    assert "wait 50 % (disk)  " in seen_on(terminal[1])  # 100 columns
 
 
 def test_elsewhere_there_are_few_and_plain_lines() -> None:
