@@ -44,6 +44,7 @@ class Shape:
 MAIN = Shape(2_100_000, 59.05, 100)  # 124 M edges, 840 MB of features
 SMALLER = Shape(1_000_000, 59.05, 16)
 LARGER = Shape(10_000_000, 59.05, 16)  # 590 M edges
+WIDE = Shape(10_000_000, 12, 128)  # 120 M edges, 5.1 GB of features
 
 
 def path_of(shape: Shape, tiny: bool) -> Path:

@@ -86,7 +86,7 @@ def loader_of(library: str) -> Iterator[Peer | None]:
 def _first_that_starts(script: str, *arguments: str) -> Iterator[Peer | None]:
     """The script in the first venv that has what it imports."""
     with ExitStack() as running:
-        for python in _pythons():
+        for python in pythons():
             command = [str(python), str(SCRIPTS / script), *arguments]
             process = running.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             running.callback(_end, process)
@@ -98,7 +98,7 @@ def _first_that_starts(script: str, *arguments: str) -> Iterator[Peer | None]:
         yield found
 
 
-def _pythons() -> list[Path]:
+def pythons() -> list[Path]:
     """The interpreter of every venv in HOPLOOM_PEERS."""
     folders = filter(None, os.environ.get("HOPLOOM_PEERS", "").split(os.pathsep))
     return [python for folder in folders if (python := Path(folder, "bin", "python")).exists()]
