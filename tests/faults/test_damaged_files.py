@@ -10,7 +10,7 @@ from support.damaged_files import CHECKS, NUM_NODES, X, save_graph, truncate
 from support.servers import serving
 
 import hoploom
-from hoploom import PeerError
+from hoploom import StoreError
 
 pytestmark = pytest.mark.timeout(120)
 SCRIPT = """
@@ -56,7 +56,7 @@ def test_a_server_outlives_a_file_that_gets_shorter(tmp_path: Path) -> None:
         ids = torch.arange(NUM_NODES)
         (whole,) = store.features.gather([hoploom.store.Wanted("node", "x", ids)])
         truncate(folder, X)
-        with pytest.raises(PeerError, match=f"{X} cannot be read any more"):  # no replica has that part
+        with pytest.raises(StoreError, match=f"{X} cannot be read any more"):  # no replica has that part
             store.features.gather([hoploom.store.Wanted("node", "x", ids)])
         good = ids[: NUM_NODES // 2]  # of the other part
         assert torch.equal(store.features.gather([hoploom.store.Wanted("node", "x", good)])[0], whole[good])

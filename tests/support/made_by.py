@@ -66,6 +66,11 @@ def look_ahead_over_a_cache(made: Made) -> None:
     assert _hits(made.store) > 0
 
 
+def look_ahead_over_a_disk(made: Made) -> None:
+    look_ahead(made)
+    the_disk(made)
+
+
 def remote_shards(made: Made) -> None:
     this_process(made)
     assert sum(len(shard.gathers) for shard in elsewhere_of(made.store)) > 0

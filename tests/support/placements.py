@@ -40,7 +40,7 @@ class Site:
     device: torch.device
     process: Callable[[], OneProcess]  # for the servers
     closing: ExitStack = field(default_factory=ExitStack)  # until one test is done
-    _served: dict[str, list[str]] = field(default_factory=dict)
+    _served: dict[tuple[str, bool], list[str]] = field(default_factory=dict)
 
     def saved(self, case: Case, num_parts: int) -> Path:
         path = self.folder / f"{case.graph}-{num_parts}"
@@ -48,17 +48,25 @@ class Site:
             save_in_parts(case.store, path, num_parts)
         return path
 
-    def servers(self, case: Case) -> list[str]:
-        if case.graph not in self._served:
-            self._served[case.graph] = self.process().serve(self.saved(case, 4), FLEET, together=True)
-        return self._served[case.graph]
+    def servers(self, case: Case, *, budget: bool = False) -> list[str]:
+        """With a budget, all that they can have on disk is there."""
+        key = case.graph, budget
+        if key not in self._served:
+            path = self.saved(case, 4)
+            memory = within(path, 0) if budget else None
+            self._served[key] = self.process().serve(path, FLEET, together=True, store_memory=memory)
+        return self._served[key]
 
-    def connected(self, case: Case, **options: Any) -> Store:
-        return self.closing.enter_context(hoploom.connect(self.servers(case), **options))
+    def connected(self, case: Case, *, budget: bool = False, **options: Any) -> Store:
+        return self.closing.enter_context(hoploom.connect(self.servers(case, budget=budget), **options))
 
     def beside(self, case: Case, **options: Any) -> Store:
-        """The first part is mapped here."""
+        """The first part is on this host."""
         return self.connected(case, path=self.saved(case, 4), parts=[0], **options)
+
+    def beside_on_disk(self, case: Case, **options: Any) -> Store:
+        """The same; of it and of what the servers have, all that can be is on disk."""
+        return self.beside(case, budget=True, memory=within(self.saved(case, 4), 0), **options)
 
     def placed(self, store: Store, *, topology: bool = True) -> Store:
         device = str(self.device)
@@ -137,14 +145,18 @@ def _remote(case: Case, *, rows_alone: bool = False) -> Store:
     return spread(case.store, 4, here=[1], whole_topology=rows_alone)
 
 
-def _within(case: Case, site: Site, num_parts: int, share: float) -> Store:
-    """On disk, with a share of what it takes beyond the positions of its lists in memory."""
-    path = site.saved(case, num_parts)
+def within(path: Path, share: float) -> int:
+    """A budget of a share of what a store takes beyond the positions of its lists."""
     parts = hoploom.open(path).parts
     begins = sum(lists.indptr.nbytes for part in parts for lists in part.lists)
     columns = [column.nbytes for part in parts for lists in part.lists for column in lists.columns]
     rows = [table.rows.nbytes for part in parts for table in part.tables.values()]
-    return hoploom.open(path, memory=begins + 2 + int(share * (sum(columns) + sum(rows) - begins)))
+    return begins + 2 + int(share * (sum(columns) + sum(rows) - begins))
+
+
+def _within(case: Case, site: Site, num_parts: int, share: float) -> Store:
+    path = site.saved(case, num_parts)
+    return hoploom.open(path, memory=within(path, share))
 
 
 NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
@@ -210,6 +222,33 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "servers and replicas make batches": Placement(
         lambda case, site: (site.connected(case), {}), made_by.servers, missing=NO_HOOK
+    ),
+    "servers with a budget": Placement(
+        lambda case, site: (site.connected(case, budget=True, made="here"), THREADS),
+        made_by.look_ahead,
+        quick=ONE_OF_EACH,
+        missing=NO_DEGREES,
+    ),
+    "servers with a budget make batches": Placement(
+        lambda case, site: (site.connected(case, budget=True), {}),
+        made_by.servers,
+        only=[
+            name for name in CASES if name != "degrees"
+        ],  # the lists of other parts are not here where they do not fit
+        quick=A_FEW,
+        missing=NO_HOOK,
+    ),
+    "look-ahead over servers and a budget here": Placement(
+        lambda case, site: (site.beside_on_disk(case, topology="local", look_ahead=3), THREADS),
+        made_by.look_ahead_over_a_disk,
+        restored,
+        quick=ONE_OF_EACH,
+    ),
+    "look-ahead over servers and a budget here, no other lists": Placement(
+        lambda case, site: (site.beside_on_disk(case, topology="parted", look_ahead=2), THREADS),
+        made_by.look_ahead_over_a_disk,
+        quick=A_FEW,
+        missing=NO_DEGREES,
     ),
     "device": Placement(lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=ONE_OF_EACH),
     "device, sampled on the host": Placement(

@@ -135,7 +135,13 @@ class OneProcess:
         self.loaded: list[str] = []  # the modules of ours that it had loaded when it last began to serve
 
     def serve(
-        self, store: Path, parts: Sequence[Sequence[int]], *, together: bool = False, memory: int = 4 << 30
+        self,
+        store: Path,
+        parts: Sequence[Sequence[int]],
+        *,
+        together: bool = False,
+        memory: int = 4 << 30,
+        store_memory: int | None = None,
     ) -> list[str]:
         """The addresses of a server for each of these lists of parts (an empty one: all).
 
@@ -144,7 +150,7 @@ class OneProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         peers = [f"127.0.0.1:{port}" for port in free_ports(len(parts))] if together else []
-        print(json.dumps([str(store), parts, peers, memory]), file=self._process.stdin, flush=True)
+        print(json.dumps([str(store), parts, peers, memory, store_memory]), file=self._process.stdin, flush=True)
         ready, _, _ = select.select([self._process.stdout], [], [], START_DEADLINE)
         assert ready
         addresses, self.loaded = json.loads(self._process.stdout.readline())

@@ -31,6 +31,10 @@ class Elsewhere:
     def is_here(self) -> bool:
         return False
 
+    @property
+    def is_remote(self) -> bool:
+        return True
+
     def lies_here(self, owner: Owner, name: str) -> bool:
         return False
 

@@ -39,6 +39,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for batches that are built and not yet sent (default: %(default)s)",
     )
+    text = "for a part larger than memory: how much of the store to hold, the rest is read from disk when needed"
+    parser.add_argument("--store-memory", metavar="SIZE", help=f"{text} (default: what is free)")
     parser.add_argument(
         "--cache",
         default="",

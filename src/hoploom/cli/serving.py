@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import FrameType
 
 from hoploom.cli.command import Arguments, fanouts_of, seeds_of
@@ -15,6 +14,7 @@ from hoploom.errors import ConfigError
 from hoploom.ranks.stopping import put_back, take_over
 from hoploom.serve.ready import FOR_PEOPLE, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
+from hoploom.store import Store
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
 from hoploom.store.row_cache import read_size
@@ -42,7 +42,7 @@ def serve(arguments: Arguments) -> int:
             endpoint = stack.enter_context(MetricsEndpoint(held.metrics, where, security, insecure=insecure))
             _warn(endpoint.warning)
             metrics = endpoint.address
-        _say_ready(Ready(server.address, tuple(held.parts), metrics), arguments.store)
+        _say_ready(Ready(server.address, tuple(held.parts), metrics), held.store)
         held.warm_up()
         while not asked.wait(LOOK_UP):  # for as long as the server is to run
             pass
@@ -52,11 +52,12 @@ def serve(arguments: Arguments) -> int:
     return _end(0 if finished else 1)
 
 
-def _say_ready(ready: Ready, store: Path) -> None:
+def _say_ready(ready: Ready, store: Store) -> None:
     """A sentence for people on stderr, and then a line for programs on stdout."""
     metrics = "" if ready.metrics is None else f", metrics on {ready.metrics}"
     parts = ",".join(map(str, ready.parts))
-    print(f"{FOR_PEOPLE}{parts} of {store} on {ready.address}{metrics}", file=sys.stderr, flush=True)
+    within = "" if store.budget is None else f"; {store.budget}"
+    print(f"{FOR_PEOPLE}{parts} of {store.path} on {ready.address}{metrics}{within}", file=sys.stderr, flush=True)
     print(ready.line(), flush=True)
 
 
@@ -69,7 +70,7 @@ def _end(code: int) -> int:
 
 def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOptions:
     """How whole batches are made, as the flags say it."""
-    ca = read_ca(arguments.ca)
+    ca, given = read_ca(arguments.ca), arguments.store_memory
     peers = read_addresses(arguments.peers) if arguments.peers else []
     return BatchOptions(
         peers,
@@ -80,6 +81,7 @@ def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOption
         fanouts=fanouts_of("--fanouts", arguments.fanouts) or (),
         seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds) if arguments.cache else None,
         timeout=arguments.timeout,
+        store_memory=None if given is None else parse_bytes("--store-memory", given),
     )
 
 

@@ -125,6 +125,12 @@ class ServerOptions:
     port: int = key(7700, "the port of the servers; a host may have its own", rules.PORT)
     threads: int | None = key(None, "batches built at the same time", rules.whole(1, 4096), example=8)
     memory: str | None = key(None, "limit for batches that are built and not yet sent", rules.SIZE, example="4GB")
+    store_memory: str | None = key(
+        None,
+        "for parts larger than memory: how much of the store to hold, the rest is read from disk when needed",
+        rules.SIZE,
+        example="64GB",
+    )
     cache: str | None = key(None, "cache for feature rows of other parts", rules.SHARE_OR_SIZE, example="20%")
     fanouts: tuple[int, ...] | None = key(
         None, "fanouts of the batches that the cache is filled for", rules.FANOUTS, example=[15, 10]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hoploom.config.values import as_int, join_address
-from hoploom.deploy.cluster_file import Security
+from hoploom.deploy.cluster_file import Security, ServerOptions
 from hoploom.deploy.local_server import LocalServer, address_towards, token_in_file
 from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError
@@ -22,8 +22,10 @@ from hoploom.ranks.context import Context
 from hoploom.ranks.environment import LOOPBACK, LaunchSettings, RankPlace
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
+from hoploom.store.budget import NO_PARTS
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
+from hoploom.store.on_disk import OnDisk
 
 Serve = bool | Literal["auto"]
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
@@ -37,7 +39,7 @@ class Opening:
     parts: tuple[int, ...] | None
     serve: Serve
     servers: str | Sequence[str] | None
-    options: Mapping[str, Any] = field(default_factory=dict)  # of connect, and `memory` where there is no server
+    options: Mapping[str, Any] = field(default_factory=dict)  # of connect; without servers, `memory` alone counts
 
     @property
     def memory(self) -> int | str | None:
@@ -53,8 +55,8 @@ class Opening:
             raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
         if self.servers and self.serve is True:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
-        if self.memory is not None and (self.servers or self.serve is True):
-            raise ConfigError("memory limits a store that is opened without servers; leave memory or the servers out")
+        if self.memory is not None and self.servers and (self.path is None or self.parts == ()):
+            raise ConfigError(NO_PARTS)
 
 
 def open_for(context: Context, place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
@@ -77,8 +79,7 @@ def _open(
     if opening.path is None:
         raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
     num_parts = len(read_manifest(opening.path).parts)
-    alone = opening.memory is not None
-    if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1 and not alone):
+    if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1):
         return _with_homes(context, _side_by_side(context, _hosts(place, deployment), opening, closing))
     store = open_store(opening.path, parts=opening.parts, memory=opening.memory)
     return store if opening.parts is None else _with_homes(context, store)
@@ -105,7 +106,7 @@ def _connected(opening: Opening, closing: ExitStack) -> Store:
     assert opening.servers
     given = dict(opening.options)
     if opening.path is not None and opening.parts == ():  # nothing to map: all hops and rows come from servers
-        store = connect(opening.servers, **given | {"made": "here"})
+        store = connect(opening.servers, **given | {"made": "here", "memory": None})
     else:
         given |= {} if opening.path is None else {"parts": opening.parts}
         store = connect(opening.servers, opening.path, **given)
@@ -114,8 +115,8 @@ def _connected(opening: Opening, closing: ExitStack) -> Store:
 
 
 def _with_homes(context: Context, store: Store) -> Store:
-    """With what every rank maps, for locality."""
-    own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part)]
+    """With what every rank has on its host, for locality."""
+    own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)]
     homes = tuple(tuple(parts) for parts in gather_json(context, own))
     return replace(store, deployment=replace(store.deployment, homes=homes if any(homes) else ()))
 
@@ -196,7 +197,8 @@ def _server_command(opening: Opening, address: str) -> ServerCommand:
     security = Security(token_file)
     if cert is not None:
         security = Security(token_file, ca, cert, key, mutual=ca is not None)
-    return ServerCommand(str(opening.path), opening.parts or (), join_address(address, 0), security=security)
+    options = ServerOptions(store_memory=None if opening.memory is None else str(opening.memory))
+    return ServerCommand(str(opening.path), opening.parts or (), join_address(address, 0), (), security, options)
 
 
 def read_parts(parts: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -88,6 +88,7 @@ class ServerCommand:
             "--client-ca": security.ca if security.mutual else None,
             "--threads": options.threads,
             "--memory": options.memory,
+            "--store-memory": options.store_memory,
             "--cache": options.cache,
             "--fanouts": None if options.fanouts is None else ",".join(map(str, options.fanouts)),
             "--seeds": options.seeds,

@@ -280,7 +280,7 @@ class Context:
 
         On one host that is `hoploom.open(path)`, under `hoploom launch` what its file says. On several hosts without
         servers, one is started beside the trainers of each: a host holds its share of the parts, or `parts`. With
-        `serve=True` each rank of one host stands for a host. `options` are those of `connect`, or `memory`.
+        `serve=True` each rank of one host stands for a host. `options` are those of `connect`.
         """
         from hoploom.deploy.open import Opening, open_for, read_parts
 

@@ -23,6 +23,7 @@ from hoploom.load.pipeline import Producer
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.store import Store, open_store
 from hoploom.store.base import Deployment, Shard
+from hoploom.store.budget import NO_PARTS, read_memory
 from hoploom.store.disk import held_parts, topology_fits
 from hoploom.store.row_cache import Nearer
 from hoploom.store.sharded import Sharded
@@ -42,7 +43,7 @@ class Connected(Deployment):
 
     peers: Peers
     by_servers: bool  # they make the batches; else they are made here
-    look_ahead: int
+    look_ahead: int | None  # batches whose missing rows are fetched together; None: as many as fit the budget
     sending: threading.Lock = field(default_factory=threading.Lock)  # weights of negatives: one for all loaders
 
     @property
@@ -68,6 +69,7 @@ def connect(
     *,
     parts: Sequence[int] | None = None,
     topology: Topology = "auto",
+    memory: int | str | None = None,
     made: Literal["servers", "here"] | None = None,
     look_ahead: int | None = None,
     timeout: float = TIMEOUT,
@@ -84,7 +86,9 @@ def connect(
 
     Several servers may hold the same part; one that does not answer within `timeout` seconds is replaced by another.
     `topology` says whether the lists of all parts are mapped here ("local": their files must be there), or hops are
-    asked for as rows are ("parted"). `token_file`, `ca`, `cert` and `key` are the paths of what secures the calls.
+    asked for as rows are ("parted"). `memory` is what this process may hold of the files here, e.g. "6GB"; the rest of
+    them is read from the disk when it is needed, as `hoploom.open` does. `token_file`, `ca`, `cert` and `key` are the
+    paths of what secures the calls.
     """
     ops.keep_freed_memory()  # what comes over the wire is freed at once: faulting pages in anew takes a fifth longer
     addresses = read_addresses(servers)
@@ -97,23 +101,31 @@ def connect(
         raise ConfigError("made='servers' needs no store here; leave path out")
     if topology not in ("auto", "local", "parted"):
         raise ConfigError(f"topology is {topology!r}; choose 'auto', 'local' or 'parted'")
+    if memory is not None and path is None:
+        raise ConfigError(NO_PARTS)
     if security is not None and (token_file, ca, cert, key) != (None,) * 4:
         raise ConfigError("security is given, and files of it too; give security, or token_file, ca, cert and key")
     shown = read_client_security(token_file, ca, cert, key) if security is None else security
     own: list[int] | None = [] if made == "here" else None
     mapped = None
     if path is not None:
-        folder = Path(path)
+        folder, budget = Path(path), None if memory is None else read_memory(memory)
         given = held_parts(folder) if parts is None else parts
-        all_lists = topology == "local" or (topology == "auto" and topology_fits(folder))
-        mapped = open_store(folder, parts=given, topology="all" if all_lists else "own")
+        all_lists = topology == "local" or (topology == "auto" and topology_fits(folder, budget))
+        mapped = open_store(folder, parts=given, topology="all" if all_lists else "own", memory=budget)
         own = sorted(set(map(int, given)))  # open_store has checked them
-    peers = Peers(addresses, shown, seconds, own=own)
+    ahead = None if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
+    return join(Peers(addresses, shown, seconds, own=own), mapped, own, look_ahead=ahead)
+
+
+def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_ahead: int | None = None) -> Store:
+    """The store of these peers, and of the parts that are mapped here; `own` are those that need no peer, None where
+    the peers make the batches."""
     try:
         store = _without_graph(peers) if mapped is None else _beside(peers, mapped, own or [])
-        ahead = LOOK_AHEAD if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
-        by_servers = mapped is None and made != "here"
-        return replace(store, deployment=Connected(peers=peers, by_servers=by_servers, look_ahead=ahead))
+        has_window = store.budget is not None and store.budget.window > 0
+        ahead = LOOK_AHEAD if look_ahead is None and not has_window else look_ahead
+        return replace(store, deployment=Connected(peers=peers, by_servers=own is None, look_ahead=ahead))
     except BaseException:
         peers.close()
         raise
@@ -129,18 +141,23 @@ def _without_graph(peers: Peers) -> Store:
 
 
 def _beside(peers: Peers, local: Store, own: Sequence[int]) -> Store:
-    """This host's own parts are mapped, the others are remote."""
+    """This host's own parts are mapped or on its disk, the others are remote."""
     if local.identity != peers.identity:
         raise StoreError(
             f"the store here ({local.identity[:12]}) is another one than the servers' ({peers.identity[:12]}); "
             "copy store.json and the parts from where they have it"
         )
     schema = local.schema
-    held = dict(zip(own, local.parts, strict=True))
     all_lists = len(local.topology) == len(local.ranges)
     shards: list[Shard] = []
-    for number in range(len(local.ranges)):
+    for number, here in enumerate(local.shards):
         remote = RemotePart(schema, number, peers)
-        shards.append(held.get(number) or (Nearer(remote, local.topology[number]) if all_lists else remote))
+        if number in own:
+            shards.append(here)
+        elif all_lists:
+            assert isinstance(local.graph, Sharded)
+            shards.append(Nearer(remote, local.graph.shards[number], local.topology[number].tables.keys()))
+        else:
+            shards.append(remote)
     sharded = Sharded(schema, shards, local.ranges)
     return replace(local, graph=local.graph if all_lists else sharded, features=sharded, shards=tuple(shards))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyarrow
 import pyarrow.flight as flight
 
-from hoploom.errors import ConfigError, HoploomError, PeerError
+from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve.security import ClientSecurity
 
 LONGEST = 240  # characters of gRPC's own words
@@ -96,6 +96,7 @@ KINDS = (
         Reason("does not understand, or is not understood", "use one version of Hoploom everywhere", True),
     ),
 )
+EARLY = "an answer ends early: "  # what our own servers say when a file cannot be read while its rows are sent
 LOST = Reason("is lost: the connection broke", "see in its own output whether it ended")
 
 
@@ -111,6 +112,8 @@ def explain(error: Exception, address: str, security: ClientSecurity | None = No
     if isinstance(error, HoploomError):
         return error
     said = essence(error)
+    if EARLY in said:
+        return StoreError(f"{address}: {said.partition(EARLY)[2]}")
     if isinstance(error, pyarrow.ArrowInvalid) and "URI" in said:
         return ConfigError(f"address is {address!r:.80}: {said}; give host:port, e.g. host1:9000")
     reason = _reason(error, security)
@@ -119,7 +122,7 @@ def explain(error: Exception, address: str, security: ClientSecurity | None = No
 
 def is_passing(error: Exception) -> bool:
     """Whether asking again, or a replica, may help: it never does for a wrong token, certificate or port."""
-    return not isinstance(error, HoploomError) and not _reason(error, None).lasting
+    return not isinstance(error, HoploomError) and EARLY not in str(error) and not _reason(error, None).lasting
 
 
 def essence(error: Exception) -> str:

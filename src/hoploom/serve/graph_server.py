@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hoploom.closing import Closing
 from hoploom.errors import HoploomError
@@ -19,7 +19,7 @@ from hoploom.serve.security import ClientSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.wire import Message
 from hoploom.store import Store, open_store
-from hoploom.store.disk import held_parts
+from hoploom.store.disk import held_parts, topology_fits
 from hoploom.store.row_cache import cached, report
 
 WAIT = 5.0  # seconds that a request for a batch waits for the server to get ready
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How whole batches are made."""
+    """How whole batches are made, and how much memory that and the store may take."""
 
     peers: Sequence[str] = ()  # servers of the other parts
     security: ClientSecurity | None = None
@@ -42,16 +42,19 @@ class BatchOptions:
     fanouts: Sequence[int] = ()
     seeds: str | tuple[str, str] | None = None
     timeout: float = 15.0  # below that of clients, who then hear why
+    store_memory: int | None = None  # bytes of the store that the process may hold; None: what is free
 
 
 class GraphServer(Closing):
     """What a server process holds; close it when no request is under way any more."""
 
     def __init__(self, path: Path, parts: Sequence[int] | None, options: BatchOptions) -> None:
-        self._path, self._options = path, options
+        self._options = options
         self.metrics = Metrics(self._held_bytes, self._cache_rows)
         self.parts = sorted(set(held_parts(path) if parts is None else parts))
-        self.store = open_store(path, parts=self.parts)
+        all_lists = bool(options.peers) and topology_fits(path, options.store_memory)
+        topology: Literal["all", "own"] = "all" if all_lists else "own"
+        self.store = open_store(path, parts=self.parts, topology=topology, memory=options.store_memory)
         self._whole: Store | None = None
         self._batches: BatchService | None = None
         self._lock = threading.Lock()
@@ -101,19 +104,14 @@ class GraphServer(Closing):
 
     def _whole_store(self) -> Store:
         from hoploom.load.presample import Presampling, count_visits
-        from hoploom.serve.connect import connect
+        from hoploom.serve.connect import join
+        from hoploom.serve.peers import Peers
 
         options = self._options
         if len(self.parts) == len(self.store.ranges):
             return self.store
-        store = connect(
-            options.peers,
-            self._path,
-            parts=self.parts,
-            look_ahead=1,
-            timeout=options.timeout,
-            security=options.security,
-        )
+        peers = Peers(options.peers, options.security or ClientSecurity(), options.timeout, own=self.parts)
+        store = join(peers, self.store, self.parts, look_ahead=1)
         if not options.cache:
             return store
         try:

@@ -1,4 +1,4 @@
-"""Memory of what a server makes, batches and picks: taken before it is used, given back when the answer is sent.
+"""Memory of what a server makes or reads, until the answer is sent: batches, picks, rows.
 
 A batch waits a bounded time for memory, then its client comes back later; one that could never fit is refused.
 """
@@ -29,7 +29,7 @@ class BusyError(PeerError):
 
 
 class MemoryBudget:
-    """So many bytes for all answers of a kind together: `of` batches, or of picks."""
+    """So many bytes for all answers of a kind together: `of` batches, of picks or of rows."""
 
     def __init__(self, size: int, wait: float, of: str = "batches") -> None:
         self.size, self.wait, self.of = size, wait, of
@@ -44,6 +44,13 @@ class MemoryBudget:
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise BusyError(f"{amount} bytes of {self.of} do not fit: {self.taken} of {self.size} are taken")
             self.taken += amount
+
+    def take_some(self, amount: int) -> int:
+        """Take so much, or what is free of it, without waiting; how much that is."""
+        with self._changed:
+            taken = max(0, min(amount, self.size - self.taken))
+            self.taken += taken
+        return taken
 
     def give(self, amount: int) -> None:
         with self._changed:
@@ -76,6 +83,12 @@ class Reservation:
         self.check(amount)
         self._budget.take(amount)
         self.taken += amount
+
+    def take_some(self, amount: int) -> int:
+        """Take so much, or what is free of it; how much that is."""
+        taken = self._budget.take_some(amount)
+        self.taken += taken
+        return taken
 
     def settle(self, amount: int) -> None:
         """It has come to this much."""

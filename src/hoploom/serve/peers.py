@@ -8,12 +8,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from hoploom import errors
 from hoploom.closing import Closing
-from hoploom.errors import HoploomError, PeerError
+from hoploom.errors import HoploomError, PeerError, StoreError
 from hoploom.serve.client import LostError, Peer, PendingAnswer, Watch, read_message
 from hoploom.serve.discovery import MAKES, Discovery, ServerInfo
 from hoploom.serve.memory_budget import BusyError
@@ -102,9 +103,22 @@ class Peers(Closing):
                     return self._answer(peer, pending, reading)
                 except LostError as error:
                     self._note_lost(peer, error)
+                except StoreError as error:
+                    return self._of_a_replica(request, part, reading, peer, error)
             return self._insist(request, part, reading, deadline)
 
         return finish
+
+    def _of_a_replica(
+        self, request: Message, part: int | None, reading: Callable[[Incoming], Read], peer: Peer, error: StoreError
+    ) -> Read:
+        """The answer of another peer where one cannot read its files; the error if none has it."""
+        self._note_lost(peer, NotNowError(str(error)))
+        for other, about in self._met.present().items():
+            if other is not peer and holds(about, part):
+                with suppress(LostError, StoreError):
+                    return self._answer(other, other.begin(request), reading)
+        raise error
 
     def _insist(self, request: Message, part: int | None, reading: Callable[[Incoming], Read], deadline: float) -> Read:
         """Ask until one answers, or time is over."""
@@ -113,6 +127,8 @@ class Peers(Closing):
                 return self._answer(peer, peer.begin(request), reading)
             except LostError as error:
                 self._note_lost(peer, error)
+            except StoreError as error:
+                return self._of_a_replica(request, part, reading, peer, error)
             if time.monotonic() >= deadline:
                 break
         raise self._lost(part)

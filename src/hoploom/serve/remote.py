@@ -37,6 +37,10 @@ class RemotePart:
     def is_here(self) -> bool:
         return False
 
+    @property
+    def is_remote(self) -> bool:
+        return True
+
     def lies_here(self, owner: Owner, name: str) -> bool:
         return False
 

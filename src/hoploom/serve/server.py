@@ -18,6 +18,7 @@ from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
+from hoploom.serve.explain import EARLY
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
@@ -124,6 +125,8 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
             count.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
             try:
                 count.sent = wire.write(conversation, answer)
+            except HoploomError as error:  # of rows that are read while they are sent
+                raise flight.FlightServerError(f"{EARLY}{error}") from error
             finally:
                 if answer.done is not None:
                     answer.done()

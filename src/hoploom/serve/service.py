@@ -1,11 +1,13 @@
 """What a graph server answers, without the wire: a request in, an answer out, nothing kept in between.
 
-Rows are gathered piece by piece while they are sent, so an answer takes a megabyte however long it is; picks are made
-at once, and many of them take memory first, until they are sent.
+Rows in memory are gathered piece by piece while they are sent, so an answer takes a megabyte however long it is. Those
+on disk are read together, or in pieces as large as the store's budget allows. Picks are made at once. Many picks, and
+rows that were read, take memory until they are sent.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,16 @@ from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve import requests
 from hoploom.serve.memory_budget import MemoryBudget, Reservation
-from hoploom.serve.wire import PROTOCOL, Described, Message, Streamed, rows_at_once
+from hoploom.serve.wire import PIECE, PROTOCOL, Described, Message, Streamed, rows_at_once
 from hoploom.store import Part, Store
-from hoploom.store.base import Wanted
+from hoploom.store.base import Shard, Wanted
 from hoploom.store.format import Manifest, to_json
+from hoploom.store.sharded import empty_rows
 
 Answer = Callable[[Message], Message]
+Gather = Callable[[Sequence[Wanted]], list[Tensor]]
 PICK_BYTES = 16  # of a pick in an answer: source and edge
+SHARE = 4  # the part of the window of a store's budget that the rows of one answer may take
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,8 @@ class PickLimits:
 class Service:
     """Answers for the parts of a store that this process holds.
 
-    Picks made and not yet sent take at most `memory` bytes. `more` are kinds of requests that need more than parts, by
-    name: whole batches.
+    Picks made and not yet sent take at most `memory` bytes, rows read from the disk the window of the store's budget.
+    `more` are kinds of requests that need more than parts, by name: whole batches.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Service:
         self.store, self.parts = store, dict(parts)
         self._limits = limits or PickLimits()
         self.budget = MemoryBudget(memory, self._limits.wait, "picks")
+        self.rows = MemoryBudget(0 if store.budget is None else store.budget.window, 0, "rows")
         own: dict[str, Answer] = {
             "info": self._info,
             "sample": self._sample,
@@ -95,14 +101,15 @@ class Service:
         }
         return Message(header, [torch.from_numpy(np.frombuffer(bytearray(manifest), dtype=np.uint8))])
 
-    def _part(self, header: Mapping[str, Any]) -> Part:
+    def _part(self, header: Mapping[str, Any]) -> tuple[Part, Shard]:
+        """A part, and what answers for it: within a budget, that reads from the disk."""
         number = header.get("part")
         if type(number) is not int or number not in self.parts:
             raise ConfigError(f"a request is for part {number!r:.40}; this server holds parts {sorted(self.parts)}")
-        return self.parts[number]
+        return self.parts[number], self.store.shards[number]
 
     def _split(self, request: Message) -> Message:
-        part, schema = self._part(request.header), self.store.schema
+        (part, _), schema = self._part(request.header), self.store.schema
         node_type, name = (requests.read_text(request.header, key) for key in ("type", "split"))
         if name not in schema.node_type(node_type).splits:
             raise ConfigError(f"a request is for split {name!r:.80} of {node_type!r}, which has none of that name")
@@ -112,32 +119,62 @@ class Service:
 
     def _sample(self, request: Message) -> Message:
         """One hop, all relations of a part."""
-        part, schema = self._part(request.header), self.store.schema
+        (part, shard), schema = self._part(request.header), self.store.schema
         draw = requests.read_draw(request.header, len(schema.relations))
         frontiers = requests.read_frontiers(request, part)
         most = requests.most_picks(part, frontiers, draw, self._limits.most) * PICK_BYTES
         with Reservation(self.budget) as reservation:
             reservation.take(most if most > self._limits.free else 0)
-            picks = part.sample(frontiers, draw)
+            picks = shard.begin_sample(frontiers, draw)()
             columns = [column for one in picks if one is not None for column in one]
             reservation.settle(min(reservation.taken, sum(column.nbytes for column in columns)))
         relations = [index for index, one in enumerate(picks) if one is not None]
         return Message({"relations": relations}, columns, reservation.close)
 
     def _gather(self, request: Message) -> Message:
-        """Rows of many fields of a part."""
-        part = self._part(request.header)
-        return Message({}, [_rows(part, want) for want in requests.read_wanted(request, part)])
+        """Rows of many fields of a part. Those on disk are read before the answer begins, if they fit its share of the
+        window: sorted, each block once. Else in pieces that fit what is free; nobody waits for memory that a client
+        may only give back once it has this answer, too."""
+        part, shard = self._part(request.header)
+        wanted = requests.read_wanted(request, part)
+        far = {n: want for n, want in enumerate(wanted) if not shard.lies_here(want.owner, want.field)}
+        size = sum(_described(part, want).num_bytes for want in far.values())
+        with Reservation(self.rows) as reservation:
+            free = max(PIECE, reservation.take_some(min(size, self.rows.size // SHARE)))
+            read = dict(zip(far, _read(shard, part, list(far.values())), strict=True)) if size <= free else {}
+            piece = max(PIECE, free // 2)  # while one is sent, the next is read
+            tensors: list[Tensor | Streamed] = []
+            for n, want in enumerate(wanted):
+                if n in read:
+                    tensors.append(read[n])
+                elif n in far:
+                    tensors.append(_streamed(part, want, partial(_read, shard, part), piece))
+                else:
+                    tensors.append(_streamed(part, want, part.gather, PIECE))
+            return Message({}, tensors, reservation.close)
 
 
-def _rows(part: Part, want: Wanted) -> Tensor | Streamed:
-    table = part.tables[want.owner, want.field].rows
-    described = Described(table.dtype, (want.ids.numel(), *table.shape[1:]))
+def _described(part: Part, want: Wanted) -> Described:
+    rows = part.tables[want.owner, want.field].rows
+    return Described(rows.dtype, (want.ids.numel(), *rows.shape[1:]))
+
+
+def _streamed(part: Part, want: Wanted, gather: Gather, piece: int) -> Tensor | Streamed:
+    """Rows that are gathered while they are sent, about `piece` bytes at a time."""
+    described = _described(part, want)
     if described.num_bytes == 0:
         return ops.empty(described.shape, described.dtype)
-    return Streamed(described, _pieces(part, want, rows_at_once(described)))
+    return Streamed(described, _pieces(want, gather, rows_at_once(described, piece)))
 
 
-def _pieces(part: Part, want: Wanted, step: int) -> Iterator[Tensor]:
+def _pieces(want: Wanted, gather: Gather, step: int) -> Iterator[Tensor]:
     for at in range(0, want.ids.numel(), step):
-        yield part.gather([Wanted(want.owner, want.field, want.ids[at : at + step])])[0]
+        yield gather([want._replace(ids=want.ids[at : at + step])])[0]
+
+
+def _read(shard: Shard, part: Part, wanted: Sequence[Wanted]) -> list[Tensor]:
+    """Rows that are on disk, all of them together."""
+    places = {id(want.ids): torch.arange(want.ids.numel()) for want in wanted}  # fields of one type share their ids
+    outs = [empty_rows(part.schema, want.owner, want.field, want.ids.numel()) for want in wanted]
+    shard.begin_gather(wanted, [places[id(want.ids)] for want in wanted], outs)()
+    return outs

@@ -133,9 +133,9 @@ def _cut(tensors: Sequence[Tensor | Streamed]) -> Iterator[Any]:
             yield from (flat[at : at + step] for at in range(0, flat.size, step))
 
 
-def rows_at_once(described: Described) -> int:
+def rows_at_once(described: Described, piece: int = PIECE) -> int:
     """How many rows make a piece."""
-    return max(1, PIECE // max(1, described.row_bytes))
+    return max(1, piece // max(1, described.row_bytes))
 
 
 class Incoming:

@@ -98,6 +98,10 @@ class Shard(Protocol):
     def is_here(self) -> bool:
         """Whether this process answers by itself, from memory; another shard costs a wait, for a peer or a disk."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether another process answers."""
+
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         """Begin one hop of this range's nodes: as GraphStore.sample."""
 
@@ -192,6 +196,10 @@ class Part:
     def is_here(self) -> bool:
         return True
 
+    @property
+    def is_remote(self) -> bool:
+        return False
+
     def require_whole(self) -> None:
         """StoreError if a file of this part can no longer be read."""
         ops.require_whole(tensor for lists in self.lists for tensor in lists.columns)
@@ -266,6 +274,10 @@ class Absent:
     @property
     def is_here(self) -> bool:
         return True  # it answers by itself, if only with an error
+
+    @property
+    def is_remote(self) -> bool:
+        return False
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         for index, relation in enumerate(self.schema.relations):

@@ -22,6 +22,10 @@ from hoploom.store.on_disk import FarLists, FarRows, OnDisk
 
 WINDOW = 0.25  # share of what the topology leaves that is kept for the rows of steps ahead
 SMALL = 64  # bytes of a row: holding such a field saves as many reads as holding a wide one
+NO_PARTS = (
+    "memory limits what this process holds of the parts on this host, and it has none; give path and parts, or limit "
+    "the servers: hoploom serve --store-memory, or server.store_memory in a cluster file"
+)
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ def held_parts(path: str | Path) -> list[int]:
     return [part for part in range(len(manifest.parts)) if layout.part_folder(part) not in lacking]
 
 
-def topology_fits(path: str | Path) -> bool:
-    """Whether the topology of all parts is here, and takes no more than half of the memory."""
+def topology_fits(path: str | Path, budget: int | None = None) -> bool:
+    """Whether the topology of all parts is here, and takes no more than half of the memory, or of a budget."""
     folder = Path(path)
     manifest = layout.read_manifest(folder)
     columns = [name for name in manifest.files if Path(name).name.startswith("csc.")]
     size = sum(manifest.files[name].bytes for name in columns)
-    return all(layout.inside(folder, name).exists() for name in columns) and size <= memory_limit() // 2
+    return all(layout.inside(folder, name).exists() for name in columns) and size <= (budget or memory_limit()) // 2
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> None:

@@ -81,6 +81,10 @@ class OnDisk:
     def is_here(self) -> bool:
         return False
 
+    @property
+    def is_remote(self) -> bool:
+        return False
+
     def lies_here(self, owner: Owner, name: str) -> bool:
         return (owner, name) not in self.tables
 

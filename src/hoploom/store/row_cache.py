@@ -4,7 +4,7 @@ The rows are chosen by how often batches had them (hoploom.load.presample counts
 nodes alone: an edge is rarely in two batches.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -17,7 +17,7 @@ from hoploom.config.values import as_bytes, as_count, as_share, parse_share_or_b
 from hoploom.errors import ConfigError
 from hoploom.ops import Found, Frontier, IdMap, Picks
 from hoploom.schema import DTYPES, NodeType, Owner
-from hoploom.store.base import Draw, Part, Shard, Wanted
+from hoploom.store.base import Draw, Shard, Wanted
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import Store
 
@@ -62,6 +62,10 @@ class Wrapped:
     @property
     def is_here(self) -> bool:
         return self.shard.is_here
+
+    @property
+    def is_remote(self) -> bool:
+        return self.shard.is_remote
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         return self.shard.begin_sample(frontiers, draw)
@@ -122,15 +126,16 @@ class Cached(Wrapped):
 
 @dataclass(frozen=True)
 class Nearer(Wrapped):
-    """A remote shard of which some fields are here: those of edges, which come with the topology."""
+    """A remote shard of which some fields are on this host: those of edges, which come with the topology."""
 
-    near: Part
+    near: Shard
+    fields: Collection[tuple[Owner, str]]  # that `near` has
 
     def lies_here(self, owner: Owner, name: str) -> bool:
-        return (owner, name) in self.near.tables or self.shard.lies_here(owner, name)
+        return (self.near if (owner, name) in self.fields else self.shard).lies_here(owner, name)
 
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
-        here = [(want.owner, want.field) in self.near.tables for want in wanted]
+        here = [(want.owner, want.field) in self.fields for want in wanted]
         own = [place if is_here else place[:0] for place, is_here in zip(places, here, strict=True)]
         rest = [place[:0] if is_here else place for place, is_here in zip(places, here, strict=True)]
         return self._finish([self.near.begin_gather(wanted, own, outs)], wanted, rest, outs)
@@ -186,7 +191,7 @@ def cached(
     chosen = _choose(remote, budget, counts)
     held: dict[Owner, HeldRows] = {name: _fill(features, name, ids, bytes_at_once) for name, ids in chosen.items()}
     tally = Tally()
-    shards = tuple(shard if shard.is_here else Cached(shard, held, tally) for shard in features.shards)
+    shards = tuple(Cached(shard, held, tally) if shard.is_remote else shard for shard in features.shards)
     return replace(store, features=features.over(shards), shards=shards)
 
 
@@ -211,7 +216,7 @@ class Remote:
 
 def _remote(store: Store) -> list[Remote]:
     found = []
-    away = [held for held, shard in zip(store.ranges, store.shards, strict=False) if not shard.is_here]
+    away = [held for held, shard in zip(store.ranges, store.shards, strict=False) if shard.is_remote]
     for index, node_type in enumerate(store.schema.node_types):
         spans = tuple((h.first_nodes[index], h.first_nodes[index] + h.num_nodes[index]) for h in away)
         row_bytes = _row_bytes(node_type)

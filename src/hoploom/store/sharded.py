@@ -84,7 +84,7 @@ class Sharded:
         self._ask(begins)
 
     def _ask(self, begins: Mapping[int, Begin[Answer]]) -> dict[int, Answer]:
-        """The answers of these shards: remote ones have their requests first, and work while those here do.
+        """The answers of these shards: remote ones have their requests first, and work while disks and memory do.
 
         Every call begun is finished, whatever another one raises, so that no answer is left unread.
         """
@@ -94,9 +94,14 @@ class Sharded:
             answers[index] = answer()
 
         with ExitStack() as under_way:  # finished from the last one begun to the first
-            for index in sorted(begins, key=lambda index: self.shards[index].is_here):
+            for index in sorted(begins, key=self._nearness):
                 under_way.callback(finish, index, begins[index]())
         return answers
+
+    def _nearness(self, index: int) -> tuple[bool, bool]:
+        """Peers come before disks, and disks before memory."""
+        shard = self.shards[index]
+        return not shard.is_remote, shard.is_here
 
     def _owned(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None]) -> list[list[Tensor]]:
         """Per want and part: the places that it owns, found once for all fields of the same ids."""

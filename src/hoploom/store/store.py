@@ -336,7 +336,7 @@ def _open_some(
 
 def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
     """The store with what does not fit a budget read from the disk."""
-    budget = plan(store.topology, store.parts, read_memory(memory))
+    budget = plan(store.topology, store.topology, read_memory(memory))
     if budget.holds_all or store.path is None:
         return replace(store, budget=budget)
     reads = Reads(gap=disk_figures(largest_file(store.path, manifest)).gap)

@@ -227,9 +227,11 @@ def test_without_servers_trainers_are_told_what_secures_those_they_start(write: 
 
 
 def test_servers_are_told_what_the_file_says_of_them(write: Write) -> None:
-    section = "threads = 8\nmemory = '2GiB'\ncache = '20%'\nfanouts = [10, -1]\nseeds = 'paper:train'"
+    section = (
+        "threads = 8\nmemory = '2GiB'\nstore_memory = '6GB'\ncache = '20%'\nfanouts = [10, -1]\nseeds = 'paper:train'"
+    )
     first, *_ = processes(read_cluster(write(f"{TWO_HOSTS}\n[server]\n{section}")), ["train", "run.toml"])
-    asked = " --threads 8 --memory 2GiB --cache 20% --fanouts 10,-1 --seeds paper:train"
+    asked = " --threads 8 --memory 2GiB --store-memory 6GB --cache 20% --fanouts 10,-1 --seeds paper:train"
     assert " ".join(first.words).endswith(asked)
 
 

@@ -34,7 +34,7 @@ def _parsed(*words: str) -> Arguments:
 
 def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Path) -> None:
     security = Security(token_file="token", cert="cert", private_key="key", ca="ca", mutual=True, insecure=True)
-    options = ServerOptions(threads=3, memory="2GB", cache="20%", fanouts=(4, 2), seeds="train")
+    options = ServerOptions(threads=3, memory="2GB", store_memory="6GB", cache="20%", fanouts=(4, 2), seeds="train")
     command = ServerCommand(
         str(path), [0], "host1:7700", ["host2:7700", "host3:7700"], security, options, "host1:9400", 7
     )
@@ -44,13 +44,14 @@ def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Pat
     assert vars(read) == {
         **{"store": path, "part": [0], "listen": "host1:7700", "peers": "host2:7700,host3:7700"},
         **{"token_file": "token", "cert": "cert", "key": "key", "ca": "ca", "client_ca": "ca", "insecure": True},
-        **{"threads": 3, "memory": "2GB", "cache": "20%", "fanouts": "4,2", "seeds": "train"},
+        **{"threads": 3, "memory": "2GB", "store_memory": "6GB", "cache": "20%", "fanouts": "4,2", "seeds": "train"},
         **{"metrics": "host1:9400", "timeout": 15.0, "stall": 60.0, "grace": 7.0},
     }
     assert (float(STALL), float(GRACE)) == (server.ServerLimits.stall, server.GRACE)
     read.ca = None  # there are no such files
     made = batch_options(read, ServerSecurity())
     assert (made.threads, made.memory, made.cache, made.seeds) == (3, 2_000_000_000, "20%", "train")
+    assert made.store_memory == 6_000_000_000
     assert list(made.peers) == ["host2:7700", "host3:7700"]
     assert list(made.fanouts) == [4, 2]
 

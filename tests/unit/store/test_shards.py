@@ -11,8 +11,9 @@ from support.shards import elsewhere_of, spread
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
-from hoploom.ops import Frontier
-from hoploom.store import Draw, Wanted
+from hoploom.ops import Frontier, Reads
+from hoploom.store import Draw, Sharded, Wanted
+from hoploom.store.on_disk import FarRows, OnDisk
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 EVERY = Draw(1, 0, [-1])
@@ -43,6 +44,17 @@ def test_a_shard_of_which_nothing_is_wanted_is_not_asked(ring_store: Store) -> N
     store.graph.sample([Frontier(torch.tensor([5]))], EVERY)
     assert (first.samples, second.samples, third.samples) == (0, 1, 0)
     assert [rows.shape for rows in store.features.gather([Wanted("node", "x", torch.empty(0, dtype=torch.int64))])]
+
+
+def test_a_disk_is_read_while_peers_work(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = spread(ring_store, 2, here=[0])
+    (away,) = elsewhere_of(store)
+    x = FarRows(None, 0, 4)  # type: ignore[arg-type]
+    disk = OnDisk(store.parts[0], {("node", "x"): x}, {}, Reads())
+    monkeypatch.setattr(OnDisk, "_gather", lambda *asked: away.log.append("disk"))
+    features = Sharded(store.schema, [disk, away], store.ranges)
+    features.gather([Wanted("node", "x", torch.arange(12))])
+    assert away.log == ["begin 1", "disk", "finish 1"]
 
 
 def test_an_error_of_one_shard_leaves_no_other_unread(ring_store: Store) -> None:

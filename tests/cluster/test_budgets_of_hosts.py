@@ -1,0 +1,159 @@
+"""Graph servers and a budget of memory on this host, at once."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_same_batches
+from support.placements import within
+from support.servers import OneProcess, addresses_of, serving
+
+import hoploom
+from hoploom import ConfigError, NeighborLoader, Store, StoreError
+from hoploom.load.look_ahead import LookAhead
+from hoploom.store.row_cache import cached, report
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
+NUM_NODES, WIDTH = 10_000, 64
+QUICKLY = 20.0  # seconds, of the 60 that a request may take
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("budget")
+    hoploom.generate(folder / "graph.store", num_nodes=NUM_NODES, avg_degree=8, num_features=WIDTH, num_classes=4)
+    hoploom.partition(folder / "graph.store", folder / "parts", 2, method="range")
+    return folder / "parts"
+
+
+def _loader(store: Store, **options: Any) -> NeighborLoader:
+    given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2, **options}
+    return NeighborLoader(store, [3, 2], torch.arange(0, NUM_NODES, 50), **given)
+
+
+def _copied(path: Path, to: Path) -> Path:
+    return Path(shutil.copytree(path, to / "copied"))
+
+
+# --- a budget here ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(path: Path, server_process: OneProcess) -> str:
+    """Of a server of all parts with most of them on disk."""
+    return server_process.serve(path, [[]], store_memory=within(path, 0.1))[0]
+
+
+@pytest.mark.parametrize("topology", ["local", "parted"])
+def test_a_budget_bounds_how_many_steps_are_fetched_together(path: Path, address: str, topology: Any) -> None:
+    with hoploom.connect(address, path, parts=[0], topology=topology, memory=within(path, 0.3)) as store:
+        loader = _loader(store)
+        ahead: Any = loader._producer
+        assert isinstance(ahead, LookAhead)
+        assert_same_batches(_loader(hoploom.open(path)), loader)
+        assert store.budget is not None
+        assert store.reads is not None
+        assert store.reads.requests > 0
+        wanted = ahead.fetches.num_fetched / len(loader) * 4 * WIDTH  # bytes a step, less what was fetched before
+        assert ahead.num_steps is not None
+        assert 4 < ahead.num_steps <= store.budget.window / wanted  # 4 are the default without a budget
+        assert ahead.fetches.num_groups == -(-len(loader) // ahead.num_steps)
+
+
+def test_where_all_of_this_host_fits_steps_are_fetched_as_without_a_budget(path: Path, address: str) -> None:
+    with hoploom.connect(address, path, parts=[0], memory="1GB") as store:
+        assert store.reads is None
+        ahead: Any = _loader(store)._producer
+        assert ahead.num_steps == 4
+        assert _loader(store, look_ahead=7)._producer.num_steps == 7  # type: ignore[attr-defined]
+
+
+def test_a_budget_decides_whether_all_lists_are_mapped(path: Path, address: str) -> None:
+    for memory, mapped in ((within(path, 0.1), 1), ("1GB", 2)):
+        with hoploom.connect(address, path, parts=[0], memory=memory) as store:
+            assert len(store.topology) == mapped
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"servers": "127.0.0.1:1"}, {"path": "s", "parts": [], "servers": "127.0.0.1:1"}]
+)
+def test_a_budget_without_parts_is_refused_with_the_way_out(arguments: dict[str, Any]) -> None:
+    message = (
+        r"memory limits what this process holds of the parts .*; give path and parts, .* hoploom serve --store-memory"
+    )
+    with hoploom.init(device="cpu") as context, pytest.raises(ConfigError, match=message):
+        context.open(**arguments, memory="6GB")
+    with pytest.raises(ConfigError, match=message):
+        hoploom.connect("127.0.0.1:1", memory="6GB")
+
+
+def test_a_cache_is_of_the_rows_of_other_hosts(path: Path, address: str) -> None:
+    with hoploom.connect(address, path, parts=[0], memory=within(path, 0.1)) as store:
+        held = report(cached(store, 1.0, {}))
+    assert held is not None
+    assert held.num_rows == NUM_NODES // 2  # those of this host are in the budget, or read from the disk
+
+
+# --- a budget on the servers: what happens to their files -----------------------------------------
+
+
+@pytest.fixture
+def damaged(path: Path, tmp_path: Path, server_process: OneProcess) -> tuple[str, Path]:
+    """A server with a budget, and its files."""
+    folder = _copied(path, tmp_path)
+    return server_process.serve(folder, [[]], store_memory=within(path, 0.1))[0], folder
+
+
+def _truncate(folder: Path) -> None:
+    (file,) = folder.glob("part-00001/nodes/*/x.npy")
+    with file.open("r+b") as opened:
+        opened.truncate(file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("mode", ["rows", "many rows", "batches"])
+def test_a_server_whose_file_was_truncated_names_it_at_once(mode: str, damaged: tuple[str, Path]) -> None:
+    address, folder = damaged
+    said = rf"{address}: row \d+ of 'x' of 'node' \(.*part-00001/nodes/node/x.npy\) cannot be read: the file ends there"
+    count = NUM_NODES if mode == "many rows" else 100  # many do not fit one read: the error comes while they are sent
+    last = torch.arange(NUM_NODES - count, NUM_NODES)
+    with hoploom.connect(address, made="servers" if mode == "batches" else "here") as store:
+        next(iter(_loader(store)))
+        _truncate(folder)
+        begun = time.monotonic()
+        with pytest.raises(StoreError, match=said):
+            list(_loader(store)) if mode == "batches" else store.features.gather([("node", "x", last)])
+        assert time.monotonic() - begun < QUICKLY
+
+
+def test_a_replica_answers_where_a_file_cannot_be_read(path: Path, address: str, damaged: tuple[str, Path]) -> None:
+    _truncate(damaged[1])
+    expected = list(_loader(hoploom.open(path)))
+    for made in ("servers", "here"):
+        with hoploom.connect([damaged[0], address], made=made) as store:  # type: ignore[arg-type]
+            assert_same_batches(expected, _loader(store))
+
+
+def test_a_server_reads_files_that_were_removed_to_the_end(path: Path, damaged: tuple[str, Path]) -> None:
+    address, folder = damaged
+    with hoploom.connect(address, made="here") as store:
+        shutil.rmtree(folder)
+        assert_same_batches(_loader(hoploom.open(path)), _loader(store))
+
+
+@pytest.mark.slow
+def test_a_killed_server_with_a_budget_is_replaced_by_one(path: Path) -> None:
+    memory = str(within(path, 0.1))
+    with serving(path, [[], []], "--store-memory", memory) as servers:
+        with hoploom.connect(addresses_of(servers), path, parts=[0], topology="parted", memory=memory) as store:
+            found = []
+            for batch in _loader(store, look_ahead=2):
+                found.append(batch)
+                if len(found) == 4:
+                    servers[0].kill()
+            assert_same_batches(_loader(hoploom.open(path)), found)
+        servers[1].process.terminate()
+        _, said = servers[1].process.communicate(timeout=60)
+        assert "of the edges and 0 % of the rows in memory" in said
