@@ -25,7 +25,7 @@ def plan_page(answer: ScalePlan) -> Page:
     level = limits[0].level if limits else "fits"  # the worst is first
     host = {item.name: item.memory for item in answer.store if item.memory}
     host |= {"trainers": answer.private - answer.cached}
-    names = ("sampling", "gathering", "network", "model")
+    names = ("sampling", "gathering", "disk", "network", "model")
     times = {name: float(getattr(answer.times, name)) for name in names}
     memory = float(answer.question.memory_per_host)
     drawn = {

@@ -14,7 +14,7 @@ from typing import Annotated, get_type_hints
 from hoploom.config.values import as_count, as_rate
 from hoploom.errors import ConfigError
 
-HEADER = {"format": "hoploom-bench", "version": 2}
+HEADER = {"format": "hoploom-bench", "version": 3}
 SHORT_ROW = 64  # bytes
 REMEDY = "run `hoploom bench --out bench.json` again"
 
@@ -40,6 +40,8 @@ class Constants:
     partition_edges: PerSecond  # by the stream partitioner, from first to last
     disk_write: BytesPerSecond  # flushed
     disk_read: BytesPerSecond  # in order
+    disk_requests: PerSecond  # of single blocks, past the page cache, many under way
+    disk_sweep: BytesPerSecond  # likewise, of long ones in order
 
     def __str__(self) -> str:
         return f"{self.machine}, {self.cores} cores, {self.date}, Hoploom {self.hoploom}"

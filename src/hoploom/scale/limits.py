@@ -45,6 +45,8 @@ def _memory(answer: ScalePlan) -> Iterator[Finding]:
         missing = as_bytes(answer.wanted - question.memory_per_host)
         what = f"{missing} of what batches touch do not fit the {has} of a host and are read from its disk"
         ways += [f"{as_bytes(answer.wanted)} per host", "features of fewer bytes"]
+        if question.store_memory is None:
+            ways.append("a budget for the store (--store-memory): then rows are read ahead, many at once")
         yield Finding("slow", what, ", ".join(ways))
 
 
@@ -82,9 +84,12 @@ def _partitioning(question: Question) -> Iterator[Finding]:
 def _speed(answer: ScalePlan) -> Iterator[Finding]:
     """What makes the model wait; where its time is not known, the network is what may."""
     times, question = answer.times, answer.question
-    if times.bottleneck == "model" or not (times.model or times.bottleneck == "network"):
+    if times.bottleneck == "model" or not (times.model or times.bottleneck in ("network", "disk")):
         return
-    if times.bottleneck == "network":
+    if times.bottleneck == "disk":
+        ordering = "" if question.ordered else "the most used nodes first (`hoploom partition --parts 1`), "
+        way_out = f"more memory for the store, {ordering}features of fewer bytes, smaller fanouts, a faster disk"
+    elif times.bottleneck == "network":
         way_out = "a cache of remote rows, seeds of a rank's own host, features of fewer bytes, a faster network"
     else:
         workers = int(times.loading * question.workers / max(times.model, times.network)) + 1

@@ -30,7 +30,7 @@ from hoploom.partition import assign
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.hops import make_sampling
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
-from hoploom.store import Store, open_store
+from hoploom.store import Store, disk_figures, open_store
 from hoploom.store.from_tensors import from_tensors
 from hoploom.system import num_cores
 
@@ -108,7 +108,9 @@ def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> flo
 
 def _disk(here: Path, effort: Effort) -> Rates:
     path = here / "rows"
-    return {"disk_write": _write_file(path, effort.file_bytes), "disk_read": _read_file(path)}
+    rates = {"disk_write": _write_file(path, effort.file_bytes), "disk_read": _read_file(path)}
+    found = disk_figures.measure(path)
+    return rates | {"disk_requests": found.requests_per_second, "disk_sweep": found.bytes_per_second}
 
 
 def _write_file(path: Path, size: int) -> float:

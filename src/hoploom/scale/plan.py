@@ -11,6 +11,7 @@ from hoploom import html
 from hoploom.config.values import as_bytes, as_count, as_seconds
 from hoploom.scale import sizes
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
+from hoploom.scale.reads import DiskReads, disk_reads
 from hoploom.scale.sizes import BatchSize, Item
 from hoploom.scale.spec import Question
 
@@ -30,6 +31,7 @@ class StepTimes:
     gathering: float
     network: float  # of the host's link
     model: float  # 0 where it was not measured
+    disk: float = 0.0  # of the host, where the store is larger than its budget
 
     @property
     def loading(self) -> float:
@@ -37,12 +39,12 @@ class StepTimes:
 
     @property
     def total(self) -> float:
-        return max(self.loading, self.network, self.model)
+        return max(self.loading, self.disk, self.network, self.model)
 
     @property
     def bottleneck(self) -> str:
         """What to make faster first."""
-        names = ("sampling", "gathering") if self.total == self.loading else ("network", "model")
+        names = ("sampling", "gathering") if self.total == self.loading else ("disk", "network", "model")
         return max(names, key=lambda name: float(getattr(self, name)))
 
 
@@ -93,7 +95,13 @@ class ScalePlan:
             gathering=self.batch.nodes * gather_seconds(question, constants) / question.workers,
             network=moved * question.ranks_per_host / question.network,
             model=question.step_seconds,
+            disk=0.0 if self.reads is None else self.reads.seconds * question.ranks_per_host,
         )
+
+    @cached_property
+    def reads(self) -> DiskReads | None:
+        """What one rank's step reads from its host's disk; None where all fits, or no budget is given."""
+        return disk_reads(self.question, self.constants, self.batch)
 
     @property
     def build(self) -> dict[str, float]:
@@ -125,8 +133,9 @@ class ScalePlan:
 
     @property
     def mapped(self) -> float:
-        """Bytes of a host's files that batches touch."""
-        return sum(item.memory for item in self.store) - self.cached
+        """Bytes of a host's files that batches touch, or of them what its budget for the store holds."""
+        touched = sum(item.memory for item in self.store) - self.cached
+        return touched if self.question.store_memory is None else min(touched, self.question.store_memory)
 
     @property
     def cached(self) -> float:
@@ -176,6 +185,7 @@ class ScalePlan:
             "process": self.process,
             "batch": asdict(self.batch) | {"nodes": self.batch.nodes, "picks": self.batch.picks},
             "traffic": self.traffic,
+            "reads": None if self.reads is None else asdict(self.reads),
             "times": asdict(self.times) | {"step": self.times.total, "bottleneck": self.times.bottleneck},
             "epoch": {"steps": self.steps_per_epoch, "seconds": self.steps_per_epoch * self.times.total},
             "build": self.build,

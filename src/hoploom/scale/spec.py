@@ -77,6 +77,7 @@ SIZE = Option(parse_bytes, rules.whole(1, LIMIT))
 SHARE = Option(parse_number, rules.number(0, 1))
 BELOW_1 = Option(parse_number, rules.SHARE)
 BANDWIDTH = Option(parse_bandwidth, rules.number(open_ends=True))
+RATE = Option(parse_count, rules.number(open_ends=True))
 SECONDS = Option(parse_number, rules.number())
 SWITCH = Option(lambda what, text: True, rules.FLAG)
 FEATURES = Option(
@@ -130,6 +131,16 @@ class Question:
     train_share: float = option(SHARE, "0.1", "share of the nodes that are training seeds")
     hosts: int = option(COUNT, "1", "hosts that hold the graph and train")
     memory_per_host: int = option(SIZE, "512GB", "memory of a host")
+    store_memory: int | None = option(
+        SIZE, "", "how much of the store each process may hold, as `memory` in run.toml (default: all that fits)"
+    )
+    ordered: bool = switch("`hoploom partition` has put the most used nodes first, so --store-memory keeps those")
+    disk_requests: float | None = option(
+        RATE, "", "reads of 4 KB at random places that a disk does per second, e.g. 100k (default: measured)"
+    )
+    disk_bandwidth: float | None = option(
+        BANDWIDTH, "", "what a disk reads per second in long reads, e.g. 2GB (default: measured)"
+    )
     network: float = option(BANDWIDTH, "10Gb", "network bandwidth of a host per second: 100Gb (bits) or 12.5GB (bytes)")
     topology: str = option(_words("auto", "everywhere", "parts"), "auto", "auto, everywhere (on every host) or parts")
     edge_cut: float | str = option(CUT, "hash", "share of the edges between hosts, or hash, range, stream, metis")

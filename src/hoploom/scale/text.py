@@ -8,6 +8,7 @@ from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_sh
 from hoploom.scale.constants import default_constants
 from hoploom.scale.limits import findings
 from hoploom.scale.plan import ScalePlan
+from hoploom.scale.reads import DiskReads
 
 Line = Sequence[str]
 
@@ -33,6 +34,7 @@ def sections(answer: ScalePlan) -> dict[str, Sequence[Line]]:
         "A trainer process adds": [(name, as_bytes(size), "") for name, size in answer.process.items()],
         "A batch": _batch(answer),
         "Network, per step of a rank": _network(answer),
+        **({} if answer.reads is None else {"Disk, per step of a rank": _disk(answer, answer.reads)}),
         "Time of a step": _times(answer),
         "Preparing, on one machine": _preparing(answer),
     }
@@ -115,8 +117,21 @@ def _network(answer: ScalePlan) -> list[Line]:
     ]
 
 
+def _disk(answer: ScalePlan, reads: DiskReads) -> list[Line]:
+    question, constants = answer.question, answer.constants
+    requests, rate = question.disk_requests or constants.disk_requests, question.disk_bandwidth or constants.disk_sweep
+    ahead = f"each once for {reads.steps} steps" if reads.steps > 1 else "of one step at a time"
+    return [
+        ("in memory", as_share(reads.near_rows), f"of the rows, and {as_share(reads.near_edges)} of the edges"),
+        ("rows", as_count(reads.rows), ahead),
+        ("requests", as_count(reads.requests), f"of {as_count(requests)} per second"),
+        ("read", as_bytes(reads.bytes), f"of {as_rate(rate)}; {as_share(reads.wanted / reads.bytes)} of it wanted"),
+    ]
+
+
 def _times(answer: ScalePlan) -> list[Line]:
     times, steps = answer.times, answer.steps_per_epoch
+    beside = "loading, network" if answer.reads is None else "loading, disk, network"
     remarks = {"sampling": f"loader threads: {answer.question.workers}", "model": "as given"}
     shares = [(name, as_seconds(value), remarks.get(name, "")) for name, value in asdict(times).items() if value]
     if not times.model:
@@ -126,7 +141,7 @@ def _times(answer: ScalePlan) -> list[Line]:
         (
             "step",
             as_seconds(times.total),
-            f"limited by {times.bottleneck} (loading, network and model run at the same time)",
+            f"limited by {times.bottleneck} ({beside} and model run at the same time)",
         ),
         ("epoch", as_seconds(steps * times.total), f"{steps:,} steps for {as_count(answer.question.num_seeds)} seeds"),
     ]

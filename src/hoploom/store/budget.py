@@ -70,6 +70,11 @@ def plan(topology: Sequence[Part], parts: Sequence[Part], num_bytes: int) -> Bud
     lists = sum(column.nbytes for part in topology for lists in part.lists for column in lists.columns) - begins
     small = sum(table.rows.nbytes for part in parts for table in part.tables.values() if table.raw.shape[1] <= SMALL)
     wide = sum(table.rows.nbytes for part in parts for table in part.tables.values()) - small
+    return spend(num_bytes, begins, lists, small, wide)
+
+
+def spend(num_bytes: int, begins: int, lists: int, small: int, wide: int) -> Budget:
+    """The same from the bytes of where lists begin, of the lists, and of small and other fields."""
     everything = begins + lists + small + wide
     if everything <= num_bytes:
         return Budget(num_bytes, 1.0, True, 1.0, 0, 0)
