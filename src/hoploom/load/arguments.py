@@ -12,7 +12,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
 from hoploom.config.values import as_int, as_number, parse_bytes
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.load.assemble import FEATURES, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
@@ -33,6 +33,7 @@ from hoploom.schema import (
 from hoploom.store import Store, open_store
 from hoploom.store.edges import NODES, edges_of, rows_of, sampled_edges
 from hoploom.store.from_pyg import PygGraph, read_pair, read_pyg
+from hoploom.store.system_memory import require_memory
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
 
@@ -43,6 +44,7 @@ COUNTS = {  # arguments that are counts: the least, and what to give
     "least_tail": (1, "give a count of seeds, 1 for none to join"),
     "look_ahead": (1, "give a count of steps, 1 for none ahead"),
 }
+SEED_BYTES, ORDER_BYTES = 16, 32  # of an edge that is a seed, and while it comes to the user's own place
 MAY_BE_NONE = ("prefetch_factor", "look_ahead")
 UNSUPPORTED = {  # of torch's DataLoader, then of other libraries; torch's defaults pass
     "collate_fn": "a batch is made whole, there is nothing to collate; give transform=, a function of the batch",
@@ -294,17 +296,27 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
     mapped = sum(part.lists[index].num_edges for part in store.topology) == relation.num_edges
     parts = [edges_of(part.lists[index], key) for part in store.topology]
     pieces = chain.from_iterable(parts if all_here or mapped else [sampled_edges(store.graph, index, at_once)])
-    listed = [torch.stack([sources.to(torch.int64), ends]) for sources, ends in pieces]
-    edges = torch.cat([torch.empty(2, 0, dtype=torch.int64), *listed], dim=1)
+    num_edges, per_edge = relation.num_edges, SEED_BYTES + (ORDER_BYTES if EDGE_ID in relation.fields else 0)
+    require_memory(
+        num_edges * per_edge,
+        f"all {num_edges:,} edges of {key} as seeds take",
+        "give some of them: edge_label_index=edges, [2, n]",
+    )
     if not all_here and EDGE_ID in relation.fields:
-        order = list(rows_of(store.features, key, EDGE_ID, edges.shape[1]))
+        order = list(rows_of(store.features, key, EDGE_ID, num_edges))
     else:
         order = [part.tables[key, EDGE_ID].rows for part in store.parts if (key, EDGE_ID) in part.tables]
-    if not order:
-        return edges
-    ordered = torch.empty_like(edges)
-    ordered[:, read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), edges.shape[1])] = edges
-    return ordered
+    places = read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), num_edges) if order else None
+    edges, begin = torch.empty(2, num_edges, dtype=torch.int64), 0
+    for sources, ends in pieces:
+        if (end := begin + ends.numel()) > num_edges:
+            break
+        at = slice(begin, end) if places is None else places[begin:end]
+        edges[0, at], edges[1, at] = sources.to(torch.int64), ends
+        begin = end
+    if begin != num_edges:
+        raise StoreError(f"not {num_edges} edges of {key} are found; run hoploom check, and copy the store again")
+    return edges
 
 
 def read_negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:

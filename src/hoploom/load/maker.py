@@ -184,11 +184,11 @@ class NodeTimes:
             return {index: self._times[index] for index in dated}
 
     def _read(self, node_type: NodeType, field: str) -> Tensor:
-        key = node_type.name, field
-        rows = [part.tables[key].rows for part in self._store.parts if key in part.tables]
-        if sum(map(len, rows)) != node_type.num_nodes:  # some of them are remote
-            rows = list(rows_of(self._store.features, *key, node_type.num_nodes))
-        return torch.cat(rows).to(torch.int64)
+        times, begin = torch.empty(node_type.num_nodes, dtype=torch.int64), 0
+        for rows in rows_of(self._store.features, node_type.name, field, node_type.num_nodes):
+            times[begin : begin + len(rows)] = rows
+            begin += len(rows)
+        return times
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import HoploomError
@@ -14,7 +15,7 @@ from hoploom.store.base import Part
 from hoploom.store.disk import check_manifest, open_part
 
 CHUNK_BYTES = 16 << 20
-CHUNK_EDGES = 8 << 20
+CHUNK_EDGES = 1 << 20
 
 
 def problems(path: str | Path) -> Iterator[str]:
@@ -75,9 +76,7 @@ def _part_problems(number: int, part: Part) -> Iterator[str]:
             node = int(torch.nonzero(falls)[0]) + lists.first_node
             yield f"{layout.topology_file(number, relation, 'indptr')}: decreases at node {node}"
         limit = schema.node_types[schema.sources[index]].num_nodes
-        for begin in range(0, lists.num_edges, CHUNK_EDGES):
-            ids = lists.indices[begin : begin + CHUNK_EDGES]
-            ops.read_soon(ids)
+        for begin, ids in _chunks(lists.indices):
             if int(ids.min()) < 0 or int(ids.max()) >= limit:
                 bad = int(torch.nonzero((ids < 0) | (ids >= limit))[0])
                 where = f"{layout.topology_file(number, relation, 'indices')}: position {begin + bad}"
@@ -93,15 +92,27 @@ def _part_problems(number: int, part: Part) -> Iterator[str]:
 def _column_problems(number: int, part: Part, index: int) -> Iterator[str]:
     relation, lists = part.schema.relations[index], part.lists[index]
     if EDGE_ID in relation.fields and lists.num_edges:
-        ids = part.tables[relation.key, EDGE_ID].rows
-        if int(ids.min()) < 0 or int(ids.max()) >= relation.num_edges:
+        chunks = _chunks(part.tables[relation.key, EDGE_ID].rows)
+        if any(int(ids.min()) < 0 or int(ids.max()) >= relation.num_edges for _, ids in chunks):
             yield f"{layout.edge_file(number, relation, EDGE_ID)}: an id is out of range [0, {relation.num_edges})"
-    if lists.weight is not None and not bool((torch.isfinite(lists.weight) & (lists.weight >= 0)).all()):
+    weights = () if lists.weight is None else _chunks(lists.weight)
+    if any(not bool((torch.isfinite(some) & (some >= 0)).all()) for _, some in weights):
         yield f"{layout.topology_file(number, relation, 'weight')}: a weight is negative or not finite"
     if lists.edge_time is not None and lists.num_edges:
-        falls = lists.edge_time[1:] < lists.edge_time[:-1]
-        starts = lists.indptr[1:-1]
-        falls[starts[(starts > 0) & (starts < lists.num_edges)] - 1] = False
-        if falls.any():
-            file = layout.topology_file(number, relation, "time")
-            yield f"{file}: position {int(torch.nonzero(falls)[0]) + 1} is earlier than the one before it"
+        for begin, times in _chunks(lists.edge_time, overlap=1):
+            falls = times[1:] < times[:-1]
+            low, high = (int(torch.searchsorted(lists.indptr, at)) for at in (begin + 1, begin + times.numel()))
+            starts = lists.indptr[low:high]  # of lists; of damaged ones anything
+            falls[starts[(starts > begin) & (starts < begin + times.numel())] - begin - 1] = False
+            if falls.any():
+                file = layout.topology_file(number, relation, "time")
+                yield f"{file}: position {begin + int(torch.nonzero(falls)[0]) + 1} is earlier than the one before it"
+                break
+
+
+def _chunks(column: Tensor, overlap: int = 0) -> Iterator[tuple[int, Tensor]]:
+    """A mapped column some entries at a time, and where they begin."""
+    for begin in range(0, column.numel() - overlap, CHUNK_EDGES):
+        some = column[begin : begin + CHUNK_EDGES + overlap]
+        ops.read_soon(some)
+        yield begin, some

@@ -12,9 +12,9 @@ from hoploom.ops import EdgeLists, Frontier, Picks
 from hoploom.schema import Owner, RelationName, Schema
 from hoploom.store.base import Draw, FeatureStore, GraphStore, Part, Wanted
 
-EDGES = 1 << 22  # edges that are looked at together
+EDGES = 1 << 20  # edges that are looked at together
 NODES = 1 << 12  # nodes whose edges are fetched together
-ROWS = 1 << 22  # rows that are fetched together
+ROW_BYTES = 4 << 20  # of rows that are fetched together
 
 
 def covers(schema: Schema, parts: Sequence[Part], node_type: str | None = None) -> bool:
@@ -72,10 +72,23 @@ def in_edges(graph: GraphStore, relation: int, nodes: Tensor) -> Picks:
     return picks
 
 
-def rows_of(features: FeatureStore, owner: Owner, name: str, count: int, at_once: int = ROWS) -> Iterator[Tensor]:
+def rows_of(
+    features: FeatureStore, owner: Owner, name: str, count: int, at_once: int | None = None
+) -> Iterator[Tensor]:
     """All `count` rows of a field wherever they are, some at a time."""
-    for first in range(0, max(1, count), at_once):
-        yield features.gather([Wanted(owner, name, torch.arange(first, min(first + at_once, count)))])[0]
+    described = features.schema.node_type(owner) if isinstance(owner, str) else features.schema.relation(owner)
+    step = at_once or max(1, ROW_BYTES // max(1, described.fields[name].row_bytes))
+    for first in range(0, max(1, count), step):
+        _read_soon(features, owner, name, first, min(first + step, count))
+        yield features.gather([Wanted(owner, name, torch.arange(first, min(first + step, count)))])[0]
+
+
+def _read_soon(features: FeatureStore, owner: Owner, name: str, first: int, end: int) -> None:
+    """The kernel begins to read rows of parts that are mapped."""
+    for shard in getattr(features, "shards", (features,)):
+        table = shard.tables.get((owner, name)) if isinstance(shard, Part) else None
+        if table is not None:
+            ops.read_soon(table.rows[max(0, first - table.first) : max(0, end - table.first)])
 
 
 class Loops(NamedTuple):

@@ -4,8 +4,11 @@ The kernel tells by files of its control groups. Where none can be read, it is t
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
+from hoploom.config.values import as_bytes
+from hoploom.errors import ConfigError
 from hoploom.system import MEMBERSHIP, MOUNTED, group_files
 
 
@@ -20,12 +23,27 @@ def memory_limit(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
     return min(limits)
 
 
-def available_memory() -> int:
-    """Bytes that this process may still take: of its limit, and of what the host has left."""
-    limit = memory_limit()
-    return min(
-        limit - _kilobytes("/proc/self/status", "RssAnon:"), _kilobytes("/proc/meminfo", "MemAvailable:") or limit
-    )
+def available_memory(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
+    """Bytes that this process may still take: of its limits, and of what the host has left. Pages of files count as
+    free: they are evicted for it."""
+    left = [_kilobytes("/proc/meminfo", "MemAvailable:") or memory_limit(membership, mounted)]
+    for path in group_files("memory", "memory.limit_in_bytes", "memory.max", membership, mounted):
+        with suppress(OSError, ValueError):  # not there, or "max"
+            left.append(int(path.read_text()) - _private_bytes(path.with_name("memory.stat")))
+    return max(0, min(left))
+
+
+def _private_bytes(path: Path) -> int:
+    """What all processes of a group hold that is in no file of a disk."""
+    held = dict(line.split()[:2] for line in path.read_text().splitlines())
+    names = ("total_rss", "total_shmem") if "total_rss" in held else ("anon", "shmem")  # in version 1; in version 2
+    return sum(int(held.get(name, 0)) for name in names)
+
+
+def require_memory(num_bytes: int, what: str, way_out: str) -> None:
+    """ConfigError for what would not fit, before it is taken: the kernel ends a process that takes too much."""
+    if num_bytes > (left := available_memory()):
+        raise ConfigError(f"{what} {as_bytes(num_bytes)}, {as_bytes(left)} are left; {way_out}")
 
 
 def resident_bytes() -> int:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError
 from hoploom.schema import EDGE_ID, NodeType, Relation, read_members
 from hoploom.store.base import Wanted
 from hoploom.store.edges import NODES, in_edges
-from hoploom.store.system_memory import available_memory
+from hoploom.store.system_memory import require_memory
 from hoploom.store.views import Explored, FieldRows
 
 if TYPE_CHECKING:
@@ -89,8 +88,7 @@ def _edge_bytes(relation: Relation) -> int:
 
 
 def _require_memory(size: int) -> None:
-    if size > (left := available_memory()):
-        raise ConfigError(f"the graph takes {as_bytes(size)} while it is read, {as_bytes(left)} are left; {LESS}")
+    require_memory(size, "to read the graph takes", LESS)
 
 
 def subgraph(store: Explored, subset: Any) -> "Data | HeteroData":

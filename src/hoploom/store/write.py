@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import StoreError
-from hoploom.ops import EdgeLists
+from hoploom.ops import EdgeLists, read_soon
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Relation, Schema
 from hoploom.store import format as layout
 from hoploom.store.base import Part, range_of
 from hoploom.store.format import DISK_FULL, FileEntry, Manifest, PartRange, WorkFolder, id_dtype, sync_folder
 
-CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = 8 << 20
 SCRATCH = "scratch"
 POLYNOMIAL = 0xEDB88320
 
@@ -235,6 +235,7 @@ def _chunks(rows: Tensor, order: Tensor | None) -> Iterator[Tensor]:
     row_bytes = max(1, rows[0].numel() * rows.element_size()) if count else 1
     step = max(1, CHUNK_BYTES // row_bytes)
     for begin in range(0, count, step):
+        read_soon((rows if order is None else order)[begin : begin + 2 * step])
         yield rows[begin : begin + step] if order is None else rows[order[begin : begin + step]]
 
 

@@ -8,7 +8,7 @@ from support.graphs import ring, save_in_parts
 
 import hoploom
 from hoploom.store.disk import topology_fits
-from hoploom.store.system_memory import memory_limit
+from hoploom.store.system_memory import available_memory, memory_limit
 
 HOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 NO_LIMIT = "9223372036854771712\n"  # as version 1 writes it
@@ -46,6 +46,24 @@ def test_the_smallest_limit_of_a_processs_groups_counts(
 def test_without_groups_it_is_the_hosts(tmp_path: Path) -> None:
     assert memory_limit(tmp_path / "nowhere", tmp_path) == HOST
     assert 0 < memory_limit() <= HOST
+
+
+@pytest.mark.parametrize(
+    ("membership", "limit", "held"),
+    [
+        ("0::/job\n", "job/memory.max", "anon 70\nfile 5000\nshmem 30\n"),
+        ("4:memory:/job\n", "memory/job/memory.limit_in_bytes", "rss 7\ntotal_rss 60\ntotal_shmem 40\n"),
+    ],
+)
+def test_what_others_of_a_group_hold_is_not_left(membership: str, limit: str, held: str, tmp_path: Path) -> None:
+    (tmp_path / "membership").write_text(membership)
+    path = tmp_path / limit
+    path.parent.mkdir(parents=True)
+    path.with_name("memory.stat").write_text(held)
+    for bytes_given, expected in ((1000, 900), (50, 0)):
+        path.write_text(str(bytes_given))
+        assert available_memory(tmp_path / "membership", tmp_path) == expected
+    assert available_memory(tmp_path / "nowhere", tmp_path) > 1 << 20
 
 
 def test_topology_that_a_job_has_no_memory_for_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

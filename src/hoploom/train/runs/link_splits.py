@@ -20,10 +20,15 @@ from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema
 from hoploom.store import Store
 from hoploom.store.base import Part, Table
 from hoploom.store.edges import edges_of
+from hoploom.store.on_disk import OnDisk
+from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
+from hoploom.store.system_memory import require_memory
 from hoploom.train.runs.run_file import RunFile
 
 HELD_OUT = 0x6C696E6B73  # folded into the seed's key, to stay apart from what samplers draw
+EDGE_BYTES = 32  # of an edge while it is held out: its ends, its split, and its new place
+AT_ONCE = 1 << 18  # edges that are looked at together: each takes some numbers of 64 bits
 TRAIN, VAL, TEST = range(3)
 SPLITS = ("train", "val", "test")
 
@@ -67,6 +72,7 @@ def hold_out(store: Store, relation: RelationName, reverse: RelationName | None,
     >>> held_out = hold_out(store, ("node", "to", "node"), None, LinkShares(seed=0, val=0.05, test=0.1))
     """
     schema = store.schema
+    _require_memory(store, {relation, relation if reverse is None else reverse})
     splits = {relation: [_splits(part, relation, shares) for part in store.parts]}
     if reverse is not None and reverse != relation:
         splits[reverse] = [_splits(part, reverse, shares, turned=True) for part in store.parts]
@@ -76,15 +82,41 @@ def hold_out(store: Store, relation: RelationName, reverse: RelationName | None,
     num_edges = {key: sum(int(keep.sum()) for keep in masks) for key, masks in kept.items()}
     relations = tuple(replace(r, num_edges=num_edges.get(r.key, r.num_edges)) for r in schema.relations)
     left = Schema(schema.node_types, relations, schema.homogeneous, schema.weight, schema.time)
-    held_out = HeldOut(assemble(left, _without(store.parts, left, kept)), links)
+    held_out = HeldOut(_within(store, assemble(left, _without(store.parts, left, kept)), set(kept)), links)
     store.require_whole()  # what was copied
     return held_out
+
+
+def _require_memory(store: Store, keys: set[RelationName]) -> None:
+    """The links, the lists that are left, and what it takes to find both."""
+    num_bytes = 0
+    for part in store.parts:
+        for key in keys:
+            lists = part.lists[store.schema.relation_index[key]]
+            columns = sum(column.nbytes for column in lists.columns) - lists.indptr.nbytes
+            num_bytes += lists.num_edges * EDGE_BYTES + columns + 2 * lists.indptr.nbytes
+    way_out = "build a store of the training edges, and give the others as files: task.links"
+    require_memory(num_bytes, "to hold out links and the graph without them takes", way_out)
+
+
+def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
+    """What a budget leaves on the disk stays there; edges that were taken from a relation's are in memory."""
+    if store.reads is None:
+        return left
+    shards = []
+    for shard, part in zip(store.shards, left.parts, strict=True):
+        assert isinstance(shard, OnDisk)
+        tables = {named: far for named, far in shard.tables.items() if named[0] not in changed}
+        lists = {index: far for index, far in shard.lists.items() if left.schema.relations[index].key not in changed}
+        shards.append(replace(shard, part=part, tables=tables, lists=lists))
+    sharded = Sharded(left.schema, shards, left.ranges)
+    return replace(left, graph=sharded, features=sharded, shards=tuple(shards), budget=store.budget, reads=store.reads)
 
 
 def _splits(part: Part, key: RelationName, shares: LinkShares, *, turned: bool = False) -> Tensor:
     """The split of every edge: [n] uint8. turned: destinations stand first, as in the relation's mirror image."""
     found = [torch.empty(0, dtype=torch.uint8)]
-    for sources, nodes in edges_of(part.lists[part.schema.relation_index[key]], key):
+    for sources, nodes in edges_of(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
         first, second = (nodes, sources) if turned else (sources, nodes)
         found.append(shares.splits(first, second, undirected=key[0] == key[2]))
     return torch.cat(found)
@@ -92,13 +124,14 @@ def _splits(part: Part, key: RelationName, shares: LinkShares, *, turned: bool =
 
 def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
     """The chosen ones of a relation's edges: [2, n] int64."""
-    found, begin = [torch.empty(2, 0, dtype=torch.int64)], 0
+    links, begin, found = torch.empty(2, int(chosen.sum()), dtype=torch.int64), 0, 0
     for part in parts:
-        for ends in edges_of(part.lists[part.schema.relation_index[key]], key):
-            edges = torch.stack([of_end.to(torch.int64) for of_end in ends])
-            found.append(edges[:, chosen[begin : begin + edges.shape[1]]])
-            begin += edges.shape[1]
-    return torch.cat(found, dim=1)
+        for ends in edges_of(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
+            some = chosen[begin : begin + ends[0].numel()]
+            begin, first, found = begin + some.numel(), found, found + int(some.sum())
+            for row, of_end in zip(links, ends, strict=True):
+                row[first:found] = of_end[some]
+    return links
 
 
 def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, Sequence[Tensor]]) -> list[Part]:
