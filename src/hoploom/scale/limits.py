@@ -54,6 +54,7 @@ def hosts_needed(question: Question, constants: Constants) -> int | None:
     """The fewest hosts that hold everything in memory; None if no number does."""
     if question.topology == "auto":
         question = replace(question, topology="parts")
+    question = replace(question, store_memory=None)
 
     def fits(hosts: int) -> bool:
         return plan(replace(question, hosts=hosts), constants).wanted <= question.memory_per_host

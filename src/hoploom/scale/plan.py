@@ -11,7 +11,7 @@ from hoploom import html
 from hoploom.config.values import as_bytes, as_count, as_seconds
 from hoploom.scale import sizes
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
-from hoploom.scale.reads import DiskReads, disk_reads
+from hoploom.scale.reads import DiskReads, disk_reads, within_budget
 from hoploom.scale.sizes import BatchSize, Item
 from hoploom.scale.spec import Question
 
@@ -29,9 +29,9 @@ class StepTimes:
 
     sampling: float
     gathering: float
+    disk: float  # of the host, where the store is larger than its budget
     network: float  # of the host's link
     model: float  # 0 where it was not measured
-    disk: float = 0.0  # of the host, where the store is larger than its budget
 
     @property
     def loading(self) -> float:
@@ -59,7 +59,7 @@ class ScalePlan:
     @cached_property
     def store(self) -> list[Item]:
         """Of one host."""
-        return sizes.host_items(self.question, everywhere=self.everywhere)
+        return within_budget(self.question, sizes.host_items(self.question, everywhere=self.everywhere))
 
     @cached_property
     def process(self) -> dict[str, float]:
@@ -134,8 +134,7 @@ class ScalePlan:
     @property
     def mapped(self) -> float:
         """Bytes of a host's files that batches touch, or of them what its budget for the store holds."""
-        touched = sum(item.memory for item in self.store) - self.cached
-        return touched if self.question.store_memory is None else min(touched, self.question.store_memory)
+        return sum(item.memory for item in self.store) - self.cached
 
     @property
     def cached(self) -> float:

@@ -5,11 +5,16 @@ less time than another request. A request takes its time with its first block; a
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hoploom.scale.constants import Constants
-from hoploom.scale.sizes import BatchSize, Crowd, node_fields, topology_bytes
+from hoploom.scale.sizes import BatchSize, Crowd, Item, node_fields, topology_bytes
 from hoploom.scale.spec import Question
+
+if TYPE_CHECKING:
+    from hoploom.store.budget import Budget
 
 BLOCK, LONGEST = 4096, 256 << 10  # bytes: what is read at least, and at most, in one request
 PHASES = 32  # of a row's end within its block, over which the mean is taken
@@ -31,25 +36,51 @@ class DiskReads:
     seconds: float
 
 
-def disk_reads(question: Question, constants: Constants, batch: BatchSize) -> DiskReads | None:
-    """What a step reads where the store has a budget that does not hold all of it."""
+def budget_of(question: Question) -> "Budget | None":
+    """How a host spends its memory for the store; None where none is given, or it holds everything."""
     from hoploom.store.budget import SMALL, spend  # brings torch, which the help of `plan` does without
 
     if question.store_memory is None:
         return None
-    begins, fields = 8 * question.nodes, node_fields(question)
+    begins, rows = 8 * question.nodes, node_fields(question).values()
     lists = int(topology_bytes(question, question.hosts)) - begins
-    small = sum(row for row in fields.values() if row <= SMALL)
-    wide = sum(fields.values()) - small
-    share = question.hosts  # of the store, a host holds one of so many
-    budget = spend(
-        question.store_memory,
-        *(size // share for size in (begins, lists)),
-        *(size * question.nodes // share for size in (small, wide)),
-    )
-    if budget.holds_all:
+    small = question.nodes * sum(row for row in rows if row <= SMALL)
+    wide = question.nodes * sum(rows) - small
+    begins, lists, small, wide = (size // question.hosts for size in (begins, lists, small, wide))
+    budget = spend(question.store_memory, begins, lists, small, wide)
+    return None if budget.holds_all else budget
+
+
+def within_budget(question: Question, items: Sequence[Item]) -> list[Item]:
+    """The files of a host with what a budget leaves of them in memory, and the rows that are read ahead."""
+    budget, fields = budget_of(question), node_fields(question)
+    if budget is None:
+        return list(items)
+    found = []
+    for item in items:
+        share = budget.lists
+        if item.name in fields:
+            share = 1.0 if fields[item.name] in _small(question, budget) else budget.rows
+        begins = 8 * question.nodes / question.hosts if item is items[0] else 0.0
+        found.append(replace(item, memory=begins + share * (item.memory - begins)))
+    return [*found, Item("rows of steps ahead", 0.0, budget.window * question.ranks_per_host)]
+
+
+def _small(question: Question, budget: "Budget") -> list[int]:
+    """The rows, in bytes, of fields that are in memory as a whole."""
+    from hoploom.store.budget import SMALL
+
+    rows = node_fields(question).values()
+    return [row for row in rows if budget.rows == 1 or (row <= SMALL and budget.small_fields)]
+
+
+def disk_reads(question: Question, constants: Constants, batch: BatchSize) -> DiskReads | None:
+    """What a step reads where the store has a budget that does not hold all of it."""
+    budget = budget_of(question)
+    if budget is None:
         return None
-    far = [row for row in fields.values() if not (row <= SMALL and budget.small_fields) and budget.rows < 1]
+    lists = topology_bytes(question, question.hosts) - 8 * question.nodes
+    far = [row for row in node_fields(question).values() if row not in _small(question, budget)]
     steps, num_rows = _rows_ahead(question, batch, budget.rows, sum(far), budget.window)
     requests_per_second = question.disk_requests or constants.disk_requests
     bytes_per_second = question.disk_bandwidth or constants.disk_sweep
