@@ -250,7 +250,7 @@ NB_MODULE(_core, m) {
       .def("read_scattered", &MappedFile::read_scattered);
   m.def(
       "read_soon", [](uintptr_t begin, size_t bytes) { read_soon(reinterpret_cast<const void*>(begin), bytes); },
-      "begin"_a, "bytes"_a);
+      "begin"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("any_damaged", &any_damaged);
   m.def("require_whole", &require_whole_at, "address"_a);
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
@@ -265,6 +265,7 @@ NB_MODULE(_core, m) {
     return std::make_tuple(use.idle_bytes, use.live_bytes);
   });
   m.def("pool_trim", &pool_trim);
+  m.def("pool_keep_at_most", &pool_keep_at_most, "bytes"_a);
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("give_back_freed_memory", &give_back_freed_memory);
 

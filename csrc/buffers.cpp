@@ -104,6 +104,10 @@ class Pool {
     std::lock_guard lock(mutex_);
     return {idle_bytes_, live_};
   }
+  void keep_at_most(size_t bytes) {
+    std::lock_guard lock(mutex_);
+    most_ = bytes;
+  }
   void trim() {
     Idle* evicted = nullptr;
     {
@@ -117,7 +121,7 @@ class Pool {
 
  private:
   // What was in use at once may lie idle at once: batches come and go together.
-  size_t limit() const { return std::max(kIdleLeast, peak_); }
+  size_t limit() const { return std::min(most_, std::max(kIdleLeast, peak_)); }
   Idle* pop(Idle*& list) {
     Idle* block = list;
     if (!block) return nullptr;
@@ -132,7 +136,7 @@ class Pool {
 
   std::mutex mutex_;
   Idle* idle_[64 * 4] = {};  // by size, ascending
-  size_t idle_bytes_ = 0, live_ = 0, peak_ = 0;
+  size_t idle_bytes_ = 0, live_ = 0, peak_ = 0, most_ = SIZE_MAX;
 };
 
 // Never destroyed: buffers may outlive every other static at interpreter exit.
@@ -160,6 +164,7 @@ void Buffer::grow(size_t size, size_t kept) {
 
 PoolUse pool_use() { return pool().use(); }
 void pool_trim() { pool().trim(); }
+void pool_keep_at_most(size_t bytes) { pool().keep_at_most(bytes); }
 
 bool keep_freed_memory() {
 #ifdef __GLIBC__

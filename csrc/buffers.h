@@ -45,6 +45,8 @@ struct PoolUse {
 PoolUse pool_use();
 // Returns idle buffers to the operating system.
 void pool_trim();
+// From now on so many idle bytes at most: for who has little memory.
+void pool_keep_at_most(size_t bytes);
 
 // Has malloc keep what is freed, in this process and from now on, rather than fault the same pages in at every training
 // step. False where the C library offers no such setting.

@@ -193,3 +193,18 @@ TEST(buffers_may_be_dropped_by_another_thread) {
   trimmer.join();
   CHECK_EQUAL(pool_use().live_bytes, live);
 }
+
+TEST(idle_memory_can_be_bounded) {
+  pool_trim();
+  {
+    const Buffer large(64 * kMega), small(kMega);
+  }
+  CHECK_EQUAL(pool_use().idle_bytes, Buffer(64 * kMega).capacity() + Buffer(kMega).capacity());
+  pool_trim();
+  pool_keep_at_most(size_t(2 * kMega));
+  {
+    const Buffer large(64 * kMega), small(kMega);
+  }
+  CHECK_EQUAL(pool_use().idle_bytes, Buffer(kMega).capacity());
+  pool_keep_at_most(SIZE_MAX);
+}

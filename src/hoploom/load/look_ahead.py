@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hoploom.load.assemble import Assembler, Batch, Sent
 from hoploom.load.maker import Drawn, Maker
-from hoploom.load.pipeline import Delivery, Producer, Stages, Work
+from hoploom.load.pipeline import LEAD, Delivery, Producer, Stages, Work
 from hoploom.ops import IdMap
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
@@ -56,8 +56,9 @@ class LookAhead(Producer):
     """Makes batches in groups of steps; what is counted in `fetches` is over all loops."""
 
     def __init__(self, maker: Maker, features: Sharded, num_steps: int | None, window: int = 0) -> None:
-        self.num_steps = num_steps  # None: as many as a window of so many bytes holds, found out by the first loop
+        self.num_steps = num_steps  # None: as many as a window of so many bytes holds
         self._window = window
+        self._bytes_of_step: int | None = None  # of a budget's window, found out by the first loop
         self.fetches = Fetches()
         self._counting = threading.Lock()  # every loop has its own threads
         self._maker, self._features = maker, features
@@ -68,36 +69,42 @@ class LookAhead(Producer):
     def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
         """Two groups are under way, the one that is delivered and the one after it; without threads, one."""
         num_groups = 2 if delivery.num_threads else 1
-        if self.num_steps is None:
-            self.num_steps = self._steps_that_fit(work, num_groups + 1)
-        if self.num_steps == 1:
-            return super().stages(work, delivery)
+        num_ahead = delivery.num_ahead
+        if self._window and self._bytes_of_step is None:
+            self._bytes_of_step = self._measured(work)
+        if self._bytes_of_step is not None:
+            fitting = self._window // self._bytes_of_step
+            num_ahead = max(1, min(num_ahead, fitting))
+            if self.num_steps is None:
+                self.num_steps = max(1, min(MOST_STEPS, fitting // (num_groups + 1)))
+        group = self.num_steps or 1
 
-        def finish(step: int, drawn: Drawn, fetched: Fetched) -> Sent:
-            return work.send(self._maker.finish(drawn, fetched.assembler))
+        def finish(step: int, drawn: Drawn, fetched: Fetched | None) -> Sent:
+            assembler = self._maker.assembler if fetched is None else fetched.assembler
+            return work.send(self._maker.finish(drawn, assembler))
 
         stages = Stages(
             finish,
-            window=num_groups * self.num_steps,
-            num_finishing=delivery.num_ahead,
+            window=num_groups * group if group > 1 else num_ahead + LEAD,
+            num_finishing=num_ahead,
             begin=lambda step: self._maker.draw(*work.place(step)),
-            fetch=self._timed_fetch,
-            group=self.num_steps,
+            fetch=self._timed_fetch if group > 1 else None,
+            group=group,
             naming=work.naming,
         )
         return nullcontext(stages)
 
-    def _steps_that_fit(self, work: Work, num_groups: int) -> int:
-        """How many steps' rows fit the window, with the first step's for measure; of so many groups at a time."""
+    def _measured(self, work: Work) -> int:
+        """The bytes of the rows that the first step's batch has to wait for."""
         if not work.order.num_steps:
             return 1
         drawn = self._maker.draw(*work.place(0))
         schema = self._features.schema
-        num_bytes = 0
+        num_bytes = 1
         for owner, needed in self._missing([drawn], {}).items():
             fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
             num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
-        return max(1, min(MOST_STEPS, self._window // max(1, num_groups * num_bytes)))
+        return num_bytes
 
     def _timed_fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
         with self._maker.seconds("fetch"):

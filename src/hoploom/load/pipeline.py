@@ -151,6 +151,7 @@ class _Run(Generic[Made]):
     def __init__(self, stages: Stages[Made], steps: range, delivery: Delivery, submit: Submit, fetch: Submit) -> None:
         self._stages, self._steps = stages, steps
         self._deadline, self._byte_limit = delivery.deadline, delivery.byte_limit
+        self._has_threads = delivery.num_threads > 0
         self._sizes: dict[int, int] = {}  # with a byte limit: bytes of what is made and not delivered, by step
         self._submit, self._submit_fetch = submit, fetch
         self._groups = iter([steps[at : at + stages.group] for at in range(0, len(steps), stages.group)])
@@ -164,8 +165,8 @@ class _Run(Generic[Made]):
         for step in self._steps:
             self._fill()
             made = self._result(self._finishing.popleft(), step)
-            if self._byte_limit is not None:
-                self._sizes.pop(step, None)
+            self._sizes.pop(step, None)
+            if self._has_threads:
                 self._fill()  # the consumer's own is not under way any more, so that others are made while it is used
             yield made
 

@@ -5,12 +5,15 @@ every part, which are the ones used most in a store that `partition` wrote. A sh
 """
 
 import errno
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from hoploom import ops
 from hoploom.config.values import as_bytes, as_int, as_share, parse_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import DiskFile, FileRows, Reads
@@ -21,6 +24,7 @@ from hoploom.store.format import Manifest
 from hoploom.store.on_disk import FarLists, FarRows, OnDisk
 
 WINDOW = 0.25  # share of what the topology leaves that is kept for the rows of steps ahead
+WARM = 16 << 20  # bytes that are read at once while a store gets warm
 SMALL = 64  # bytes of a row: holding such a field saves as many reads as holding a wide one
 NO_PARTS = (
     "memory limits what this process holds of the parts on this host, and it has none; give path and parts, or limit "
@@ -56,6 +60,23 @@ def read_memory(memory: int | str) -> int:
     if isinstance(memory, str):
         return parse_bytes("memory", memory)
     return as_int("memory", memory, 1, "give bytes such as '6GB'")
+
+
+def warm_up(tensors: Iterable[Tensor]) -> None:
+    """Read in the background, in order, what is mapped and fits: else every first use of a page costs a round trip."""
+    slices = [t[i : i + n] for t in tensors for n in [_rows_of(t, WARM)] for i in range(0, len(t), n)]
+
+    def read() -> None:
+        for some in slices:
+            if not threading.main_thread().is_alive():  # the program ends
+                return
+            ops.read_soon(some)
+
+    threading.Thread(target=read, name="hoploom-warm-up").start()
+
+
+def _rows_of(tensor: Tensor, num_bytes: int) -> int:
+    return max(1, num_bytes * len(tensor) // max(1, tensor.nbytes))
 
 
 def largest_file(folder: Path, manifest: Manifest) -> Path:

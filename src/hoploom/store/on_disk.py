@@ -95,6 +95,15 @@ class OnDisk:
     def split(self, node_type: str, name: str) -> Tensor:
         return self.part.split(node_type, name)
 
+    def near(self) -> Iterator[Tensor]:
+        """What is mapped and fits the budget."""
+        for index, lists in enumerate(self.part.lists):
+            far_lists = self.lists.get(index)
+            yield from lists.columns if far_lists is None else (lists.indptr, lists.indices[: far_lists.indices.near])
+        for key, table in self.part.tables.items():
+            far_rows = self.tables.get(key)
+            yield table.rows if far_rows is None else table.rows[: far_rows.near]
+
     # --- rows ---------------------------------------------------------------------------------
 
     def begin_gather(

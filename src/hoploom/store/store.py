@@ -29,7 +29,7 @@ from hoploom.store.base import (
     in_degrees_of,
     range_of,
 )
-from hoploom.store.budget import Budget, largest_file, on_disk, plan, read_memory
+from hoploom.store.budget import Budget, largest_file, on_disk, plan, read_memory, warm_up
 from hoploom.store.disk import check_manifest, exceeds_memory, open_part, open_topology
 from hoploom.store.disk_figures import disk_figures
 from hoploom.store.edges import Loops, covers, loops_of
@@ -338,7 +338,10 @@ def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
     """The store with what does not fit a budget read from the disk."""
     budget = plan(store.topology, store.topology, read_memory(memory))
     if budget.holds_all or store.path is None:
+        columns = [column for part in store.topology for lists in part.lists for column in lists.columns]
+        warm_up(columns + [table.rows for part in store.parts for table in part.tables.values()])
         return replace(store, budget=budget)
+    ops.pool_keep_at_most(budget.window)
     reads = Reads(gap=disk_figures(largest_file(store.path, manifest)).gap)
 
     def far_of(number: int, part: Part) -> OnDisk:
@@ -351,4 +354,6 @@ def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
         own = {id(part) for part in store.parts}
         lists = enumerate(store.topology)
         graph = features.over([shards[n] if id(part) in own else far_of(n, part) for n, part in lists])
+    opened = {id(shard): shard for shard in (*graph.shards, *shards) if isinstance(shard, OnDisk)}
+    warm_up([tensor for shard in opened.values() for tensor in shard.near()])
     return replace(store, graph=graph, features=features, shards=tuple(shards), budget=budget, reads=reads)

@@ -1,17 +1,21 @@
 """A store within a budget of memory: what it holds, and what happens when its files cannot be read."""
 
 import ctypes
+import mmap
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.batches import assert_same_batches
 
 import hoploom
-from hoploom import ConfigError, NeighborLoader, Store, StoreError
+from hoploom import ConfigError, NeighborLoader, Store, StoreError, ops
 from hoploom.store.budget import plan
 from hoploom.store.disk_figures import disk_figures, measure
 from hoploom.store.on_disk import OnDisk
@@ -125,6 +129,58 @@ def test_the_window_reads_each_row_once_for_its_steps(path: Path) -> None:
     assert alone.reads is not None
     assert ahead.reads is not None
     assert ahead.reads.requests < 0.8 * alone.reads.requests
+
+
+def test_batches_larger_than_the_window_are_made_one_at_a_time(path: Path) -> None:
+    """Whatever the loader's threads: what is made and not yet asked for takes memory too."""
+    begins, lists, _ = _sizes(path)
+    store = hoploom.open(path, memory=begins + lists // 2)
+    under_way, most = [0], [0]
+
+    def count(batch: Any) -> Any:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        return batch
+
+    seeds = torch.arange(NUM_NODES)
+    loader = NeighborLoader(store, [5, 3], seeds, batch_size=400, num_workers=2, transform=count)
+    assert store.budget is not None
+    for batch in loader:
+        assert batch.num_nodes * WIDTH * 4 > store.budget.window
+        under_way[0] -= 1
+        time.sleep(0.01)
+    assert most[0] == 1  # beside the consumer's own
+    assert ops.pool_use()[0] <= store.budget.window
+    ops.pool_keep_at_most(sys.maxsize)
+
+
+def test_what_fits_is_read_in_the_background(path: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(path, tmp_path / "graph.store")
+    begins, lists, rows = _sizes(path)
+    file = next(copy.rglob("x.npy"))
+    os.sync()
+    with file.open("rb") as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if _resident(file):
+        pytest.skip("this file system keeps its pages")
+    store = hoploom.open(copy, memory=2 * (begins + lists) + rows // 2)
+    ops.pool_keep_at_most(sys.maxsize)
+    assert store.budget is not None
+    wanted = int(store.budget.rows * rows) // mmap.PAGESIZE
+    assert 0 < wanted < rows // mmap.PAGESIZE
+    end = time.monotonic() + 20
+    while _resident(file) < wanted and time.monotonic() < end:
+        time.sleep(0.01)
+    assert _resident(file) >= wanted
+
+
+def _resident(file: Path) -> int:
+    """How many pages of a file are in memory."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE) as pages:
+        states = (ctypes.c_ubyte * -(-len(pages) // mmap.PAGESIZE))()
+        begin = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
+        assert ctypes.CDLL(None, use_errno=True).mincore(begin, ctypes.c_size_t(len(pages)), states) == 0
+        return sum(state & 1 for state in states)
 
 
 def test_a_file_that_shrinks_is_one_error_that_names_file_and_row(path: Path, tmp_path: Path) -> None:
