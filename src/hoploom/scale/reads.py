@@ -1,7 +1,7 @@
 """What a store larger than its budget reads from disk: requests, bytes and their time, by the reader's own rules.
 
 Rows are taken to lie at random. The reader reads whole blocks, and two rows as one where the blocks between them take
-less time than another request. A request takes its time with its first block; all further bytes take theirs.
+less time than another request. Many reads are under way, so the disk is as slow as its requests or its bytes, not both.
 """
 
 import math
@@ -97,7 +97,7 @@ def disk_reads(question: Question, constants: Constants, batch: BatchSize) -> Di
             )
             requests, num_bytes = requests + reads[0], num_bytes + reads[1]
         wanted += batch.picks * (1 - budget.lists) * lists / question.edges
-    seconds = requests / requests_per_second + max(0.0, num_bytes - requests * BLOCK) / bytes_per_second
+    seconds = max(requests / requests_per_second, num_bytes / bytes_per_second)
     return DiskReads(steps, budget.lists, budget.rows, num_rows * len(far), wanted, requests, num_bytes, seconds)
 
 

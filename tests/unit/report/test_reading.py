@@ -65,6 +65,22 @@ def test_a_run_that_waits_for_its_batches_is_told_once_it_has_settled(tmp_path: 
         assert ("wait for their batch 50 % of the time: raise loader.threads" in text) == is_told
 
 
+def test_a_run_that_waits_for_its_disk_is_not_told_to_take_more_threads(tmp_path: Path) -> None:
+    reads = {"bytes": 4e8, "wanted_bytes": 1e8, "asked": 1000, "found": 250, "seconds": 0.3, "busy_seconds": 0.18}
+    folder = write_run(tmp_path, 100, events=[start_line(num_ranks=2) | {"threads": 2}, end_line()])
+    for rank, busy in ((0, 0.18), (1, 0.1)):  # of 0.2 seconds, of which half is waited
+        seconds, loader = {"step": 0.2, "wait": 0.1}, {"sample": 0.03, "fetch": 0.3, "gather": 0.02}
+        line = times_line(100, seconds=seconds, loader=loader, reads=reads | {"busy_seconds": busy})
+        write_lines(folder / f"times-rank{rank}.jsonl", [line])
+    text = shown(folder)
+    card = text.partition(">The disk<")[2].partition("</section>")[0]
+    for expected in ("rank 0", "rank 1", "40.0 MB", "25.0 %", "90.0 %", "50.0 %", "disk"):
+        assert expected in card
+    assert "wait for their batch 50 % of the time, and for the disk, which is busy 70 % of it" in text
+    assert "raise loader.threads" not in text
+    assert "disk 70 % busy" in text  # among the results
+
+
 def test_what_runs_of_one_step_or_none_and_without_validation_lack_is_said(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", 1, result=None, times=[times_line(1)])
     assert "validation yet" not in shown(one)  # it has ended
