@@ -1,5 +1,6 @@
 """Graph servers and a budget of memory on this host, at once."""
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -7,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from support import cluster_workers
 from support.batches import assert_same_batches
+from support.graphs import random_graph, save_in_parts
 from support.placements import within
 from support.servers import OneProcess, addresses_of, serving
 
@@ -77,6 +80,29 @@ def test_a_budget_decides_whether_all_lists_are_mapped(path: Path, address: str)
             assert len(store.topology) == mapped
 
 
+def test_a_rank_on_a_disk_is_at_home_in_its_parts(path: Path, address: str) -> None:
+    with hoploom.init(device="cpu") as context:
+        options: dict[str, Any]
+        for options in ({}, {"servers": address, "topology": "parted"}):
+            store = context.open(path, parts=[1], memory=within(path, 0.1), **options)
+            assert store.reads is not None
+            assert store.deployment.homes == ((1,),)
+
+
+@pytest.mark.slow
+def test_ranks_with_budgets_get_the_seeds_of_their_own_parts(tmp_path: Path) -> None:
+    """Each stands for a host, with a server of its own."""
+    graph = save_in_parts(hoploom.from_pyg(random_graph(60, 400, 1)), tmp_path / "graph", 2)
+    opening = {"serve": True, "topology": "parted", "parts_by_rank": [[1], [0]], "memory": 2000}
+    hoploom.spawn(cluster_workers.tell_batches, 2, (str(tmp_path), str(tmp_path / "graph"), opening), timeout=60)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        expected = cluster_workers.loader(graph, rank, 2, locality=[[1], [0]])
+        assert found["local"] == cluster_workers.told_of(expected)
+        assert found["homes"] == [[1], [0]]
+        assert {seed // 30 for batch in found["local"] for seed in batch["seeds"]} == {1 - rank}
+
+
 @pytest.mark.parametrize(
     "arguments", [{"servers": "127.0.0.1:1"}, {"path": "s", "parts": [], "servers": "127.0.0.1:1"}]
 )
@@ -133,7 +159,9 @@ def test_a_replica_answers_where_a_file_cannot_be_read(path: Path, address: str,
     expected = list(_loader(hoploom.open(path)))
     for made in ("servers", "here"):
         with hoploom.connect([damaged[0], address], made=made) as store:  # type: ignore[arg-type]
-            assert_same_batches(expected, _loader(store))
+            with pytest.warns(UserWarning, match=f"{damaged[0]}: row .* cannot be read: .*; other servers") as warned:
+                assert_same_batches(expected, _loader(store))
+            assert len(warned) == 1
 
 
 def test_a_server_reads_files_that_were_removed_to_the_end(path: Path, damaged: tuple[str, Path]) -> None:

@@ -7,6 +7,7 @@ others, until the deadline. One that is lost is looked for in the background.
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -51,6 +52,7 @@ class Peers(Closing):
         self._peers = [Peer(address, security, self._watch, silence) for address in addresses]
         self._rests_until = dict.fromkeys(self._peers, 0.0)
         self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
+        self._unreadable: set[Peer] = set()  # whose files could not be read, and that was said
         self._lock = threading.Lock()
         self._met = Discovery(self._peers)
         try:
@@ -112,13 +114,22 @@ class Peers(Closing):
     def _of_a_replica(
         self, request: Message, part: int | None, reading: Callable[[Incoming], Read], peer: Peer, error: StoreError
     ) -> Read:
-        """The answer of another peer where one cannot read its files; the error if none has it."""
+        """The answer of another peer where one cannot read its files, which is said once; the error if none has it."""
         self._note_lost(peer, NotNowError(str(error)))
         for other, about in self._met.present().items():
             if other is not peer and holds(about, part):
                 with suppress(LostError, StoreError):
-                    return self._answer(other, other.begin(request), reading)
+                    found = self._answer(other, other.begin(request), reading)
+                    self._say_unreadable(peer, error)
+                    return found
         raise error
+
+    def _say_unreadable(self, peer: Peer, error: StoreError) -> None:
+        with self._lock:
+            is_known = peer in self._unreadable
+            self._unreadable.add(peer)
+        if not is_known:
+            warnings.warn(f"{error}; other servers answer for it as long as they can", stacklevel=5)
 
     def _insist(self, request: Message, part: int | None, reading: Callable[[Incoming], Read], deadline: float) -> Read:
         """Ask until one answers, or time is over."""

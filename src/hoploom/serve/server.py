@@ -16,7 +16,7 @@ from torch import Tensor
 import hoploom
 from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
-from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
+from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve import wire
 from hoploom.serve.explain import EARLY
 from hoploom.serve.metrics import Metrics
@@ -142,7 +142,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships n
             return refusal(BatchError(f"{type(error).__name__}: {error}"))
 
 
-FAILED = (PeerError.__name__, BatchError.__name__)
+FAILED = (PeerError.__name__, BatchError.__name__, StoreError.__name__)
 
 
 def refusal(error: HoploomError) -> Message:
