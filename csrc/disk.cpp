@@ -107,8 +107,9 @@ bool takes_direct_reads(int descriptor) {
 // Reads by io_uring: the calling thread keeps the queue full and copies what has come.
 class Queued {
  public:
-  Queued(const std::vector<Run>& runs, const std::vector<Piece>& pieces, int depth, int64_t longest)
-      : runs_(runs), pieces_(pieces), slots_(depth, longest), jobs_(size_t(depth)), queue_(borrow_queue()) {
+  Queued(std::unique_ptr<ReadQueue> queue, const std::vector<Run>& runs, const std::vector<Piece>& pieces, int depth,
+         int64_t longest)
+      : runs_(runs), pieces_(pieces), slots_(depth, longest), jobs_(size_t(depth)), queue_(std::move(queue)) {
     for (int slot = depth; slot--;) free_.push_back(slot);
   }
 
@@ -268,8 +269,9 @@ ReadTally read_pieces(std::vector<Piece>& pieces, const ReadPlan& plan) {
   if (runs.empty()) return tally;
   const int fitting = int(std::clamp<int64_t>(kBuffers / longest, 8, plan.depth));
   const int depth = int(std::min<int64_t>(fitting, tally.requests));
-  if (plan.by_threads || !has_read_queue()) read_by_threads(runs, pieces, std::min(depth, 32), longest);
-  else Queued(runs, pieces, depth, longest).read();
+  std::unique_ptr<ReadQueue> queue = plan.by_threads || !has_read_queue() ? nullptr : borrow_queue();
+  if (queue) Queued(std::move(queue), runs, pieces, depth, longest).read();
+  else read_by_threads(runs, pieces, std::min(depth, 32), longest);
   return tally;
 }
 

@@ -137,7 +137,11 @@ std::unique_ptr<ReadQueue> borrow_queue() {
       return queue;
     }
   }
-  return std::make_unique<ReadQueue>();
+  try {
+    return std::make_unique<ReadQueue>();
+  } catch (const std::system_error&) {  // too little memory that may be locked, too many open files
+    return nullptr;
+  }
 }
 
 void return_queue(std::unique_ptr<ReadQueue> queue) {

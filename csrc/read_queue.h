@@ -41,7 +41,7 @@ class ReadQueue {
 };
 
 // Queues are kept for the next request: making one costs more than a small read.
-std::unique_ptr<ReadQueue> borrow_queue();
+std::unique_ptr<ReadQueue> borrow_queue();  // none where the kernel gives none now
 void return_queue(std::unique_ptr<ReadQueue> queue);
 
 }  // namespace hoploom

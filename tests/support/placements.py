@@ -4,6 +4,8 @@ A placement turns a case into a store and into options of its loader, and says w
 is one line.
 """
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 
 import hoploom
@@ -159,6 +162,27 @@ def _within(case: Case, site: Site, num_parts: int, share: float) -> Store:
     return hoploom.open(path, memory=within(path, share))
 
 
+def _by_threads(case: Case, site: Site) -> Placed:
+    """As where io_uring is forbidden."""
+    store = _within(case, site, 2, 0.15)
+    assert store.reads is not None
+    store.reads.by_threads = True
+    return store, THREADS
+
+
+def _buffered(case: Case, site: Site) -> Placed:
+    """On a file system that refuses reads past the page cache."""
+    mounted = site.folder / "ramfs"
+    mounted.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", "-t", "ramfs", "ramfs", mounted], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting a ramfs is not permitted here: {done.stderr.strip()}")
+    site.closing.callback(subprocess.run, ["umount", "--lazy", mounted], check=True)
+    path = Path(shutil.copytree(site.saved(case, 1), mounted / case.graph))
+    assert not any(ops.DiskFile(str(file)).is_direct for file in path.rglob("*.npy"))
+    return hoploom.open(path, memory=within(path, 0.15)), {"look_ahead": 2}
+
+
 NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
 NO_HOOK = dict.fromkeys(HOOKS, "sample_frontier is a function, which cannot go to the servers")
 THREADS = {"num_workers": 2}
@@ -188,6 +212,8 @@ PLACEMENTS: dict[str, Placement] = {
     "budget, edges and some rows fit": Placement(
         lambda case, site: (_within(case, site, 2, 0.6), {"look_ahead": 2}), made_by.the_disk, restored
     ),
+    "budget, threads read": Placement(_by_threads, made_by.the_disk, only=A_FEW),
+    "budget, buffered": Placement(_buffered, made_by.the_disk, only=A_FEW),
     "remote parts": Placement(lambda case, site: (_remote(case), THREADS), made_by.remote_shards, missing=NO_DEGREES),
     "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards),
     "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), made_by.a_cache, missing=NO_DEGREES),

@@ -98,7 +98,8 @@ class LookAhead(Producer):
         """The bytes of the rows that the first step's batch has to wait for."""
         if not work.order.num_steps:
             return 1
-        drawn = self._maker.draw(*work.place(0))
+        with work.naming(0):
+            drawn = self._maker.draw(*work.place(0))
         schema = self._features.schema
         num_bytes = 1
         for owner, needed in self._missing([drawn], {}).items():

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.closing import Closing
-from hoploom.errors import BatchError, HoploomError
+from hoploom.errors import BatchError, HoploomError, StoreError
 from hoploom.load.assemble import Sent, num_bytes
 from hoploom.load.order import Order
 
@@ -95,13 +95,17 @@ class Work:
 
     @contextmanager
     def naming(self, step: int) -> Iterator[None]:
-        """Errors that are not Hoploom's own say which step they are of."""
+        """Errors of the store, and those that are not Hoploom's own, say which step they are of."""
+        of_step = f"step {step} of epoch {self.epoch} on rank {self.order.rank}"
         try:
             yield
+        except StoreError as error:
+            if type(error) is not StoreError or str(error).startswith(of_step):  # named where the step began
+                raise
+            raise StoreError(f"{of_step}: {error}") from error
         except HoploomError:
             raise
         except Exception as error:
-            of_step = f"step {step} of epoch {self.epoch} on rank {self.order.rank}"
             raise BatchError(f"{of_step} failed: {type(error).__name__}: {error}") from error
 
 

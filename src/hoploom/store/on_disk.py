@@ -202,4 +202,9 @@ class OnDisk:
         for (owner, name), table in self.tables.items():
             if table.rows.file.path == path:
                 return f"row {(byte - table.rows.offset) // table.row_bytes} of {name!r} of {owner!r} ({path})"
+        for index, lists in self.lists.items():
+            for name, (rows, dtype) in lists.columns.items():
+                if rows.file.path == path:
+                    edge = (byte - rows.offset) // dtype.itemsize
+                    return f"edge {edge} of {name!r} of {self.part.schema.relations[index].key} ({path})"
         return f"byte {byte} of {path}"
