@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -161,6 +161,9 @@ def _slices(store: Store, plan: ModelPlan, memory: int) -> Slices:
     relations = [key for key in store.schema.relation_index if any(key in layer.relations for layer in plan.layers)]
     weighed = any(layer.projected for layer in plan.layers)
     costs = Costs(memory, _row_bytes(plan, store.schema), WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES)
+    slices = Slices(store, relations, costs)
+    widest = max((plan.inputs[name] for name in plan.as_stored if slices.are_far(name)), default=0)
+    costs = replace(costs, edge_bytes=costs.edge_bytes + widest * plan.dtype.itemsize)  # a source each, at most
     return Slices(store, relations, costs)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.closing import Closing
 from hoploom.errors import StoreError
 from hoploom.inference.files import Columns, ParquetFile, RowFile, SharedFolder
@@ -147,6 +148,7 @@ class LayerWise(Closing):
 
         def rewritten(some: Slice) -> dict[Any, Tensor]:
             name = some.node_type
+            ops.read_soon(x[name][some.span])
             rows = self._model.enter(depth, {name: x[name][some.span]})[name]
             made: dict[Any, Tensor] = {name: rows} if name in layer.entered else {}
             return made | {key: stage.project(key, rows) for key in layer.projected if key[0] == name}
@@ -162,11 +164,17 @@ class LayerWise(Closing):
         """A layer's rows of a slice."""
         name = some.node_type
         own = {name: x[name][some.span]}
+        ops.read_soon(own[name])
         keys = [key for key in self._plan.layers[depth].relations if key[2] == name]
         edges = self._cuts.edges(some, keys, self._degrees)
+        given = {key: z[key] for key in keys}
+        for key in keys:
+            is_feature = depth == 0 and key[0] in self._plan.as_stored and z[key] is x[key[0]]
+            if is_feature and self._cuts.are_far(key[0]):
+                given[key], edges[key] = self._cuts.fetched(some, key, edges[key])
         try:
             entered = self._model.enter(depth, own)
-            rows = self._model.stage(depth).propagate({key: z[key] for key in keys}, entered, edges, None)
+            rows = self._model.stage(depth).propagate(given, entered, edges, None)
         except IndexError as error:
             raise StoreError(
                 f"in-edges of {name!r} {some.first} to {some.end - 1}: {error}; run hoploom check"

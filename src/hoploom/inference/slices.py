@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
+from hoploom.load.assemble import FEATURES
 from hoploom.ops import Frontier, InEdges
 from hoploom.schema import RelationName
-from hoploom.store import Draw, Part, Store
+from hoploom.store import Draw, Part, Store, Wanted
 from hoploom.store.edges import covers
 
 
@@ -118,6 +119,25 @@ class Slices:
             num_sources, first = schema.node_type(key[0]).num_nodes, some.first if key[0] == key[2] else 0
             edges[key] = InEdges(indptr, sources, num_sources, None, first, degrees.get(key))
         return edges
+
+    def are_far(self, node_type: str) -> bool:
+        """Whether some features of a type are on the disk, beyond a budget of memory."""
+        return self.store.reads is not None and not all(
+            shard.lies_here(node_type, FEATURES) for shard in self.store.shards
+        )
+
+    def fetched(self, some: Slice, key: RelationName, edges: InEdges) -> tuple[Tensor, InEdges]:
+        """The features of a slice's sources, each row read once, and the edges that name them by place. The slice's
+        own nodes stand first where they are of the same type."""
+        first, end = (some.first, some.end) if key[0] == key[2] else (0, 0)
+        sources = edges.sources.to(torch.int64)
+        are_own = (sources >= first) & (sources < end)
+        others = torch.unique(sources[~are_own])
+        places = torch.where(are_own, sources - first, torch.searchsorted(others, sources) + (end - first))
+        ids = torch.cat([torch.arange(first, end), others])
+        (rows,) = self.store.features.gather([Wanted(key[0], FEATURES, ids)])
+        degrees = None if edges.source_degrees is None else edges.source_degrees[ids]
+        return rows, InEdges(edges.indptr, places, ids.numel(), None, 0, degrees)
 
 
 def degrees_without_loops(edges: InEdges) -> Tensor:

@@ -57,6 +57,22 @@ def test_slices_of_one_type_give_what_the_whole_graph_gives(kind: str, shape: st
     assert_equal_to_forward(tmp_path / "out", model, graph)
 
 
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize(("kind", "shape"), [("sage", "plain"), ("gin", "plain"), ("gat", "plain"), ("sage", "norm")])
+def test_features_on_the_disk_give_what_those_in_memory_give(
+    kind: str, shape: str, num_parts: int, tmp_path: Path
+) -> None:
+    graph = graph_with_loops()
+    save_in_parts(hoploom.from_pyg(graph), tmp_path / "store", num_parts)
+    store = hoploom.open(tmp_path / "store", memory=8 * 62 + 10)
+    assert store.reads is not None
+    model = GNN(kind, store.schema, Shape(8, 3, 4, heads=HEADS.get(kind, 1), **SHAPES[shape]))
+    before = store.reads.requests
+    infer(model, store, tmp_path / "out", inference=EVERYTHING)
+    assert_equal_to_forward(tmp_path / "out", model, graph)
+    assert store.reads.requests > before or kind == "gat" or shape == "norm"  # these read rows in order first
+
+
 @pytest.mark.parametrize(("kind", "shape"), MANY_TYPES)
 def test_slices_of_many_types_give_what_the_whole_graph_gives(kind: str, shape: str, tmp_path: Path) -> None:
     graph = library()
