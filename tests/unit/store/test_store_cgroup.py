@@ -12,15 +12,17 @@ from support.memory_group import forget_pages, memory_group
 import hoploom
 
 MB = 1 << 20
-FEW = 12_000  # of the 160,000 pages of the large store: those of positions and labels come one by one
+FEW = 25_000  # of 160,000 pages: those of positions, labels and rows between layers come one by one
 
 BEGINNING = """
 import resource, sys
 from pathlib import Path
 import torch
 import hoploom
-from hoploom import ConfigError, LinkNeighborLoader, NeighborLoader
+from hoploom import ConfigError, LinkNeighborLoader, NeighborLoader, infer
+from hoploom.inference import Inference
 from hoploom.load.presample import Presampling, count_visits
+from hoploom.nn import GNN, Shape
 from hoploom.store.check import problems
 from hoploom.store.edges import rows_of
 from hoploom.train.runs.link_splits import LinkShares, hold_out
@@ -30,6 +32,7 @@ KEY = ("node", "to", "node")
 small = hoploom.generate(Path(out) / "small.store", num_nodes=300, avg_degree=3, num_features=4, num_classes=4)
 for _ in NeighborLoader(small, [2, 2], "train", num_workers=1):  # imports what is imported late
     pass
+infer(GNN("sage", small.schema, Shape(hidden=8, num_layers=2, out=4)), small, Path(out) / "small")
 
 def rows(store):
     return sum(float(some.sum()) for some in rows_of(store.features, "node", "x", store.num_nodes))
@@ -62,6 +65,10 @@ assert held.store.reads.requests
     "aggregated": """
 loader = NeighborLoader(store, [5, 3], "train", batch_size=64, num_workers=2, mode="blocks", aggregate="mean")
 assert took_of(loader, 20) > 20 * 64
+""",
+    "inference": """
+model = GNN("sage", store.schema, Shape(hidden=8, num_layers=2, out=4))
+infer(model, store, Path(out) / "nodes", inference=Inference(memory=48 << 20))
 """,
     "saving": "store.save(Path(out) / 'saved.store')",
     "checking": "assert not list(problems(path))",
