@@ -7,6 +7,7 @@ from hoploom.gpu.batches.loading import DeviceLoading
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
+from hoploom.load.packed import Packing
 from hoploom.load.pipeline import Producer
 from hoploom.serve.batch_client import ServedBatches
 from hoploom.store import Store
@@ -54,6 +55,13 @@ def look_ahead(made: Made) -> None:
 def the_disk(made: Made) -> None:
     assert made.store.reads is not None
     assert made.store.reads.requests > 0
+
+
+def scratch_space(made: Made) -> None:
+    the_disk(made)
+    for producer in made.producers:
+        assert isinstance(producer, Packing)
+    assert any(sum(producer.packed) for producer in made.producers if isinstance(producer, Packing))
 
 
 def a_cache(made: Made) -> None:

@@ -20,6 +20,7 @@ import hoploom
 from hoploom import ops
 from hoploom.gpu.batches.stages import DeviceSampling
 from hoploom.load.loader import Loader
+from hoploom.load.packed import Packing
 from hoploom.store import Store, assemble
 from hoploom.store.row_cache import cached
 from support import made_by
@@ -183,6 +184,13 @@ def _buffered(case: Case, site: Site) -> Placed:
     return hoploom.open(path, memory=within(path, 0.15)), {"look_ahead": 2}
 
 
+def _packed(case: Case, site: Site) -> Placed:
+    """Two steps at a time: in a graph as small as this, the window would hold no more ids."""
+    site.closing.enter_context(patch.object(Packing, "_steps_that_fit", lambda *_: 2))
+    path = site.saved(case, 2)
+    return hoploom.open(path, memory=within(path, 0.03), scratch=site.folder), THREADS
+
+
 NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
 NO_HOOK = dict.fromkeys(HOOKS, "sample_frontier is a function, which cannot go to the servers")
 THREADS = {"num_workers": 2}
@@ -214,6 +222,7 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "budget, threads read": Placement(_by_threads, made_by.the_disk, only=A_FEW),
     "budget, buffered": Placement(_buffered, made_by.the_disk, only=A_FEW),
+    "budget, packed in scratch space": Placement(_packed, made_by.scratch_space, restored),
     "remote parts": Placement(lambda case, site: (_remote(case), THREADS), made_by.remote_shards, missing=NO_DEGREES),
     "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards),
     "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), made_by.a_cache, missing=NO_DEGREES),

@@ -28,6 +28,7 @@ from hoploom.store.format import read_manifest
 from hoploom.store.on_disk import OnDisk
 
 Serve = bool | Literal["auto"]
+NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
 
 
@@ -39,15 +40,19 @@ class Opening:
     parts: tuple[int, ...] | None
     serve: Serve
     servers: str | Sequence[str] | None
-    options: Mapping[str, Any] = field(default_factory=dict)  # of connect; without servers, `memory` alone counts
+    options: Mapping[str, Any] = field(default_factory=dict)  # of connect; without servers, those of open_store count
 
     @property
     def memory(self) -> int | str | None:
         return self.options.get("memory")
 
+    @property
+    def scratch(self) -> str | Path | None:
+        return self.options.get("scratch")
+
     def check(self) -> None:
         """Raise ConfigError for what can never work."""
-        known = [*CONNECT, "memory"]
+        known = [*CONNECT, "memory", "scratch"]
         unknown = [name for name in self.options if name not in known]
         if unknown:
             raise ConfigError(f"Context.open got {unknown[0]!r}; besides its own arguments it takes {known}")
@@ -57,6 +62,8 @@ class Opening:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
         if self.memory is not None and self.servers and (self.path is None or self.parts == ()):
             raise ConfigError(NO_PARTS)
+        if self.scratch is not None and (self.servers or self.serve is True):
+            raise ConfigError(NO_SCRATCH)
 
 
 def open_for(context: Context, place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
@@ -80,8 +87,10 @@ def _open(
         raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
     num_parts = len(read_manifest(opening.path).parts)
     if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1):
+        if opening.scratch is not None:
+            raise ConfigError(NO_SCRATCH)
         return _with_homes(context, _side_by_side(context, _hosts(place, deployment), opening, closing))
-    store = open_store(opening.path, parts=opening.parts, memory=opening.memory)
+    store = open_store(opening.path, parts=opening.parts, memory=opening.memory, scratch=opening.scratch)
     return store if opening.parts is None else _with_homes(context, store)
 
 

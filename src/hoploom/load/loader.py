@@ -17,6 +17,7 @@ from hoploom.load.drawn_order import DrawnOrder
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
+from hoploom.load.packed import Packing
 from hoploom.load.pipeline import Delivery, Producer, Work, in_order
 from hoploom.ranks.agreement import Agreement, LoaderReading
 from hoploom.ranks.share import Share
@@ -55,6 +56,8 @@ def made_here(maker: Maker, num_steps: int | None) -> Producer:
     waits = isinstance(features, Sharded) and not all(shard.is_here for shard in features.shards)
     if (waits and (num_steps or 0) > 1) or (num_steps is None and window):
         assert isinstance(features, Sharded)
+        if num_steps is None and store.scratch is not None and not any(shard.is_remote for shard in features.shards):
+            return Packing(maker, features, window, store.scratch)
         return LookAhead(maker, features, num_steps, window)
     return maker
 

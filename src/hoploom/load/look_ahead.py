@@ -24,6 +24,7 @@ from hoploom.store.sharded import empty_rows
 
 Rows = Mapping[Owner, HeldRows]
 
+NO_ROWS: Rows = {}
 MOST_STEPS = 128  # ahead, however small their rows are
 
 
@@ -70,10 +71,8 @@ class LookAhead(Producer):
         """Two groups are under way, the one that is delivered and the one after it; without threads, one."""
         num_groups = 2 if delivery.num_threads else 1
         num_ahead = delivery.num_ahead
-        if self._window and self._bytes_of_step is None:
-            self._bytes_of_step = self._measured(work)
-        if self._bytes_of_step is not None:
-            fitting = self._window // self._bytes_of_step
+        if self._window:
+            fitting = self._window // self.measure(work)
             num_ahead = max(1, min(num_ahead, fitting))
             if self.num_steps is None:
                 self.num_steps = max(1, min(MOST_STEPS, fitting // (num_groups + 1)))
@@ -94,15 +93,18 @@ class LookAhead(Producer):
         )
         return nullcontext(stages)
 
+    def measure(self, work: Work) -> int:
+        """The bytes of the rows that the first step's batch has to wait for; of the first loop, for all."""
+        if self._bytes_of_step is None:
+            self._bytes_of_step = self._measured(work) if work.order.num_steps else 1
+        return self._bytes_of_step
+
     def _measured(self, work: Work) -> int:
-        """The bytes of the rows that the first step's batch has to wait for."""
-        if not work.order.num_steps:
-            return 1
         with work.naming(0):
             drawn = self._maker.draw(*work.place(0))
         schema = self._features.schema
         num_bytes = 1
-        for owner, needed in self._missing([drawn], {}).items():
+        for owner, needed in self.missing([drawn]).items():
             fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
             num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
         return num_bytes
@@ -119,7 +121,7 @@ class LookAhead(Producer):
         places: list[Tensor | None] = []
         outs: list[Tensor] = []
         num_fetched = num_reused = num_spared = 0
-        for owner, needed in self._missing(drawn, before).items():
+        for owner, needed in self.missing(drawn, before).items():
             ids, old = needed.ids.ids, before.get(owner)
             found = None if old is None else old.ids.find(ids)
             tables = {f: empty_rows(self._features.schema, owner, f, len(ids)) for f in needed.fields}
@@ -144,7 +146,7 @@ class LookAhead(Producer):
             self.fetches.num_reused += num_reused
         return Fetched(rows, self._assembler(rows))
 
-    def _missing(self, drawn: Sequence[Drawn], before: Rows) -> dict[Owner, Needed]:
+    def missing(self, drawn: Sequence[Drawn], before: Rows = NO_ROWS) -> dict[Owner, Needed]:
         """By owner: the ids whose rows are not here, and the fields that are needed of them."""
         needed: dict[Owner, Needed] = {}
         shards = self._features.shards

@@ -75,6 +75,7 @@ class Stages(Generic[Made]):
     fetch: Callable[[Sequence[Any], Any], Any] | None = None  # (all begun of a group, what the group before fetched)
     group: int = 1  # steps that are fetched for together
     naming: Callable[[int], AbstractContextManager[None]] = lambda step: nullcontext()  # names a step in its errors
+    leave: Callable[[], None] = lambda: None  # called when the loop is left, before its threads are waited for
     way_out: str = "make the transform faster"  # where a step takes too long
 
 
@@ -146,6 +147,7 @@ def in_order(stages: Stages[Made], steps: range, delivery: Delivery) -> Generato
                 fetch = running.enter_context(Workers[Any](1, delivery.close_deadline)).submit
             workers = Workers[Any](delivery.num_threads, delivery.close_deadline)  # closed first
             submit = running.enter_context(workers).submit
+        running.callback(stages.leave)
         yield from _Run(stages, steps, delivery, submit, fetch).delivered()
 
 

@@ -5,6 +5,7 @@ every part, which are the ones used most in a store that `partition` wrote. A sh
 """
 
 import errno
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,14 @@ def read_memory(memory: int | str) -> int:
     if isinstance(memory, str):
         return parse_bytes("memory", memory)
     return as_int("memory", memory, 1, "give bytes such as '6GB'")
+
+
+def read_scratch(folder: str | Path) -> Path:
+    """A folder that files can be made in."""
+    path = Path(folder)
+    if not path.is_dir() or not os.access(path, os.W_OK):
+        raise ConfigError(f"scratch is {str(folder)!r:.200}, which is no folder that can be written; give one that is")
+    return path
 
 
 def warm_up(tensors: Iterable[Tensor]) -> None:

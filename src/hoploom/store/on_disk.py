@@ -127,8 +127,12 @@ class OnDisk:
                 far.append(RowRequest(table.rows, ids, routed[key][1], out))
         self.part.begin_gather(wanted, near, outs)()
         if far:
-            with self._naming():
-                self.reads.rows(far)
+            self.read_rows(far)
+
+    def read_rows(self, wanted: Sequence[RowRequest]) -> None:
+        """Read rows of far tables; StoreError for what cannot be read."""
+        with self._naming():
+            self.reads.rows(wanted)
 
     # --- hops ---------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from hoploom.store.base import (
     in_degrees_of,
     range_of,
 )
-from hoploom.store.budget import Budget, largest_file, on_disk, plan, read_memory, warm_up
+from hoploom.store.budget import Budget, largest_file, on_disk, plan, read_memory, read_scratch, warm_up
 from hoploom.store.disk import check_manifest, exceeds_memory, open_part, open_topology
 from hoploom.store.disk_figures import disk_figures
 from hoploom.store.edges import Loops, covers, loops_of
@@ -67,6 +67,7 @@ class Store(Explored):
     path: Path | None = None  # of the directory that it was opened from
     budget: Budget | None = None  # of memory, where it was opened with one
     reads: Reads | None = None  # from the disk, where some of it does not fit the budget
+    scratch: Path | None = None  # where loaders may pack the rows of coming batches
     _loops: dict[RelationName, Loops] = field(default_factory=dict)  # as found
 
     def __post_init__(self) -> None:
@@ -267,6 +268,7 @@ def open_store(
     parts: Sequence[int] | None = None,
     topology: Literal["own", "all"] = "own",
     memory: int | str | None = None,
+    scratch: str | Path | None = None,
 ) -> Store:
     """Open a store from a directory. It is mapped and not loaded, so this is fast for any size.
 
@@ -275,12 +277,14 @@ def open_store(
     `topology="all"`, the edges of the other parts are opened too, so sampling sees every edge; their fields are not.
 
     `memory` is for a graph larger than memory: what this process may hold of the store, beside the batches. What does
-    not fit is read from the disk as batches need it, many reads at once. Batches stay the same.
+    not fit is read from the disk as batches need it, many reads at once. Batches stay the same. `scratch` is a folder
+    on a disk with room: what coming batches read is copied there in the order in which they need it.
 
     >>> store = hoploom.open("papers.store")
     >>> store = hoploom.open("papers.store", parts=[2])
     >>> store = hoploom.open("papers.store", parts=[2], topology="all")
     >>> store = hoploom.open("papers.store", memory="6GB")
+    >>> store = hoploom.open("papers.store", memory="6GB", scratch="/tmp")
     """
     folder = Path(path)
     manifest = layout.read_manifest(folder)
@@ -296,7 +300,11 @@ def open_store(
         opened = replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity, path=folder)
     else:
         opened = _open_some(folder, manifest, held, whole_topology=whole_topology, scattered=scattered)
-    return opened if memory is None else _within(opened, manifest, memory)
+    if memory is None:
+        if scratch is not None:
+            raise ConfigError("scratch is for a store with a budget of memory; give memory too, or leave scratch out")
+        return opened
+    return replace(_within(opened, manifest, memory), scratch=None if scratch is None else read_scratch(scratch))
 
 
 def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:

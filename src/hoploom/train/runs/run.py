@@ -179,7 +179,8 @@ def _test(
 def open_graph(run_file: RunFile, context: Context) -> Store:
     """The store of a run; its context closes it."""
     section = run_file.cluster
-    options = {name: getattr(section, name) for name in CONNECT_KEYS} | {"memory": run_file.memory}
+    options = {name: getattr(section, name) for name in CONNECT_KEYS}
+    options |= {"memory": run_file.memory, "scratch": run_file.scratch}
     store = context.open(run_file.store, parts=section.parts, servers=section.servers, **options)
     if store.deployment.makes_batches and section.cache is not None:
         raise run_file.problem("cluster.cache", NO_CACHE)

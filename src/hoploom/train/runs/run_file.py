@@ -362,6 +362,13 @@ class RunFile:
         only=WITH_STORE,
         example="6GB",
     )
+    scratch: Path | None = key(
+        None,
+        "with memory: a folder on a disk with room, where the rows of coming batches are packed",
+        rules.PATH,
+        only=WITH_STORE,
+        example="/tmp",
+    )
     seed: int = key(0, "the number that all randomness derives from", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)
     model: ModelSection = field(default_factory=ModelSection)

@@ -1,0 +1,315 @@
+"""Packing: the far rows of coming steps are copied to scratch space, each step's together, before the steps need them.
+
+The steps of a stretch are sampled for their ids alone, the store's rows are read once for all of them, in order, and
+written step by step; then each step is sampled again and reads its rows in a few long reads. Costs a write and a read
+of every row, a second sampling, and a first batch that waits for its stretch. Saves a sweep, or a read per row, for
+every step. Nothing is left behind, whatever ends the process: the files have no name.
+"""
+
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.config.values import as_bytes
+from hoploom.errors import StoreError
+from hoploom.load.assemble import Assembler, Batch, Sent
+from hoploom.load.look_ahead import LookAhead, Needed
+from hoploom.load.maker import Maker
+from hoploom.load.pipeline import Delivery, Producer, Stages, Work
+from hoploom.ops import DiskError, DiskFile, FileRows, Reads, RowRequest
+from hoploom.schema import Owner
+from hoploom.store import Sharded, Wanted
+from hoploom.store.on_disk import FarRows, OnDisk
+from hoploom.store.row_cache import Finish, Wrapped
+
+Key = tuple[int, Owner, str]  # a table: the shard that has it, whose rows they are, and the field
+Ids = NDArray[np.int64] | NDArray[np.int32]  # narrow where they fit: they are what limits a stretch
+
+MOST_STEPS = 1024  # in a stretch
+STRETCHES = 3  # that may lie in scratch space at once: one ends, one is read, one is written
+SHARE = 0.5  # of what is free in scratch space
+PIECE = 64 << 20  # bytes that are read and then written at once, or a quarter of the window
+BLOCK = 4096  # writes past the page cache begin and end at multiples of it
+EVERY = 64  # of so many ids one tells where the pieces are cut
+
+
+class PackedRows(NamedTuple):
+    """Where a step's rows of one table lie in scratch space: in the order of their ids, cut into pieces."""
+
+    rows: FileRows
+    ids: Ids  # ascending
+    cuts: Ids  # where in `ids` the second piece begins, the third and so on
+    shifts: Ids  # by piece: place in the file, in rows, less place in `ids`
+
+    def places(self, ids: Ids) -> Ids:
+        """Where these ids stand in the file; -1 for those that do not."""
+        at = np.searchsorted(self.ids, ids.astype(self.ids.dtype, copy=False))
+        at[at == len(self.ids)] = 0
+        found = self.ids[at] == ids
+        return np.where(found, at + self.shifts[np.searchsorted(self.cuts, at, side="right")], -1)
+
+
+Stretch = Mapping[int, Mapping[Key, PackedRows]]  # by step
+
+
+@dataclass(frozen=True)
+class PackedShard(Wrapped):
+    """A shard of which one step's far rows lie in scratch space."""
+
+    tables: Mapping[tuple[Owner, str], tuple[FarRows, PackedRows]]
+    reads: Reads
+
+    def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
+        rest, requests = list(places), list[RowRequest]()
+        found: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        for index, ((owner, name, ids), place, out) in enumerate(zip(wanted, places, outs, strict=True)):
+            if (owner, name) not in self.tables or place.numel() == 0:
+                continue
+            far, packed = self.tables[owner, name]
+            key = id(ids), id(place), id(packed.rows)
+            if key not in found:
+                found[key] = _located(far, packed, ids, place)
+            rest[index], far_places, at = found[key]
+            if far_places.numel():
+                requests.append(RowRequest(packed.rows, at, far_places, out))
+                self.reads.count_found(0, of=far_places.numel())
+
+        def read() -> None:
+            try:
+                self.reads.rows(requests)
+            except DiskError as error:
+                raise StoreError(f"rows in scratch space cannot be read: {error.args[2]}; check its disk") from error
+
+        return self._finish([read] if requests else [], wanted, rest, outs)
+
+
+def _located(far: FarRows, packed: PackedRows, ids: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Places that scratch space has no rows for, those that it has, and where in its file, by place in `ids`."""
+    near, rest = ops.route(ids, torch.tensor([far.first_far]), place)
+    found = packed.places(ids.numpy()[rest.numpy()])
+    missing = found < 0
+    at = np.zeros(len(ids), dtype=np.int64)
+    at[rest.numpy()] = found
+    if missing.any():
+        near, rest = torch.cat([near, rest[torch.from_numpy(missing)]]), rest[torch.from_numpy(~missing)]
+    return near, rest, torch.from_numpy(at)
+
+
+class Packing(Producer):
+    """Makes batches in stretches of steps; where a window in memory holds as many steps, by look-ahead."""
+
+    def __init__(self, maker: Maker, features: Sharded, window: int, scratch: Path) -> None:
+        self._maker, self._features, self._window, self._scratch = maker, features, window, scratch
+        self.ahead = LookAhead(maker, features, None, window)
+        self.num_steps: int | None = None  # of a stretch, found out by the first loop
+        self.packed: deque[int] = deque()  # rows of each stretch, over all loops
+
+    def make(self, indices: Tensor, first: int, key: int) -> Batch:
+        return self._maker.make(indices, first, key)
+
+    def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
+        step_bytes = self.ahead.measure(work)
+        if self.num_steps is None:
+            self.num_steps = self._steps_that_fit(work, step_bytes)
+        if self.num_steps < 2 or self.num_steps * step_bytes * STRETCHES <= self._window:
+            return self.ahead.stages(work, delivery)
+        left = threading.Event()
+
+        def finish(step: int, begun: int, stretch: Stretch) -> Sent:
+            drawn = self._maker.draw(*work.place(step))
+            return work.send(self._maker.finish(drawn, self._assembler(stretch.get(step, {}))))
+
+        stages = Stages(
+            finish,
+            window=2 * self.num_steps,
+            num_finishing=max(1, min(delivery.num_ahead, self._window // step_bytes)),
+            begin=lambda step: step,
+            fetch=lambda steps, before: self._pack(work, steps, left),
+            group=self.num_steps,
+            naming=work.naming,
+            leave=left.set,
+        )
+        return nullcontext(stages)
+
+    def _steps_that_fit(self, work: Work, step_bytes: int) -> int:
+        """Half of the scratch space that is free holds their rows, and half of the window the ids of two stretches."""
+        if not work.order.num_steps:
+            return 0
+        needed = self.ahead.missing([self._maker.draw(*work.place(0))])
+        id_bytes = sum(self._sorted(owner, of_owner).nbytes for owner, of_owner in needed.items())
+        free = int(SHARE * shutil.disk_usage(self._scratch).free)
+        in_scratch, in_memory = free // (STRETCHES * step_bytes), self._window // 4 // max(1, id_bytes)
+        return min(MOST_STEPS, work.order.num_steps, in_scratch, in_memory)
+
+    def _sorted(self, owner: Owner, needed: Needed) -> Ids:
+        schema = self._features.schema
+        count = schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges
+        ids = needed.ids.ids.numpy()
+        return np.sort(ids.astype(np.int32) if count <= np.iinfo(np.int32).max else ids)
+
+    def _assembler(self, tables: Mapping[Key, PackedRows]) -> Assembler:
+        features, assembler = self._features, self._maker.assembler
+        shards = list(features.shards)
+        for number, shard in enumerate(features.shards):
+            if isinstance(shard, OnDisk):
+                own = {key[1:]: (shard.tables[key[1:]], one) for key, one in tables.items() if key[0] == number}
+                shards[number] = PackedShard(shard, own, shard.reads)
+        return replace(assembler, store=replace(assembler.store, features=features.over(shards)))
+
+    # --- packing ------------------------------------------------------------------------------
+
+    def _pack(self, work: Work, steps: Sequence[int], left: threading.Event) -> Stretch:
+        """Copy the far rows of these steps to a file without a name."""
+        ids: dict[int, dict[Owner, Ids]] = {}
+        fields: dict[Owner, set[str]] = {}
+        for step in steps:
+            if left.is_set():
+                return {}
+            with suppress(Exception):  # a step that cannot be sampled says so when it is made
+                drawn = self._maker.draw(*work.place(step))
+                needed = self.ahead.missing([drawn])
+                ids[step] = {owner: self._sorted(owner, of_owner) for owner, of_owner in needed.items()}
+                for owner, of_owner in needed.items():
+                    fields.setdefault(owner, set()).update(of_owner.fields)
+        with self._maker.seconds("pack"):
+            return self._copy(ids, fields, left)
+
+    def _copy(
+        self, ids: Mapping[int, Mapping[Owner, Ids]], fields: Mapping[Owner, set[str]], left: threading.Event
+    ) -> Stretch:
+        plans = [
+            TablePlan.of((number, owner, name), shard.tables[owner, name], ids, min(PIECE, self._window // 4))
+            for number, shard in enumerate(self._features.shards)
+            if isinstance(shard, OnDisk)
+            for owner, name in sorted(shard.tables, key=str)
+            if name in fields.get(owner, ())
+        ]
+        num_bytes = sum(plan.num_bytes for plan in plans)
+        packed: dict[int, dict[Key, PackedRows]] = {step: {} for step in ids}
+        if not num_bytes:
+            return packed
+        self.packed.append(sum(int(plan.begins[-1].sum()) for plan in plans))
+        with ScratchFile(self._scratch, num_bytes) as file:
+            for plan in plans:
+                shard = self._features.shards[plan.key[0]]
+                assert isinstance(shard, OnDisk)
+                rows = FileRows(file.opened, 0, file.num_bytes // plan.far.row_bytes)
+                shifts = np.zeros((len(plan.cuts) + 1, len(plan.steps)), dtype=np.int64)
+                for piece in range(len(shifts)):
+                    if left.is_set():
+                        return {}
+                    shifts[piece] = _copy_piece(plan, piece, shard, file)
+                for place, step in enumerate(plan.steps):
+                    own = plan.ids[place]
+                    packed[step][plan.key] = PackedRows(rows, own, plan.begins[1:-1, place], shifts[:, place])
+        return packed
+
+
+class TablePlan(NamedTuple):
+    """One table's rows of several steps, cut into pieces by id."""
+
+    key: Key
+    far: FarRows
+    steps: list[int]
+    ids: list[Ids]  # by step, ascending
+    cuts: Ids  # ids at which the second piece begins, the third and so on
+    begins: Ids  # [pieces + 1, steps]: where in a step's ids each piece begins
+
+    @staticmethod
+    def of(key: Key, far: FarRows, ids: Mapping[int, Mapping[Owner, Ids]], piece: int) -> "TablePlan":
+        bounds = [far.first_far, far.rows.first + far.rows.num_rows]
+        own = {}
+        for step, by_owner in ids.items():
+            if key[1] in by_owner:
+                begin, end = np.searchsorted(by_owner[key[1]], bounds)
+                own[step] = by_owner[key[1]][begin:end]
+        some = np.sort(np.concatenate([one[::EVERY] for one in own.values()] or [np.empty(0, dtype=np.int64)]))
+        cuts = np.unique(some[:: max(1, piece // far.row_bytes // EVERY)][1:])
+        begins = np.zeros((len(cuts) + 2, len(own)), dtype=np.int64)
+        for place, of_step in enumerate(own.values()):
+            begins[1:-1, place] = np.searchsorted(of_step, cuts)
+            begins[-1, place] = len(of_step)
+        return TablePlan(key, far, list(own), list(own.values()), cuts, begins)
+
+    @property
+    def num_bytes(self) -> int:
+        """In the file, where every piece may lose a row and a block."""
+        num_rows = int(self.begins[-1].sum()) if self.steps else 0
+        return num_rows * self.far.row_bytes + (len(self.cuts) + 1) * (self.far.row_bytes + BLOCK) if num_rows else 0
+
+
+class ScratchFile:
+    """A file without a name that is written past the page cache where its file system allows that."""
+
+    def __init__(self, folder: Path, num_bytes: int) -> None:
+        self.num_bytes = -(-num_bytes // BLOCK) * BLOCK
+        self.end = 0  # of what is written
+        descriptor, path = -1, ""
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="hoploom-", dir=folder)
+            os.posix_fallocate(descriptor, 0, self.num_bytes)
+            self.opened = DiskFile(path)
+            self._descriptor = os.open(path, os.O_WRONLY | (os.O_DIRECT if self.opened.is_direct else 0))
+        except OSError as error:
+            way_out = f"it needs {as_bytes(self.num_bytes)} at a time; give scratch another folder, or leave it out"
+            raise StoreError(f"scratch space {folder} cannot be used: {error.strerror}; {way_out}") from error
+        finally:
+            if path:
+                os.unlink(path)
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def __enter__(self) -> "ScratchFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._descriptor)
+
+    def append(self, blocks: memoryview) -> None:
+        try:
+            while blocks:
+                written = os.pwrite(self._descriptor, blocks, self.end)
+                self.end += written
+                blocks = blocks[written:]
+        except OSError as error:
+            raise StoreError(f"scratch space cannot be written: {error.strerror}; check its disk") from error
+
+
+def _copy_piece(plan: TablePlan, piece: int, shard: OnDisk, file: ScratchFile) -> Ids:
+    """Write the rows of one piece, step after step: by step, their place in the file less that in the step's ids."""
+    row_bytes = plan.far.row_bytes
+    begins, ends = plan.begins[piece], plan.begins[piece + 1]
+    first_row = -(-file.end // row_bytes)
+    places = first_row + np.concatenate([[0], np.cumsum(ends - begins)])
+    lead = first_row * row_bytes - file.end
+    num_bytes = -(-(lead + int(places[-1] - first_row) * row_bytes) // BLOCK) * BLOCK
+    if places[-1] == first_row:
+        return np.zeros(len(plan.steps), dtype=np.int64)
+    with mmap.mmap(-1, num_bytes) as blocks:
+        table = torch.frombuffer(blocks, dtype=torch.uint8, offset=lead)
+        requests = []
+        for place, of_step in enumerate(plan.ids):
+            own = of_step[begins[place] : ends[place]]
+            if len(own):
+                at = int(places[place] - first_row) * row_bytes
+                out = table[at : at + len(own) * row_bytes].view(len(own), row_bytes)
+                wide = torch.from_numpy(own.astype(np.int64, copy=False))
+                requests.append(RowRequest(plan.far.rows, wide, torch.arange(len(own)), out))
+        shard.read_rows(requests)
+        del table, out, requests
+        file.append(memoryview(blocks))
+    return np.asarray(places[:-1] - begins)

@@ -1,0 +1,135 @@
+"""The rows of coming batches are packed in scratch space, and nothing of them is left there."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_same_batches
+
+import hoploom
+from hoploom import ConfigError, NeighborLoader, Store, StoreError
+from hoploom.load.packed import BLOCK, STRETCHES, Packing
+
+NUM_NODES, WIDTH, BATCH = 20_000, 128, 100
+MEMORY = "8MB"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "graph.store"
+    hoploom.generate(folder, num_nodes=NUM_NODES, avg_degree=10, num_features=WIDTH, num_classes=4)
+    return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MB."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", mounted], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    yield mounted
+    subprocess.run(["umount", "--lazy", mounted], check=True)
+
+
+def _loader(store: Store, **options: Any) -> NeighborLoader:
+    seeds = torch.arange(0, NUM_NODES, 5)
+    return NeighborLoader(store, [5, 3], seeds, **{"batch_size": BATCH, "shuffle": True, "seed": 3, **options})
+
+
+def _packing(loader: NeighborLoader) -> Packing:
+    assert isinstance(loader._producer, Packing)
+    return loader._producer
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_step_reads_its_rows_together(path: Path, tmp_path: Path, num_workers: int) -> None:
+    alone, packed = hoploom.open(path, memory=MEMORY), hoploom.open(path, memory=MEMORY, scratch=tmp_path)
+    loader = _loader(packed, num_workers=num_workers)
+    assert_same_batches(_loader(alone, look_ahead=1), loader)
+    producer = _packing(loader)
+    assert producer.num_steps is not None
+    assert producer.num_steps > 2
+    assert len(producer.packed) == -(-len(loader) // producer.num_steps)
+    assert alone.reads is not None
+    assert packed.reads is not None
+    alone.reads.gap = 0
+    packed.reads.gap = 0
+    before = alone.reads.requests, packed.reads.requests
+    list(_loader(alone, look_ahead=1))
+    list(loader)
+    assert packed.reads.requests - before[1] < (alone.reads.requests - before[0]) / 2
+
+
+def test_nothing_is_left_in_scratch_space_at_any_time(path: Path, tmp_path: Path) -> None:
+    """Its files have no name, so that not even SIGKILL leaves any."""
+    loader = _loader(hoploom.open(path, memory=MEMORY, scratch=tmp_path), num_workers=2)
+    files = set(os.listdir("/proc/self/fd"))
+    for step, _ in enumerate(loader):
+        assert not list(tmp_path.iterdir())
+        if step == 3:
+            break
+    assert sum(_packing(loader).packed) > 0
+    del _
+    left = threading.enumerate()
+    assert not [thread.name for thread in left if thread.name.startswith("hoploom-") and thread.name[8:].isdigit()]
+    assert len(set(os.listdir("/proc/self/fd")) - files) == 0
+
+
+def test_scratch_space_that_is_too_small_is_not_used(path: Path, small_disk: Path) -> None:
+    """The window in memory holds steps too."""
+    (small_disk / "other").write_bytes(bytes(11 << 20))
+    loader = _loader(hoploom.open(path, memory=MEMORY, scratch=small_disk))
+    assert_same_batches(_loader(hoploom.open(path)), loader)
+    assert not _packing(loader).packed
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_scratch_space_that_others_fill_is_an_error_with_the_way_out(
+    path: Path, small_disk: Path, num_workers: int
+) -> None:
+    loader = _loader(hoploom.open(path, memory=MEMORY, scratch=small_disk), num_workers=num_workers)
+    assert_same_batches(_loader(hoploom.open(path)), loader)
+    assert sum(_packing(loader).packed) > 0
+    (small_disk / "other").write_bytes(bytes((12 << 20) - 4 * BLOCK))
+    with pytest.raises(StoreError, match=f"scratch space {small_disk} cannot be used: No space left.*another folder"):
+        list(loader)
+    (small_disk / "other").unlink()
+    loader.set_epoch(0)
+    assert_same_batches(_loader(hoploom.open(path)), loader)
+
+
+def test_a_window_that_holds_as_many_steps_needs_no_scratch_space(path: Path, tmp_path: Path) -> None:
+    loader = _loader(hoploom.open(path, memory=MEMORY, scratch=tmp_path), batch_size=10, drop_last=True)
+    assert_same_batches(_loader(hoploom.open(path), batch_size=10), loader)
+    producer = _packing(loader)
+    assert producer.num_steps is not None
+    few = NeighborLoader(producer._maker.assembler.store, [2], torch.arange(30), batch_size=10)
+    list(few)
+    assert _packing(few).num_steps == 3 <= STRETCHES
+    assert not _packing(few).packed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scratch": "/tmp"}, "give memory too"),
+        ({"memory": MEMORY, "scratch": "/no/such/folder"}, "no folder that can be written"),
+    ],
+)
+def test_wrong_scratch_space_is_refused(path: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hoploom.open(path, **options)  # type: ignore[arg-type]
+
+
+def test_scratch_space_is_for_parts_that_are_all_here(path: Path, tmp_path: Path) -> None:
+    with hoploom.init() as context, pytest.raises(ConfigError, match="parts are on other hosts"):
+        context.open(path, memory=MEMORY, scratch=tmp_path, servers="localhost:1")
