@@ -45,6 +45,8 @@ std::vector<Run> runs_of(const std::vector<Piece>& pieces, int64_t gap) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     if (piece.bytes == 0) continue;
+    if (piece.begin + piece.bytes > piece.file->size())
+      throw DiskError(*piece.file, piece.begin, "the file ends before it");
     int64_t begin = down(piece.begin, piece.file->block());
     const int64_t end = up(piece.begin + piece.bytes, piece.file->block());
     const bool follows = !runs.empty() && runs.back().file == piece.file;

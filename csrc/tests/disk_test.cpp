@@ -104,6 +104,23 @@ TEST(a_file_that_shrinks_is_an_error_at_its_byte) {
   }
 }
 
+TEST(pieces_behind_the_end_of_a_file_are_an_error) {
+  const RandomFile source(10000);
+  const DiskFile file(source.path);
+  uint8_t out[200];
+  for (const bool by_threads : {false, true})
+    for (const int64_t begin : {9900, 10000, 50000}) {
+      std::vector<Piece> pieces = {{&file, 0, 100, out}, {&file, begin, 101, out + 99}};
+      int64_t at = -1;
+      try {
+        read_pieces(pieces, {0, 128, by_threads});
+      } catch (const DiskError& error) {
+        at = error.at;
+      }
+      CHECK_EQUAL(at, begin);
+    }
+}
+
 TEST(what_is_no_file_is_an_error) {
   bool is_refused = false;
   try {
