@@ -3,6 +3,7 @@
 #if __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
 #endif
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,10 +27,23 @@ namespace {
 
 [[maybe_unused]] std::atomic_ref<unsigned> shared(unsigned* word) { return std::atomic_ref<unsigned>(*word); }
 
-std::mutex guard;
-std::vector<std::unique_ptr<ReadQueue>>& idle_queues() {
-  static auto* queues = new std::vector<std::unique_ptr<ReadQueue>>;  // threads may outlive static objects
-  return *queues;
+struct IdleQueues {
+  std::mutex guard;
+  std::vector<std::unique_ptr<ReadQueue>> queues;
+};
+
+// Never destroyed: threads may outlive static objects. A child process makes its own: its parent's answers must not
+// come to it.
+std::atomic<IdleQueues*> all_idle{nullptr};
+
+IdleQueues& idle() {
+  static const bool is_made = [] {
+    all_idle = new IdleQueues;
+    pthread_atfork(nullptr, nullptr, [] { all_idle = new IdleQueues; });
+    return true;
+  }();
+  (void)is_made;
+  return *all_idle;
 }
 
 }  // namespace
@@ -129,8 +143,8 @@ bool ReadQueue::pop(Done&) { return false; }
 
 std::unique_ptr<ReadQueue> borrow_queue() {
   {
+    auto& [guard, queues] = idle();
     const std::lock_guard lock(guard);
-    auto& queues = idle_queues();
     if (!queues.empty()) {
       auto queue = std::move(queues.back());
       queues.pop_back();
@@ -145,8 +159,9 @@ std::unique_ptr<ReadQueue> borrow_queue() {
 }
 
 void return_queue(std::unique_ptr<ReadQueue> queue) {
+  auto& [guard, queues] = idle();
   const std::lock_guard lock(guard);
-  idle_queues().push_back(std::move(queue));
+  queues.push_back(std::move(queue));
 }
 
 bool has_read_queue() {

@@ -2,11 +2,13 @@
 #include "../disk.h"
 
 #include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <random>
 
+#include "../read_queue.h"
 #include "check.h"
 
 using namespace hoploom;
@@ -119,6 +121,19 @@ TEST(pieces_behind_the_end_of_a_file_are_an_error) {
       }
       CHECK_EQUAL(at, begin);
     }
+}
+
+TEST(a_child_process_has_queues_of_its_own) {
+  if (!has_read_queue()) return;
+  std::unique_ptr<ReadQueue> queue = borrow_queue();
+  const ReadQueue* own = queue.get();
+  return_queue(std::move(queue));
+  const pid_t child = fork();
+  if (child == 0) _exit(borrow_queue().get() == own);
+  int status = 0;
+  CHECK_EQUAL(waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(borrow_queue().get() == own);
 }
 
 TEST(what_is_no_file_is_an_error) {
