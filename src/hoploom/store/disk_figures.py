@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -54,17 +53,25 @@ def disk_figures(path: Path, cache: Path = CACHE) -> DiskFigures:
         with kept.open("a+", encoding="utf-8") as file:
             _lock(file)
             file.seek(0)
-            known: dict[str, dict[str, float]] = {}
-            with suppress(ValueError):
-                known = json.loads(file.read() or "{}")
-            with suppress(KeyError, TypeError):
-                return DiskFigures(**known[key])
+            known = _read_known(file.read())
+            if key in known:
+                return known[key]
             found = measure(path)
             file.truncate(0)
-            file.write(json.dumps({**known, key: asdict(found)}))
+            file.write(json.dumps({of_disk: asdict(figures) for of_disk, figures in {**known, key: found}.items()}))
             return found
     except OSError:  # no home, or one that cannot be written
         return measure(path)
+    except ops.DiskError:  # which is raised, with a way out, where a batch wants what cannot be read
+        return USUAL
+
+
+def _read_known(text: str) -> dict[str, DiskFigures]:
+    """What the cache has; nothing where somebody else has written to it."""
+    try:
+        return {key: DiskFigures(**kept) for key, kept in json.loads(text).items() if min(kept.values()) > 0}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _lock(file: TextIO) -> None:

@@ -16,8 +16,9 @@ from support.batches import assert_same_batches
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError, ops
+from hoploom.store import disk_figures as figures
 from hoploom.store.budget import plan
-from hoploom.store.disk_figures import disk_figures, measure
+from hoploom.store.disk_figures import DiskFigures, disk_figures, measure
 from hoploom.store.on_disk import OnDisk
 
 NUM_NODES, WIDTH = 6000, 64
@@ -247,9 +248,22 @@ def test_the_figures_of_a_disk_are_kept(tmp_path: Path) -> None:
     found = disk_figures(large, kept)
     assert found.gap > 0
     assert disk_figures(large, kept) == found
-    kept.write_text("{broken")
-    assert disk_figures(large, kept).requests_per_second > 0
     assert measure(large).bytes_per_second > 0
+
+
+@pytest.mark.parametrize(
+    "text", ["{broken", "[]", '{"KEY": 3}', '{"KEY": {"requests_per_second": 0, "bytes_per_second": 1}}']
+)
+def test_a_cache_of_figures_that_somebody_broke_is_written_anew(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "measure", lambda path: DiskFigures(1000.0, 1e6))
+    monkeypatch.setattr(figures, "LEAST", 0)
+    kept = tmp_path / "disks.json"
+    kept.write_text(text.replace("KEY", f"{tmp_path.stat().st_dev}-{os.statvfs(tmp_path).f_blocks}"))
+    assert disk_figures(tmp_path, kept).gap == 1000
+    monkeypatch.delattr(figures, "measure")
+    assert disk_figures(tmp_path, kept).gap == 1000
 
 
 def _copy(path: Path, to: Path) -> Path:

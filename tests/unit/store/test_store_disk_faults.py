@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.batches import assert_same_batches
+from support.memory_group import forget_pages
 from support.until import until
 
 import hoploom
 from hoploom import NeighborLoader, Store, StoreError, ops
+from hoploom.store import disk_figures
 
 NUM_NODES = 20_000
 
@@ -88,6 +90,18 @@ def test_a_disk_that_fails_is_one_error_that_names_file_row_and_batch(
     with pytest.raises(StoreError, match=failing):
         list(_loader(store, num_workers=2, look_ahead=look_ahead))
     assert threading.active_count() == before
+
+
+def test_a_disk_that_cannot_be_measured_fails_where_a_batch_wants_it(
+    path: Path, disk: Callable[[Path], tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_figures, "LEAST", 0)
+    copied, image = disk(path)
+    (file,) = copied.glob("part-00000/nodes/*/x.npy")
+    forget_pages(copied)
+    os.truncate(image, 1 << 20)
+    assert disk_figures.disk_figures(file, tmp_path / "disks.json") == disk_figures.USUAL
+    assert not (tmp_path / "disks.json").read_text()
 
 
 def test_leaving_the_loop_leaves_no_thread_no_file_and_no_memory(path: Path) -> None:
