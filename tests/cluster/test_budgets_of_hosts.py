@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import cluster_workers
+from support.batch_servers import listening
 from support.batches import assert_same_batches
 from support.graphs import random_graph, save_in_parts
 from support.placements import within
@@ -17,6 +18,9 @@ from support.servers import OneProcess, addresses_of, serving
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
 from hoploom.load.look_ahead import LookAhead
+from hoploom.serve.memory_budget import BusyError
+from hoploom.serve.service import Service
+from hoploom.serve.wire import Message
 from hoploom.store.row_cache import cached, report
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
@@ -162,6 +166,28 @@ def test_a_replica_answers_where_a_file_cannot_be_read(path: Path, address: str,
             with pytest.warns(UserWarning, match=f"{damaged[0]}: row .* cannot be read: .*; other servers") as warned:
                 assert_same_batches(expected, _loader(store))
             assert len(warned) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.* other servers answer for it")
+def test_a_replica_that_is_busy_answers_when_it_is_not(
+    path: Path, damaged: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, refused = Service._gather, []
+
+    def busy_at_first(self: Service, request: Message) -> Message:
+        if len(refused) < 2:
+            refused.append(request)
+            raise BusyError("all memory is taken")
+        return gather(self, request)
+
+    monkeypatch.setattr(Service, "_gather", busy_at_first)  # of the replica, which is in this process
+    _truncate(damaged[1])
+    last = torch.arange(NUM_NODES - 100, NUM_NODES)
+    with listening(path) as replica, hoploom.connect([damaged[0], replica.address], made="here") as store:
+        found = [store.features.gather([("node", "x", last)])[0] for _ in range(20)]
+    (expected,) = hoploom.open(path).features.gather([("node", "x", last)])
+    assert all(torch.equal(expected, rows) for rows in found)
+    assert len(refused) == 2
 
 
 def test_a_server_reads_files_that_were_removed_to_the_end(path: Path, damaged: tuple[str, Path]) -> None:

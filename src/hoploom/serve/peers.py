@@ -9,7 +9,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -106,22 +105,41 @@ class Peers(Closing):
                 except LostError as error:
                     self._note_lost(peer, error)
                 except StoreError as error:
-                    return self._of_a_replica(request, part, reading, peer, error)
+                    return self._of_a_replica(request, part, reading, (peer, error), deadline)
             return self._insist(request, part, reading, deadline)
 
         return finish
 
     def _of_a_replica(
-        self, request: Message, part: int | None, reading: Callable[[Incoming], Read], peer: Peer, error: StoreError
+        self,
+        request: Message,
+        part: int | None,
+        reading: Callable[[Incoming], Read],
+        first: tuple[Peer, StoreError],
+        deadline: float,
     ) -> Read:
         """The answer of another peer where one cannot read its files, which is said once; the error if none has it."""
+        peer, error = first
         self._note_lost(peer, NotNowError(str(error)))
-        for other, about in self._met.present().items():
-            if other is not peer and holds(about, part):
-                with suppress(LostError, StoreError):
-                    found = self._answer(other, other.begin(request), reading)
-                    self._say_unreadable(peer, error)
-                    return found
+        unable = {peer}
+
+        def choose(present: Mapping[Peer, ServerInfo]) -> Peer | None:
+            return self._choose(part, {other: about for other, about in present.items() if other not in unable})
+
+        while any(other not in unable and holds(about, part) for other, about in self._met.known().items()):
+            if (other := self._met.wait_for(choose, deadline)) is None:
+                break
+            try:
+                found = self._answer(other, other.begin(request), reading)
+            except LostError as lost:  # busy, say
+                self._note_lost(other, lost)
+            except StoreError:
+                unable.add(other)
+            else:
+                self._say_unreadable(peer, error)
+                return found
+            if time.monotonic() >= deadline:
+                break
         raise error
 
     def _say_unreadable(self, peer: Peer, error: StoreError) -> None:
@@ -139,7 +157,7 @@ class Peers(Closing):
             except LostError as error:
                 self._note_lost(peer, error)
             except StoreError as error:
-                return self._of_a_replica(request, part, reading, peer, error)
+                return self._of_a_replica(request, part, reading, (peer, error), deadline)
             if time.monotonic() >= deadline:
                 break
         raise self._lost(part)
