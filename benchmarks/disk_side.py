@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ warnings.filterwarnings("ignore")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-SHARE = 2 / 3  # of the limit is for the store, in Hoploom; the rest is for the process and batches on their way
 ASIDE = 700 << 20  # bytes of the limit that GraphBolt's cache leaves for the process, its workers and batches
 UNDER_WAY = 8  # batches that GraphBolt's cache has to hold
 NO_LIMIT = 4 << 30  # bytes that GraphBolt may plan with where there is no limit
@@ -38,6 +38,8 @@ class Request:
     batch_size: int
     num_workers: int
     limit: int | None  # bytes of memory, page cache included
+    memory: int  # bytes of it that Hoploom may hold of the store; the rest is for the process and batches on their way
+    scratch: str  # a folder on the same disk
 
     def mapped(self, name: str, advised: bool) -> torch.Tensor:
         """A file as a tensor: its pages are read when they are touched; one by one, if the kernel is advised so."""
@@ -55,17 +57,43 @@ class Request:
         return {"batch_size": self.batch_size, "num_workers": self.num_workers}
 
 
-def hoploom_loader(request: Request, *, mapped: bool) -> Iterable[Any]:
+def hoploom_loader(request: Request, how: str) -> Iterable[Any]:
     """Ours, with a budget or without."""
     import hoploom
 
-    memory = None if mapped else int(request.limit * SHARE) if request.limit else _half_of(request)
-    store = hoploom.open(request.store, memory=memory)
-    return hoploom.NeighborLoader(store, request.fanouts, request.input_nodes, fields=["x"], **request.sizes)
+    options: dict[str, Any] = {} if how == "mapped" else {"memory": request.memory}
+    if how == "packed":
+        options["scratch"] = request.scratch
+    store = hoploom.open(request.store, **options)
+    loader = hoploom.NeighborLoader(store, request.fanouts, request.input_nodes, fields=["x"], **request.sizes)
+    return loader if how != "reads alone" else replayed(store, loader)
 
 
-def _half_of(request: Request) -> int:
-    return sum(Path(path).stat().st_size for path in request.files.values()) // 2
+def replayed(store: Any, loader: Iterable[Any]) -> Iterable[Any]:
+    """What a loop asks of the disk, asked again by one thread that does nothing else: an item for each batch."""
+    from hoploom.ops import RowRequest
+
+    asked, read = list[list[Any]](), store.reads.rows
+
+    def record(wanted: list[Any]) -> None:
+        asked.append([(*want[:3], want.out.shape, want.out.dtype) for want in wanted])
+        read(wanted)
+
+    store.reads.rows = record
+    num_rows = [rows_of(batch) for batch in loader]
+    begin = time.perf_counter()
+    for request in asked:
+        read([RowRequest(*want, torch.empty(shape, dtype=dtype)) for *want, shape, dtype in request])
+    seconds = time.perf_counter() - begin
+    return [Replayed(seconds / len(num_rows), count) for count in num_rows]
+
+
+class Replayed(list[None]):
+    """A batch of which only the reads were made: as long as it has rows."""
+
+    def __init__(self, seconds: float, num_rows: int) -> None:
+        super().__init__([None] * num_rows)
+        self.seconds = seconds
 
 
 def pyg_loader(request: Request, *, advised: bool) -> Iterable[Any]:
@@ -107,8 +135,7 @@ def graphbolt_loader(request: Request) -> Iterable[Any]:
 
 
 LOADERS: dict[str, Callable[[Request], Iterable[Any]]] = {
-    "budget": lambda request: hoploom_loader(request, mapped=False),
-    "mapped": lambda request: hoploom_loader(request, mapped=True),
+    **{how: partial(hoploom_loader, how=how) for how in ("packed", "window", "mapped", "reads alone")},
     "PyG": lambda request: pyg_loader(request, advised=False),
     "PyG, advised": lambda request: pyg_loader(request, advised=True),
     "GraphBolt": graphbolt_loader,
@@ -138,6 +165,8 @@ def versions(contender: str) -> str:
 
 def rows_of(batch: Any) -> int:
     """How many feature rows a batch has."""
+    if isinstance(batch, Replayed):
+        return len(batch)
     return len(batch.node_features["x"]) if hasattr(batch, "node_features") else len(batch.x)
 
 
@@ -170,9 +199,11 @@ def main(contender: str, request: str | None = None) -> None:
     begin = time.perf_counter()
     loader = LOADERS[contender](Request(**json.loads(request)))
     say(opened=time.perf_counter() - begin, **held_and_read())
-    begin = time.perf_counter()
+    begin, replayed_seconds = time.perf_counter(), 0.0
     for batch in loader:
-        say(seconds=time.perf_counter() - begin, rows=rows_of(batch), **held_and_read())
+        replayed_seconds += getattr(batch, "seconds", 0.0)
+        seconds = replayed_seconds or time.perf_counter() - begin
+        say(seconds=seconds, rows=rows_of(batch), **held_and_read())
 
 
 if __name__ == "__main__":
