@@ -238,6 +238,14 @@ def test_the_reverse_of_a_held_out_link_is_held_out_too() -> None:
     assert ends == set(left[0])
 
 
+def test_a_graph_without_held_out_links_has_the_limits_of_its_store(graph: Path, tmp_path: Path) -> None:
+    store = hoploom.open(graph, memory=8 * hoploom.open(graph).num_nodes + 1000, scratch=tmp_path)
+    (key,) = store.schema.relation_index
+    left = hold_out(store, key, None, LinkShares(5, 0.2, 0.1)).store
+    assert left.reads is store.reads is not None
+    assert (left.budget, left.scratch) == (store.budget, tmp_path)
+
+
 def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
     ends = np.stack([np.arange(300), np.arange(300) + 7])
     (tmp_path / "links").mkdir()

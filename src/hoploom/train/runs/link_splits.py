@@ -110,7 +110,8 @@ def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
         lists = {index: far for index, far in shard.lists.items() if left.schema.relations[index].key not in changed}
         shards.append(replace(shard, part=part, tables=tables, lists=lists))
     sharded = Sharded(left.schema, shards, left.ranges)
-    return replace(left, graph=sharded, features=sharded, shards=tuple(shards), budget=store.budget, reads=store.reads)
+    limited = replace(left, budget=store.budget, reads=store.reads, scratch=store.scratch)
+    return replace(limited, graph=sharded, features=sharded, shards=tuple(shards))
 
 
 def _splits(part: Part, key: RelationName, shares: LinkShares, *, turned: bool = False) -> Tensor:
