@@ -229,7 +229,10 @@ void read_by_threads(const std::vector<Run>& runs, const std::vector<Piece>& pie
   };
   {
     std::vector<std::jthread> threads;
-    for (int slot = 1; slot < depth; ++slot) threads.emplace_back(work, slot);
+    try {
+      for (int slot = 1; slot < depth; ++slot) threads.emplace_back(work, slot);
+    } catch (const std::exception&) {  // a container allows few threads: those that there are read everything
+    }
     work(0);
   }
   if (failure) std::rethrow_exception(failure);
