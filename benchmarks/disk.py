@@ -62,7 +62,6 @@ class Contender:
     name: str
     title: str
     least: float | None = None  # times slower than ours
-
     turns: int = 1  # the time of so many it may take: one that records before it is measured
 
     @property
@@ -82,7 +81,7 @@ TINY: dict[str, Any] = {"packed": 400_000, "window": 400_000}
 OURS = Contender("packed", "")
 OTHERS = (
     Contender("window", "Hoploom, no scratch space"),
-    Contender("reads alone", "the reads of that, alone", turns=3),
+    Contender("reads alone", "Hoploom, no scratch space: reads alone", turns=3),
     Contender("mapped", "Hoploom, mapped"),
     Contender("PyG", "PyG, mapped", 8.0),
     Contender("PyG, advised", "PyG, mapped, MADV_RANDOM", 8.0),
