@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 from hoploom import keys
 from hoploom.errors import ConfigError
 from hoploom.store import Store
-from hoploom.store.base import NOWHERE, Part
+from hoploom.store.base import NOWHERE
 
 
 class Calls:
@@ -19,7 +19,7 @@ class Calls:
 
     def __init__(self, seed: int, store: Store) -> None:
         self._seed, self._numbers = seed, itertools.count()
-        self._can_fork = store.deployment is NOWHERE and all(isinstance(shard, Part) for shard in store.shards)
+        self._can_fork = store.deployment is NOWHERE and not any(shard.is_remote for shard in store.shards)
 
     def key(self) -> int:
         """What the picks of the next call derive from."""

@@ -5,19 +5,21 @@ request per peer, and then each batch is assembled. A row that the group before 
 memory of two groups' rows, and a first batch that waits for its group.
 """
 
+import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.load.assemble import Assembler, Batch, Sent
 from hoploom.load.maker import Drawn, Maker
 from hoploom.load.pipeline import LEAD, Delivery, Producer, Stages, Work
 from hoploom.ops import IdMap
-from hoploom.schema import Owner
+from hoploom.schema import Owner, Schema
 from hoploom.store import Sharded, Wanted
 from hoploom.store.row_cache import Cached, HeldRows
 from hoploom.store.sharded import empty_rows
@@ -53,13 +55,38 @@ class Fetched(NamedTuple):
     assembler: Assembler
 
 
+@contextmanager
+def little_idle(window: int) -> Iterator[None]:
+    """Within: where memory is little, freed batches give theirs back, but for a window's."""
+    if window:
+        ops.pool_keep_at_most(window)
+    try:
+        yield
+    finally:
+        if window:
+            ops.pool_keep_at_most(sys.maxsize)
+
+
+class StepSize(NamedTuple):
+    """What a step has to wait for."""
+
+    num_bytes: int  # of rows
+    id_bytes: int  # of their ids, each once, as narrow as they fit
+
+
+def id_bytes(schema: Schema, owner: Owner) -> int:
+    """What an id of a node or of an edge's position takes, as narrow as it fits."""
+    count = schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges
+    return 4 if count < 1 << 31 else 8
+
+
 class LookAhead(Producer):
     """Makes batches in groups of steps; what is counted in `fetches` is over all loops."""
 
     def __init__(self, maker: Maker, features: Sharded, num_steps: int | None, window: int = 0) -> None:
         self.num_steps = num_steps  # None: as many as a window of so many bytes holds
         self._window = window
-        self._bytes_of_step: int | None = None  # of a budget's window, found out by the first loop
+        self._step_size: StepSize | None = None  # found out by the first loop, where there is a window
         self.fetches = Fetches()
         self._counting = threading.Lock()  # every loop has its own threads
         self._maker, self._features = maker, features
@@ -67,12 +94,13 @@ class LookAhead(Producer):
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         return self._maker.make(indices, first, key)
 
-    def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
+    @contextmanager
+    def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
         """Two groups are under way, the one that is delivered and the one after it; without threads, one."""
         num_groups = 2 if delivery.num_threads else 1
         num_ahead = delivery.num_ahead
         if self._window:
-            fitting = self._window // self.measure(work)
+            fitting = self._window // self.measure(work).num_bytes
             num_ahead = max(1, min(num_ahead, fitting))
             if self.num_steps is None:
                 self.num_steps = max(1, min(MOST_STEPS, fitting // (num_groups + 1)))
@@ -82,32 +110,35 @@ class LookAhead(Producer):
             assembler = self._maker.assembler if fetched is None else fetched.assembler
             return work.send(self._maker.finish(drawn, assembler))
 
-        stages = Stages(
-            finish,
-            window=num_groups * group if group > 1 else num_ahead + LEAD,
-            num_finishing=num_ahead,
-            begin=lambda step: self._maker.draw(*work.place(step)),
-            fetch=self._timed_fetch if group > 1 else None,
-            group=group,
-            naming=work.naming,
-        )
-        return nullcontext(stages)
+        with little_idle(self._window):
+            yield Stages(
+                finish,
+                window=num_groups * group if group > 1 else num_ahead + LEAD,
+                num_finishing=num_ahead,
+                begin=lambda step: self._maker.draw(*work.place(step)),
+                fetch=self._timed_fetch if group > 1 else None,
+                group=group,
+                naming=work.naming,
+            )
 
-    def measure(self, work: Work) -> int:
-        """The bytes of the rows that the first step's batch has to wait for; of the first loop, for all."""
-        if self._bytes_of_step is None:
-            self._bytes_of_step = self._measured(work) if work.order.num_steps else 1
-        return self._bytes_of_step
+    def measure(self, work: Work) -> StepSize:
+        """The most that a step has to wait for, of three steps of the first loop."""
+        if self._step_size is None:
+            first, last = work.order.first_step, work.order.num_steps - 1
+            sizes = [self._measured(work, step) for step in sorted({first, (first + last) // 2, last}) if first <= last]
+            self._step_size = StepSize(*map(max, zip(StepSize(1, 0), *sizes, strict=True)))
+        return self._step_size
 
-    def _measured(self, work: Work) -> int:
-        with work.naming(0):
-            drawn = self._maker.draw(*work.place(0))
+    def _measured(self, work: Work, step: int) -> StepSize:
+        with work.naming(step):
+            drawn = self._maker.draw(*work.place(step))
         schema = self._features.schema
-        num_bytes = 1
+        num_bytes = num_id_bytes = 0
         for owner, needed in self.missing([drawn]).items():
             fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
             num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
-        return num_bytes
+            num_id_bytes += len(needed.ids) * id_bytes(schema, owner)
+        return StepSize(num_bytes, num_id_bytes)
 
     def _timed_fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
         with self._maker.seconds("fetch"):

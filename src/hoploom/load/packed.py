@@ -6,14 +6,15 @@ of every row, a second sampling, and a first batch that waits for its stretch. S
 every step. Nothing is left behind, whatever ends the process: the files have no name.
 """
 
+import errno
 import mmap
 import os
 import shutil
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,8 +28,9 @@ from hoploom import ops
 from hoploom.config.values import as_bytes
 from hoploom.errors import StoreError
 from hoploom.load.assemble import Assembler, Batch, Sent
-from hoploom.load.look_ahead import LookAhead, Needed
+from hoploom.load.look_ahead import LookAhead, Needed, StepSize, id_bytes, little_idle
 from hoploom.load.maker import Maker
+from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Producer, Stages, Work
 from hoploom.ops import DiskError, DiskFile, FileRows, Reads, RowRequest
 from hoploom.schema import Owner
@@ -44,7 +46,10 @@ STRETCHES = 3  # that may lie in scratch space at once: one ends, one is read, o
 SHARE = 0.5  # of what is free in scratch space
 PIECE = 64 << 20  # bytes that are read and then written at once, or a quarter of the window
 BLOCK = 4096  # writes past the page cache begin and end at multiples of it
-EVERY = 64  # of so many ids one tells where the pieces are cut
+EVERY = 64  # of so many ids one tells where the pieces are cut, or of fewer where steps have few
+OF_A_ROW = 48  # bytes that a row takes besides its own while it is read
+SECONDS = 60.0  # that a stretch may take, or so many times a pass over the store, but never more than
+SWEEPS, PATIENCE = 3.0, 0.25  # a share of the loader's deadline
 
 
 class PackedRows(NamedTuple):
@@ -57,6 +62,8 @@ class PackedRows(NamedTuple):
 
     def places(self, ids: Ids) -> Ids:
         """Where these ids stand in the file; -1 for those that do not."""
+        if not len(self.ids):
+            return np.full(len(ids), -1)
         at = np.searchsorted(self.ids, ids.astype(self.ids.dtype, copy=False))
         at[at == len(self.ids)] = 0
         found = self.ids[at] == ids
@@ -115,51 +122,60 @@ class Packing(Producer):
     def __init__(self, maker: Maker, features: Sharded, window: int, scratch: Path) -> None:
         self._maker, self._features, self._window, self._scratch = maker, features, window, scratch
         self.ahead = LookAhead(maker, features, None, window)
-        self.num_steps: int | None = None  # of a stretch, found out by the first loop
+        self.num_steps: int | None = None  # of a stretch, in the last loop
         self.packed: deque[int] = deque()  # rows of each stretch, over all loops
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         return self._maker.make(indices, first, key)
 
-    def stages(self, work: Work, delivery: Delivery) -> AbstractContextManager[Stages[Sent]]:
-        step_bytes = self.ahead.measure(work)
-        if self.num_steps is None:
-            self.num_steps = self._steps_that_fit(work, step_bytes)
-        if self.num_steps < 2 or self.num_steps * step_bytes * STRETCHES <= self._window:
-            return self.ahead.stages(work, delivery)
+    @contextmanager
+    def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
+        size = self.ahead.measure(work)
+        self.num_steps = num_steps = self._steps_that_fit(work.order, size, delivery.deadline)
+        if num_steps < 2 or num_steps * size.num_bytes * STRETCHES <= self._window:
+            with self.ahead.stages(work, delivery) as stages:
+                yield stages
+            return
         left = threading.Event()
 
         def finish(step: int, begun: int, stretch: Stretch) -> Sent:
             drawn = self._maker.draw(*work.place(step))
             return work.send(self._maker.finish(drawn, self._assembler(stretch.get(step, {}))))
 
-        stages = Stages(
-            finish,
-            window=2 * self.num_steps,
-            num_finishing=max(1, min(delivery.num_ahead, self._window // step_bytes)),
-            begin=lambda step: step,
-            fetch=lambda steps, before: self._pack(work, steps, left),
-            group=self.num_steps,
-            naming=work.naming,
-            leave=left.set,
-        )
-        return nullcontext(stages)
+        with little_idle(self._window):
+            yield Stages(
+                finish,
+                window=(2 if delivery.num_threads else 1) * num_steps,
+                num_finishing=max(1, min(delivery.num_ahead, self._window // size.num_bytes)),
+                begin=lambda step: step,
+                fetch=lambda steps, before: self._pack(work, steps, left),
+                group=num_steps,
+                naming=work.naming,
+                leave=left.set,
+                way_out="leave scratch out",
+            )
 
-    def _steps_that_fit(self, work: Work, step_bytes: int) -> int:
-        """Half of the scratch space that is free holds their rows, and half of the window the ids of two stretches."""
-        if not work.order.num_steps:
-            return 0
-        needed = self.ahead.missing([self._maker.draw(*work.place(0))])
-        id_bytes = sum(self._sorted(owner, of_owner).nbytes for owner, of_owner in needed.items())
-        free = int(SHARE * shutil.disk_usage(self._scratch).free)
-        in_scratch, in_memory = free // (STRETCHES * step_bytes), self._window // 4 // max(1, id_bytes)
-        return min(MOST_STEPS, work.order.num_steps, in_scratch, in_memory)
+    def _steps_that_fit(self, order: Order, size: StepSize, deadline: float) -> int:
+        """Half of the scratch space that is free holds their rows, of all ranks; half of the window holds the ids of
+        two stretches; and nobody waits for long."""
+        store = self._maker.assembler.store
+        assert store.reads is not None
+        assert store.budget is not None
+        try:
+            free = int(SHARE * shutil.disk_usage(self._scratch).free) // order.world_size
+        except OSError as error:
+            raise StoreError(f"scratch space {self._scratch} cannot be used: {error.strerror}") from error
+        in_scratch = free // (STRETCHES * size.num_bytes)
+        in_memory = self._window // 4 // max(1, size.id_bytes)
+        at_once = store.reads.bytes_per_second
+        sweep = store.budget.far_bytes / at_once
+        seconds = min(PATIENCE * deadline, max(SECONDS, SWEEPS * sweep))
+        in_time = int((seconds - sweep) * at_once / (2 * size.num_bytes))
+        return max(0, min(MOST_STEPS, order.num_steps - order.first_step, in_scratch, in_memory, in_time))
 
     def _sorted(self, owner: Owner, needed: Needed) -> Ids:
-        schema = self._features.schema
-        count = schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges
         ids = needed.ids.ids.numpy()
-        return np.sort(ids.astype(np.int32) if count <= np.iinfo(np.int32).max else ids)
+        return np.sort(ids.astype(np.int32) if id_bytes(self._features.schema, owner) == 4 else ids)
 
     def _assembler(self, tables: Mapping[Key, PackedRows]) -> Assembler:
         features, assembler = self._features, self._maker.assembler
@@ -179,13 +195,14 @@ class Packing(Producer):
         for step in steps:
             if left.is_set():
                 return {}
-            with suppress(Exception):  # a step that cannot be sampled says so when it is made
-                drawn = self._maker.draw(*work.place(step))
-                needed = self.ahead.missing([drawn])
-                ids[step] = {owner: self._sorted(owner, of_owner) for owner, of_owner in needed.items()}
-                for owner, of_owner in needed.items():
-                    fields.setdefault(owner, set()).update(of_owner.fields)
-        with self._maker.seconds("pack"):
+            try:
+                needed = self.ahead.missing([self._maker.draw(*work.place(step))])
+            except Exception:  # the step says so itself when it is made, and those after it are not delivered
+                break
+            ids[step] = {owner: self._sorted(owner, of_owner) for owner, of_owner in needed.items()}
+            for owner, of_owner in needed.items():
+                fields.setdefault(owner, set()).update(of_owner.fields)
+        with self._maker.seconds("fetch"):
             return self._copy(ids, fields, left)
 
     def _copy(
@@ -237,8 +254,10 @@ class TablePlan(NamedTuple):
             if key[1] in by_owner:
                 begin, end = np.searchsorted(by_owner[key[1]], bounds)
                 own[step] = by_owner[key[1]][begin:end]
-        some = np.sort(np.concatenate([one[::EVERY] for one in own.values()] or [np.empty(0, dtype=np.int64)]))
-        cuts = np.unique(some[:: max(1, piece // far.row_bytes // EVERY)][1:])
+        num_rows = max(1, piece // (far.row_bytes + OF_A_ROW))
+        every = min(EVERY, max(1, num_rows // max(1, len(own))))
+        some = np.sort(np.concatenate([one[::every] for one in own.values()] or [np.empty(0, dtype=np.int64)]))
+        cuts = np.unique(some[:: max(1, num_rows // every)][1:])
         begins = np.zeros((len(cuts) + 2, len(own)), dtype=np.int64)
         for place, of_step in enumerate(own.values()):
             begins[1:-1, place] = np.searchsorted(of_step, cuts)
@@ -258,18 +277,17 @@ class ScratchFile:
     def __init__(self, folder: Path, num_bytes: int) -> None:
         self.num_bytes = -(-num_bytes // BLOCK) * BLOCK
         self.end = 0  # of what is written
-        descriptor, path = -1, ""
+        descriptor = -1
         try:
-            descriptor, path = tempfile.mkstemp(prefix="hoploom-", dir=folder)
+            descriptor = _open_without_name(folder)
             os.posix_fallocate(descriptor, 0, self.num_bytes)
+            path = f"/proc/self/fd/{descriptor}"
             self.opened = DiskFile(path)
             self._descriptor = os.open(path, os.O_WRONLY | (os.O_DIRECT if self.opened.is_direct else 0))
         except OSError as error:
             way_out = f"it needs {as_bytes(self.num_bytes)} at a time; give scratch another folder, or leave it out"
             raise StoreError(f"scratch space {folder} cannot be used: {error.strerror}; {way_out}") from error
         finally:
-            if path:
-                os.unlink(path)
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -289,6 +307,17 @@ class ScratchFile:
             raise StoreError(f"scratch space cannot be written: {error.strerror}; check its disk") from error
 
 
+def _open_without_name(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    descriptor, path = tempfile.mkstemp(prefix="hoploom-", dir=folder)  # a file system that knows only names
+    os.unlink(path)
+    return descriptor
+
+
 def _copy_piece(plan: TablePlan, piece: int, shard: OnDisk, file: ScratchFile) -> Ids:
     """Write the rows of one piece, step after step: by step, their place in the file less that in the step's ids."""
     row_bytes = plan.far.row_bytes
@@ -299,17 +328,17 @@ def _copy_piece(plan: TablePlan, piece: int, shard: OnDisk, file: ScratchFile) -
     num_bytes = -(-(lead + int(places[-1] - first_row) * row_bytes) // BLOCK) * BLOCK
     if places[-1] == first_row:
         return np.zeros(len(plan.steps), dtype=np.int64)
-    with mmap.mmap(-1, num_bytes) as blocks:
-        table = torch.frombuffer(blocks, dtype=torch.uint8, offset=lead)
-        requests = []
-        for place, of_step in enumerate(plan.ids):
-            own = of_step[begins[place] : ends[place]]
-            if len(own):
-                at = int(places[place] - first_row) * row_bytes
-                out = table[at : at + len(own) * row_bytes].view(len(own), row_bytes)
-                wide = torch.from_numpy(own.astype(np.int64, copy=False))
-                requests.append(RowRequest(plan.far.rows, wide, torch.arange(len(own)), out))
-        shard.read_rows(requests)
-        del table, out, requests
+    blocks = mmap.mmap(-1, num_bytes)  # begins at a block, as writes past the page cache must
+    table = torch.frombuffer(blocks, dtype=torch.uint8, offset=lead)
+    requests = []
+    for place, of_step in enumerate(plan.ids):
+        own = of_step[begins[place] : ends[place]]
+        if len(own):
+            at = int(places[place] - first_row) * row_bytes
+            out = table[at : at + len(own) * row_bytes].view(len(own), row_bytes)
+            wide = torch.from_numpy(own.astype(np.int64, copy=False))
+            requests.append(RowRequest(plan.far.rows, wide, torch.arange(len(own)), out))
+    shard.read_rows(requests)
+    with shard.reads.writing():
         file.append(memoryview(blocks))
     return np.asarray(places[:-1] - begins)

@@ -56,6 +56,7 @@ class Reads:
     """How a disk is read, and what was read so far, over all threads."""
 
     gap: int = 0  # bytes between two rows that cost less to read than another request
+    bytes_per_second: float = 1e9  # in long reads
     by_threads: bool = False  # even where io_uring is allowed
     requests: int = 0
     bytes: int = 0
@@ -108,6 +109,15 @@ class Reads:
                 "seconds": self.seconds,
                 "busy_seconds": self._busy_seconds + under_way,
             }
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Within: what was read is written to a disk, which is busy with that too."""
+        begin = time.perf_counter()
+        with self._under_way():
+            yield
+        with self._lock:
+            self.seconds += time.perf_counter() - begin
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:

@@ -205,10 +205,11 @@ class OnDisk:
     def _row(self, path: str, byte: int) -> str:
         for (owner, name), table in self.tables.items():
             if table.rows.file.path == path:
-                return f"row {(byte - table.rows.offset) // table.row_bytes} of {name!r} of {owner!r} ({path})"
+                row = table.rows.first + max(0, byte - table.rows.offset) // table.row_bytes
+                return f"row {row} of {name!r} of {owner!r} ({path})"
         for index, lists in self.lists.items():
             for name, (rows, dtype) in lists.columns.items():
                 if rows.file.path == path:
-                    edge = (byte - rows.offset) // dtype.itemsize
+                    edge = rows.first + max(0, byte - rows.offset) // dtype.itemsize
                     return f"edge {edge} of {name!r} of {self.part.schema.relations[index].key} ({path})"
         return f"byte {byte} of {path}"

@@ -284,7 +284,7 @@ def open_store(
     >>> store = hoploom.open("papers.store", parts=[2])
     >>> store = hoploom.open("papers.store", parts=[2], topology="all")
     >>> store = hoploom.open("papers.store", memory="6GB")
-    >>> store = hoploom.open("papers.store", memory="6GB", scratch="/tmp")
+    >>> store = hoploom.open("papers.store", memory="6GB", scratch="/mnt/nvme")
     """
     folder = Path(path)
     manifest = layout.read_manifest(folder)
@@ -349,8 +349,8 @@ def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
         columns = [column for part in store.topology for lists in part.lists for column in lists.columns]
         warm_up(columns + [table.rows for part in store.parts for table in part.tables.values()])
         return replace(store, budget=budget)
-    ops.pool_keep_at_most(budget.window)
-    reads = Reads(gap=disk_figures(largest_file(store.path, manifest)).gap)
+    figures = disk_figures(largest_file(store.path, manifest))
+    reads = Reads(figures.gap, figures.bytes_per_second)
 
     def far_of(number: int, part: Part) -> OnDisk:
         assert store.path is not None

@@ -1,19 +1,24 @@
 """The rows of coming batches are packed in scratch space, and nothing of them is left there."""
 
 import os
+import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.batches import assert_same_batches
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
-from hoploom.load.packed import BLOCK, STRETCHES, Packing
+from hoploom.load.packed import BLOCK, STRETCHES, Packing, TablePlan
+from hoploom.ops import DiskFile, FileRows
+from hoploom.store.on_disk import FarRows
 
 NUM_NODES, WIDTH, BATCH = 20_000, 128, 100
 MEMORY = "8MB"
@@ -96,15 +101,31 @@ def test_scratch_space_that_is_too_small_is_not_used(path: Path, small_disk: Pat
 def test_scratch_space_that_others_fill_is_an_error_with_the_way_out(
     path: Path, small_disk: Path, num_workers: int
 ) -> None:
-    loader = _loader(hoploom.open(path, memory=MEMORY, scratch=small_disk), num_workers=num_workers)
-    assert_same_batches(_loader(hoploom.open(path)), loader)
-    assert sum(_packing(loader).packed) > 0
-    (small_disk / "other").write_bytes(bytes((12 << 20) - 4 * BLOCK))
+    loader = _loader(hoploom.open(path, memory="1MB", scratch=small_disk), num_workers=num_workers)
+    batches = iter(loader)
+    next(batches)
+    (small_disk / "other").write_bytes(bytes(shutil.disk_usage(small_disk).free - BLOCK))
     with pytest.raises(StoreError, match=f"scratch space {small_disk} cannot be used: No space left.*another folder"):
-        list(loader)
-    (small_disk / "other").unlink()
+        list(batches)
+    num_packed = len(_packing(loader).packed)
     loader.set_epoch(0)
-    assert_same_batches(_loader(hoploom.open(path)), loader)
+    assert_same_batches(_loader(hoploom.open(path)), loader)  # the window in memory does it
+    assert len(_packing(loader).packed) == num_packed
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_file_that_shrinks_while_it_is_packed_is_one_error_that_names_it(
+    path: Path, tmp_path: Path, num_workers: int
+) -> None:
+    copy = shutil.copytree(path, tmp_path / "graph.store")
+    loader = _loader(hoploom.open(copy, memory="1MB", scratch=tmp_path), num_workers=num_workers)
+    batches = iter(loader)
+    next(batches)
+    assert (_packing(loader).num_steps or 0) < len(loader) // 4  # more stretches are to come
+    file = next(copy.rglob("x.npy"))
+    os.truncate(file, file.stat().st_size * 19 // 20)
+    with pytest.raises(StoreError, match=r"of epoch 0.*row \d+ of 'x' of 'node' .*x\.npy\) cannot be read"):
+        list(batches)
 
 
 def test_a_window_that_holds_as_many_steps_needs_no_scratch_space(path: Path, tmp_path: Path) -> None:
@@ -116,6 +137,42 @@ def test_a_window_that_holds_as_many_steps_needs_no_scratch_space(path: Path, tm
     list(few)
     assert _packing(few).num_steps == 3 <= STRETCHES
     assert not _packing(few).packed
+
+
+def test_an_epoch_that_ends_soon_leaves_the_next_one_its_stretches(path: Path, tmp_path: Path) -> None:
+    loader = _loader(hoploom.open(path, memory="1MB", scratch=tmp_path), num_workers=0)
+    batches = iter(loader)
+    for _ in range(len(loader) - 1):
+        next(batches)
+    state = loader.state_dict()
+    resumed = _loader(hoploom.open(path, memory="1MB", scratch=tmp_path))
+    resumed.load_state_dict(state)
+    assert len(list(resumed)) == 1
+    assert not _packing(resumed).packed
+    list(resumed)
+    assert len(_packing(resumed).packed) > 2
+
+
+def test_no_piece_takes_much_more_than_it_may() -> None:
+    """However few rows a step has: these are 1,024 steps of 60."""
+    draw = np.random.default_rng(0)
+    ids = {step: {"node": np.sort(draw.choice(1_000_000, 60, replace=False))} for step in range(1024)}
+    with tempfile.NamedTemporaryFile() as file:
+        far = FarRows(FileRows(DiskFile(file.name), 0, 1_000_000), 0, 4096)
+    plan = TablePlan.of((0, "node", "x"), far, ids, 4 << 20)
+    rows = np.diff(plan.begins.sum(axis=1))
+    assert rows.sum() == 1024 * 60
+    assert rows.max() * 4096 < 8 << 20
+    assert np.median(rows) * 4096 > 1 << 20
+
+
+def test_a_folder_that_is_gone_is_an_error(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    loader = _loader(hoploom.open(path, memory=MEMORY, scratch=folder))
+    folder.rmdir()
+    with pytest.raises(StoreError, match=r"scratch space .* cannot be used: No such file"):
+        list(loader)
 
 
 @pytest.mark.parametrize(

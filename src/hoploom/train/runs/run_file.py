@@ -364,10 +364,10 @@ class RunFile:
     )
     scratch: Path | None = key(
         None,
-        "with memory: a folder on a disk with room, where the rows of coming batches are packed",
+        "with memory: a folder on disk where the rows of the next batches are stored together, to be read faster",
         rules.PATH,
         only=WITH_STORE,
-        example="/tmp",
+        example="/mnt/nvme",
     )
     seed: int = key(0, "the number that all randomness derives from", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)
