@@ -1,4 +1,4 @@
-"""The bar chart of the README, drawn from what was measured. Its colours follow the page: light or dark."""
+"""Bar charts of the README and docs/disk.md, drawn from what was measured. Colours follow the page: light or dark."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +41,13 @@ class Group:
         return TITLES + len(self.bars) * (BAR + GAP)
 
 
-def drawn(libraries: Report, training: Report) -> dict[Path, str]:
-    """The chart's file and text."""
+LONGEST = 20.0  # times ours: a bar of more would leave no room for the others
+OF_SPEED = "2.1 M nodes, 124 M edges, 100 floats a node; 2 CPU cores; each pair in turns in one run"
+OF_DISK = "10 M nodes, 120 M edges, 128 floats a node; 1.5 GB of memory; a disk of 17,600 requests and 530 MB a second"
+
+
+def drawn(libraries: Report, training: Report, disk: Report) -> dict[Path, str]:
+    """The charts' files and texts."""
     loading = Group(
         "Time to load a batch: Hoploom = 1, shorter is better",
         "1,024 seeds, fanouts 15, 10, 5, feature rows included; 2 workers",
@@ -53,10 +58,25 @@ def drawn(libraries: Report, training: Report) -> dict[Path, str]:
         "GraphSAGE, 3 layers of 256; Hoploom with its own hoploom.nn, PyG with torch-sparse",
         [(NAMES[row.baseline], row) for row in training.rows if row.baseline in NAMES],
     )
-    return {ROOT / "docs" / "images" / "speed.svg": _svg([group for group in (loading, step) if group.bars])}
+    questions = dict.fromkeys(row.question for row in disk.rows)
+    from_disk = [Group(*_titles(question), _compared(disk, question)) for question in questions]
+    images = ROOT / "docs" / "images"
+    return {
+        images / "speed.svg": _svg([group for group in (loading, step) if group.bars], OF_SPEED),
+        images / "disk.svg": _svg([group for group in from_disk if group.bars], OF_DISK),
+    }
 
 
-def _svg(groups: Sequence[Group]) -> str:
+def _titles(question: str) -> tuple[str, str]:
+    _, seeds, fanouts = question.split(", ")
+    return "Time for a batch from disk: Hoploom with scratch space = 1", f"{seeds}, fanouts {fanouts}"
+
+
+def _compared(disk: Report, question: str) -> list[tuple[str, Row]]:
+    return [(r.baseline, r) for r in disk.rows if r.question == question and 0 < (r.ratio or 0) < LONGEST]
+
+
+def _svg(groups: Sequence[Group], below: str) -> str:
     """Group below group, all bars to the same scale: a library's time over ours, and ours on top of it."""
     bars = [bar for group in groups for bar in group.bars]
     height = sum(group.height for group in groups) + 30
@@ -73,7 +93,6 @@ def _svg(groups: Sequence[Group]) -> str:
         for number, bar in enumerate(group.bars):
             lines += _bar(top + 54 + number * (BAR + GAP), *bar, scale)
         top += group.height
-    below = "2.1 M nodes, 124 M edges, 100 floats a node; 2 CPU cores; each pair in turns in one run"
     return "\n".join([*lines, _text(0, height - 8, below, "small"), "</svg>", ""])
 
 

@@ -81,7 +81,7 @@ TINY: dict[str, Any] = {"packed": 400_000, "window": 400_000}
 OURS = Contender("packed", "")
 OTHERS = (
     Contender("window", "Hoploom, no scratch space"),
-    Contender("reads alone", "Hoploom, no scratch space: reads alone", turns=3),
+    Contender("reads alone", "Hoploom's disk reads alone", turns=3),
     Contender("mapped", "Hoploom, mapped"),
     Contender("PyG", "PyG, mapped", 8.0),
     Contender("PyG, advised", "PyG, mapped, MADV_RANDOM", 8.0),

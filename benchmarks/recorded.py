@@ -65,7 +65,10 @@ def pages() -> dict[Path, str]:
     """The files that are made from what was measured."""
     found = sections()
     results = "\n".join([INTRO, *(section.to_markdown() for section in found.values())])
-    return {report.RESULTS: results.rstrip() + "\n", **chart.drawn(found["libraries"].found, found["training"].found)}
+    return {
+        report.RESULTS: results.rstrip() + "\n",
+        **chart.drawn(*(found[group].found for group in ("libraries", "training", "disk"))),
+    }
 
 
 def publish() -> None:
