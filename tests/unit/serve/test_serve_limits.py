@@ -111,7 +111,8 @@ def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Stor
 
 @pytest.mark.parametrize("count", [0, 1, 332, 333, 334, 999])
 def test_all_rows_are_all_rows(count: int) -> None:
-    features = SimpleNamespace(gather=lambda wanted: [wanted[0].ids])
+    schema = hoploom.from_pyg(random_graph(10, 20, seed=1)).schema
+    features = SimpleNamespace(schema=schema, gather=lambda wanted: [wanted[0].ids])
     rows = list(rows_of(features, "node", EDGE_ID, count, 333))  # type: ignore[arg-type]
     assert torch.cat(rows).tolist() == list(range(count))
     assert len(rows) == max(1, -(-count // 333))
