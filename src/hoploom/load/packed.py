@@ -48,8 +48,8 @@ PIECE = 64 << 20  # bytes that are read and then written at once, or a quarter o
 BLOCK = 4096  # writes past the page cache begin and end at multiples of it
 EVERY = 64  # of so many ids one tells where the pieces are cut, or of fewer where steps have few
 OF_A_ROW = 48  # bytes that a row takes besides its own while it is read
-SECONDS = 60.0  # that a stretch may take, or so many times a pass over the store, but never more than
-SWEEPS, PATIENCE = 3.0, 0.25  # a share of the loader's deadline
+SECONDS, SWEEPS = 60.0, 3.0  # a stretch takes at most so long, or as long as so many passes over the store,
+PATIENCE = 0.25  # and never more than this share of the loader's deadline
 
 
 class PackedRows(NamedTuple):
