@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,20 +29,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed") / "graph.store"
     hoploom.generate(folder, num_nodes=NUM_NODES, avg_degree=10, num_features=WIDTH, num_classes=4)
     return folder
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 12 MB."""
-    mounted = tmp_path / "small"
-    mounted.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", mounted], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip("mounting a tmpfs is not permitted here")
-    yield mounted
-    subprocess.run(["umount", "--lazy", mounted], check=True)
 
 
 def _loader(store: Store, **options: Any) -> NeighborLoader:
@@ -90,23 +75,25 @@ def test_nothing_is_left_in_scratch_space_at_any_time(path: Path, tmp_path: Path
     assert len(set(os.listdir("/proc/self/fd")) - files) == 0
 
 
-def test_scratch_space_that_is_too_small_is_not_used(path: Path, small_disk: Path) -> None:
+def test_scratch_space_that_is_too_small_is_not_used(path: Path, small_disk: Callable[[str], Path]) -> None:
     """The window in memory holds steps too."""
-    (small_disk / "other").write_bytes(bytes(11 << 20))
-    loader = _loader(hoploom.open(path, memory=MEMORY, scratch=small_disk))
+    disk = small_disk("size=12m")
+    (disk / "other").write_bytes(bytes(11 << 20))
+    loader = _loader(hoploom.open(path, memory=MEMORY, scratch=disk))
     assert_same_batches(_loader(hoploom.open(path)), loader)
     assert not _packing(loader).packed
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_scratch_space_that_others_fill_is_an_error_with_the_way_out(
-    path: Path, small_disk: Path, num_workers: int
+    path: Path, small_disk: Callable[[str], Path], num_workers: int
 ) -> None:
-    loader = _loader(hoploom.open(path, memory="1MB", scratch=small_disk), num_workers=num_workers)
+    disk = small_disk("size=12m")
+    loader = _loader(hoploom.open(path, memory="1MB", scratch=disk), num_workers=num_workers)
     batches = iter(loader)
     next(batches)
-    with pytest.raises(StoreError, match=f"scratch space {small_disk} cannot be used: No space left.*another folder"):
-        _use_up(batches, small_disk / "other")
+    with pytest.raises(StoreError, match=f"scratch space {disk} cannot be used: No space left.*another folder"):
+        _use_up(batches, disk / "other")
     num_packed = len(_packing(loader).packed)
     loader.set_epoch(0)
     assert_same_batches(_loader(hoploom.open(path)), loader)  # the window in memory does it
