@@ -27,6 +27,7 @@ from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankPlace
 from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store
+from hoploom.store.budget import little_idle
 from hoploom.store.format import sync_folder
 from hoploom.train.evaluation import evaluating
 from hoploom.train.journal import bar
@@ -112,6 +113,7 @@ def infer(
     embeds_only = set(inference.written) == {"embedding"}
     with ExitStack() as stack:
         stack.enter_context(evaluating(module))
+        stack.enter_context(little_idle(0 if store.budget is None else store.budget.window))
         plan = plan_of(layered, store.schema, inference.node_types, embeds_only=embeds_only)
         _check(plan, store.schema, inference)
         context.sync_buffers(module)

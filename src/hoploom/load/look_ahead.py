@@ -5,7 +5,6 @@ request per peer, and then each batch is assembled. A row that the group before 
 memory of two groups' rows, and a first batch that waits for its group.
 """
 
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hoploom import ops
 from hoploom.load.assemble import Assembler, Batch, Sent
 from hoploom.load.maker import Drawn, Maker
 from hoploom.load.pipeline import LEAD, Delivery, Producer, Stages, Work
 from hoploom.ops import IdMap
 from hoploom.schema import Owner, Schema
 from hoploom.store import Sharded, Wanted
+from hoploom.store.budget import little_idle
 from hoploom.store.row_cache import Cached, HeldRows
 from hoploom.store.sharded import empty_rows
 
@@ -53,18 +52,6 @@ class Fetched(NamedTuple):
 
     rows: Rows
     assembler: Assembler
-
-
-@contextmanager
-def little_idle(window: int) -> Iterator[None]:
-    """Within: where memory is little, freed batches give theirs back, but for a window's."""
-    if window:
-        ops.pool_keep_at_most(window)
-    try:
-        yield
-    finally:
-        if window:
-            ops.pool_keep_at_most(sys.maxsize)
 
 
 class StepSize(NamedTuple):

@@ -28,13 +28,14 @@ from hoploom import ops
 from hoploom.config.values import as_bytes
 from hoploom.errors import StoreError
 from hoploom.load.assemble import Assembler, Batch, Sent
-from hoploom.load.look_ahead import LookAhead, Needed, StepSize, id_bytes, little_idle
+from hoploom.load.look_ahead import LookAhead, Needed, StepSize, id_bytes
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Producer, Stages, Work
 from hoploom.ops import DiskError, DiskFile, FileRows, Reads, RowRequest
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
+from hoploom.store.budget import little_idle
 from hoploom.store.on_disk import FarRows, OnDisk
 from hoploom.store.row_cache import Finish, Wrapped
 

@@ -6,8 +6,10 @@ every part, which are the ones used most in a store that `partition` wrote. A sh
 
 import errno
 import os
+import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +63,18 @@ def read_memory(memory: int | str) -> int:
     if isinstance(memory, str):
         return parse_bytes("memory", memory)
     return as_int("memory", memory, 1, "give bytes such as '6GB'")
+
+
+@contextmanager
+def little_idle(window: int) -> Iterator[None]:
+    """Within: where memory is little, what is freed is given back, but for a window's."""
+    if window:
+        ops.pool_keep_at_most(window)
+    try:
+        yield
+    finally:
+        if window:
+            ops.pool_keep_at_most(sys.maxsize)
 
 
 def read_scratch(folder: str | Path) -> Path:
