@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
+from hoploom import ops
 from hoploom.batch import Block, Sampled
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges, Reduce
@@ -89,7 +90,8 @@ class Assembler:
     def _gather(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
         """The rows of the batch in one request."""
         wanted = self._wanted(sampled)
-        rows = self.store.features.gather(list(wanted.values()), pinned=self.pinned)
+        empty = ops.empty_pinned if self.pinned else ops.empty
+        rows = self.store.features.gather(list(wanted.values()), empty=empty)
         return dict(zip(wanted, rows, strict=True))
 
     def _wanted(self, sampled: Sampled) -> dict[tuple[Owner, str], Wanted]:

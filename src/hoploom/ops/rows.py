@@ -7,14 +7,15 @@ what follows its last value is no entry.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hoploom import _core
 
+Empty: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]  # memory for a tensor: empty is one
 MappedFile = _core.MappedFile  # a file's pages, kept without a descriptor
 any_damaged = _core.any_damaged  # whether any file that is mapped can no longer be read
 pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
@@ -51,6 +52,11 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool = False) -
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     size = math.prod(shape) * dtype.itemsize
     return tensor_of(_core.Buffer(size), dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+
+
+def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The same in pinned memory, which a GPU copies from while both go on."""
+    return empty(shape, dtype, pinned=True)
 
 
 def runs_in_core(tensor: Tensor) -> bool:

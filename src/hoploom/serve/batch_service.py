@@ -21,7 +21,7 @@ from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.schema import RelationName
 from hoploom.serve.batch_codec import packed
 from hoploom.serve.batch_request import BatchRequest, Description, read_batch_request
-from hoploom.serve.memory_budget import BusyError, MemoryBudget, MeteredStore
+from hoploom.serve.memory_budget import ALONE, BusyError, Call, MemoryBudget, MeteredStore
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 
@@ -39,7 +39,7 @@ class BatchService:
         self._store = replace(store, graph=self._metered, features=self._metered)
         self._idle, self._node_times = deque[Workspace](), NodeTimes(store)
 
-    def answer(self, request: Message) -> Message:
+    def answer(self, request: Message, call: Call = ALONE) -> Message:
         """A batch, or that weights are needed; ConfigError for what cannot be made, BusyError for not now."""
         tensors = [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
         wanted = read_batch_request(request.header, tensors, self._store.schema)
@@ -50,12 +50,12 @@ class BatchService:
         if not self._threads.acquire(timeout=self._wait):
             raise BusyError(f"all threads are making batches; none was free within {self._wait:g} seconds")
         try:
-            return self._make(wanted, sums)
+            return self._make(wanted, sums, call)
         finally:
             self._threads.release()
 
-    def _make(self, wanted: BatchRequest, sums: Mapping[str, WeightSums]) -> Message:
-        with self._metered.batch() as reservation:
+    def _make(self, wanted: BatchRequest, sums: Mapping[str, WeightSums], call: Call) -> Message:
+        with self._metered.batch(call) as reservation:
             count = next(iter(wanted.seeds.values())).numel()
             batch = self._maker(wanted, sums).make(torch.arange(count), wanted.first, wanted.key)
             message = packed(batch)

@@ -16,10 +16,10 @@ from typing import TypeVar
 from torch import Tensor
 
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
-from hoploom.serve.client import LostError, Peer, read_message
+from hoploom.serve.client import Peer, read_message
+from hoploom.serve.dial import LostError
 from hoploom.serve.requests import read_integer, read_text
 from hoploom.serve.wire import PROTOCOL, Message
-from hoploom.serve.wrong_port import wrong_port
 from hoploom.store.disk import check_manifest
 from hoploom.store.format import Manifest, from_json
 
@@ -132,13 +132,9 @@ class Discovery:
                 self._add(peer, read_info(answer, peer.address))
                 return
             except HoploomError as error:
-                met = peer in self.known()
-                told = (
-                    error if met or isinstance(error, ConfigError | StoreError) else wrong_port(peer.address) or error
-                )
-                peer.last_loss = str(told)
+                peer.last_loss = str(error)
                 with self._changed:
-                    self._error = self._error if isinstance(told, LostError) else told
+                    self._error = self._error if isinstance(error, LostError) else error
                     self._changed.notify_all()
             self._closed.wait(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)

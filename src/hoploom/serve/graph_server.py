@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hoploom.closing import Closing
 from hoploom.errors import HoploomError
-from hoploom.serve.memory_budget import BusyError
+from hoploom.serve.memory_budget import BusyError, Call
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.service import Service
@@ -59,7 +59,7 @@ class GraphServer(Closing):
         self._batches: BatchService | None = None
         self._lock = threading.Lock()
         makes = len(self.parts) == len(self.store.ranges) or options.peers
-        more: dict[str, Callable[[Message], Message]] = {"batch": self._batch} if makes else {}
+        more: dict[str, Callable[[Message, Call], Message]] = {"batch": self._batch} if makes else {}
         held = dict(zip(self.parts, self.store.parts, strict=True))
         self.service = Service(self.store, held, options.memory // PICKS, more)
 
@@ -74,8 +74,8 @@ class GraphServer(Closing):
 
         threading.Thread(target=get_ready, name="hoploom-warm-up", daemon=True).start()
 
-    def _batch(self, request: Message) -> Message:
-        answer = self._ready(WAIT).answer(request)
+    def _batch(self, request: Message, call: Call) -> Message:
+        answer = self._ready(WAIT).answer(request, call)
         if "error" not in answer.header:
             self.metrics.batches.inc()
         return answer

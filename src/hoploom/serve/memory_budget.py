@@ -11,8 +11,9 @@ from typing import Self
 
 import torch
 
+from hoploom import ops
 from hoploom.errors import ConfigError, PeerError
-from hoploom.ops import Frontier, Picks
+from hoploom.ops import Empty, Frontier, Picks
 from hoploom.schema import Field, Owner, Schema
 from hoploom.store import Draw, Store
 from hoploom.store.base import Triple
@@ -26,6 +27,29 @@ class BusyError(PeerError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; ask again, or another server")
+
+
+class Call:
+    """A request that is being answered: memory that the answer may be made in, and whether anybody still waits."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def check(self) -> None:
+        """Raise where nobody waits any more, so that the work ends."""
+        if self.is_cancelled:
+            raise CancelledError("the client has left")
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a tensor of the answer."""
+        return ops.empty(shape, dtype)
+
+
+ALONE = Call()  # that nobody cancels
+
+
+class CancelledError(PeerError):
+    """The client has left while its answer was made."""
 
 
 class MemoryBudget:
@@ -62,8 +86,8 @@ class Reservation:
     """What one batch, or the picks of one hop, has taken until it is sent. An error that leaves the block gives it
     back."""
 
-    def __init__(self, budget: MemoryBudget) -> None:
-        self._budget, self.taken = budget, 0
+    def __init__(self, budget: MemoryBudget, call: Call = ALONE) -> None:
+        self._budget, self.taken, self.call = budget, 0, call
 
     @property
     def left(self) -> int:
@@ -79,7 +103,8 @@ class Reservation:
             )
 
     def take(self, amount: int) -> None:
-        """Take more, once that is free."""
+        """Take more, once that is free, for a client that still waits."""
+        self.call.check()
         self.check(amount)
         self._budget.take(amount)
         self.taken += amount
@@ -122,15 +147,16 @@ class MeteredStore:
         self._row_bytes = {(o, name): f.row_bytes for o, fields in holders.items() for name, f in fields.items()}
 
     @contextmanager
-    def batch(self) -> Iterator[Reservation]:
+    def batch(self, call: Call = ALONE) -> Iterator[Reservation]:
         """The reservation of the batch that this thread makes."""
-        with Reservation(self._budget) as reservation:
+        with Reservation(self._budget, call) as reservation:
             self._of_thread.reservation = reservation
             yield reservation
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
         """One hop; in pieces where it is not known beforehand that the picks fit."""
         reservation: Reservation = self._of_thread.reservation
+        reservation.call.check()
         if self._fit(frontiers, draw, reservation):
             picks = self._graph.sample(frontiers, draw)
             reservation.take(_num_picks(picks) * PICK_BYTES)
@@ -158,11 +184,12 @@ class MeteredStore:
                 total += frontier.nodes.numel() * (fanout if fanout >= 0 else 1 << 40)
         return total
 
-    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[torch.Tensor]:
-        """Rows, once there is memory for them."""
+    def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[torch.Tensor]:
+        """Rows, once there is memory for them; where the client reads them, if that can be."""
         size = sum(ids.numel() * self._row_bytes[owner, name] for owner, name, ids in wanted)
-        self._of_thread.reservation.take(size)
-        return self._features.gather(wanted, pinned=pinned)
+        reservation: Reservation = self._of_thread.reservation
+        reservation.take(size)
+        return self._features.gather(wanted, empty=reservation.call.empty)
 
 
 def _num_picks(picks: Sequence[Picks | None]) -> int:

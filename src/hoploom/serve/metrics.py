@@ -25,8 +25,8 @@ from prometheus_client.registry import Collector
 from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError
-from hoploom.serve.security import ServerSecurity, check_listen, load_pair
-from hoploom.serve.token_auth import HEADER, carries, expected_header
+from hoploom.serve.security import ServerSecurity, check_listen, is_same, load_pair
+from hoploom.serve.tls import Renewed
 
 KINDS = ("info", "sample", "gather", "split", "batch")
 OTHER = "other"  # what a client may call a request is unbounded, what is counted is not
@@ -226,7 +226,7 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(
         self, address: tuple[str, int], metrics: Metrics, security: ServerSecurity, connections: int, seconds: float
     ) -> None:
-        self._tls, self._connections, self._seconds = _tls(security), connections, seconds
+        self._renewed, self._connections, self._seconds = Renewed(security, _tls), connections, seconds
         self.deadlines: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -239,10 +239,11 @@ class _Server(http.server.ThreadingHTTPServer):
     def get_request(self) -> tuple[Any, Any]:
         """The handshake waits for the handler's thread: here a silent client would hold up all others."""
         connection, address = super().get_request()
-        if self._tls is None:
+        _, context = self._renewed.now()
+        if context is None:
             return connection, address
         try:
-            return self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
+            return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
         except ValueError as error:
             raise OSError(f"no TLS with {address}") from error
 
@@ -336,8 +337,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return 404, "there are /metrics and /health\n"
 
     def _has_token(self, token: str) -> bool:
-        values = self.headers.get_all(HEADER) or []
-        return len(values) == 1 and carries(str(values[0]), expected_header(token))
+        values = self.headers.get_all("authorization") or []
+        return len(values) == 1 and is_same(str(values[0]), f"Bearer {token}")
 
     def _is_certified(self) -> bool:
         return isinstance(self.connection, ssl.SSLSocket) and bool(self.connection.getpeercert())

@@ -10,27 +10,21 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from hoploom import errors
 from hoploom.closing import Closing
-from hoploom.errors import HoploomError, PeerError, StoreError
-from hoploom.serve.client import LostError, Peer, PendingAnswer, Watch, read_message
+from hoploom.errors import PeerError, StoreError
+from hoploom.serve.client import NotNowError, Peer, PendingAnswer, read_message, refusal_of
+from hoploom.serve.dial import LostError
 from hoploom.serve.discovery import MAKES, Discovery, ServerInfo
-from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.security import ClientSecurity
+from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import Incoming, Message
 from hoploom.store.format import Manifest
 
 Read = TypeVar("Read")
 TIMEOUT = 60.0  # seconds that a request may take, all attempts together
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds that a peer rests which could not answer
-DRAINING = "draining"  # the answer of a server that stops
-RETRIED = (BusyError.__name__, PeerError.__name__)  # answers that say: another one, or later
-
-
-class NotNowError(LostError):
-    """The peer is there, and cannot answer now."""
 
 
 class Peers(Closing):
@@ -46,9 +40,9 @@ class Peers(Closing):
     ) -> None:
         """`own` are parts that need no peer; None: one that makes whole batches is enough."""
         self._timeout, self._own = timeout, own
-        self._watch = Watch()
         silence = timeout / 3 if len(addresses) > 1 else timeout / 2  # so that there is time for another attempt
-        self._peers = [Peer(address, security, self._watch, silence) for address in addresses]
+        renewed = Renewed(security)
+        self._peers = [Peer(address, renewed, silence) for address in addresses]
         self._rests_until = dict.fromkeys(self._peers, 0.0)
         self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
         self._unreadable: set[Peer] = set()  # whose files could not be read, and that was said
@@ -172,7 +166,7 @@ class Peers(Closing):
     def _answer(self, peer: Peer, pending: PendingAnswer, reading: Callable[[Incoming], Read]) -> Read:
         def checked(incoming: Incoming) -> Read:
             if "error" in incoming.header and incoming.header["error"] != "need":
-                raise_refusal(incoming.header, peer.address)
+                raise refusal_of(incoming.header, peer.address)
             return reading(incoming)
 
         found = pending.read(checked)
@@ -226,23 +220,9 @@ class Peers(Closing):
         self._met.close()
         for peer in self._peers:
             peer.close()
-        self._watch.close()
         self._met.join()
 
 
 def holds(about: ServerInfo, part: int | None) -> bool:
     """Whether a server answers for a part; for None, whether it makes whole batches."""
     return MAKES in about.answers if part is None else part in about.parts
-
-
-def raise_refusal(header: Mapping[str, Any], address: str) -> None:
-    """Raise what a server answered instead of an answer, as what it was there."""
-    name, message = str(header["error"]), f"{address}: {str(header.get('message', ''))[:2000]}"
-    if name == DRAINING:
-        raise LostError(message)
-    if name in RETRIED:
-        raise NotNowError(message)
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, HoploomError):
-        raise kind(message)
-    raise PeerError(message)

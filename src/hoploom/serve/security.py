@@ -4,6 +4,8 @@ Secrets come from files alone: what stands on a command line is shown by `ps`. N
 Loopback needs nothing: whoever runs a process on this host is trusted, other users of it too.
 """
 
+import hashlib
+import hmac
 import os
 import re
 import secrets
@@ -11,11 +13,12 @@ import ssl
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from hoploom.config.extras import needs
 from hoploom.config.values import is_loopback
@@ -27,11 +30,19 @@ REMAKE = "`hoploom certs FOLDER --hosts ...` makes new ones for tests"
 PathLike = str | os.PathLike[str]
 
 
+class Files(NamedTuple):
+    """Where security was read from, so that it can be read again when they change."""
+
+    paths: tuple[PathLike, ...]
+    read: Callable[[], Any]
+
+
 class _Secret:
     """Its text says which fields are given, and nothing of what they are."""
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}=..." for name, value in vars(self).items() if value is not None)
+        shown = {name: value for name, value in vars(self).items() if name != "files"}
+        given = ", ".join(f"{name}=..." for name, value in shown.items() if value is not None)
         return f"{type(self).__name__}({given})"
 
 
@@ -43,6 +54,7 @@ class ServerSecurity(_Secret):
     certificate: bytes | None = None
     key: bytes | None = None
     client_ca: bytes | None = None  # given: only who shows a certificate of this CA may ask
+    files: Files | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _check_token(self.token, "token")
@@ -65,6 +77,7 @@ class ClientSecurity(_Secret):
     ca: bytes | None = None  # given: TLS, with servers whose certificate is of this CA
     certificate: bytes | None = None
     key: bytes | None = None
+    files: Files | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _check_token(self.token, "token")
@@ -84,9 +97,20 @@ def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecu
     trusted = server.client_ca if ca is None else ca
     if server.tls and trusted is None:
         raise ConfigError("peers are asked over TLS, but no CA is given to know them by; give --client-ca or --ca")
+    of_server = server.files
+    files = None if of_server is None else Files(of_server.paths, lambda: towards_peers(of_server.read(), ca))
     if server.client_ca is None:  # nobody asks for certificates
-        return ClientSecurity(server.token, trusted)
-    return ClientSecurity(server.token, trusted, server.certificate, server.key)
+        return ClientSecurity(server.token, trusted, files=files)
+    return ClientSecurity(server.token, trusted, server.certificate, server.key, files)
+
+
+def is_same(given: object, token: str) -> bool:
+    """Whether it is the token. As digests and in constant time, so neither its text nor its length can be measured."""
+    return isinstance(given, str) and hmac.compare_digest(_digest(given), _digest(token))
+
+
+def _digest(value: str) -> bytes:
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).digest()
 
 
 def new_token() -> str:
@@ -104,7 +128,9 @@ def read_server_security(
     client_ca: PathLike | None = None,
 ) -> ServerSecurity:
     """A server's token, certificate, key and client CA, from files that are checked."""
-    return ServerSecurity(_read_token(token_file), *_read_pair(cert, key), read_ca(client_ca))
+    given = (token_file, cert, key, client_ca)
+    read = ServerSecurity(_read_token(token_file), *_read_pair(cert, key), read_ca(client_ca))
+    return replace(read, files=_files(lambda: read_server_security(*given), given))
 
 
 def read_client_security(
@@ -114,7 +140,14 @@ def read_client_security(
     key: PathLike | None = None,
 ) -> ClientSecurity:
     """A client's token, CA, certificate and key, from files that are checked."""
-    return ClientSecurity(_read_token(token_file), read_ca(ca), *_read_pair(cert, key))
+    given = (token_file, ca, cert, key)
+    read = ClientSecurity(_read_token(token_file), read_ca(ca), *_read_pair(cert, key))
+    return replace(read, files=_files(lambda: read_client_security(*given), given))
+
+
+def _files(read: Callable[[], Any], given: tuple[PathLike | None, ...]) -> Files | None:
+    paths = tuple(path for path in given if path is not None)
+    return Files(paths, read) if paths else None
 
 
 def _read_token(path: PathLike | None) -> str | None:

@@ -1,35 +1,43 @@
-"""The server: Arrow Flight around a Service. One thread a stream, which gRPC starts; no state between requests.
+"""The server: it listens, lets clients in, and answers each in a thread of its own; no state between requests.
 
-A stop is graceful: what is under way is finished, what comes after is refused. Streams of idle clients cannot be closed
-from here: they break as the process ends, and the clients go to another server.
+A client hears that its answer is being made. One that leaves meanwhile has its work ended, and one that stops reading
+is cut off. A stop is graceful: what is under way is finished, what comes after is refused.
 """
 
 import contextlib
+import os
+import resource
+import secrets
+import select
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import pyarrow.flight as flight
+import torch
 from torch import Tensor
 
-import hoploom
+from hoploom import ops
 from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, StoreError
-from hoploom.serve import wire
-from hoploom.serve.explain import EARLY
+from hoploom.serve import greeting, wire
+from hoploom.serve.connection import Connection
+from hoploom.serve.greeting import Door, RefusedError
+from hoploom.serve.memory_budget import Call, CancelledError, MemoryBudget
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
-from hoploom.serve.stalls import Conversation, StallWatch
-from hoploom.serve.token_auth import server_arguments
-from hoploom.serve.wire import MalformedError, Message
+from hoploom.serve.shared_memory import SharedAnswers, is_possible
+from hoploom.serve.wire import Incoming, MalformedError, Message
 
 GRACE = 30.0  # seconds that requests under way get at a stop
-MAX_STREAMS = 1024
+MAX_CONNECTIONS = 4096
+BACKLOG = 1024
 LOOK_UP = 1.0  # seconds after which a waiting main thread sees a signal that another thread has caught
-LAST_WORDS = 1.0  # seconds for Flight to shut down; streams of idle clients would hold it up for ever
+TICK = 0.1  # seconds between two looks for clients that have left
+LAST_WORDS = 2.0  # seconds for threads to end
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class ServerLimits:
     stall: float = 60.0  # seconds for a piece of a message to be read by the client, or to come from it
     beat: float = 2.0  # seconds after which, and then how often, a client hears that its answer is being made
     request: int = wire.MAX_REQUEST  # bytes of a request's tensors
+    shared: int = 2 << 30  # bytes of memory that is shared with clients on this host
 
 
 class Server(Closing):
@@ -52,13 +61,19 @@ class Server(Closing):
         metrics: Metrics,
         limits: ServerLimits | None = None,
     ) -> None:
-        limits = limits or ServerLimits()
-        host, port = split_address(address)
-        check_free(host, port)
-        self._metrics, self._stalls = metrics, StallWatch(limits.stall, limits.beat)
-        arguments = server_arguments(security, host, port)
-        self._flight = _Flight(service, metrics, arguments, self._stalls, limits.request)
-        self.host, self.port = host, int(self._flight.port)
+        self._service, self._metrics, self._limits = service, metrics, limits or ServerLimits()
+        listener = listen(*split_address(address))
+        self.host, self.port = split_address(address)[0], int(listener.getsockname()[1])
+        unix, name = _listen_on_unix()
+        self._listeners = [listener] if unix is None else [listener, unix]
+        self._door = Door(security, name)
+        self._shared = MemoryBudget(self._limits.shared, 0, "shared memory")
+        self._open: set[Conversation] = set()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        _allow_many_files()
+        for one in self._listeners:
+            threading.Thread(target=self._accept, args=[one], name="hoploom-accept", daemon=True).start()
+        threading.Thread(target=self._look_after, name="hoploom-look-after", daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -77,69 +92,173 @@ class Server(Closing):
     def close(self) -> None:
         """Stop listening. Requests under way are cut off; `drain` comes first where that matters."""
         self._metrics.draining = True
-        closing = threading.Thread(target=self._flight.shutdown, daemon=True)
-        closing.start()
-        closing.join(LAST_WORDS)
-        self._stalls.close()
+        self._closed.set()
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # or accept never ends
+            listener.close()
+        for conversation in self._present():
+            conversation.cut()
+        deadline = time.monotonic() + LAST_WORDS
+        while self._present() and time.monotonic() < deadline:
+            time.sleep(TICK / 10)
 
+    # --- threads -----------------------------------------------------------------------------
 
-class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
-    def __init__(
-        self, service: Service, metrics: Metrics, arguments: dict[str, Any], stalls: StallWatch, max_request: int
-    ) -> None:
-        self._stalls, self._max_request = stalls, max_request
-        self._service, self._metrics = service, metrics
-        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
-        super().__init__(**arguments)
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closed.is_set():
+            try:
+                accepted, _ = listener.accept()
+            except OSError:  # closed, or no descriptors are left
+                self._closed.wait(TICK)
+                continue
+            threading.Thread(target=self._meet, args=[accepted], name="hoploom-client", daemon=True).start()
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """A conversation: requests are answered one after the other until the client leaves."""
-        if descriptor.command != wire.COMMAND:
-            raise flight.FlightServerError(
-                f"the client speaks {descriptor.command!r:.40}, this server {wire.COMMAND.decode()} (Hoploom "
-                f"{hoploom.__version__}); install the same Hoploom on both"
-            )
-        if not self._streams.acquire(blocking=False):
-            raise flight.FlightUnavailableError(f"{MAX_STREAMS} streams are open already; lower the clients' threads")
+    def _meet(self, accepted: socket.socket) -> None:
+        """Let a client in, and answer it until it leaves."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            told = f"{MAX_CONNECTIONS} connections are open already; lower the clients' threads"
+            greeting.refuse(accepted, RefusedError(greeting.FULL, told))
+            return
+        connection = self._door.admit(accepted, self._limits.stall)
+        if connection is None:
+            return
+        conversation = Conversation(connection, self._shared)
+        with self._lock:
+            self._open.add(conversation)
+        if self._closed.is_set():
+            conversation.cut()
         try:
-            writer.begin(wire.SCHEMA)
-            conversation = Conversation(context.peer(), reader, writer)
-            with self._metrics.stream(), self._stalls.watching(conversation), contextlib.suppress(StopIteration):
-                while True:
-                    self._converse(conversation)
+            with self._metrics.stream():
+                self._converse(conversation)
+        except (OSError, EOFError):
+            pass  # it has left, or was cut off
         finally:
-            self._streams.release()
+            conversation.close()
+            with self._lock:
+                self._open.discard(conversation)
 
-    def _converse(self, conversation: Conversation) -> None:
-        """One request and its answer."""
-        try:
-            request = wire.read(conversation, self._max_request)
-        except MalformedError as error:
-            wire.write(conversation, refusal(ConfigError(f"a request is malformed: {error}")))
-            raise flight.FlightServerError(f"a request is malformed: {error}") from error
+    def _converse(self, conversation: "Conversation") -> None:
+        """Requests and their answers, one after the other."""
+        connection = conversation.connection
+        while True:
+            connection.wait()
+            connection.begin(wire.MAX_HEADER)
+            try:
+                request = Incoming(connection, self._limits.request).into()
+            except MalformedError as error:
+                wire.write(connection, refusal(ConfigError(f"a request is malformed: {error}")))
+                return
+            self._reply(conversation, request)
+
+    def _reply(self, conversation: "Conversation", request: Message) -> None:
         with self._metrics.request(str(request.header.get("ask"))) as count:
             count.received = sum(tensor.nbytes for tensor in request.tensors if isinstance(tensor, Tensor))
-            with conversation.making():
-                answer = self._answer(request)
+            conversation.free(request.header.pop("freed", []))
+            with conversation.making() as call:
+                answer = self._answer(request, call)
             error_name = answer.header.get("error")
             count.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
             try:
-                count.sent = wire.write(conversation, answer)
+                count.sent = wire.write(conversation.connection, answer, conversation.shared)
             except HoploomError as error:  # of rows that are read while they are sent
-                raise flight.FlightServerError(f"{EARLY}{error}") from error
+                wire.write_broken(conversation.connection, refusal(error).header)
+                raise ConnectionAbortedError from error
             finally:
                 if answer.done is not None:
                     answer.done()
 
-    def _answer(self, request: Message) -> Message:
+    def _answer(self, request: Message, call: Call) -> Message:
         if self._metrics.draining:
             return Message({"error": "draining", "message": "the server is stopping; ask another"})
         try:
-            return self._service.answer(request)
+            return self._service.answer(request, call)
+        except CancelledError as error:
+            raise ConnectionAbortedError from error
         except HoploomError as error:
             return refusal(error)
         except Exception as error:  # it belongs to the client, which waits for an answer
             return refusal(BatchError(f"{type(error).__name__}: {error}"))
+
+    def _look_after(self) -> None:
+        """Tell clients that their answers are being made, and notice those that have left meanwhile."""
+        while not self._closed.wait(min(TICK, self._limits.beat)):
+            making = [one for one in self._present() if one.making_since is not None]
+            poll = select.poll()
+            of_file = {one.connection.fileno(): one for one in making}
+            for file in of_file:
+                if file >= 0:
+                    poll.register(file, getattr(select, "POLLRDHUP", 0))
+            for file, _ in poll.poll(0) if making else ():
+                of_file[file].cancel()
+            for one in making:
+                one.beat(self._limits.beat)
+
+    def _present(self) -> "list[Conversation]":
+        with self._lock:
+            return list(self._open)
+
+
+class SharedCall(Call):
+    """One whose answer may be made in memory that its client reads."""
+
+    def __init__(self, shared: SharedAnswers | None) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        found = None if self._shared is None else self._shared.empty(shape, dtype)
+        return ops.empty(shape, dtype) if found is None else found
+
+
+class Conversation:
+    """One client's connection, and the request of it that is being answered."""
+
+    def __init__(self, connection: Connection, budget: MemoryBudget) -> None:
+        self.connection = connection
+        self.shared = SharedAnswers(budget) if connection.is_local and is_possible() else None
+        self.making_since: float | None = None
+        self._told = 0.0  # when the client heard last that its answer is being made
+        self._call: SharedCall | None = None
+        self._lock = threading.Lock()  # whoever holds it may write
+
+    @contextlib.contextmanager
+    def making(self) -> Iterator[SharedCall]:
+        """An answer is being made: the client hears of it while it lasts."""
+        self._call = call = SharedCall(self.shared)
+        self._told = self.making_since = time.monotonic()
+        try:
+            yield call
+        finally:
+            with self._lock:
+                self.making_since = self._call = None
+
+    def beat(self, seconds: float) -> None:
+        """Tell the client, if the answer takes longer than that."""
+        with self._lock, contextlib.suppress(OSError):
+            if self.making_since is not None and time.monotonic() - self._told >= seconds:
+                self._told = time.monotonic()
+                wire.write_made(self.connection)
+
+    def cancel(self) -> None:
+        """Its client has left: nothing more has to be made."""
+        call = self._call
+        if call is not None:
+            call.is_cancelled = True
+
+    def free(self, numbers: object) -> None:
+        """The client has let these segments go."""
+        if self.shared is not None and isinstance(numbers, list):
+            self.shared.free(number for number in numbers if type(number) is int)
+
+    def cut(self) -> None:
+        self.cancel()
+        self.connection.cut()
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.shared is not None:
+            self.shared.close()
 
 
 FAILED = (PeerError.__name__, BatchError.__name__, StoreError.__name__)
@@ -150,18 +269,46 @@ def refusal(error: HoploomError) -> Message:
     return Message({"error": type(error).__name__, "message": str(error)[:2000]})
 
 
-def check_free(host: str, port: int) -> None:
-    """Raise ConfigError where nobody could listen: gRPC itself would share a port that is taken, in silence."""
+# --- where it listens ----------------------------------------------------------------------------
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that others reach; ConfigError where nobody could listen."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, where = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(where)
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
     except OSError as error:
         raise ConfigError(f"cannot listen on {join_address(host, port)}: {error}; give another address") from error
     if not is_loopback(host) and all(is_loopback(str(one[4][0])) for one in found):
+        listener.close()
         raise ConfigError(
             f"{host} is {found[0][4][0]} on this host (/etc/hosts may say so), which no other host reaches; give the "
             "address that others reach it by, or 127.0.0.1 where none is to"
         )
+    return listener
+
+
+def _listen_on_unix() -> tuple[socket.socket, str] | tuple[None, None]:
+    """A Unix socket without a file, under a name that nobody guesses, where the system has such."""
+    if not is_possible():
+        return None, None
+    name = f"hoploom-{os.getpid()}-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")
+    listener.listen(BACKLOG)
+    return listener, name
+
+
+def _allow_many_files() -> None:
+    """As many descriptors as the system lets this process have: each connection takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -5,7 +5,7 @@ on disk are read together, or in pieces as large as the store's budget allows. P
 rows that were read, take memory until they are sent.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,15 +18,15 @@ import hoploom
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve import requests
-from hoploom.serve.memory_budget import MemoryBudget, Reservation
-from hoploom.serve.wire import PIECE, PROTOCOL, Described, Message, Streamed, rows_at_once
+from hoploom.serve.memory_budget import ALONE, Call, MemoryBudget, Reservation
+from hoploom.serve.wire import PIECE, PROTOCOL, Described, Message, Streamed
 from hoploom.store import Part, Store
 from hoploom.store.base import Shard, Wanted
 from hoploom.store.format import Manifest, to_json
 from hoploom.store.sharded import empty_rows
 
-Answer = Callable[[Message], Message]
-Gather = Callable[[Sequence[Wanted]], list[Tensor]]
+Answer = Callable[[Message, Call], Message]
+Fill = Callable[[Sequence[Wanted], Sequence[Tensor]], None]  # rows of what is wanted, to where they belong
 PICK_BYTES = 16  # of a pick in an answer: source and edge
 SHARE = 4  # the part of the window of a store's budget that the rows of one answer may take
 
@@ -71,14 +71,14 @@ class Service:
     def kinds(self) -> list[str]:
         return list(self._kinds)
 
-    def answer(self, request: Message) -> Message:
+    def answer(self, request: Message, call: Call = ALONE) -> Message:
         """The answer to one request; ConfigError for one that has none, StoreError for another store's."""
         kind = requests.read_text(request.header, "ask")
         if kind != "info" and "identity" in request.header:
             self._check_identity(requests.read_text(request.header, "identity"))
         if kind not in self._kinds:
             raise ConfigError(f"a request asks for {kind!r:.40}; this server answers {self.kinds}")
-        return self._kinds[kind](request)
+        return self._kinds[kind](request, call)
 
     def _check_identity(self, given: str) -> None:
         """A client that has met another server at this address must get no rows of this one."""
@@ -89,7 +89,7 @@ class Service:
                 "that its clients have met, or start them again"
             )
 
-    def _info(self, request: Message) -> Message:
+    def _info(self, request: Message, call: Call) -> Message:
         """Whom one speaks to. The manifest is a tensor of its text: with many parts a header could not hold it."""
         manifest = to_json(Manifest(self.store.schema, self.store.ranges, {})).encode()
         header = {
@@ -108,7 +108,7 @@ class Service:
             raise ConfigError(f"a request is for part {number!r:.40}; this server holds parts {sorted(self.parts)}")
         return self.parts[number], self.store.shards[number]
 
-    def _split(self, request: Message) -> Message:
+    def _split(self, request: Message, call: Call) -> Message:
         (part, _), schema = self._part(request.header), self.store.schema
         node_type, name = (requests.read_text(request.header, key) for key in ("type", "split"))
         if name not in schema.node_type(node_type).splits:
@@ -117,13 +117,13 @@ class Service:
         part.require_whole()
         return Message({}, [ids])
 
-    def _sample(self, request: Message) -> Message:
+    def _sample(self, request: Message, call: Call) -> Message:
         """One hop, all relations of a part."""
         (part, shard), schema = self._part(request.header), self.store.schema
         draw = requests.read_draw(request.header, len(schema.relations))
         frontiers = requests.read_frontiers(request, part)
         most = requests.most_picks(part, frontiers, draw, self._limits.most) * PICK_BYTES
-        with Reservation(self.budget) as reservation:
+        with Reservation(self.budget, call) as reservation:
             reservation.take(most if most > self._limits.free else 0)
             picks = shard.begin_sample(frontiers, draw)()
             columns = [column for one in picks if one is not None for column in one]
@@ -131,7 +131,7 @@ class Service:
         relations = [index for index, one in enumerate(picks) if one is not None]
         return Message({"relations": relations}, columns, reservation.close)
 
-    def _gather(self, request: Message) -> Message:
+    def _gather(self, request: Message, call: Call) -> Message:
         """Rows of many fields of a part. Those on disk are read before the answer begins, if they fit its share of the
         window: sorted, each block once. Else in pieces that fit what is free; nobody waits for memory that a client
         may only give back once it has this answer, too."""
@@ -139,7 +139,7 @@ class Service:
         wanted = requests.read_wanted(request, part)
         far = {n: want for n, want in enumerate(wanted) if not shard.lies_here(want.owner, want.field)}
         size = sum(_described(part, want).num_bytes for want in far.values())
-        with Reservation(self.rows) as reservation:
+        with Reservation(self.rows, call) as reservation:
             free = max(PIECE, reservation.take_some(min(size, self.rows.size // SHARE)))
             read = dict(zip(far, _read(shard, part, list(far.values())), strict=True)) if size <= free else {}
             piece = max(PIECE, free // 2)  # while one is sent, the next is read
@@ -148,9 +148,9 @@ class Service:
                 if n in read:
                     tensors.append(read[n])
                 elif n in far:
-                    tensors.append(_streamed(part, want, partial(_read, shard, part), piece))
+                    tensors.append(_streamed(part, want, partial(_read_into, shard), piece))
                 else:
-                    tensors.append(_streamed(part, want, part.gather, PIECE))
+                    tensors.append(_streamed(part, want, part.gather_into, PIECE))
             return Message({}, tensors, reservation.close)
 
 
@@ -159,22 +159,25 @@ def _described(part: Part, want: Wanted) -> Described:
     return Described(rows.dtype, (want.ids.numel(), *rows.shape[1:]))
 
 
-def _streamed(part: Part, want: Wanted, gather: Gather, piece: int) -> Tensor | Streamed:
+def _streamed(part: Part, want: Wanted, fill: Fill, piece: int) -> Tensor | Streamed:
     """Rows that are gathered while they are sent, about `piece` bytes at a time."""
     described = _described(part, want)
     if described.num_bytes == 0:
         return ops.empty(described.shape, described.dtype)
-    return Streamed(described, _pieces(want, gather, rows_at_once(described, piece)))
 
+    def fill_rows(row: int, out: Tensor) -> None:
+        fill([want._replace(ids=want.ids[row : row + out.shape[0]])], [out])
 
-def _pieces(want: Wanted, gather: Gather, step: int) -> Iterator[Tensor]:
-    for at in range(0, want.ids.numel(), step):
-        yield gather([want._replace(ids=want.ids[at : at + step])])[0]
+    return Streamed(described, fill_rows, piece)
 
 
 def _read(shard: Shard, part: Part, wanted: Sequence[Wanted]) -> list[Tensor]:
     """Rows that are on disk, all of them together."""
-    places = {id(want.ids): torch.arange(want.ids.numel()) for want in wanted}  # fields of one type share their ids
     outs = [empty_rows(part.schema, want.owner, want.field, want.ids.numel()) for want in wanted]
-    shard.begin_gather(wanted, [places[id(want.ids)] for want in wanted], outs)()
+    _read_into(shard, wanted, outs)
     return outs
+
+
+def _read_into(shard: Shard, wanted: Sequence[Wanted], outs: Sequence[Tensor]) -> None:
+    places = {id(want.ids): torch.arange(want.ids.numel()) for want in wanted}  # fields of one type share their ids
+    shard.begin_gather(wanted, [places[id(want.ids)] for want in wanted], outs)()

@@ -1,35 +1,39 @@
-"""Messages on an Arrow Flight stream: a header in JSON, then tensors as plain bytes.
+"""Messages on a connection: a header in JSON, then the bytes of tensors. docs/protocol.md says it for other clients.
 
-One stream is one conversation: every request has one answer. Tensors travel in pieces of whole rows, about a megabyte
-each, so that neither side holds more than that beside the tensor itself; what is small goes in one piece. Sizes are
-checked before anything is allocated. Costs a copy on receipt, into memory that is recycled or pinned.
+Every request has one answer. Tensors go out from where they lie and come in to where they are to be; those of an answer
+that is made while it is sent come in pieces of whole rows. On one host, large tensors of answers lie in shared memory,
+and only their place is sent. Sizes are checked before anything is allocated.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from hoploom import ops
 from hoploom.schema import DTYPE_NAMES, DTYPES
+from hoploom.serve.connection import Connection
+from hoploom.serve.shared_memory import NUMPY_DTYPES, SharedAnswers, SharedMemory
 
-PROTOCOL = 3
-COMMAND = f"hoploom/{PROTOCOL}".encode()  # what a stream is opened with
-SCHEMA = pa.schema([("bytes", pa.uint8())])
+PROTOCOL = 4
+PREFIX = struct.Struct("<4sI")  # what a frame is, and the bytes of its header
+MESSAGE, MADE = b"MESG", b"MADE"  # a message; or the answer is still being made
+LENGTH = struct.Struct("<I")  # of a piece; then its bytes. BROKEN: a message follows that says why there are no more
+BROKEN = 0xFFFFFFFF
 PIECE = 1 << 20  # bytes; larger ones fall out of the cache between the two sides, smaller ones cost more calls
-BEAT = pa.py_buffer(b"made")  # instead of a header: the answer is still being made
-SMALL = 1 << 16  # bytes of a message that is received as one
+LARGEST_PIECE = 1 << 30
 MAX_HEADER = 1 << 20  # bytes
 MAX_TENSORS = 4096
 MAX_REQUEST = 1 << 28  # bytes of a request's tensors
 MAX_ANSWER = 1 << 36  # bytes of an answer's tensors
 MAX_DIMENSIONS = 8
-NUMPY_DTYPES = DTYPE_NAMES | {torch.bfloat16: "int16"}
+SOON = 1 << 14  # bytes of tensors that are looked for in what was read ahead
 
 
 class Described(NamedTuple):
@@ -48,10 +52,11 @@ class Described(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """A tensor made while it is sent: pieces of whole rows, in order."""
+    """A tensor made while it is sent: `fill(row, out)` makes as many rows as `out` has, from that row on."""
 
     described: Described
-    pieces: Iterable[Tensor]
+    fill: Callable[[int, Tensor], None]
+    piece: int = PIECE  # bytes that are made at once
 
 
 class Message(NamedTuple):
@@ -62,75 +67,128 @@ class Message(NamedTuple):
     done: Callable[[], None] | None = None  # called when an answer has been sent, or cannot be
 
 
-class MessageWriter(Protocol):
-    """What Flight's writers on both sides have in common."""
-
-    def write_with_metadata(self, batch: pa.RecordBatch, metadata: bytes) -> None: ...
-    def write_batch(self, batch: pa.RecordBatch) -> None: ...
-
-
-class MessageReader(Protocol):
-    """What Flight's readers on both sides have in common."""
-
-    def read_chunk(self) -> Any: ...
-
-
 class MalformedError(ValueError):
     """What came is no message; the conversation cannot go on."""
 
 
-def write(writer: MessageWriter, message: Message) -> int:
+class TooLargeError(MalformedError):
+    """What is announced would not fit; nothing of it was allocated."""
+
+
+class BrokenError(Exception):
+    """The answer broke off while it was sent: the header says why."""
+
+    def __init__(self, header: dict[str, Any]) -> None:
+        super().__init__(str(header.get("message", "")))
+        self.header = header
+
+
+# --- out -----------------------------------------------------------------------------------------
+
+
+class _Placed(NamedTuple):
+    """Where a tensor of an answer is: in a segment, or to be sent."""
+
+    tensor: Tensor | Streamed
+    described: Described
+    segment: int | None
+    memory: Tensor | None  # of the segment, for what is still to be made
+
+
+def write(connection: Connection, message: Message, shared: SharedAnswers | None = None) -> int:
     """Send a message; returns the bytes of its tensors."""
-    described = [_describe(tensor) for tensor in message.tensors]
-    listed = [[DTYPE_NAMES[one.dtype], list(one.shape)] for one in described]
-    header = json.dumps({**message.header, "tensors": listed}).encode()
-    total = sum(one.num_bytes for one in described)
-    pieces = _packed(message.tensors, total) if total <= PIECE else _cut(message.tensors)
-    writer.write_with_metadata(_record(next(pieces, NOTHING)), header)
-    for piece in pieces:
-        writer.write_batch(_record(piece))
+    placed = [_place(tensor, shared) for tensor in message.tensors]
+    total = sum(one.described.num_bytes for one in placed)
+    header = {**message.header, "tensors": [_listed(one) for one in placed]}
+    offers, dropped = ([], []) if shared is None else shared.news()
+    if offers:
+        header["segments"] = [[one.number, one.size] for one in offers]
+    if dropped:
+        header["dropped"] = dropped
+    encoded = json.dumps(header).encode()
+    connection.begin(total)
+    first: list[Any] = [PREFIX.pack(MESSAGE, len(encoded)), encoded]
+    try:
+        for index, one in enumerate(placed):
+            if isinstance(one.tensor, Streamed):
+                connection.send(first, [offer.descriptor for offer in offers])
+                _close(offers)
+                first, offers = [], []
+                _stream(connection, placed[index], one.tensor)
+            elif one.segment is None:
+                first.append(bytes_of(one.tensor))
+        if first:
+            connection.send(first, [offer.descriptor for offer in offers])
+    finally:
+        _close(offers)
     return total
 
 
-NOTHING = np.empty(0, dtype=np.uint8)
+def _close(offers: Sequence[Any]) -> None:
+    for offer in offers:
+        os.close(offer.descriptor)
 
 
-def _describe(tensor: Tensor | Streamed) -> Described:
-    return tensor.described if isinstance(tensor, Streamed) else Described(tensor.dtype, tuple(tensor.shape))
+def _place(tensor: Tensor | Streamed, shared: SharedAnswers | None) -> _Placed:
+    """What is large and not in shared memory yet is copied there, where there is any: to send it costs two copies."""
+    described = tensor.described if isinstance(tensor, Streamed) else Described(tensor.dtype, tuple(tensor.shape))
+    if shared is None or described.num_bytes == 0:
+        return _Placed(tensor, described, None, None)
+    if isinstance(tensor, Tensor) and tensor.is_contiguous() and (number := shared.number_of(tensor)) is not None:
+        return _Placed(tensor, described, number, None)
+    memory = shared.empty(described.shape, described.dtype)
+    if memory is None:
+        return _Placed(tensor, described, None, None)
+    if isinstance(tensor, Tensor):
+        np.copyto(array_of(memory), array_of(tensor))  # by NumPy: torch would start a team of threads
+    return _Placed(tensor, described, shared.number_of(memory), memory)
 
 
-def _record(piece: "np.ndarray[Any, Any]") -> pa.RecordBatch:
-    buffer = pa.py_buffer(piece)
-    column = pa.Array.from_buffers(pa.uint8(), buffer.size, [None, buffer])
-    return pa.RecordBatch.from_arrays([column], schema=SCHEMA)
+def _listed(one: _Placed) -> list[Any]:
+    """[dtype, shape], then whether it comes in pieces and the segment that it lies in, if it does."""
+    listed: list[Any] = [DTYPE_NAMES[one.described.dtype], list(one.described.shape)]
+    if one.segment is not None or isinstance(one.tensor, Streamed):
+        listed += [isinstance(one.tensor, Streamed), one.segment]
+    return listed
 
 
-def _array(tensor: Tensor) -> Any:
+def _stream(connection: Connection, placed: _Placed, streamed: Streamed) -> None:
+    """Pieces: each is made in shared memory, or in memory that is recycled, and sent."""
+    described = streamed.described
+    num_rows = described.shape[0] if described.num_bytes else 0
+    step = rows_at_once(described, streamed.piece)
+    for row in range(0, num_rows, step):
+        count = min(step, num_rows - row)
+        if placed.memory is not None:
+            piece = placed.memory[row : row + count]
+        else:
+            piece = ops.empty((count, *described.shape[1:]), described.dtype)
+        streamed.fill(row, piece)
+        connection.send([LENGTH.pack(piece.nbytes), *([] if placed.memory is not None else [bytes_of(piece)])])
+
+
+def write_made(connection: Connection) -> None:
+    """Tell the client that its answer is still being made."""
+    connection.begin(PREFIX.size)
+    connection.send([PREFIX.pack(MADE, 0)])
+
+
+def write_broken(connection: Connection, header: dict[str, Any]) -> None:
+    """In the middle of pieces: there are no more of them, and why."""
+    connection.begin(0)
+    encoded = json.dumps({**header, "tensors": []}).encode()
+    connection.send([LENGTH.pack(BROKEN), PREFIX.pack(MESSAGE, len(encoded)), encoded])
+
+
+def array_of(tensor: Tensor) -> Any:
     """The same memory as NumPy has it, of any dtype. One call where it can be: cold, each of torch's takes long."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     return (tensor if tensor.dtype is not torch.bfloat16 else tensor.view(torch.int16)).numpy()
 
 
-def _bytes_of(tensor: Tensor) -> Any:
-    return _array(tensor).reshape(-1).view(np.uint8)
-
-
-def _packed(tensors: Sequence[Tensor | Streamed], total: int) -> Iterator[Any]:
-    """All tensors in one piece."""
-    if total:
-        each = [t for tensor in tensors for t in (tensor.pieces if isinstance(tensor, Streamed) else (tensor,))]
-        yield _array(each[0]) if len(each) == 1 else np.concatenate([_bytes_of(tensor) for tensor in each])
-
-
-def _cut(tensors: Sequence[Tensor | Streamed]) -> Iterator[Any]:
-    """Pieces of whole rows, without a copy."""
-    for tensor in tensors:
-        if isinstance(tensor, Streamed):
-            yield from (_bytes_of(piece) for piece in tensor.pieces if piece.numel())
-        elif tensor.numel():
-            flat, step = _bytes_of(tensor), rows_at_once(_describe(tensor)) * _describe(tensor).row_bytes
-            yield from (flat[at : at + step] for at in range(0, flat.size, step))
+def bytes_of(tensor: Tensor) -> Any:
+    return array_of(tensor).reshape(-1).view(np.uint8)
 
 
 def rows_at_once(described: Described, piece: int = PIECE) -> int:
@@ -138,103 +196,155 @@ def rows_at_once(described: Described, piece: int = PIECE) -> int:
     return max(1, piece // max(1, described.row_bytes))
 
 
+# --- in ------------------------------------------------------------------------------------------
+
+
+class Coming(NamedTuple):
+    """A tensor of a message that is read."""
+
+    described: Described
+    in_pieces: bool
+    segment: int | None
+
+
 class Incoming:
     """A message whose header is here and whose tensors are still to be read, all of them."""
 
-    def __init__(self, reader: MessageReader, limit: int) -> None:
-        self._reader = reader
-        chunk = reader.read_chunk()
-        self.header, self.described = _parse_header(chunk.app_metadata, limit)
-        self._first = chunk.data
+    def __init__(self, connection: Connection, limit: int, shared: SharedMemory | None = None) -> None:
+        """Waits for the header, through as many frames that say it is being made as there are."""
+        self._connection, self._shared = connection, shared
+        kind, length = PREFIX.unpack(connection.take(PREFIX.size))
+        while kind == MADE and length == 0:
+            connection.begin(PREFIX.size)
+            kind, length = PREFIX.unpack(connection.take(PREFIX.size))
+        if kind != MESSAGE:
+            raise MalformedError(f"a frame of kind {kind!r}; {MESSAGE!r} is a message")
+        self.header, self._coming = _parse_header(connection, length, limit, shared)
+        self.described = [one.described for one in self._coming]
+        connection.begin(sum(one.num_bytes for one in self.described))
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
-        """(which tensor, its first row, whole rows as bytes [n, row bytes]), in order."""
-        waiting, self._first = _bytes_in(self._first), None
-        for index, one in enumerate(self.described):
-            num_rows = one.shape[0] if one.shape else 1
-            row = 0 if one.num_bytes else num_rows
+        """(which tensor, its first row, whole rows as bytes [n, row bytes]), in order. What is not in shared memory
+        stays as it is only until the next one is asked for."""
+        scratch = torch.empty(0, dtype=torch.uint8)
+        for index, one in enumerate(self._coming):
+            num_rows = one.described.shape[0] if one.described.shape else 1
+            row_bytes = one.described.row_bytes
+            memory = self._in_segment(one)
+            row = 0 if one.described.num_bytes else num_rows
+            step = num_rows if memory is not None and not one.in_pieces else rows_at_once(one.described)
             while row < num_rows:
-                while waiting.size == 0:
-                    waiting = _bytes_in(self._reader.read_chunk().data)
-                count = min(waiting.size // one.row_bytes, num_rows - row)
-                if count == 0:
-                    raise MalformedError("a piece does not hold whole rows")
-                size = count * one.row_bytes
-                yield index, row, torch.from_numpy(waiting[:size].reshape(count, one.row_bytes))
-                waiting, row = waiting[size:], row + count
-        if waiting.size:
-            raise MalformedError("more bytes came than the header says")
+                left = num_rows - row
+                size = self._piece_length(one, left) if one.in_pieces else min(step, left) * row_bytes
+                if memory is None:
+                    if scratch.numel() < size:
+                        scratch = ops.empty((size,), torch.uint8)
+                    rows = scratch[:size]
+                    self._connection.receive(memoryview(bytes_of(rows)))
+                else:
+                    rows = memory[row * row_bytes : row * row_bytes + size]
+                yield index, row, rows.view(-1, row_bytes)
+                row += size // row_bytes
+
+    def _in_segment(self, one: Coming) -> Tensor | None:
+        if one.segment is None:
+            return None
+        assert self._shared is not None
+        return self._shared.tensor(one.segment, (one.described.num_bytes,), torch.uint8)
+
+    def _piece_length(self, one: Coming, rows_left: int) -> int:
+        """The bytes of the next piece."""
+        (length,) = LENGTH.unpack(self._connection.take(LENGTH.size))
+        if length == BROKEN:
+            raise BrokenError(Incoming(self._connection, 0).header)
+        row_bytes = one.described.row_bytes
+        if length == 0 or length % row_bytes or length > rows_left * row_bytes:
+            raise MalformedError(f"a piece of {length} bytes; at most {rows_left} rows of {row_bytes} are missing")
+        return int(length)
 
     def into(self, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None) -> Message:
-        """The whole message, its tensors in memory of the receiver's choice; None: recycled, or any for small ones."""
-        total = sum(one.num_bytes for one in self.described)
-        if allocate is None and total <= SMALL and (self._first.num_rows if self._first is not None else 0) == total:
-            return Message(self.header, self._unpacked(total))
-        tensors = [(allocate or ops.empty)(one.shape, one.dtype) for one in self.described]
-        targets = [_bytes_of(tensor) for tensor in tensors]
-        for index, row, rows in self.pieces():
-            begin = row * rows.shape[1]
-            targets[index][begin : begin + rows.numel()] = rows.view(-1).numpy()  # by NumPy: no team of threads
-        return Message(self.header, tensors)
+        """The whole message, its tensors in memory of the receiver's choice. None: where they lie, if that is shared
+        memory; else in recycled memory, and small ones in any."""
+        return Message(self.header, [self._whole(one, allocate) for one in self._coming])
 
-    def _unpacked(self, total: int) -> list[Tensor]:
-        """Tensors that came in one piece: one copy, and few calls, for it is the time of these that a round trip is."""
-        if total == 0:
-            return [torch.empty(one.shape, dtype=one.dtype) for one in self.described]
-        came = _bytes_in(self._first)
-        tensors, at = [], 0
-        for one in self.described:
-            end = at + one.num_bytes
-            own = np.array(came[at:end]).view(NUMPY_DTYPES[one.dtype]).reshape(one.shape)
-            tensor = torch.from_numpy(own)
-            tensors.append(tensor.view(torch.bfloat16) if one.dtype is torch.bfloat16 else tensor)
-            at = end
-        return tensors
+    def _whole(self, one: Coming, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] | None) -> Tensor:
+        described, size = one.described, one.described.num_bytes
+        if one.segment is not None:
+            assert self._shared is not None
+            lies = self._shared.tensor(one.segment, described.shape, described.dtype)
+            self._skip_pieces(one)
+            if allocate is None:
+                return lies
+            own = allocate(described.shape, described.dtype)
+            np.copyto(array_of(own), array_of(lies))
+            return own
+        if allocate is None and size <= SOON and not one.in_pieces:
+            return _small(self._connection.take(size), described)
+        tensor = (allocate or ops.empty)(described.shape, described.dtype)
+        target = memoryview(bytes_of(tensor))
+        row = 0
+        while one.in_pieces and row < described.shape[0] and size:
+            length = self._piece_length(one, described.shape[0] - row)
+            begin, row = row * described.row_bytes, row + length // described.row_bytes
+            self._connection.receive(target[begin : begin + length])
+        if not one.in_pieces:
+            self._connection.receive(target)
+        return tensor
 
-
-class _View:
-    """An Arrow buffer as NumPy takes it. Nobody writes to it; torch only wants to be able to."""
-
-    def __init__(self, buffer: pa.Buffer, offset: int, count: int) -> None:
-        self.buffer = buffer
-        self.__array_interface__ = {
-            "data": (buffer.address + offset, False),
-            "shape": (count,),
-            "typestr": "|u1",
-            "version": 3,
-        }
+    def _skip_pieces(self, one: Coming) -> None:
+        """Wait until all rows are where they are to be."""
+        row = 0
+        while one.in_pieces and row < one.described.shape[0]:
+            row += self._piece_length(one, one.described.shape[0] - row) // one.described.row_bytes
 
 
-def _bytes_in(batch: pa.RecordBatch | None) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """The bytes of a record, where they lie."""
-    if batch is None or batch.num_rows == 0:
-        return NOTHING
-    if batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8() or batch.column(0).null_count:
-        raise MalformedError("a piece is not plain bytes")
-    column = batch.column(0)
-    buffer = column.buffers()[1]
-    if column.offset + len(column) > buffer.size:
-        raise MalformedError("a piece is shorter than it says")
-    return np.asarray(_View(buffer, column.offset, len(column)))
+def _small(content: bytes, described: Described) -> Tensor:
+    """In memory of its own: one copy, and few calls, for it is the time of these that a round trip is."""
+    if not content:
+        return torch.empty(described.shape, dtype=described.dtype)
+    own = np.frombuffer(bytearray(content), dtype=NUMPY_DTYPES[described.dtype]).reshape(described.shape)
+    tensor = torch.from_numpy(own)
+    return tensor.view(torch.bfloat16) if described.dtype is torch.bfloat16 else tensor
 
 
-def _parse_header(metadata: Any, limit: int) -> tuple[dict[str, Any], list[Described]]:
-    if metadata is None or metadata.size > MAX_HEADER:
-        raise MalformedError(f"a header of {0 if metadata is None else metadata.size} bytes; at most {MAX_HEADER}")
+def _parse_header(
+    connection: Connection, length: int, limit: int, shared: SharedMemory | None
+) -> tuple[dict[str, Any], list[Coming]]:
+    if length > MAX_HEADER:
+        raise MalformedError(f"a header of {length} bytes; at most {MAX_HEADER}")
+    text = connection.take(length)
     try:
-        header = json.loads(metadata.to_pybytes())
+        header = json.loads(text)
         listed = header.pop("tensors")
-        described = [Described(DTYPES[name], _shape(shape)) for name, shape in listed]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        coming = [_coming(*one) for one in listed]
+        for number, size in header.pop("segments", ()):
+            _add_segment(connection, shared, number, size)
+        if shared is not None and "dropped" in header:
+            shared.drop(header.pop("dropped"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise MalformedError(f"a header that cannot be read: {type(error).__name__}: {error}") from error
-    total = sum(one.num_bytes for one in described)
-    if len(described) > MAX_TENSORS or total > limit:
-        raise TooLargeError(f"{len(described)} tensors of {total} bytes; at most {MAX_TENSORS} of {limit}")
-    return header, described
+    total = sum(one.described.num_bytes for one in coming)
+    if len(coming) > MAX_TENSORS or total > limit:
+        raise TooLargeError(f"{len(coming)} tensors of {total} bytes; at most {MAX_TENSORS} of {limit}")
+    if any(one.segment is not None for one in coming) and shared is None:
+        raise MalformedError("tensors in shared memory, which this connection has not")
+    return header, coming
 
 
-class TooLargeError(MalformedError):
-    """What is announced would not fit; nothing of it was allocated."""
+def _add_segment(connection: Connection, shared: SharedMemory | None, number: Any, size: Any) -> None:
+    fits = type(number) is int and type(size) is int and 0 < size <= MAX_ANSWER
+    if shared is None or not connection.files or not fits:
+        raise ValueError(f"shared memory {number!r:.20} of {size!r:.20} bytes, or its descriptor has not come")
+    shared.add(number, size, connection.files.pop(0))
+
+
+def _coming(name: str, shape: Any, in_pieces: Any = False, segment: Any = None) -> Coming:
+    described = Described(DTYPES[name], _shape(shape))
+    if not isinstance(in_pieces, bool) or (in_pieces and not described.shape):
+        raise ValueError(f"pieces {in_pieces!r:.80}")
+    if segment is not None and (type(segment) is not int or segment < 0):
+        raise ValueError(f"segment {segment!r:.80}")
+    return Coming(described, in_pieces, segment)
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
@@ -245,6 +355,6 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def read(reader: MessageReader, limit: int = MAX_ANSWER) -> Message:
+def read(connection: Connection, limit: int = MAX_ANSWER) -> Message:
     """A whole message, into recycled memory."""
-    return Incoming(reader, limit).into()
+    return Incoming(connection, limit).into()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hoploom import keys, ops
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ops import EdgeLists, Frontier, Picks, Rule
+from hoploom.ops import EdgeLists, Empty, Frontier, Picks, Rule
 from hoploom.schema import EDGE_ID, Owner, Schema, read_ids
 from hoploom.store.format import PartRange
 
@@ -83,8 +83,8 @@ class FeatureStore(Protocol):
     @property
     def schema(self) -> Schema: ...
 
-    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
-        """The wanted rows, in order, in fresh (recycled) memory."""
+    def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
+        """The wanted rows, in order, in fresh memory: recycled, or what is given."""
 
 
 class Shard(Protocol):
@@ -218,13 +218,17 @@ class Part:
                 out.append(ops.sample(lists, frontier, draw.rule(index)))
         return out
 
-    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
+    def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
         wanted, outs = read_wanted(self.schema, wanted), []
         for owner, name, ids in wanted:
             rows = self.tables[owner, name].rows
-            outs.append(ops.empty((ids.numel(), *rows.shape[1:]), rows.dtype, pinned=pinned))
-        self._gather_at(wanted, [None] * len(wanted), outs)
+            outs.append(empty((ids.numel(), *rows.shape[1:]), rows.dtype))
+        self.gather_into(wanted, outs)
         return outs
+
+    def gather_into(self, wanted: Sequence[Wanted], outs: Sequence[Tensor]) -> None:
+        """The wanted rows, to memory that is there."""
+        self._gather_at(wanted, [None] * len(wanted), outs)
 
     # Nothing has to be sent: all is done by the calls returned.
 

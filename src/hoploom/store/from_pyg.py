@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
+from hoploom import ops
 from hoploom.errors import ConfigError, DataError
+from hoploom.ops import Empty
 from hoploom.schema import (
     DTYPE_NAMES,
     HOMOGENEOUS_RELATION,
@@ -217,11 +219,11 @@ class _Joined:
     nodes: PairFeatures
     edges: HoploomFeatures
 
-    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
+    def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
         wanted = read_wanted(self.schema, wanted)
         of_nodes = [want for want in wanted if isinstance(want.owner, str)]
         of_edges = [want for want in wanted if not isinstance(want.owner, str)]
         rows = iter(self.nodes.rows(of_nodes) if of_nodes else [])
         ids = iter(self.edges.gather(of_edges))
         found = [next(rows) if isinstance(want.owner, str) else next(ids) for want in wanted]
-        return [values.pin_memory() for values in found] if pinned else found
+        return found if empty is ops.empty else [empty(tuple(rows.shape), rows.dtype).copy_(rows) for rows in found]

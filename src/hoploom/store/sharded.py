@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.ops import Frontier, Picks
+from hoploom.ops import Empty, Frontier, Picks
 from hoploom.schema import DTYPES, Owner, Schema
 from hoploom.store.base import NO_IDS, Draw, Shard, Triple, Wanted, read_wanted
 from hoploom.store.format import PartRange
@@ -66,10 +66,10 @@ class Sharded:
                 out.append(stitch(picks, owned, frontier, counts_only=draw.counts_only))
         return out
 
-    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
+    def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
         """Rows: one request to every shard, for all fields."""
         wanted = read_wanted(self.schema, wanted)
-        outs = [empty_rows(self.schema, owner, name, ids.numel(), pinned=pinned) for owner, name, ids in wanted]
+        outs = [empty_rows(self.schema, owner, name, ids.numel(), empty) for owner, name, ids in wanted]
         self.gather_at(wanted, [None] * len(wanted), outs)
         return outs
 
@@ -144,8 +144,8 @@ def stitch(
     return Picks(counts, sources, edges)
 
 
-def empty_rows(schema: Schema, owner: Owner, name: str, count: int, *, pinned: bool = False) -> Tensor:
+def empty_rows(schema: Schema, owner: Owner, name: str, count: int, empty: Empty = ops.empty) -> Tensor:
     """Memory for rows of a field."""
     described = schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
     of_field = described.fields[name]
-    return ops.empty((count, *of_field.shape), DTYPES[of_field.dtype], pinned=pinned)
+    return empty((count, *of_field.shape), DTYPES[of_field.dtype])

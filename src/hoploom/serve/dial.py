@@ -1,0 +1,213 @@
+"""How a client reaches a server: the connection, TLS and the greeting. What fails is told in our words, at once.
+
+An error is lasting where neither time nor another attempt helps: a wrong token, certificate, version or port. On the
+server's own host its Unix socket is taken, by itself, where it can be reached.
+"""
+
+import socket
+import ssl
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from hoploom.config.values import split_address
+from hoploom.errors import PeerError
+from hoploom.serve import greeting
+from hoploom.serve.connection import Connection
+from hoploom.serve.greeting import NAME, OPENING
+from hoploom.serve.security import ClientSecurity
+from hoploom.serve.shared_memory import is_possible
+from hoploom.serve.tls import Renewed
+from hoploom.serve.wire import PROTOCOL
+
+LONGEST = 240  # characters of what others say
+SHOWN = 19  # bytes of another answer
+CONNECTED = 5.0  # seconds to connect
+
+
+class LostError(PeerError):
+    """The peer did not answer: another one may, or this one later."""
+
+
+class NearBy(NamedTuple):
+    """The Unix socket of a server on this host."""
+
+    name: str
+    password: str
+
+
+class Reached(NamedTuple):
+    """A connection whose server waits for requests, and where its Unix socket is if it is on this host."""
+
+    connection: Connection
+    near_by: NearBy | None
+
+
+def reach(address: str, security: Renewed[ClientSecurity], silence: float) -> Reached:
+    """A conversation with a server; LostError where another attempt may help, PeerError where none does."""
+    shown, context = security.now()
+    host, port = split_address(address)
+    try:
+        connected = socket.create_connection((host, port), min(silence, CONNECTED))
+    except OSError as error:
+        raise _unreached(address, error) from error
+    try:
+        connected.settimeout(silence)
+        if context is not None:
+            connected = context.wrap_socket(connected, server_hostname=host)
+        connection = Connection(connected, silence)
+        welcome = _greet(connection, {} if shown.token is None else {"token": shown.token})
+    except (OSError, EOFError, ValueError, _AnswerError) as error:
+        connected.close()
+        raise explain(error, address, shown) from error
+    except BaseException:
+        connected.close()
+        raise
+    return Reached(connection, _near_by(welcome))
+
+
+def reach_near_by(near_by: NearBy, silence: float) -> Connection | None:
+    """A connection to a server on this host; None where its Unix socket is out of reach, as in another container."""
+    with suppress(OSError, EOFError, ValueError, _AnswerError):
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.settimeout(silence)
+            connected.connect(f"\0{near_by.name}")
+            connection = Connection(connected, silence)
+            _greet(connection, {"token": near_by.password})
+            return connection
+        except BaseException:
+            connected.close()
+            raise
+    return None
+
+
+def _greet(connection: Connection, content: dict[str, Any]) -> dict[str, Any]:
+    """What the server says to that; _AnswerError if it is a refusal, or nothing that a graph server says."""
+    connection.begin(greeting.MOST)
+    connection.send([greeting.said(content)])
+    first = b""
+    while len(first) < len(OPENING):
+        try:
+            first += connection.take(1)
+        except (EOFError, ConnectionError):
+            raise _AnswerError(first) from None
+        if not (NAME.startswith(first) or first.startswith(NAME)):
+            with suppress(OSError, EOFError):
+                while len(first) < SHOWN:
+                    first += connection.take(1)
+            raise _AnswerError(first)
+    said = greeting.hear(connection)
+    if "error" in said or first != OPENING:
+        raise _AnswerError(first, said)
+    return said
+
+
+def _near_by(welcome: dict[str, Any]) -> NearBy | None:
+    name, password = welcome.get("unix"), welcome.get("password")
+    is_here = welcome.get("host") == greeting.this_host() != ""
+    fits = isinstance(name, str) and isinstance(password, str)
+    return NearBy(str(name), str(password)) if is_here and fits and is_possible() else None
+
+
+class _AnswerError(Exception):
+    """Something else than a welcome: a refusal, or the bytes of another program."""
+
+    def __init__(self, first: bytes, refusal: dict[str, Any] | None = None) -> None:
+        super().__init__(str({} if refusal is None else refusal.get("message", "")))
+        self.first, self.refusal = first, refusal
+
+
+# --- what went wrong -----------------------------------------------------------------------------
+
+SEE_TOKEN = "give the token file that it was started with"
+SEE_PORT = "give the port of `hoploom serve`"
+SEE_OUTPUT = "see in its own output whether it ended"
+IS_SILENT = (
+    "takes connections and does not answer: the server is busy or stopped, or another program has this port; see its "
+    f"own output, or {SEE_PORT}"
+)
+OF_CERTIFICATE = {  # X509_V_ERR_...
+    10: "shows a certificate that has expired; give the server one that counts now, see `hoploom certs`",
+    9: "shows a certificate of the future; set the clocks of both hosts right",
+    62: "shows a certificate for other hosts; name it as its certificate does, or make one with its name: "
+    "`hoploom certs FOLDER --hosts ...`",
+}
+OF_CERTIFICATE[64] = OF_CERTIFICATE[62]  # an address instead of a name
+OF_ALERT = (  # what OpenSSL's reason holds
+    ("CERTIFICATE_REQUIRED", "asks for a certificate; give one, and its key, of the CA that is its --client-ca"),
+    ("UNKNOWN_CA", "refuses the certificate given: it is not of its --client-ca; give one that is"),
+    ("CERTIFICATE_EXPIRED", "refuses the certificate given: it has expired; give one that counts now"),
+    ("CERTIFICATE", "refuses the certificate given; see that it is of its --client-ca, and counts now"),
+)
+
+
+def explain(error: Exception, address: str, security: ClientSecurity) -> PeerError:
+    """What went wrong, in our words."""
+    if isinstance(error, ssl.SSLEOFError | ConnectionError):
+        error = _AnswerError(b"")
+    if isinstance(error, _AnswerError):
+        return _other_answer(error, address, security)
+    if isinstance(error, ssl.SSLError):
+        return _tls_failed(error, address)
+    if isinstance(error, TimeoutError):
+        return LostError(f"{address} {IS_SILENT}")
+    if isinstance(error, EOFError):
+        return LostError(f"peer {address} is lost: it closed the connection; {SEE_OUTPUT}")
+    if isinstance(error, ValueError):
+        return PeerError(f"{address} is no graph server: {essence(error)}; {SEE_PORT}")
+    return LostError(f"peer {address} is lost: the connection broke; {SEE_OUTPUT} ({essence(error)})")
+
+
+def _unreached(address: str, error: OSError) -> PeerError:
+    if isinstance(error, socket.gaierror):
+        told = "has a name that is not known here; check its spelling, or give an address"
+    elif isinstance(error, ConnectionRefusedError):
+        told = "does not listen; see whether `hoploom serve` runs there, and the port is right"
+    else:
+        told = "is not reached; see whether the host is up, and no firewall stands between"
+    return LostError(f"peer {address} {told} ({essence(error)})")
+
+
+def _other_answer(error: _AnswerError, address: str, security: ClientSecurity) -> PeerError:
+    if error.refusal is None:
+        if not error.first:
+            return LostError(
+                f"{address} is no graph server: it takes connections and closes them without an answer; {SEE_PORT}"
+            )
+        shown = (error.first.splitlines() or [b""])[0].decode("ascii", "replace")
+        return PeerError(f"{address} is no graph server: it answers with {shown!r}; {SEE_PORT}")
+    reason, version = error.refusal.get("error"), str(error.refusal.get("hoploom"))[:20]
+    if error.first != OPENING:
+        return PeerError(
+            f"peer {address} speaks another version of the protocol, {error.first[-1]} (Hoploom {version}), this "
+            f"process {PROTOCOL}; install the same Hoploom on both"
+        )
+    if reason == greeting.TOKEN:
+        asks = "asks for a token" if security.token is None else "refuses the token"
+        return PeerError(f"peer {address} {asks}; {SEE_TOKEN}")
+    if reason == greeting.TLS:
+        told = "does not speak TLS; start it with --cert and --key, or give no CA here"
+        return PeerError(f"peer {address} {told if security.tls else 'speaks TLS; give its CA here'}")
+    if reason == greeting.FULL:
+        return LostError(f"{address}: {essence(error)}")
+    return PeerError(f"peer {address} refuses this client: {essence(error)}")
+
+
+def _tls_failed(error: ssl.SSLError, address: str) -> PeerError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        told = "shows a certificate that is not of the CA given; give the CA that the server's is of"
+        return PeerError(f"peer {address} {OF_CERTIFICATE.get(error.verify_code, told)}")
+    reason = error.reason or ""
+    if any(word in reason for word in ("WRONG_VERSION", "RECORD_LAYER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH")):
+        return PeerError(f"peer {address} does not speak TLS; start it with --cert and --key, or give no CA here")
+    for word, told in OF_ALERT:
+        if word in reason:
+            return PeerError(f"peer {address} {told}")
+    return LostError(f"peer {address} is lost: TLS failed; {SEE_OUTPUT} ({essence(error)})")
+
+
+def essence(error: Exception) -> str:
+    """What a server or the system says, on one line that a terminal can show."""
+    text = " ".join(str(error).split())
+    shown = "".join(character if character.isprintable() else "?" for character in text)
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."

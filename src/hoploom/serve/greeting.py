@@ -1,0 +1,147 @@
+"""How a conversation begins: both sides say what they speak, the client who it is, the server whether it may ask.
+
+A server tells every stranger in plain words why it is refused, also one that speaks no TLS, another version, or
+something else. A client that is on the same host hears where the Unix socket is, and a password for it, so only who was
+admitted over TCP gets in there.
+"""
+
+import json
+import secrets
+import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import hoploom
+from hoploom.errors import PeerError
+from hoploom.serve.connection import Connection
+from hoploom.serve.security import ServerSecurity, is_same
+from hoploom.serve.tls import Renewed
+from hoploom.serve.wire import PREFIX, PROTOCOL
+
+NAME = b"HOPLOOM"
+OPENING = NAME + bytes([PROTOCOL])
+HELLO = b"HELO"
+MOST = 1 << 12  # bytes of what is said
+PATIENCE = 10.0  # seconds for a client to introduce itself
+LAST_WORDS = 1.0  # seconds for a client that is refused to hear why
+TLS_FIRST = b"\x16"  # how TLS begins
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # one host's until it is started again
+TOKEN, TLS, VERSION, STRANGER, FULL = "token", "tls", "version", "stranger", "full"  # why a client is refused
+
+
+class RefusedError(PeerError):
+    """A client that may not ask, with the reason it is told."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def this_host() -> str:
+    """The same for all processes of a host, containers too; nothing where the system does not say."""
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""
+
+
+def said(content: dict[str, Any]) -> bytes:
+    """A greeting as it is sent."""
+    text = json.dumps(content).encode()
+    return OPENING + PREFIX.pack(HELLO, len(text)) + text
+
+
+def hear(connection: Connection) -> dict[str, Any]:
+    """What follows the opening of a greeting; ValueError where that is none."""
+    kind, length = PREFIX.unpack(connection.take(PREFIX.size))
+    if kind != HELLO or length > MOST:
+        raise ValueError(f"a greeting of kind {kind!r} and {length} bytes")
+    content = json.loads(connection.take(length))
+    if not isinstance(content, dict):
+        raise ValueError("a greeting that is no object")
+    return content
+
+
+class Door:
+    """Who gets in to a server."""
+
+    def __init__(self, security: ServerSecurity, unix: str | None) -> None:
+        self._security = Renewed(security)
+        self._unix, self._password = unix, secrets.token_urlsafe(32)
+
+    def admit(self, accepted: socket.socket, silence: float) -> Connection | None:
+        """A connection of somebody who may ask; None for who may not, and has been told why."""
+        connection: Connection | None = None
+        try:
+            accepted.settimeout(PATIENCE)
+            accepted = self._secured(accepted)
+            connection = Connection(accepted, silence)
+            connection.begin(MOST, PATIENCE)
+            self._check(connection)
+            connection.send([said(self._welcome(is_local=connection.is_local))])
+            return connection
+        except RefusedError as error:
+            refuse(accepted, error)
+        except (OSError, EOFError, ValueError):
+            _hang_up(accepted)
+        return None
+
+    def _secured(self, accepted: socket.socket) -> socket.socket:
+        """With TLS where the server has it, which its Unix socket does without."""
+        _, context = self._security.now()
+        speaks_tls = accepted.recv(1, socket.MSG_PEEK) == TLS_FIRST
+        if context is None or accepted.family == getattr(socket, "AF_UNIX", None):
+            if speaks_tls:
+                raise RefusedError(TLS, "this server does not speak TLS")
+            return accepted
+        if not speaks_tls:
+            raise RefusedError(TLS, "this server speaks TLS")
+        wrapped = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        try:
+            wrapped.do_handshake()
+        except OSError:
+            _hang_up(socket.socket(fileno=wrapped.detach()))  # which the alert has been sent on
+            raise
+        return wrapped
+
+    def _check(self, connection: Connection) -> None:
+        opening = connection.take(len(OPENING))
+        if not opening.startswith(NAME):
+            raise RefusedError(STRANGER, "this is a graph server of Hoploom, which is asked in another way")
+        if opening != OPENING:
+            raise RefusedError(VERSION, f"this server speaks protocol {PROTOCOL}, the client {opening[-1]}")
+        try:
+            given = hear(connection)
+        except ValueError as error:
+            raise RefusedError(STRANGER, f"a greeting that cannot be read: {error}") from error
+        token = self._password if connection.is_local else self._security.now()[0].token
+        if token is not None and not is_same(given.get("token"), token):
+            raise RefusedError(TOKEN, "this server asks for a token, and there was none, or not the right one")
+
+    def _welcome(self, *, is_local: bool) -> dict[str, Any]:
+        welcome: dict[str, Any] = {"hoploom": hoploom.__version__}
+        if self._unix is not None and not is_local:
+            welcome |= {"host": this_host(), "unix": self._unix, "password": self._password}
+        return welcome
+
+
+def refuse(accepted: socket.socket, error: RefusedError) -> None:
+    """Tell a client why, and hang up."""
+    with suppress(OSError):
+        accepted.settimeout(LAST_WORDS)
+        accepted.sendall(said({"error": error.reason, "message": str(error), "hoploom": hoploom.__version__}))
+    _hang_up(accepted)
+
+
+def _hang_up(accepted: socket.socket) -> None:
+    """Once the other side has read what was said to it: to close before that would throw it away."""
+    if isinstance(accepted, ssl.SSLSocket):
+        accepted = socket.socket(fileno=accepted.detach())
+    with suppress(OSError), accepted:
+        accepted.settimeout(LAST_WORDS)
+        accepted.shutdown(socket.SHUT_WR)
+        for _ in range(16):
+            if not accepted.recv(1 << 16):
+                break
+    accepted.close()
