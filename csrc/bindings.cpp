@@ -15,6 +15,7 @@
 #include "idmap.h"
 #include "mapped_file.h"
 #include "order.h"
+#include "readable.h"
 #include "relabel.h"
 #include "sample.h"
 
@@ -251,6 +252,7 @@ NB_MODULE(_core, m) {
   m.def(
       "read_soon", [](uintptr_t begin, size_t bytes) { read_soon(reinterpret_cast<const void*>(begin), bytes); },
       "begin"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("wait_readable", &wait_readable, "descriptor"_a, "microseconds"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("any_damaged", &any_damaged);
   m.def("require_whole", &require_whole_at, "address"_a);
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {

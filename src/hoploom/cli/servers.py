@@ -1,4 +1,4 @@
-"""The command that serves parts of a store: what it takes. What it does is apart, as it imports torch and gRPC."""
+"""The command that serves parts of a store: what it takes. What it does is apart, as it imports torch."""
 
 import argparse
 from pathlib import Path

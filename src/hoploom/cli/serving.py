@@ -62,7 +62,7 @@ def _say_ready(ready: Ready, store: Store) -> None:
 
 
 def _end(code: int) -> int:
-    """Streams of idle clients hold up gRPC's threads, and with them the interpreter's end: end without it."""
+    """Threads that were cut off in the middle of the core would disturb the interpreter's end: end without it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

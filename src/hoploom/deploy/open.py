@@ -110,7 +110,7 @@ def _as_deployed(opening: Opening, deployment: LaunchSettings) -> Opening:
 
 
 def _connected(opening: Opening, closing: ExitStack) -> Store:
-    from hoploom.serve.connect import connect  # Flight is loaded where somebody needs it
+    from hoploom.serve.connect import connect  # loaded where somebody needs it
 
     assert opening.servers
     given = dict(opening.options)

@@ -38,6 +38,7 @@ from hoploom.ops.rows import (
     route,
     scatter_lists,
     scatter_rows,
+    wait_readable,
 )
 from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, draw_bounded, draw_words, permute, sample
 from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place, take
@@ -98,4 +99,5 @@ __all__ = [
     "scatter_rows",
     "softmax",
     "take",
+    "wait_readable",
 ]

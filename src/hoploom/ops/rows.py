@@ -21,6 +21,7 @@ any_damaged = _core.any_damaged  # whether any file that is mapped can no longer
 pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
 pool_trim = _core.pool_trim
 pool_keep_at_most = _core.pool_keep_at_most  # idle bytes, from now on; sys.maxsize: as before
+wait_readable = _core.wait_readable  # whether a descriptor has something to read within some microseconds
 keep_freed_memory = _core.keep_freed_memory  # malloc's too, from now on: pages are faulted in once
 give_back_freed_memory = _core.give_back_freed_memory  # the pool's and malloc's, to the system
 

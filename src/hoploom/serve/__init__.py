@@ -1,1 +1,1 @@
-"""The graph server and its clients: Arrow Flight between processes, so that where a part lives is a detail."""
+"""The graph server and its clients: messages over sockets, so that where a part lives is a detail."""

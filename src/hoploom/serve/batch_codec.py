@@ -18,6 +18,7 @@ from hoploom.load.assemble import Batch
 from hoploom.serve.wire import Message
 
 NARROWED = 1 << 12  # integers, from which on it pays to look whether they fit into 32 bits
+NEVER = 1 << 62
 
 
 # The two recursions are no closures: a closure that calls itself is a cycle, and would keep its batch until Python

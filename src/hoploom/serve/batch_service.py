@@ -19,7 +19,7 @@ from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampl
 from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.schema import RelationName
-from hoploom.serve.batch_codec import packed
+from hoploom.serve.batch_codec import NARROWED, NEVER, packed
 from hoploom.serve.batch_request import BatchRequest, Description, read_batch_request
 from hoploom.serve.memory_budget import ALONE, BusyError, Call, MemoryBudget, MeteredStore
 from hoploom.serve.wire import Message
@@ -58,7 +58,7 @@ class BatchService:
         with self._metered.batch(call) as reservation:
             count = next(iter(wanted.seeds.values())).numel()
             batch = self._maker(wanted, sums).make(torch.arange(count), wanted.first, wanted.key)
-            message = packed(batch)
+            message = packed(batch, NEVER if call.is_shared else NARROWED)  # in shared memory nothing is gained
             reservation.settle(sum(tensor.nbytes for tensor in message.tensors if isinstance(tensor, Tensor)))
             return message._replace(done=reservation.close)
 

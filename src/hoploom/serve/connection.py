@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from hoploom import ops
 from hoploom.closing import Closing
 
 BUFFERED = 1 << 16  # bytes that are read ahead: a small message comes in one piece
+SPIN = 50  # microseconds of asking before a wait: a processor that falls asleep wakes up later than most answers come
 SLOWEST = 1 << 16  # bytes a second that a message has to come or go at, besides the seconds of silence
 MOST_BUFFERS = 512  # that go out in one call; Linux takes 1024
 MOST_FILES = 64  # that come along with one message
@@ -36,6 +38,8 @@ class Connection(Closing):
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0  # of what was read ahead
         self._until = 0.0  # when a message has to be through
+        self._timeout, self._file = silence, connected.fileno()
+        connected.settimeout(silence)
         if not self.is_local:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -49,7 +53,9 @@ class Connection(Closing):
     def begin(self, num_bytes: int, silence: float | None = None) -> None:
         """From now on a message of so many bytes is on its way, in either direction."""
         silence = self.silence if silence is None else silence
-        self._socket.settimeout(silence)
+        if silence != self._timeout:  # to set it is a call of the system
+            self._timeout = silence
+            self._socket.settimeout(silence)
         self._until = time.monotonic() + silence + num_bytes / SLOWEST
 
     def _in_time(self) -> None:
@@ -58,22 +64,29 @@ class Connection(Closing):
 
     # --- out -------------------------------------------------------------------------------------
 
-    def send(self, buffers: Sequence[Any], files: Sequence[int] = ()) -> None:
-        """All of these bytes; on a Unix socket, descriptors go along."""
-        views = [memoryview(one).cast("B") for one in buffers if memoryview(one).nbytes]
+    def send(self, buffers: Sequence[Any], num_bytes: int, files: Sequence[int] = ()) -> None:
+        """All of these bytes, so many; on a Unix socket, descriptors go along."""
+        sent = 0
+        if not self._is_tls and len(buffers) <= MOST_BUFFERS:
+            along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+            sent = self._socket.sendmsg(buffers, along)
+            if sent == num_bytes:
+                return
+        self._send_rest([memoryview(one).cast("B") for one in buffers if memoryview(one).nbytes], sent)
+
+    def _send_rest(self, views: list[memoryview], sent: int) -> None:
+        """What is left of these bytes when the first ones have gone out."""
         if self._is_tls:
             self._send_over_tls(views)
             return
-        along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         first = 0
         while first < len(views):
-            sent = self._socket.sendmsg(views[first : first + MOST_BUFFERS], along)
-            along = []
+            sent = sent or self._socket.sendmsg(views[first : first + MOST_BUFFERS])
             while first < len(views) and sent >= views[first].nbytes:
                 sent -= views[first].nbytes
                 first += 1
             if sent:
-                views[first] = views[first][sent:]
+                views[first], sent = views[first][sent:], 0
             if first < len(views):
                 self._in_time()
 
@@ -88,23 +101,23 @@ class Connection(Closing):
 
     # --- in --------------------------------------------------------------------------------------
 
-    def wait(self, seconds: float | None = None) -> None:
+    def wait(self) -> None:
         """Until something comes, however long that is."""
-        if self._begin == self._end:
-            self._socket.settimeout(seconds)
-            self._read_ahead()
+        while self._begin == self._end:
+            with suppress(TimeoutError):
+                self._read_ahead()
 
-    def take(self, count: int) -> bytes:
+    def take(self, count: int) -> bytearray:
         """The next bytes; not many."""
-        while self._end - self._begin < count <= BUFFERED:
+        if count > BUFFERED:
+            taken = bytearray(count)
+            self.receive(memoryview(taken))
+            return taken
+        while self._end - self._begin < count:
             self._read_ahead()
             self._in_time()
-        if count <= BUFFERED:
-            begin, self._begin = self._begin, self._begin + count
-            return bytes(self._view[begin : begin + count])
-        taken = bytearray(count)
-        self.receive(memoryview(taken))
-        return bytes(taken)
+        begin, self._begin = self._begin, self._begin + count
+        return self._buffer[begin : begin + count]
 
     def receive(self, target: memoryview) -> None:
         """As many bytes as the target holds."""
@@ -129,6 +142,7 @@ class Connection(Closing):
             left = self._end - self._begin
             self._view[:left] = bytes(self._view[self._begin : self._end])
             self._begin, self._end = 0, left
+        ops.wait_readable(self._file, SPIN)
         target = self._view[self._end :]
         if self.is_local:  # where descriptors may come along
             came, along, _, _ = self._socket.recvmsg_into([target], socket.CMSG_SPACE(MOST_FILES * FILE))

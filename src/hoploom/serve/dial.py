@@ -84,7 +84,8 @@ def reach_near_by(near_by: NearBy, silence: float) -> Connection | None:
 def _greet(connection: Connection, content: dict[str, Any]) -> dict[str, Any]:
     """What the server says to that; _AnswerError if it is a refusal, or nothing that a graph server says."""
     connection.begin(greeting.MOST)
-    connection.send([greeting.said(content)])
+    spoken = greeting.said(content)
+    connection.send([spoken], len(spoken))
     first = b""
     while len(first) < len(OPENING):
         try:

@@ -79,7 +79,8 @@ class Door:
             connection = Connection(accepted, silence)
             connection.begin(MOST, PATIENCE)
             self._check(connection)
-            connection.send([said(self._welcome(is_local=connection.is_local))])
+            welcome = said(self._welcome(is_local=connection.is_local))
+            connection.send([welcome], len(welcome))
             return connection
         except RefusedError as error:
             refuse(accepted, error)

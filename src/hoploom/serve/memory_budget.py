@@ -32,8 +32,8 @@ class BusyError(PeerError):
 class Call:
     """A request that is being answered: memory that the answer may be made in, and whether anybody still waits."""
 
-    def __init__(self) -> None:
-        self.is_cancelled = False
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self.is_shared, self.is_cancelled = is_shared, False
 
     def check(self) -> None:
         """Raise where nobody waits any more, so that the work ends."""

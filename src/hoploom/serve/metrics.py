@@ -65,6 +65,7 @@ class Metrics:
         self.draining = False
         self.under_way = 0  # requests being answered
         self._ended = threading.Condition()
+        self._of_kinds: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
         self._clock = clock
         self.registry = at = _Registry()
         self._requests = Counter(
@@ -100,10 +101,21 @@ class Metrics:
             count.outcome = "failed"
             raise
         finally:
-            self._seconds.labels(known).observe(self._clock() - begun)
-            self._requests.labels(known, count.outcome).inc()
-            self._received.labels(known).inc(count.received)
-            self._sent.labels(known).inc(count.sent)
+            of_kind = self._of_kinds.get((known, count.outcome)) or self._of_kind(known, count.outcome)
+            of_kind[0].observe(self._clock() - begun)
+            of_kind[1].inc()
+            of_kind[2].inc(count.received)
+            of_kind[3].inc(count.sent)
+
+    def _of_kind(self, kind: str, outcome: str) -> tuple[Histogram, Counter, Counter, Counter]:
+        """What a request of a kind counts in: kept, for to look it up takes longer than to count."""
+        found = (
+            self._seconds.labels(kind),
+            self._requests.labels(kind, outcome),
+            self._received.labels(kind),
+            self._sent.labels(kind),
+        )
+        return self._of_kinds.setdefault((kind, outcome), found)
 
     @contextmanager
     def _as_under_way(self) -> Iterator[None]:

@@ -12,7 +12,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +67,7 @@ class Server(Closing):
         self._listeners = [listener] if unix is None else [listener, unix]
         self._door = Door(security, name)
         self._shared = MemoryBudget(self._limits.shared, 0, "shared memory")
-        self._open: set[Conversation] = set()
+        self._open: set[Caller] = set()
         self._lock, self._closed = threading.Lock(), threading.Event()
         _allow_many_files()
         for one in self._listeners:
@@ -97,8 +96,8 @@ class Server(Closing):
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # or accept never ends
             listener.close()
-        for conversation in self._present():
-            conversation.cut()
+        for caller in self._present():
+            caller.cut()
         deadline = time.monotonic() + LAST_WORDS
         while self._present() and time.monotonic() < deadline:
             time.sleep(TICK / 10)
@@ -123,24 +122,24 @@ class Server(Closing):
         connection = self._door.admit(accepted, self._limits.stall)
         if connection is None:
             return
-        conversation = Conversation(connection, self._shared)
+        caller = Caller(connection, self._shared)
         with self._lock:
-            self._open.add(conversation)
+            self._open.add(caller)
         if self._closed.is_set():
-            conversation.cut()
+            caller.cut()
         try:
             with self._metrics.stream():
-                self._converse(conversation)
+                self._converse(caller)
         except (OSError, EOFError):
             pass  # it has left, or was cut off
         finally:
-            conversation.close()
+            caller.close()
             with self._lock:
-                self._open.discard(conversation)
+                self._open.discard(caller)
 
-    def _converse(self, conversation: "Conversation") -> None:
+    def _converse(self, caller: "Caller") -> None:
         """Requests and their answers, one after the other."""
-        connection = conversation.connection
+        connection = caller.connection
         while True:
             connection.wait()
             connection.begin(wire.MAX_HEADER)
@@ -149,20 +148,22 @@ class Server(Closing):
             except MalformedError as error:
                 wire.write(connection, refusal(ConfigError(f"a request is malformed: {error}")))
                 return
-            self._reply(conversation, request)
+            self._reply(caller, request)
 
-    def _reply(self, conversation: "Conversation", request: Message) -> None:
+    def _reply(self, caller: "Caller", request: Message) -> None:
         with self._metrics.request(str(request.header.get("ask"))) as count:
             count.received = sum(tensor.nbytes for tensor in request.tensors if isinstance(tensor, Tensor))
-            conversation.free(request.header.pop("freed", []))
-            with conversation.making() as call:
-                answer = self._answer(request, call)
+            caller.free(request.header.pop("freed", None))
+            try:
+                answer = self._answer(request, caller.begin_making())
+            finally:
+                caller.end_making()
             error_name = answer.header.get("error")
             count.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
             try:
-                count.sent = wire.write(conversation.connection, answer, conversation.shared)
+                count.sent = wire.write(caller.connection, answer, caller.shared)
             except HoploomError as error:  # of rows that are read while they are sent
-                wire.write_broken(conversation.connection, refusal(error).header)
+                wire.write_broken(caller.connection, refusal(error).header)
                 raise ConnectionAbortedError from error
             finally:
                 if answer.done is not None:
@@ -194,7 +195,7 @@ class Server(Closing):
             for one in making:
                 one.beat(self._limits.beat)
 
-    def _present(self) -> "list[Conversation]":
+    def _present(self) -> "list[Caller]":
         with self._lock:
             return list(self._open)
 
@@ -203,7 +204,7 @@ class SharedCall(Call):
     """One whose answer may be made in memory that its client reads."""
 
     def __init__(self, shared: SharedAnswers | None) -> None:
-        super().__init__()
+        super().__init__(is_shared=shared is not None)
         self._shared = shared
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -211,7 +212,7 @@ class SharedCall(Call):
         return ops.empty(shape, dtype) if found is None else found
 
 
-class Conversation:
+class Caller:
     """One client's connection, and the request of it that is being answered."""
 
     def __init__(self, connection: Connection, budget: MemoryBudget) -> None:
@@ -222,16 +223,15 @@ class Conversation:
         self._call: SharedCall | None = None
         self._lock = threading.Lock()  # whoever holds it may write
 
-    @contextlib.contextmanager
-    def making(self) -> Iterator[SharedCall]:
+    def begin_making(self) -> SharedCall:
         """An answer is being made: the client hears of it while it lasts."""
         self._call = call = SharedCall(self.shared)
         self._told = self.making_since = time.monotonic()
-        try:
-            yield call
-        finally:
-            with self._lock:
-                self.making_since = self._call = None
+        return call
+
+    def end_making(self) -> None:
+        with self._lock:
+            self.making_since = self._call = None
 
     def beat(self, seconds: float) -> None:
         """Tell the client, if the answer takes longer than that."""

@@ -137,6 +137,8 @@ class Service:
         may only give back once it has this answer, too."""
         part, shard = self._part(request.header)
         wanted = requests.read_wanted(request, part)
+        if shard is part:  # all of it is in memory
+            return Message({}, _gathered(part, wanted, call))
         far = {n: want for n, want in enumerate(wanted) if not shard.lies_here(want.owner, want.field)}
         size = sum(_described(part, want).num_bytes for want in far.values())
         with Reservation(self.rows, call) as reservation:
@@ -157,6 +159,19 @@ class Service:
 def _described(part: Part, want: Wanted) -> Described:
     rows = part.tables[want.owner, want.field].rows
     return Described(rows.dtype, (want.ids.numel(), *rows.shape[1:]))
+
+
+def _gathered(part: Part, wanted: Sequence[Wanted], call: Call) -> Sequence[Tensor | Streamed]:
+    """Rows of memory: a few at once, more while they are sent."""
+    tables = [part.tables[want.owner, want.field] for want in wanted]
+    if sum(table.raw.shape[1] * want.ids.numel() for table, want in zip(tables, wanted, strict=True)) > PIECE:
+        return [_streamed(part, want, part.gather_into, PIECE) for want in wanted]
+    outs = [
+        call.empty((want.ids.numel(), *table.rows.shape[1:]), table.rows.dtype)
+        for table, want in zip(tables, wanted, strict=True)
+    ]
+    part.gather_into(wanted, outs)
+    return outs
 
 
 def _streamed(part: Part, want: Wanted, fill: Fill, piece: int) -> Tensor | Streamed:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.schema import DTYPE_NAMES, DTYPES
 from hoploom.serve.connection import Connection
-from hoploom.serve.shared_memory import NUMPY_DTYPES, SharedAnswers, SharedMemory
+from hoploom.serve.shared_memory import SHARED_FROM, SharedAnswers, SharedMemory
 
 PROTOCOL = 4
 PREFIX = struct.Struct("<4sI")  # what a frame is, and the bytes of its header
@@ -87,19 +87,21 @@ class BrokenError(Exception):
 
 
 class _Placed(NamedTuple):
-    """Where a tensor of an answer is: in a segment, or to be sent."""
+    """A tensor of a message, as the header lists it: [dtype, shape], and for some whether it comes in pieces and the
+    segment that it lies in."""
 
-    tensor: Tensor | Streamed
-    described: Described
-    segment: int | None
-    memory: Tensor | None  # of the segment, for what is still to be made
+    listed: list[Any]
+    num_bytes: int
+    content: Any = None  # what is sent after the header
+    streamed: Streamed | None = None  # what is made and sent after the header
+    memory: Tensor | None = None  # of the segment, where it is made
 
 
 def write(connection: Connection, message: Message, shared: SharedAnswers | None = None) -> int:
     """Send a message; returns the bytes of its tensors."""
     placed = [_place(tensor, shared) for tensor in message.tensors]
-    total = sum(one.described.num_bytes for one in placed)
-    header = {**message.header, "tensors": [_listed(one) for one in placed]}
+    total = sum(one.num_bytes for one in placed)
+    header = {**message.header, "tensors": [one.listed for one in placed]}
     offers, dropped = ([], []) if shared is None else shared.news()
     if offers:
         header["segments"] = [[one.number, one.size] for one in offers]
@@ -107,18 +109,20 @@ def write(connection: Connection, message: Message, shared: SharedAnswers | None
         header["dropped"] = dropped
     encoded = json.dumps(header).encode()
     connection.begin(total)
-    first: list[Any] = [PREFIX.pack(MESSAGE, len(encoded)), encoded]
+    waiting: list[Any] = [PREFIX.pack(MESSAGE, len(encoded)), encoded]
+    size = PREFIX.size + len(encoded)
     try:
-        for index, one in enumerate(placed):
-            if isinstance(one.tensor, Streamed):
-                connection.send(first, [offer.descriptor for offer in offers])
+        for one in placed:
+            if one.streamed is not None:
+                connection.send(waiting, size, [offer.descriptor for offer in offers])
                 _close(offers)
-                first, offers = [], []
-                _stream(connection, placed[index], one.tensor)
-            elif one.segment is None:
-                first.append(bytes_of(one.tensor))
-        if first:
-            connection.send(first, [offer.descriptor for offer in offers])
+                waiting, size, offers = [], 0, []
+                _stream(connection, one.streamed, one.memory)
+            elif one.content is not None:
+                waiting.append(one.content)
+                size += one.num_bytes
+        if size:
+            connection.send(waiting, size, [offer.descriptor for offer in offers])
     finally:
         _close(offers)
     return total
@@ -131,53 +135,54 @@ def _close(offers: Sequence[Any]) -> None:
 
 def _place(tensor: Tensor | Streamed, shared: SharedAnswers | None) -> _Placed:
     """What is large and not in shared memory yet is copied there, where there is any: to send it costs two copies."""
-    described = tensor.described if isinstance(tensor, Streamed) else Described(tensor.dtype, tuple(tensor.shape))
-    if shared is None or described.num_bytes == 0:
-        return _Placed(tensor, described, None, None)
-    if isinstance(tensor, Tensor) and tensor.is_contiguous() and (number := shared.number_of(tensor)) is not None:
-        return _Placed(tensor, described, number, None)
-    memory = shared.empty(described.shape, described.dtype)
-    if memory is None:
-        return _Placed(tensor, described, None, None)
-    if isinstance(tensor, Tensor):
+    if isinstance(tensor, Streamed):
+        described = tensor.described
+        memory = None if shared is None else shared.empty(described.shape, described.dtype)
+        segment = None if shared is None or memory is None else shared.number_of(memory)
+        listed = [DTYPE_NAMES[described.dtype], list(described.shape), True, segment]
+        return _Placed(listed, described.num_bytes, streamed=tensor, memory=memory)
+    listed, size = [DTYPE_NAMES[tensor.dtype], list(tensor.shape)], tensor.nbytes
+    if shared is None or size < SHARED_FROM:
+        return _Placed(listed, size, array_of(tensor) if size else None)
+    segment = shared.number_of(tensor) if tensor.is_contiguous() else None
+    if segment is None:
+        memory = shared.empty(tuple(tensor.shape), tensor.dtype)
+        if memory is None:
+            return _Placed(listed, size, array_of(tensor))
         np.copyto(array_of(memory), array_of(tensor))  # by NumPy: torch would start a team of threads
-    return _Placed(tensor, described, shared.number_of(memory), memory)
+        segment = shared.number_of(memory)
+    return _Placed([*listed, False, segment], size)
 
 
-def _listed(one: _Placed) -> list[Any]:
-    """[dtype, shape], then whether it comes in pieces and the segment that it lies in, if it does."""
-    listed: list[Any] = [DTYPE_NAMES[one.described.dtype], list(one.described.shape)]
-    if one.segment is not None or isinstance(one.tensor, Streamed):
-        listed += [isinstance(one.tensor, Streamed), one.segment]
-    return listed
-
-
-def _stream(connection: Connection, placed: _Placed, streamed: Streamed) -> None:
+def _stream(connection: Connection, streamed: Streamed, memory: Tensor | None) -> None:
     """Pieces: each is made in shared memory, or in memory that is recycled, and sent."""
     described = streamed.described
     num_rows = described.shape[0] if described.num_bytes else 0
     step = rows_at_once(described, streamed.piece)
     for row in range(0, num_rows, step):
         count = min(step, num_rows - row)
-        if placed.memory is not None:
-            piece = placed.memory[row : row + count]
-        else:
-            piece = ops.empty((count, *described.shape[1:]), described.dtype)
+        in_memory = None if memory is None else memory[row : row + count]
+        piece = ops.empty((count, *described.shape[1:]), described.dtype) if in_memory is None else in_memory
         streamed.fill(row, piece)
-        connection.send([LENGTH.pack(piece.nbytes), *([] if placed.memory is not None else [bytes_of(piece)])])
+        length = LENGTH.pack(piece.nbytes)
+        if memory is None:
+            connection.send([length, array_of(piece)], LENGTH.size + piece.nbytes)
+        else:
+            connection.send([length], LENGTH.size)
 
 
 def write_made(connection: Connection) -> None:
     """Tell the client that its answer is still being made."""
     connection.begin(PREFIX.size)
-    connection.send([PREFIX.pack(MADE, 0)])
+    connection.send([PREFIX.pack(MADE, 0)], PREFIX.size)
 
 
 def write_broken(connection: Connection, header: dict[str, Any]) -> None:
     """In the middle of pieces: there are no more of them, and why."""
     connection.begin(0)
     encoded = json.dumps({**header, "tensors": []}).encode()
-    connection.send([LENGTH.pack(BROKEN), PREFIX.pack(MESSAGE, len(encoded)), encoded])
+    content = LENGTH.pack(BROKEN) + PREFIX.pack(MESSAGE, len(encoded)) + encoded
+    connection.send([content], len(content))
 
 
 def array_of(tensor: Tensor) -> Any:
@@ -298,13 +303,12 @@ class Incoming:
             row += self._piece_length(one, one.described.shape[0] - row) // one.described.row_bytes
 
 
-def _small(content: bytes, described: Described) -> Tensor:
-    """In memory of its own: one copy, and few calls, for it is the time of these that a round trip is."""
+def _small(content: bytearray, described: Described) -> Tensor:
+    """In memory of its own: few calls, for it is the time of these that a round trip is."""
     if not content:
         return torch.empty(described.shape, dtype=described.dtype)
-    own = np.frombuffer(bytearray(content), dtype=NUMPY_DTYPES[described.dtype]).reshape(described.shape)
-    tensor = torch.from_numpy(own)
-    return tensor.view(torch.bfloat16) if described.dtype is torch.bfloat16 else tensor
+    flat = torch.frombuffer(content, dtype=described.dtype)
+    return flat if len(described.shape) == 1 else flat.view(described.shape)
 
 
 def _parse_header(
