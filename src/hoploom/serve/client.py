@@ -133,7 +133,7 @@ class Peer(Closing):
             incoming = conversation.incoming()
             found = reading(incoming)
             with self._lock:
-                self.bytes_received += sum(one.num_bytes for one in incoming.described)
+                self.bytes_received += incoming.num_bytes
             keep = True
             return found
         except FAILURES as error:

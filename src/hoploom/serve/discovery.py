@@ -52,6 +52,7 @@ class Discovery:
         self._peers = peers
         self._known: dict[Peer, ServerInfo] = {}
         self._away: set[Peer] = set()
+        self._present: dict[Peer, ServerInfo] = {}
         self._error: HoploomError | None = None  # what waiting does not help against
         self._changed, self._closed = threading.Condition(), threading.Event()
         self._threads: list[threading.Thread] = []
@@ -67,9 +68,12 @@ class Discovery:
         with self._changed:
             return dict(self._known)
 
-    def present(self) -> dict[Peer, ServerInfo]:
-        with self._changed:
-            return {peer: about for peer, about in self._known.items() if peer not in self._away}
+    def present(self) -> Mapping[Peer, ServerInfo]:
+        """Those that are there now: another dict each time that it changes, so nobody needs a lock."""
+        return self._present
+
+    def _note_present(self) -> None:
+        self._present = {peer: about for peer, about in self._known.items() if peer not in self._away}
 
     def wait(self, missing: Callable[[Mapping[Peer, ServerInfo]], str | None], seconds: float) -> ServerInfo:
         """Until nothing is missing; a moment longer for the rest. Raises what a peer was refused for."""
@@ -118,6 +122,7 @@ class Discovery:
             if peer in self._away or self.closed:
                 return
             self._away.add(peer)
+            self._note_present()
             thread = threading.Thread(target=self._meet, args=[peer], name=f"hoploom-{peer.address}", daemon=True)
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
             thread.start()
@@ -149,6 +154,7 @@ class Discovery:
                 )
             self._known[peer] = about
             self._away.discard(peer)
+            self._note_present()
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -188,9 +188,10 @@ class Peers(Closing):
     def _choose(self, part: int | None, present: Mapping[Peer, ServerInfo]) -> Peer | None:
         """The one with the least under way of those that hold a part and do not rest; any of the equal ones."""
         now = time.monotonic()
-        with self._lock:
-            ready = [peer for peer, about in present.items() if holds(about, part) and self._rests_until[peer] <= now]
-        return min(ready, key=lambda peer: (peer.under_way, random.random()), default=None)
+        ready = [peer for peer, about in present.items() if holds(about, part) and self._rests_until[peer] <= now]
+        if len(ready) <= 1:
+            return ready[0] if ready else None
+        return min(ready, key=lambda peer: (peer.under_way, random.random()))
 
     def _note_lost(self, peer: Peer, error: LostError) -> None:
         peer.last_loss = str(error)

@@ -200,7 +200,7 @@ class Server(Closing):
             return list(self._open)
 
 
-class SharedCall(Call):
+class CallOfClient(Call):
     """One whose answer may be made in memory that its client reads."""
 
     def __init__(self, shared: SharedAnswers | None) -> None:
@@ -220,12 +220,12 @@ class Caller:
         self.shared = SharedAnswers(budget) if connection.is_local and is_possible() else None
         self.making_since: float | None = None
         self._told = 0.0  # when the client heard last that its answer is being made
-        self._call: SharedCall | None = None
+        self._call: CallOfClient | None = None
         self._lock = threading.Lock()  # whoever holds it may write
 
-    def begin_making(self) -> SharedCall:
+    def begin_making(self) -> CallOfClient:
         """An answer is being made: the client hears of it while it lasts."""
-        self._call = call = SharedCall(self.shared)
+        self._call = call = CallOfClient(self.shared)
         self._told = self.making_since = time.monotonic()
         return call
 

@@ -36,6 +36,10 @@ MAX_DIMENSIONS = 8
 SOON = 1 << 14  # bytes of tensors that are looked for in what was read ahead
 
 
+to_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one each time
+from_json = json.JSONDecoder().decode
+
+
 class Described(NamedTuple):
     """A tensor's dtype and shape, known before it is there."""
 
@@ -107,7 +111,7 @@ def write(connection: Connection, message: Message, shared: SharedAnswers | None
         header["segments"] = [[one.number, one.size] for one in offers]
     if dropped:
         header["dropped"] = dropped
-    encoded = json.dumps(header).encode()
+    encoded = to_json(header).encode()
     connection.begin(total)
     waiting: list[Any] = [PREFIX.pack(MESSAGE, len(encoded)), encoded]
     size = PREFIX.size + len(encoded)
@@ -224,9 +228,9 @@ class Incoming:
             kind, length = PREFIX.unpack(connection.take(PREFIX.size))
         if kind != MESSAGE:
             raise MalformedError(f"a frame of kind {kind!r}; {MESSAGE!r} is a message")
-        self.header, self._coming = _parse_header(connection, length, limit, shared)
+        self.header, self._coming, self.num_bytes = _parse_header(connection, length, limit, shared)
         self.described = [one.described for one in self._coming]
-        connection.begin(sum(one.num_bytes for one in self.described))
+        connection.begin(self.num_bytes)
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
         """(which tensor, its first row, whole rows as bytes [n, row bytes]), in order. What is not in shared memory
@@ -313,12 +317,13 @@ def _small(content: bytearray, described: Described) -> Tensor:
 
 def _parse_header(
     connection: Connection, length: int, limit: int, shared: SharedMemory | None
-) -> tuple[dict[str, Any], list[Coming]]:
+) -> tuple[dict[str, Any], list[Coming], int]:
+    """The header, its tensors, and their bytes."""
     if length > MAX_HEADER:
         raise MalformedError(f"a header of {length} bytes; at most {MAX_HEADER}")
     text = connection.take(length)
     try:
-        header = json.loads(text)
+        header = from_json(text.decode())
         listed = header.pop("tensors")
         coming = [_coming(*one) for one in listed]
         for number, size in header.pop("segments", ()):
@@ -327,12 +332,12 @@ def _parse_header(
             shared.drop(header.pop("dropped"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise MalformedError(f"a header that cannot be read: {type(error).__name__}: {error}") from error
-    total = sum(one.described.num_bytes for one in coming)
+    total = sum([one.described.num_bytes for one in coming])
     if len(coming) > MAX_TENSORS or total > limit:
         raise TooLargeError(f"{len(coming)} tensors of {total} bytes; at most {MAX_TENSORS} of {limit}")
     if any(one.segment is not None for one in coming) and shared is None:
         raise MalformedError("tensors in shared memory, which this connection has not")
-    return header, coming
+    return header, coming, total
 
 
 def _add_segment(connection: Connection, shared: SharedMemory | None, number: Any, size: Any) -> None:
@@ -354,8 +359,9 @@ def _coming(name: str, shape: Any, in_pieces: Any = False, segment: Any = None) 
 def _shape(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"shape {shape!r:.80}")
-    if any(type(extent) is not int or not 0 <= extent < 1 << 48 for extent in shape):
-        raise ValueError(f"shape {shape!r:.80}")
+    for extent in shape:
+        if type(extent) is not int or not 0 <= extent < 1 << 48:
+            raise ValueError(f"shape {shape!r:.80}")
     return tuple(shape)
 
 
