@@ -63,6 +63,12 @@ def server_process() -> Iterator[OneProcess]:
 
 
 @pytest.fixture
+def tcp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of this process stay on TCP: a server's Unix socket passes by a proxy, and what TCP alone does."""
+    monkeypatch.setattr("hoploom.serve.client.reach_near_by", lambda *_: None)
+
+
+@pytest.fixture
 def ring_store() -> Store:
     """The ring of 12 nodes in memory."""
     return hoploom.from_pyg(ring(12))

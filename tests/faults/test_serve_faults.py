@@ -120,7 +120,7 @@ def test_a_stopped_server_without_a_replica_is_named_in_time(
 
 @every_mode
 def test_a_line_that_is_cut_and_mended_changes_no_batch(
-    mode: str, servers: list[Server], path: Path, undisturbed: list[Any]
+    mode: str, servers: list[Server], path: Path, undisturbed: list[Any], tcp_alone: None
 ) -> None:
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(server.address)) for server in servers]

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,15 +9,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pytest
 import torch
 
 from hoploom import NeighborLoader, PeerError
-from hoploom.serve import wire
 from hoploom.serve.batch_service import BatchService
 from hoploom.serve.connect import Connected
 from hoploom.serve.graph_server import BatchOptions, GraphServer
+from hoploom.serve.memory_budget import Call
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.server import Server, ServerLimits
@@ -26,36 +24,7 @@ from hoploom.serve.service import Service
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 from support.shards import spread
-
-
-@dataclass
-class Chunk:
-    data: Any
-    app_metadata: Any
-
-
-class Line:
-    """Flight's writer at one end and its reader at the other; what is written is copied, as a wire does."""
-
-    def __init__(self) -> None:
-        self._chunks: deque[Chunk] = deque()
-
-    def write_with_metadata(self, batch: pa.RecordBatch, metadata: bytes) -> None:
-        copied = pa.RecordBatch.from_arrays([pa.array(batch.column(0).to_numpy().copy())], schema=wire.SCHEMA)
-        self._chunks.append(Chunk(copied, pa.py_buffer(metadata) if metadata else None))
-
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        self.write_with_metadata(batch, b"")
-
-    def read_chunk(self) -> Chunk:
-        return self._chunks.popleft()
-
-
-def over_the_wire(message: Message) -> Message:
-    """What arrives of a message."""
-    line = Line()
-    wire.write(line, message)
-    return wire.read(line)
+from support.wires import over_the_wire
 
 
 @dataclass
@@ -155,7 +124,7 @@ class _Late:
     seconds: float
     over: threading.Event
 
-    def answer(self, request: Message) -> Message:
+    def answer(self, request: Message, call: Call) -> Message:
         if request.header.get("ask") == "gather":
             self.over.wait(self.seconds)
-        return self.service.answer(request)
+        return self.service.answer(request, call)

@@ -9,7 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pyarrow.flight as flight
 import torch
 
 import hoploom
@@ -17,6 +16,7 @@ from hoploom.serve import wire
 from hoploom.serve.wire import Message
 from hoploom.train import Context
 from support.fleets import WORKER, connect, loader
+from support.wires import over_tcp
 
 
 def lose_a_server(context: Context, servers: str, path: str, victims: str, folder: str) -> None:
@@ -36,13 +36,10 @@ def lose_a_server(context: Context, servers: str, path: str, victims: str, folde
 
 def hold_streams(servers: str, num_ids: int) -> None:
     """A loop that has begun, and a stream whose answer is not read to its end; then nothing, until killed."""
-    client = flight.FlightClient(f"grpc://{servers}")
-    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(wire.COMMAND))
-    writer.begin(wire.SCHEMA)
-    wire.write(
-        writer, Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.arange(num_ids) % 1000])
-    )
-    reader.read_chunk()
+    connection = over_tcp(servers)
+    ids = torch.arange(num_ids) % 1000
+    wire.write(connection, Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [ids]))
+    connection.wait()
     with hoploom.connect(servers) as store:
         for batch in loader(store):
             print(batch.batch_size, flush=True)

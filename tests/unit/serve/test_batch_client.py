@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.batch_servers import makers_of, over_the_wire, without_graph
+from support.batch_servers import makers_of, without_graph
 from support.batches import assert_same, assert_same_batches
 from support.cases import HOOKS, Case, every_case, store_of
 from support.graphs import random_graph, ring
 from support.shards import elsewhere_of, spread
+from support.wires import over_the_wire
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import NegativeSampling
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.batch_servers import over_the_wire, without_graph
+from support.batch_servers import without_graph
 from support.graphs import random_graph, save_in_parts
+from support.wires import over_the_wire
 from torch_geometric.data import Data
 
 import hoploom

@@ -13,7 +13,7 @@ from hoploom import ConfigError
 from hoploom.config.values import join_address, split_address
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
-from hoploom.serve.server import Server, check_free
+from hoploom.serve.server import Server, listen
 
 
 @pytest.mark.parametrize(("written", "parts"), [("gpu1:7", ("gpu1", 7)), ("[::1]:65535", ("::1", 65535))])
@@ -38,14 +38,14 @@ def test_a_name_that_means_loopback_here_is_refused(monkeypatch: pytest.MonkeyPa
     """As Debian's /etc/hosts has it for the host's own name: a server there would be reached by nobody else."""
     resolving(monkeypatch, "127.0.1.1")
     with pytest.raises(ConfigError, match=r"gpu1 is 127\.0\.1\.1 on this host .*; give the address that others reach"):
-        check_free("gpu1", 0)
+        listen("gpu1", 0)
 
 
 def test_loopback_by_its_own_name_and_every_address_are_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("127.0.0.1", "localhost", "0.0.0.0"):
-        check_free(host, 0)
+        listen(host, 0).close()
     resolving(monkeypatch, "127.0.0.1", "10.0.0.7")
-    check_free("gpu1", 0)  # others reach it by the second
+    listen("gpu1", 0).close()  # others reach it by the second
 
 
 # --- stopping ------------------------------------------------------------------------------------

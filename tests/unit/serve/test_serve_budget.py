@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.batch_servers import over_the_wire
 from support.placements import within
+from support.wires import over_the_wire
 
 import hoploom
 from hoploom.ops import Reads, RowRequest

@@ -192,7 +192,7 @@ def test_a_split_is_checked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", ["here", "servers"])
 def test_a_server_of_another_store_at_the_same_address_gives_an_error_and_no_rows(
-    made: Any, tmp_path: Path, server_process: OneProcess
+    made: Any, tmp_path: Path, server_process: OneProcess, tcp_alone: None
 ) -> None:
     """Its store is of the same sizes, and no stream is left that would break and have it introduce itself."""
     data = random_graph(60, 500, seed=1)
@@ -209,7 +209,7 @@ def test_a_server_of_another_store_at_the_same_address_gives_an_error_and_no_row
         assert_same_batches(loader(local), loader(store))
         deployment: Any = store.deployment
         for peer in deployment.peers._peers:
-            peer.close()  # what is idle
+            peer._drop_idle()
         line.target = other
         with pytest.raises(StoreError, match="another store"):
             next(iter(loader(store)))

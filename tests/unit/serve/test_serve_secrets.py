@@ -10,6 +10,8 @@ from support.certificates import TOKEN, certificates, mutual_client, mutual_serv
 
 from hoploom import ConfigError
 from hoploom.cli import main
+from hoploom.serve.client import Peer
+from hoploom.serve.greeting import Door
 from hoploom.serve.security import (
     ClientSecurity,
     ServerSecurity,
@@ -19,7 +21,7 @@ from hoploom.serve.security import (
     read_server_security,
     towards_peers,
 )
-from hoploom.serve.token_auth import TokenCheck, client_arguments
+from hoploom.serve.tls import Renewed
 
 
 def test_nothing_shows_a_token_or_a_key() -> None:
@@ -27,7 +29,7 @@ def test_nothing_shows_a_token_or_a_key() -> None:
     server, client = mutual_server(made, TOKEN), mutual_client(made, TOKEN)
     assert repr(server) == "ServerSecurity(token=..., certificate=..., key=..., client_ca=...)"
     assert repr(ClientSecurity(TOKEN)) == str(ClientSecurity(TOKEN)) == "ClientSecurity(token=...)"
-    shown = f"{server} {client!r} {TokenCheck(TOKEN)!r} {client_arguments(client, 'h:1')['middleware']!r}"
+    shown = f"{server} {client!r} {Renewed(server)!r} {Door(server, None)!r} {Peer('h:1', Renewed(client), 1.0)!r}"
     assert TOKEN not in shown
     assert "PRIVATE" not in shown
 
