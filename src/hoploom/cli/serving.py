@@ -25,13 +25,16 @@ with needs("cluster"):
     from hoploom.serve.server import LOOK_UP, Server, ServerLimits
 
 
+SHARED = 2  # the part of --memory that may be shared with clients on this host
+
+
 def serve(arguments: Arguments) -> int:
     security = read_server_security(arguments.token_file, arguments.cert, arguments.key, arguments.client_ca)
     host, _ = split_address(arguments.listen)
     _warn(check_listen(host, security, insecure=arguments.insecure))
-    limits = ServerLimits(arguments.stall)
     grace: float = arguments.grace
     options = batch_options(arguments, security)
+    limits = ServerLimits(arguments.stall, shared=options.memory // SHARED)
     with ExitStack() as stack:
         asked = stack.enter_context(_asked_to_stop())
         held = stack.enter_context(GraphServer(arguments.store, arguments.part, options))

@@ -1,6 +1,7 @@
 """Whole batches on the wire: PyG's own Data and HeteroData as a message and back. Nothing is unpickled.
 
 Integers that fit travel as int32: that costs a pass on either side, and the bytes it saves cost more, on loopback too.
+Edges as sources and counts would save another hundredth of a batch, and cost twice as much as that.
 """
 
 from collections.abc import Mapping, Sequence

@@ -27,7 +27,6 @@ MESSAGE, MADE = b"MESG", b"MADE"  # a message; or the answer is still being made
 LENGTH = struct.Struct("<I")  # of a piece; then its bytes. BROKEN: a message follows that says why there are no more
 BROKEN = 0xFFFFFFFF
 PIECE = 1 << 20  # bytes; larger ones fall out of the cache between the two sides, smaller ones cost more calls
-LARGEST_PIECE = 1 << 30
 MAX_HEADER = 1 << 20  # bytes
 MAX_TENSORS = 4096
 MAX_REQUEST = 1 << 28  # bytes of a request's tensors
