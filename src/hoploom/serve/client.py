@@ -136,6 +136,8 @@ class Peer(Closing):
                 self.bytes_received += sum(one.num_bytes for one in incoming.described)
             keep = True
             return found
+        except HoploomError:  # StoreError is an OSError too
+            raise
         except FAILURES as error:
             raise self._lost(error) from error
         finally:
