@@ -136,6 +136,8 @@ class Peer(Closing):
                 self.bytes_received += incoming.num_bytes
             keep = True
             return found
+        except HoploomError:  # StoreError is an OSError too
+            raise
         except FAILURES as error:
             raise self._lost(error) from error
         finally:

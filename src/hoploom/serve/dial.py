@@ -28,6 +28,10 @@ class LostError(PeerError):
     """The peer did not answer: another one may, or this one later."""
 
 
+class StrangerError(PeerError):
+    """Something else than a graph server answers."""
+
+
 class NearBy(NamedTuple):
     """The Unix socket of a server on this host."""
 
@@ -144,7 +148,7 @@ OF_ALERT = (  # what OpenSSL's reason holds
 
 def explain(error: Exception, address: str, security: ClientSecurity) -> PeerError:
     """What went wrong, in our words."""
-    if isinstance(error, ssl.SSLEOFError | ConnectionError):
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError):
         error = _AnswerError(b"")
     if isinstance(error, _AnswerError):
         return _other_answer(error, address, security)
@@ -155,7 +159,7 @@ def explain(error: Exception, address: str, security: ClientSecurity) -> PeerErr
     if isinstance(error, EOFError):
         return LostError(f"peer {address} is lost: it closed the connection; {SEE_OUTPUT}")
     if isinstance(error, ValueError):
-        return PeerError(f"{address} is no graph server: {essence(error)}; {SEE_PORT}")
+        return StrangerError(f"{address} is no graph server: {essence(error)}; {SEE_PORT}")
     return LostError(f"peer {address} is lost: the connection broke; {SEE_OUTPUT} ({essence(error)})")
 
 
@@ -176,7 +180,7 @@ def _other_answer(error: _AnswerError, address: str, security: ClientSecurity) -
                 f"{address} is no graph server: it takes connections and closes them without an answer; {SEE_PORT}"
             )
         shown = (error.first.splitlines() or [b""])[0].decode("ascii", "replace")
-        return PeerError(f"{address} is no graph server: it answers with {shown!r}; {SEE_PORT}")
+        return StrangerError(f"{address} is no graph server: it answers with {shown!r}; {SEE_PORT}")
     reason, version = error.refusal.get("error"), str(error.refusal.get("hoploom"))[:20]
     if error.first != OPENING:
         return PeerError(
@@ -200,11 +204,22 @@ def _tls_failed(error: ssl.SSLError, address: str) -> PeerError:
         return PeerError(f"peer {address} {OF_CERTIFICATE.get(error.verify_code, told)}")
     reason = error.reason or ""
     if any(word in reason for word in ("WRONG_VERSION", "RECORD_LAYER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH")):
-        return PeerError(f"peer {address} does not speak TLS; start it with --cert and --key, or give no CA here")
+        return _without_tls(address)
     for word, told in OF_ALERT:
         if word in reason:
             return PeerError(f"peer {address} {told}")
     return LostError(f"peer {address} is lost: TLS failed; {SEE_OUTPUT} ({essence(error)})")
+
+
+def _without_tls(address: str) -> PeerError:
+    """Who speaks no TLS is greeted without it, and without a token: it may be no graph server at all."""
+    try:
+        reach(address, Renewed(ClientSecurity()), CONNECTED).connection.close()
+    except StrangerError as error:
+        return error
+    except PeerError:
+        pass  # it asks for a token, say
+    return PeerError(f"peer {address} does not speak TLS; start it with --cert and --key, or give no CA here")
 
 
 def essence(error: Exception) -> str:

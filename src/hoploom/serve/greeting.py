@@ -47,8 +47,8 @@ def this_host() -> str:
 
 
 def said(content: dict[str, Any]) -> bytes:
-    """A greeting as it is sent."""
-    text = json.dumps(content).encode()
+    """A greeting as it is sent. It ends with its line, so that an HTTP server answers too, and is known by that."""
+    text = json.dumps(content).encode() + b"\n"
     return OPENING + PREFIX.pack(HELLO, len(text)) + text
 
 
