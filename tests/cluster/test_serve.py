@@ -1,21 +1,19 @@
 """Graph servers in other processes: the same batch wherever its parts are, and what a server says and refuses."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.flight as flight
 import pytest
 import torch
 from support.batches import assert_same_batches
 from support.cases import store_of
 from support.graphs import save_in_parts
 from support.servers import OneProcess
+from support.wires import frame, over_tcp, said_by, send
 
 import hoploom
 from hoploom import ConfigError, PeerError, StoreError
-from hoploom.serve import wire
 from hoploom.serve.peers import Peers
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.wire import Message
@@ -137,23 +135,11 @@ def test_a_bad_request_is_refused_and_the_next_one_answered(
 
 def test_ten_to_the_twelve_ids_are_refused_before_anything_is_allocated(fleet: Fleet) -> None:
     _, servers = fleet.of(False, {})
-    client = flight.FlightClient(f"grpc://{servers[0]}")
-    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(wire.COMMAND))
-    writer.begin(wire.SCHEMA)
-    header = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]], "tensors": [["int64", [10**12]]]}
-    writer.write_metadata(json.dumps(header).encode())
-    answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
-    assert "1 tensors of 8000000000000 bytes; at most" in answer["message"]
-    with pytest.raises(flight.FlightServerError, match="malformed"):
-        reader.read_chunk()
-
-
-def test_another_version_is_refused_by_name(fleet: Fleet) -> None:
-    _, servers = fleet.of(False, {})
-    client = flight.FlightClient(f"grpc://{servers[0]}")
-    _, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"hoploom/99"))
-    with pytest.raises(flight.FlightServerError, match=r"speaks b'hoploom/99', this server hoploom/3 \(Hoploom"):
-        reader.read_chunk()
+    with over_tcp(servers[0]) as connection:
+        header = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]], "tensors": [["int64", [10**12]]]}
+        send(connection, frame(header))
+        assert "malformed: 1 tensors of 8000000000000 bytes; at most" in said_by(connection)
+        assert said_by(connection) == "EOFError: the connection was closed"
 
 
 def test_another_stores_parts_are_refused(fleet: Fleet, server_process: OneProcess, tmp_path: Path) -> None:

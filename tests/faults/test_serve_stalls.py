@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 import torch
+from hoploom.serve.explain import explain, is_passing
 from support.batch_servers import listening, request_of
 from support.batches import assert_same_batches
 from support.fleets import within
@@ -16,7 +17,6 @@ from support.until import until
 import hoploom
 from hoploom import PeerError
 from hoploom.serve import wire
-from hoploom.serve.explain import explain, is_passing
 from hoploom.serve.graph_server import BatchOptions
 from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message

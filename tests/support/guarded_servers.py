@@ -1,43 +1,38 @@
-"""Flight servers of every kind of security, in one process of their own, for test_serve_security.py.
+"""Servers of every kind of security, in one process of their own, for test_serve_security.py.
 
-Reads PEM texts from the folder given, the token from the file `token` in it; prints their ports as JSON, and ends with
-its standard input.
+Reads PEM texts from the folder given, the token from the file `token` in it; prints their addresses as JSON, and ends
+with its standard input.
 """
 
 import json
 import sys
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.flight as flight
-
+from hoploom.serve.memory_budget import Call
+from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity, read_server_security
-from hoploom.serve.token_auth import server_arguments
+from hoploom.serve.server import Server, ServerLimits
+from hoploom.serve.wire import Message
 
-SCHEMA = pa.schema([("byte", pa.uint8())])
 
-
-class Echo(flight.FlightServerBase):  # type: ignore[misc]
+class Echo:
     """Gives back what it is sent."""
 
-    def do_exchange(self, context: object, descriptor: object, reader: Any, writer: Any) -> None:
-        writer.begin(SCHEMA)
-        for chunk in reader:
-            writer.write_metadata(chunk.app_metadata)
-
-    def do_action(self, context: object, action: Any) -> Iterator[Any]:
-        body = action.body.to_pybytes()
-        if body == b"fail":
-            raise ValueError("it was to\nfail")
-        yield flight.Result(body)
+    def answer(self, request: Message, call: Call) -> Message:
+        if request.header["ask"] == "fail":
+            raise ValueError("it was to\n\x1b[2Jfail" + "x" * 100_000)
+        return Message({}, request.tensors)
 
 
 def main(folder: Path) -> None:
     def pair(name: str) -> dict[str, Path]:
         return {"cert": folder / name / "server.pem", "key": folder / name / "server.key"}
 
+    expired = read_server_security(**pair("ours"))
+    for field, name in (("certificate", "server.pem"), ("key", "server.key")):  # who read it would be told
+        object.__setattr__(expired, field, (folder / "expired" / name).read_bytes())
     secured = {
         "free": ServerSecurity(),
         "token": read_server_security(token_file=folder / "token"),
@@ -45,12 +40,16 @@ def main(folder: Path) -> None:
         "mutual": read_server_security(**pair("ours"), client_ca=folder / "ours" / "ca.pem"),
         "all": read_server_security(folder / "token", **pair("ours"), client_ca=folder / "ours" / "ca.pem"),
         "elsewhere": read_server_security(**pair("elsewhere")),
+        "expired": expired,
     }
-    servers = {name: Echo(**server_arguments(security, "127.0.0.1", 0)) for name, security in secured.items()}
-    expired = [tuple((folder / "expired" / name).read_bytes() for name in ("server.pem", "server.key"))]
-    servers["expired"] = Echo("grpc+tls://127.0.0.1:0", tls_certificates=expired)  # ours would refuse it
-    print(json.dumps({name: server.port for name, server in servers.items()}), flush=True)
-    sys.stdin.read()
+    echo: Any = Echo()
+    with ExitStack() as stack:
+        found = {}
+        for name, security in secured.items():
+            server = Server(echo, "127.0.0.1:0", security, Metrics(), ServerLimits())
+            found[name] = stack.enter_context(server).address
+        print(json.dumps(found), flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -66,6 +66,12 @@ def frame(header: Any, *more: bytes) -> bytes:
     return wire.PREFIX.pack(wire.MESSAGE, len(text)) + text + b"".join(more)
 
 
+def send(connection: Connection, said: bytes) -> None:
+    """Any bytes at all."""
+    connection.begin(len(said))
+    connection.send([said], len(said))
+
+
 def said_by(connection: Connection) -> str:
     """The server's refusal, or how it ended the conversation."""
     try:

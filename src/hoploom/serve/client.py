@@ -24,6 +24,7 @@ from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message
 
 Read = TypeVar("Read")
 ARRIVED = 1.0  # seconds for the beginning of an answer that should be here by now
+MOST_SAID = 2000  # characters of why an answer is refused
 MAX_IDLE = 64  # connections to one peer that are kept; as many are open as requests are under way
 FAILURES = (OSError, EOFError, MalformedError, BrokenError)
 
@@ -38,7 +39,7 @@ class NotNowError(LostError):
 
 def refusal_of(header: Mapping[str, Any], address: str) -> HoploomError:
     """What a server answered instead of an answer, as what it was there."""
-    name, message = str(header["error"]), f"{address}: {str(header.get('message', ''))[:2000]}"
+    name, message = str(header["error"]), f"{address}: {essence(header.get('message', ''), MOST_SAID)}"
     if name == DRAINING:
         return LostError(message)
     if name in RETRIED:

@@ -222,8 +222,8 @@ def _without_tls(address: str) -> PeerError:
     return PeerError(f"peer {address} does not speak TLS; start it with --cert and --key, or give no CA here")
 
 
-def essence(error: Exception) -> str:
+def essence(said: object, longest: int = LONGEST) -> str:
     """What a server or the system says, on one line that a terminal can show."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(said).split())
     shown = "".join(character if character.isprintable() else "?" for character in text)
-    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."
+    return shown if len(shown) <= longest else f"{shown[:longest]}..."

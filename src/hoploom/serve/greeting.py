@@ -57,7 +57,10 @@ def hear(connection: Connection) -> dict[str, Any]:
     kind, length = PREFIX.unpack(connection.take(PREFIX.size))
     if kind != HELLO or length > MOST:
         raise ValueError(f"a greeting of kind {kind!r} and {length} bytes")
-    content = json.loads(connection.take(length))
+    try:
+        content = json.loads(connection.take(length))
+    except RecursionError as error:
+        raise ValueError("a greeting of too many brackets") from error
     if not isinstance(content, dict):
         raise ValueError("a greeting that is no object")
     return content
