@@ -5,17 +5,14 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.flight as flight
 import pytest
 import torch
 from support import TESTS
@@ -25,10 +22,11 @@ from support.fleets import gauge, loader, warm_up, within
 from support.graphs import random_graph
 from support.servers import Server, addresses_of, serving
 from support.until import until
+from support.wires import frame, over_tcp, plain, said_by, send
 
 import hoploom
 from hoploom import Store
-from hoploom.serve import wire
+from hoploom.serve import greeting, wire
 from hoploom.serve.batch_codec import unpacked
 from hoploom.serve.wire import Message
 
@@ -66,32 +64,6 @@ def server(pair: list[Server]) -> Server:
 @pytest.fixture(scope="module")
 def expected(path: Path) -> list[Any]:
     return list(loader(hoploom.open(path)))
-
-
-class Conversation:
-    """A stream as a client without manners has it."""
-
-    def __init__(self, server: Server, schema: pa.Schema = wire.SCHEMA) -> None:
-        self._client = flight.FlightClient(f"grpc://{server.address}")
-        options = flight.FlightCallOptions(timeout=60)
-        descriptor = flight.FlightDescriptor.for_command(wire.COMMAND)
-        self.writer, self.reader = self._client.do_exchange(descriptor, options)
-        self.writer.begin(schema)
-
-    def said(self) -> str:
-        """The server's refusal, or how it ended the conversation."""
-        try:
-            while (said := self.reader.read_chunk().app_metadata).equals(wire.BEAT):
-                pass  # the answer is still being made
-            return str(json.loads(said.to_pybytes()).get("message", "no refusal"))
-        except pa.ArrowException as error:
-            return str(error)
-
-    def close(self) -> None:
-        self.reader.cancel()
-        with suppress(pa.ArrowException):
-            self.writer.close()
-        self._client.close()
 
 
 GATHER = Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.arange(10 * NODES) % NODES])
@@ -134,9 +106,9 @@ def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: 
     batch = _whole_batch(server, 18_000)  # with their neighbors nearly all rows
     with ExitStack() as stack:
         for request in (GATHER, GATHER, GATHER, batch, batch):  # ten times all rows each, or once
-            slow = stack.enter_context(closing(Conversation(server)))
-            wire.write(slow.writer, request)
-            assert slow.said() == "no refusal"
+            slow = stack.enter_context(over_tcp(server.address))
+            wire.write(slow, request)
+            assert said_by(slow) == "no refusal"
         until(lambda: gauge(server, UNDER_WAY) == 5)
         until(lambda: gauge(server, HELD) > ROWS)  # on a busy machine the batches are still made
         assert gauge(server, HELD) <= MEMORY
@@ -185,29 +157,27 @@ def test_clients_with_different_options_at_once_get_each_their_own(server: Serve
 
 # --- no clients at all ---------------------------------------------------------------------------
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 NOISE = random.Random(7).randbytes(100_000)
+HELLO = greeting.said({})
 
 
 def test_bytes_that_are_no_conversation_do_no_harm(server: Server, expected: list[Any]) -> None:
-    host, port = server.address.split(":")
-    greetings = [b"", NOISE, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", PREFACE[:9], PREFACE, PREFACE + NOISE]
-    greetings += [PREFACE + b"\x00\x00\x06\x04\x00\x00\x00\x00\x00" + b"\x00\x03", PREFACE + b"\xff\xff\xff" * 4]
+    said = [
+        b"",
+        NOISE,
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01" + NOISE,
+    ]
+    said += [HELLO[:9], HELLO, HELLO + NOISE, HELLO + wire.PREFIX.pack(wire.MESSAGE, 1 << 31), HELLO + frame(b"{")]
     with ExitStack() as stack:
-        for greeting in greetings * 5:
-            half_open = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+        for one in said * 5:
+            half_open = stack.enter_context(plain(server.address, 10))
             with suppress(OSError):  # it may hang up in the middle
-                half_open.sendall(greeting)
+                half_open.sendall(one)
         _is_served(server, expected)  # while they are open
     _is_served(server, expected)
-
-
-@contextmanager
-def _told(server: Server, said: str, schema: pa.Schema = wire.SCHEMA) -> Iterator[Any]:
-    """A writer to a stream that is then refused, in these words."""
-    with closing(Conversation(server, schema)) as conversation:
-        yield conversation.writer
-        assert said in conversation.said()
+    until(lambda: _is_free(server))
 
 
 def _header(**more: Any) -> bytes:
@@ -215,59 +185,60 @@ def _header(**more: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "said"),
+    ("header", "said"),
     [
         (b'{"ask": "\xff"}', "a header that cannot be read: UnicodeDecodeError"),
         (b"{", "a header that cannot be read: JSONDecodeError"),
         (b"[" * 100_000, "a header that cannot be read: RecursionError"),
         (b"[]", "a header that cannot be read"),
         (b"null", "a header that cannot be read"),
+        (b"", "a header that cannot be read"),
         (b"{}", "a header that cannot be read: KeyError: 'tensors'"),
         (_header(tensors=None), "a header that cannot be read"),
         (_header(tensors=[["object", [3]]]), "a header that cannot be read: KeyError: 'object'"),
+        (_header(tensors=[["int64"]]), "a header that cannot be read: TypeError"),
         (_header(tensors=[["int64", [-1]]]), "a header that cannot be read: ValueError: shape [-1]"),
         (_header(tensors=[["int64", [1.5]]]), "a header that cannot be read: ValueError: shape [1.5]"),
         (_header(tensors=[["int64", [1] * 9]]), "a header that cannot be read: ValueError: shape"),
         (_header(tensors=[["int64", [1 << 47, 1 << 47]]]), "1 tensors of 1"),
         (_header(tensors=[["int64", [0]]] * 5000), "5000 tensors of 0 bytes; at most 4096"),
+        (_header(tensors=[["int64", [], True]]), "a header that cannot be read: ValueError: pieces True"),
+        (_header(tensors=[["int64", [3], False, 1]]), "tensors in shared memory, which this connection has not"),
+        (_header(tensors=[["int64", [3], False, "x"]]), "a header that cannot be read: ValueError: segment 'x'"),
+        (
+            _header(segments=[[1, 4096]]),
+            "a header that cannot be read: ValueError: shared memory 1 of 4096 bytes, or its de",
+        ),
         (b" " * (1 << 20) + b"{}", "a header of 1048578 bytes; at most 1048576"),
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_headers_that_cannot_be_read_are_refused(metadata: bytes, said: str, server: Server) -> None:
-    with _told(server, f"a request is malformed: {said}") as writer:
-        writer.write_metadata(metadata)
+def test_headers_that_cannot_be_read_are_refused(header: bytes, said: str, server: Server) -> None:
+    with over_tcp(server.address) as connection:
+        send(connection, frame(header))
+        assert f"a request is malformed: {said}" in said_by(connection)
+        assert said_by(connection) == "EOFError: the connection was closed"
 
 
-BYTE = pa.uint8()
-
-
-def _batch(*columns: list[int | None], kind: pa.DataType = BYTE) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(column, kind) for column in columns], names=[*"abcdefg"[: len(columns)]])
+PIECES = {"tensors": [["int64", [3], True]]}
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("sent", "said"),
     [
-        (_batch([1] * 7), "a piece does not hold whole rows"),
-        (_batch([1] * 25), "more bytes came than the header says"),
-        (_batch([1] * 24, kind=pa.int8()), "a piece is not plain bytes"),
-        (_batch([1] * 24, [1] * 24), "a piece is not plain bytes"),
-        (_batch([1] * 23 + [None]), "a piece is not plain bytes"),
+        (b"WHAT\x00\x00\x00\x00", "a frame of kind b'WHAT'"),
+        (wire.PREFIX.pack(wire.MADE, 1), "a frame of kind b'MADE'"),
+        (frame(PIECES, wire.LENGTH.pack(7)), "a piece of 7 bytes; at most 3 rows of 8 are missing"),
+        (frame(PIECES, wire.LENGTH.pack(32)), "a piece of 32 bytes; at most 3 rows of 8 are missing"),
+        (frame(PIECES, wire.LENGTH.pack(0)), "a piece of 0 bytes"),
+        (frame(PIECES, wire.LENGTH.pack(8), bytes(8), wire.LENGTH.pack(24)), "a piece of 24 bytes; at most 2 rows"),
     ],
 )
-def test_pieces_that_are_no_bytes_are_refused(
-    batch: pa.RecordBatch, said: str, server: Server, expected: list[Any]
-) -> None:
-    with _told(server, said, batch.schema) as writer:
-        writer.write_with_metadata(batch, _header())
-
-
-def test_a_conversation_without_a_word_is_refused_and_the_server_goes_on(server: Server, expected: list[Any]) -> None:
-    with _told(server, "a header of 0 bytes") as writer:
-        writer.write_batch(pa.record_batch([pa.array([1], pa.uint8())], schema=wire.SCHEMA))
+def test_frames_and_pieces_that_are_none_are_refused(sent: bytes, said: str, server: Server) -> None:
+    with over_tcp(server.address) as connection:
+        send(connection, sent)
+        assert f"a request is malformed: {said}" in said_by(connection)
     until(lambda: _is_free(server))
-    _is_served(server, expected)
 
 
 # --- the end -------------------------------------------------------------------------------------
@@ -277,10 +248,10 @@ def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
     pair: list[Server], path: Path, expected: list[Any]
 ) -> None:
     stopped = pair[1]
-    with hoploom.connect(addresses_of(pair), timeout=60) as store, closing(Conversation(stopped)) as slow:
+    with hoploom.connect(addresses_of(pair), timeout=60) as store, over_tcp(stopped.address) as slow:
         assert_same_batches(expected, loader(store))
-        wire.write(slow.writer, _whole_batch(stopped, 18_000))
-        incoming = wire.Incoming(slow.reader, wire.MAX_ANSWER)
+        wire.write(slow, _whole_batch(stopped, 18_000))
+        incoming = wire.Incoming(slow, wire.MAX_ANSWER)
         stopped.process.send_signal(signal.SIGTERM)
         assert "stopping: 1 requests under way, new ones are refused" in _next_line(stopped)
         assert_same_batches(expected, loader(store))  # by the other one
@@ -293,9 +264,9 @@ def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
 
 
 def test_a_second_request_to_stop_is_obeyed_at_once(server: Server) -> None:
-    with closing(Conversation(server)) as slow:
-        wire.write(slow.writer, GATHER)
-        slow.said()
+    with over_tcp(server.address) as slow:
+        wire.write(slow, GATHER)
+        said_by(slow)
         server.process.send_signal(signal.SIGTERM)
         assert "stopping: 1 requests" in _next_line(server)
         os.kill(server.process.pid, signal.SIGTERM)
