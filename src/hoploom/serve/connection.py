@@ -29,11 +29,12 @@ FILE = array.array("i").itemsize
 class Connection(Closing):
     """A socket; whoever reads or writes has it for himself."""
 
-    def __init__(self, connected: socket.socket, silence: float) -> None:
+    def __init__(self, connected: socket.socket, silence: float, *, takes_files: bool = False) -> None:
         self.silence = silence  # seconds
         self.files: list[int] = []  # descriptors that have come along and were not taken yet
         self.is_local = connected.family == getattr(socket, "AF_UNIX", None)
         self._socket, self._is_tls = connected, isinstance(connected, ssl.SSLSocket)
+        self._takes_files = takes_files  # else the kernel closes descriptors that come along
         self._buffer = bytearray(BUFFERED)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0  # of what was read ahead
@@ -66,22 +67,21 @@ class Connection(Closing):
 
     def send(self, buffers: Sequence[Any], num_bytes: int, files: Sequence[int] = ()) -> None:
         """All of these bytes, so many; on a Unix socket, descriptors go along."""
-        sent = 0
+        sent, along = 0, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         if not self._is_tls and len(buffers) <= MOST_BUFFERS:
-            along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
-            sent = self._socket.sendmsg(buffers, along)
+            sent, along = self._socket.sendmsg(buffers, along), []
             if sent == num_bytes:
                 return
-        self._send_rest([memoryview(one).cast("B") for one in buffers if memoryview(one).nbytes], sent)
+        self._send_rest([memoryview(one).cast("B") for one in buffers if memoryview(one).nbytes], sent, along)
 
-    def _send_rest(self, views: list[memoryview], sent: int) -> None:
+    def _send_rest(self, views: list[memoryview], sent: int, along: list[Any]) -> None:
         """What is left of these bytes when the first ones have gone out."""
         if self._is_tls:
             self._send_over_tls(views)
             return
         first = 0
         while first < len(views):
-            sent = sent or self._socket.sendmsg(views[first : first + MOST_BUFFERS])
+            sent, along = sent or self._socket.sendmsg(views[first : first + MOST_BUFFERS], along), []
             while first < len(views) and sent >= views[first].nbytes:
                 sent -= views[first].nbytes
                 first += 1
@@ -144,7 +144,7 @@ class Connection(Closing):
             self._begin, self._end = 0, left
         ops.wait_readable(self._file, SPIN)
         target = self._view[self._end :]
-        if self.is_local:  # where descriptors may come along
+        if self._takes_files:
             came, along, _, _ = self._socket.recvmsg_into([target], socket.CMSG_SPACE(MOST_FILES * FILE))
             for level, kind, content in along:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -76,7 +76,7 @@ def reach_near_by(near_by: NearBy, silence: float) -> Connection | None:
         try:
             connected.settimeout(silence)
             connected.connect(f"\0{near_by.name}")
-            connection = Connection(connected, silence)
+            connection = Connection(connected, silence, takes_files=True)
             _greet(connection, {"token": near_by.password})
             return connection
         except BaseException:
