@@ -29,7 +29,7 @@ from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.shared_memory import SharedAnswers, is_possible
-from hoploom.serve.wire import Incoming, MalformedError, Message
+from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message
 
 GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_CONNECTIONS = 4096
@@ -145,7 +145,7 @@ class Server(Closing):
             connection.begin(wire.MAX_HEADER)
             try:
                 request = Incoming(connection, self._limits.request).into()
-            except MalformedError as error:
+            except (MalformedError, BrokenError) as error:
                 wire.write(connection, refusal(ConfigError(f"a request is malformed: {error}")))
                 return
             self._reply(caller, request)

@@ -257,8 +257,14 @@ class Incoming:
     def _in_segment(self, one: Coming) -> Tensor | None:
         if one.segment is None:
             return None
+        return self._lies(one.segment, (one.described.num_bytes,), torch.uint8)
+
+    def _lies(self, segment: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         assert self._shared is not None
-        return self._shared.tensor(one.segment, (one.described.num_bytes,), torch.uint8)
+        try:
+            return self._shared.tensor(segment, shape, dtype)
+        except ValueError as error:
+            raise MalformedError(str(error)) from error
 
     def _piece_length(self, one: Coming, rows_left: int) -> int:
         """The bytes of the next piece."""
@@ -278,8 +284,7 @@ class Incoming:
     def _whole(self, one: Coming, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] | None) -> Tensor:
         described, size = one.described, one.described.num_bytes
         if one.segment is not None:
-            assert self._shared is not None
-            lies = self._shared.tensor(one.segment, described.shape, described.dtype)
+            lies = self._lies(one.segment, described.shape, described.dtype)
             self._skip_pieces(one)
             if allocate is None:
                 return lies
@@ -302,7 +307,7 @@ class Incoming:
     def _skip_pieces(self, one: Coming) -> None:
         """Wait until all rows are where they are to be."""
         row = 0
-        while one.in_pieces and row < one.described.shape[0]:
+        while one.in_pieces and row < one.described.shape[0] and one.described.num_bytes:
             row += self._piece_length(one, one.described.shape[0] - row) // one.described.row_bytes
 
 
