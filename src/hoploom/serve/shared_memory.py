@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -92,6 +93,7 @@ class SharedAnswers(Closing):
         self._all: dict[int, Segment] = {}  # by number
         self._free: list[Segment] = []
         self._at: dict[int, int] = {}  # address -> number of those that are in use
+        self._taken: list[int] = []  # for the answer that is being made
         self._next = 0
         self._offers: list[Offered] = []
         self._dropped: list[int] = []
@@ -103,6 +105,7 @@ class SharedAnswers(Closing):
         if segment is None:
             return None
         self._at[segment.address] = segment.number
+        self._taken.append(segment.number)
         return segment.tensor(shape, dtype)
 
     def _take(self, size: int) -> Segment | None:
@@ -162,8 +165,13 @@ class SharedAnswers(Closing):
         in_use = {number: address for address, number in self._at.items()}
         for number in numbers:
             if number in in_use:
-                del self._at[in_use[number]]
+                del self._at[in_use.pop(number)]
                 self._free.append(self._all[number])
+
+    def keep(self, sent: set[int]) -> None:
+        """These are in the answer; the client never hears of what else was taken for it."""
+        taken, self._taken = self._taken, []
+        self.free(number for number in taken if number not in sent)
 
     def close(self) -> None:
         for one in self._offers:
@@ -232,6 +240,7 @@ class SharedMemory(Closing):
 
     def __init__(self) -> None:
         self.freed = Freed()
+        self._leases: WeakValueDictionary[int, _Lease] = WeakValueDictionary()
         self._all: dict[int, Segment] = {}
 
     def add(self, number: int, size: int, descriptor: int) -> None:
@@ -254,7 +263,9 @@ class SharedMemory(Closing):
         segment = self._all.get(number)
         if segment is None or math.prod(shape) * dtype.itemsize > segment.size:
             raise ValueError(f"a tensor in shared memory {number!r:.20}, which is not there, or is shorter")
-        return segment.tensor(shape, dtype, _Lease(number, self.freed))
+        lease = self._leases.get(number) or _Lease(number, self.freed)
+        self._leases[number] = lease
+        return segment.tensor(shape, dtype, lease)
 
     def close(self) -> None:
         self._all = {}

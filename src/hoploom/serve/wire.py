@@ -105,6 +105,8 @@ def write(connection: Connection, message: Message, shared: SharedAnswers | None
     placed = [_place(tensor, shared) for tensor in message.tensors]
     total = sum(one.num_bytes for one in placed)
     header = {**message.header, "tensors": [one.listed for one in placed]}
+    if shared is not None:
+        shared.keep({one.listed[3] for one in placed if len(one.listed) > 3 and one.listed[3] is not None})
     offers, dropped = ([], []) if shared is None else shared.news()
     if offers:
         header["segments"] = [[one.number, one.size] for one in offers]
