@@ -1,0 +1,233 @@
+"""Messages as bytes: whole ones arrive, and cut, damaged and random ones end in an error that is known."""
+
+import random
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from support.wires import frame, line, over_the_wire
+from torch import Tensor
+
+from hoploom import StoreError, ops
+from hoploom.schema import DTYPES
+from hoploom.serve import wire
+from hoploom.serve.connection import Connection
+from hoploom.serve.memory_budget import MemoryBudget
+from hoploom.serve.shared_memory import SharedAnswers, SharedMemory
+from hoploom.serve.wire import BrokenError, Described, Incoming, MalformedError, Message, Streamed
+
+KNOWN = (MalformedError, EOFError, BrokenError, TimeoutError)
+LIMIT = 1 << 16  # bytes of tensors that the fuzzed side takes
+
+
+def rows_of(row: int, out: Tensor) -> None:
+    """Row v of a streamed tensor is full of v."""
+    out.copy_(torch.arange(row, row + out.shape[0]).view(-1, *[1] * (out.dim() - 1)).expand(out.shape))
+
+
+def streamed(rows: int, width: int, piece: int) -> Streamed:
+    return Streamed(Described(torch.float32, (rows, width)), rows_of, piece)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3, 4), (300, 100)], ids=str)
+def test_tensors_arrive_as_they_were_sent(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    sent = (torch.arange(max(1, torch.Size(shape).numel())) % 2)[: torch.Size(shape).numel()].view(shape).to(dtype)
+    arrived = over_the_wire(Message({"ask": "x"}, [sent, sent.T if sent.dim() == 2 else sent]))
+    assert arrived.header == {"ask": "x"}
+    for ours, theirs in zip((sent, sent.T if sent.dim() == 2 else sent), arrived.tensors, strict=True):
+        assert isinstance(theirs, Tensor)
+        assert (theirs.dtype, theirs.shape) == (ours.dtype, ours.shape)
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("piece", [1, 100, 401, 1 << 20])
+def test_what_is_made_while_it_is_sent_arrives_whole(piece: int) -> None:
+    one, other, empty = over_the_wire(
+        Message({}, [streamed(50, 25, piece), torch.arange(9), streamed(0, 25, piece)])
+    ).tensors
+    assert isinstance(one, Tensor)
+    assert torch.equal(one, torch.arange(50.0).view(-1, 1).expand(50, 25))
+    assert torch.equal(other, torch.arange(9))  # type: ignore[arg-type]
+    assert empty.shape == (0, 25)  # type: ignore[union-attr]
+
+
+def test_more_tensors_than_one_call_of_the_system_takes_arrive_with_their_shared_memory() -> None:
+    near, far = line()
+    shared = SharedAnswers(MemoryBudget(1 << 24, 0))
+    sent = [torch.arange(20_000), *(torch.tensor([number]) for number in range(1, 1500))]
+    with near, far, shared, SharedMemory() as seen, ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(wire.write, near, Message({}, sent), shared)
+        far.begin(1 << 20)
+        arrived = Incoming(far, wire.MAX_ANSWER, seen).into()
+        assert writing.result() == sum(one.nbytes for one in sent)
+        assert all(torch.equal(one, other) for one, other in zip(sent, arrived.tensors, strict=True))  # type: ignore[arg-type]
+        assert far.files == []
+
+
+# --- cut at every byte ---------------------------------------------------------------------------
+
+
+def bytes_of(message: Message) -> bytes:
+    near, far = line()
+    with near, far:
+        wire.write(near, message)
+        near.cut()
+        return b"".join(iter(lambda: far._socket.recv(1 << 16), b""))
+
+
+WHOLE = Message({"ask": "x"}, [torch.arange(3), streamed(4, 2, 16), torch.tensor(2.5)])
+
+
+@pytest.mark.parametrize("read", ["into", "pieces"])
+def test_a_message_cut_at_any_byte_is_told_from_a_whole_one(read: str) -> None:
+    whole = bytes_of(WHOLE)
+    made = wire.PREFIX.pack(wire.MADE, 0) + whole
+    for said in (whole, made):
+        for end in range(len(said)):
+            with pytest.raises(EOFError):
+                taken_in(said[:end], read=read)
+        taken_in(said, read=read)
+
+
+def taken_in(said: bytes, limit: int = LIMIT, *, read: str = "into", shared: SharedMemory | None = None) -> Any:
+    """What a reader makes of these bytes, after which the other side hangs up. At most `limit` bytes are allocated."""
+    given, took = socket.socketpair()
+    allocated: list[int] = []
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        tensor = ops.empty(shape, dtype)
+        allocated.append(tensor.nbytes)
+        assert sum(allocated) <= limit
+        return tensor
+
+    with given, Connection(took, 10.0, takes_files=True) as connection:
+        given.sendall(said)
+        given.shutdown(socket.SHUT_WR)
+        connection.begin(0)
+        incoming = Incoming(connection, limit, shared)
+        assert sum(one.num_bytes for one in incoming.described) <= limit
+        return list(incoming.pieces()) if read == "pieces" else incoming.into(allocate)
+
+
+def test_an_answer_that_breaks_off_says_why() -> None:
+    def fail(row: int, out: Tensor) -> None:
+        if row:
+            raise StoreError("gone")
+
+    near, far = line()
+    with near, far:
+        with pytest.raises(StoreError):
+            wire.write(near, Message({}, [Streamed(Described(torch.int64, (4,)), fail, 16)]))
+        wire.write_broken(near, {"error": "StoreError", "message": "gone"})
+        far.begin(0)
+        with pytest.raises(BrokenError) as broken:
+            wire.read(far)
+    assert broken.value.header == {"error": "StoreError", "message": "gone"}
+
+
+def test_what_comes_drop_by_drop_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, and the message does not."""
+    monkeypatch.setattr("hoploom.serve.connection.SLOWEST", 1 << 30)
+    near, far = line(0.2)
+    said = bytes_of(WHOLE)
+
+    def drip() -> None:
+        for place in range(len(said)):
+            time.sleep(0.02)  # what is slow is the thing tested
+            near._socket.send(said[place : place + 1])
+
+    with near, far, ThreadPoolExecutor(1) as threads:
+        dripping = threads.submit(drip)
+        far.begin(0)
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError, match="less than"):
+            wire.read(far)
+        assert time.monotonic() - begun < 5
+        far.close()
+        with pytest.raises(BrokenPipeError):
+            dripping.result()
+
+
+# --- fuzzed --------------------------------------------------------------------------------------
+
+HEADERS: list[Any] = [0, -1, 1, 7, 1 << 40, 1 << 70, 1.5, None, True, "", "int64", "float32", "x", [], {}, [1], [[3]]]
+
+
+def _json(chance: random.Random) -> Any:
+    """A header that is nearly right."""
+
+    def value(near: Any) -> Any:
+        return chance.choice(HEADERS) if chance.random() < 0.1 else near
+
+    def tensor() -> Any:
+        shape = [value(chance.randrange(5)) for _ in range(chance.randrange(4))]
+        listed = [value(chance.choice(list(DTYPES))), value(shape)]
+        listed += [value(chance.random() < 0.5), value(chance.choice([None, 1, 2]))][: chance.randrange(3)]
+        return value(listed)
+
+    header: dict[str, Any] = {"tensors": value([tensor() for _ in range(chance.randrange(4))])}
+    for name, near in (("segments", [[1, 4096]]), ("dropped", [1]), ("ask", "info")):
+        if chance.random() < 0.1:
+            header[name] = value(near)
+    return value(header)
+
+
+def fuzzed(chance: random.Random, whole: list[bytes]) -> bytes:
+    """Random bytes, frames with random headers, or real ones with some bytes changed, cut out or put in."""
+    kind = chance.random()
+    if kind < 0.1:
+        return chance.randbytes(chance.randrange(64))
+    if kind < 0.6:
+        lengths = [wire.LENGTH.pack(chance.choice([0, 4, 8, 16, 24, wire.BROKEN, 1 << 31])) for _ in range(3)]
+        tail = [chance.choice([piece, chance.randbytes(chance.randrange(40))]) for piece in lengths * 3]
+        if chance.random() < 0.2:
+            tail.insert(chance.randrange(4), frame(_json(chance)))
+        return frame(_json(chance), *tail)
+    said = bytearray(chance.choice(whole))
+    for _ in range(chance.randrange(1, 4)):
+        place = chance.randrange(len(said)) if said else 0
+        change = chance.random()
+        if change < 0.5 and said:
+            said[place] = chance.randrange(256)
+        elif change < 0.75:
+            del said[place : place + chance.randrange(9)]
+        else:
+            said[place:place] = chance.randbytes(chance.randrange(9))
+    return bytes(said)
+
+
+@pytest.fixture
+def seen() -> Iterator[SharedMemory]:
+    """Of a client that knows segment 1, where nothing lies any more."""
+    near, far = line()
+    with near, far, SharedAnswers(MemoryBudget(1 << 20, 0)) as shared, SharedMemory() as seen:
+        wire.write(near, Message({}, [torch.zeros(1 << 14)]), shared)
+        far.begin(0)
+        Incoming(far, 1 << 20, seen).into()
+        yield seen
+
+
+@pytest.mark.parametrize("count", [4000, pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+def test_any_bytes_end_in_a_message_or_in_an_error_that_is_known(count: int, seen: SharedMemory) -> None:
+    chance = random.Random(17)
+    broken = wire.LENGTH.pack(wire.BROKEN) + frame({"error": "x", "tensors": []})
+    whole = [bytes_of(WHOLE), bytes_of(Message({"a": [1, {"b": None}]}, [torch.zeros(7, dtype=torch.bfloat16)]))]
+    whole += [frame({"tensors": [["int8", [9], True]]}, wire.LENGTH.pack(3), b"abc", broken)]
+    outcomes: dict[str, int] = {}
+    for _ in range(count):
+        said, read = fuzzed(chance, whole), chance.choice(["into", "pieces"])
+        try:
+            taken_in(said, read=read, shared=chance.choice([None, seen]))
+            outcome = "whole"
+        except KNOWN as error:
+            outcome = type(error).__name__
+        except BaseException as error:
+            error.add_note(f"{read}: {said!r}")
+            raise
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    assert min(outcomes[name] for name in ("whole", "MalformedError", "EOFError", "BrokenError")) > count / 1000
