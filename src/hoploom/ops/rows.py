@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,6 +52,16 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool = False) -
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     size = math.prod(shape) * dtype.itemsize
     return tensor_of(_core.Buffer(size), dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+
+
+def joined(columns: Sequence[Tensor]) -> Tensor:
+    """Columns [n] int64 one after the other, by NumPy: torch's cat would start a team of threads in every thread."""
+    if len(columns) == 1:
+        return columns[0]
+    out = empty((sum(column.numel() for column in columns),), torch.int64)
+    if columns:
+        np.concatenate([column.numpy() for column in columns], out=out.numpy())
+    return out
 
 
 def runs_in_core(tensor: Tensor) -> bool:
