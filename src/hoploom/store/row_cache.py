@@ -164,8 +164,8 @@ class CacheReport:
 
     num_rows: int
     num_bytes: int
-    hits: int  # rows that were held
-    misses: int  # rows that were fetched
+    hits: int  # rows that batches needed and that were held
+    misses: int  # those that were not
 
     @property
     def hit_rate(self) -> float:

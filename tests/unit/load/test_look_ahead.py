@@ -15,7 +15,7 @@ from support.graphs import ring
 from support.shards import Elsewhere, elsewhere_of, spread
 
 import hoploom
-from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store
+from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store, ops
 from hoploom.load.look_ahead import Fetches, LookAhead
 from hoploom.load.pipeline import UntilOneFails, at_once
 from hoploom.serve.connect import Connected
@@ -113,6 +113,34 @@ def test_rows_in_a_cache_are_not_fetched() -> None:
     found = report(held)
     assert found is not None
     assert found.hits > 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_row_of_a_batch_is_looked_up_once(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _ring()
+    counts = torch.zeros(40, dtype=torch.int64)
+    counts[15:20] = 9
+    held = cached(store, 5 / 30, {"node": counts})
+    looked_up = {ops.IdMap: 0, ops.SlotMap: 0}
+
+    def counted(kind: Any, find: Any) -> Any:
+        def found(self: Any, ids: torch.Tensor, places: torch.Tensor) -> Any:
+            looked_up[kind] += places.numel()
+            return find(self, ids, places)
+
+        return found
+
+    for kind in looked_up:
+        monkeypatch.setattr(kind, "find", counted(kind, kind.find))
+    batches = list(_loader(held, num_workers=num_workers))
+    nodes = torch.cat([batch.n_id for batch in batches])
+    edges = torch.cat([batch.e_id for batch in batches])
+    remote, of_cache = int((nodes >= 10).sum()), int(((nodes >= 15) & (nodes < 20)).sum())
+    remote_edges = int((edges >= 20).sum())  # two of each node
+    assert looked_up == {ops.IdMap: remote, ops.SlotMap: remote - of_cache + remote_edges}
+    found = report(held)
+    assert found is not None
+    assert (found.hits, found.misses) == (of_cache, remote - of_cache)
 
 
 def test_the_store_says_how_far_to_look_and_the_loader_may_say_otherwise() -> None:
