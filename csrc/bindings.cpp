@@ -18,6 +18,7 @@
 #include "readable.h"
 #include "relabel.h"
 #include "sample.h"
+#include "slotmap.h"
 
 using namespace hoploom;
 
@@ -160,6 +161,19 @@ auto find_ids(const IdMap& map, Array<int64_t> ids, Optional<int64_t> places) {
   const int64_t num_ids = int64_t(ids.shape(0));
   IdMap::Found found = map.find(ids.data(), num_ids, pointer(places), places ? int64_t(places->shape(0)) : num_ids);
   return std::make_tuple(std::move(found.slots), std::move(found.hits), std::move(found.misses));
+}
+
+auto find_slots(SlotMap& map, Array<int64_t> ids, Array<int64_t> places) {
+  nb::gil_scoped_release release;
+  SlotMap::Found found =
+      map.find(ids.data(), int64_t(ids.shape(0)), places.data(), int64_t(places.shape(0)));
+  return std::make_tuple(std::move(found.slots), std::move(found.misses));
+}
+
+Buffer add_slots(SlotMap& map, Array<int64_t> ids, Array<int64_t> places, Output<int64_t> slots) {
+  require(slots.shape(0) == ids.shape(0), "one slot per id is needed");
+  nb::gil_scoped_release release;
+  return map.add(ids.data(), int64_t(ids.shape(0)), places.data(), int64_t(places.shape(0)), slots.data());
 }
 
 void scatter_rows(Rows<const uint8_t> rows, Array<int64_t> places, Rows<uint8_t> out) {
@@ -312,6 +326,15 @@ NB_MODULE(_core, m) {
       .def("ids", &IdMap::copy_ids)
       .def("bytes", &IdMap::bytes)
       .def("__len__", &IdMap::size);
+
+  nb::class_<SlotMap>(m, "SlotMap")
+      .def(nb::init<>())
+      .def("begin", &SlotMap::begin)
+      .def("find", &find_slots, nb::arg("ids").noconvert(), nb::arg("places").noconvert())
+      .def("add", &add_slots, nb::arg("ids").noconvert(), nb::arg("places").noconvert(), nb::arg("slots").noconvert())
+      .def("ids", &SlotMap::copy_ids)
+      .def("num_needed", &SlotMap::num_needed)
+      .def("__len__", &SlotMap::size);
 
   m.def("gather", &gather_rows, nb::arg("table").noconvert(), nb::arg("ids").noconvert(), "first"_a,
         nb::arg("out").noconvert());

@@ -92,8 +92,9 @@ class Pool {
       std::lock_guard lock(mutex_);
       live_ -= bytes;
       Idle*& own = idle_[list_of(bytes)];
-      for (Idle*& list : idle_)
-        while (&list != &own && list && idle_bytes_ + bytes > limit()) push(evicted, pop(list));
+      if (bytes <= limit())  // nothing makes room for what will not fit
+        for (Idle*& list : idle_)
+          while (&list != &own && list && idle_bytes_ + bytes > limit()) push(evicted, pop(list));
       const bool fits = idle_bytes_ + bytes <= limit();
       push(fits ? own : evicted, new (block) Idle{nullptr, bytes});
       if (fits) idle_bytes_ += bytes;

@@ -9,7 +9,7 @@ from torch import Tensor
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Owner
 from hoploom.store import Draw, Part, Sharded, Store, Wanted
-from hoploom.store.base import range_of
+from hoploom.store.base import Location, range_of
 from support.graphs import cut
 
 Answer = TypeVar("Answer")
@@ -38,8 +38,8 @@ class Elsewhere:
     def lies_here(self, owner: Owner, name: str) -> bool:
         return False
 
-    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
-        return places
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
+        return Location(places[:0], (), places)
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         assert any(frontier is not None for frontier in frontiers)

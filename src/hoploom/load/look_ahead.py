@@ -1,8 +1,8 @@
 """Look-ahead: the rows that the next batches miss are fetched together, each once.
 
-Batches are computable, so those of a group of steps are sampled first. Their remote rows that no cache has come in one
-request per peer, and then each batch is assembled. A row that the group before has fetched is taken from it. Costs the
-memory of two groups' rows, and a first batch that waits for its group.
+Batches are computable, so those of a group of steps are sampled first. Their remote rows that neither a cache nor an
+earlier group has come in one request per peer, and then each batch is assembled. Where a row is, is looked up once.
+Costs the memory of two groups' rows, and a first batch that waits for its group.
 """
 
 import threading
@@ -13,19 +13,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.load.assemble import Assembler, Batch, Sent
 from hoploom.load.maker import Drawn, Maker
 from hoploom.load.pipeline import LEAD, Delivery, Producer, Stages, Work
+from hoploom.load.row_window import Known, Located, Sought, Window, known_by
 from hoploom.ops import IdMap
 from hoploom.schema import Owner, Schema
 from hoploom.store import Sharded, Wanted
 from hoploom.store.budget import little_idle
-from hoploom.store.row_cache import Cached, HeldRows
-from hoploom.store.sharded import empty_rows
+from hoploom.store.row_cache import Cached
 
-Rows = Mapping[Owner, HeldRows]
-
-NO_ROWS: Rows = {}
 MOST_STEPS = 128  # ahead, however small their rows are
 
 
@@ -40,18 +38,18 @@ class Fetches:
 
 @dataclass
 class Needed:
-    """The rows of one owner that batches need and that are not here."""
+    """The rows of one owner that a batch needs and that are not here."""
 
     ids: IdMap  # each once
     fields: list[str]
-    num_asked: int = 0  # by every batch: a row that several need counts several times
 
 
-class Fetched(NamedTuple):
+@dataclass(frozen=True)
+class Fetched:
     """The rows of a group, and what assembles its batches from them."""
 
-    rows: Rows
-    assembler: Assembler
+    windows: Mapping[Owner, Window]
+    assemblers: Mapping[int, Assembler]  # by the batch's id()
 
 
 class StepSize(NamedTuple):
@@ -77,6 +75,9 @@ class LookAhead(Producer):
         self.fetches = Fetches()
         self._counting = threading.Lock()  # every loop has its own threads
         self._maker, self._features = maker, features
+        self._uncached = features.over(
+            [shard.shard if isinstance(shard, Cached) else shard for shard in features.shards]
+        )
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         return self._maker.make(indices, first, key)
@@ -94,7 +95,7 @@ class LookAhead(Producer):
         group = self.num_steps or 1
 
         def finish(step: int, drawn: Drawn, fetched: Fetched | None) -> Sent:
-            assembler = self._maker.assembler if fetched is None else fetched.assembler
+            assembler = self._maker.assembler if fetched is None else fetched.assemblers[id(drawn)]
             return work.send(self._maker.finish(drawn, assembler))
 
         with little_idle(self._window):
@@ -121,7 +122,7 @@ class LookAhead(Producer):
             drawn = self._maker.draw(*work.place(step))
         schema = self._features.schema
         num_bytes = num_id_bytes = 0
-        for owner, needed in self.missing([drawn]).items():
+        for owner, needed in self.missing(drawn).items():
             fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
             num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
             num_id_bytes += len(needed.ids) * id_bytes(schema, owner)
@@ -133,61 +134,78 @@ class LookAhead(Producer):
 
     def fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
         """The rows that these batches need and nobody here has, in one request per peer."""
-        before: Rows = {} if previous is None else previous.rows
-        rows: dict[Owner, HeldRows] = {}
+        fields = self._waiting([self._maker.assembler.wanted(one.sampled) for one in drawn])
+        windows = self._windows(fields, {} if previous is None else previous.windows)
+        batches = [self._sought(one, fields) for one in drawn]
         wanted: list[Wanted] = []
         places: list[Tensor | None] = []
         outs: list[Tensor] = []
         num_fetched = num_reused = num_spared = 0
-        for owner, needed in self.missing(drawn, before).items():
-            ids, old = needed.ids.ids, before.get(owner)
-            found = None if old is None else old.ids.find(ids)
-            tables = {f: empty_rows(self._features.schema, owner, f, len(ids)) for f in needed.fields}
-            rows[owner] = HeldRows(needed.ids, tables)
-            for name, out in rows[owner].tables.items():
-                known = found if old is not None and name in old.tables else None
-                if old is not None and known is not None:
-                    old.copy(name, known, out)
-                wanted.append(Wanted(owner, name, ids))
-                places.append(None if known is None else known.misses)
-                outs.append(out)
-            num_reused += 0 if found is None else found.hits.numel()
-            num_missing = len(ids) if found is None else found.misses.numel()
-            num_fetched += num_missing
-            num_spared += (needed.num_asked - num_missing) * len(needed.fields)
-        self._features.gather_at(wanted, places, outs)
+        for owner, window in windows.items():
+            window.begin()
+            of_owner = [(batch, place) for batch in batches for place, one in enumerate(batch) if one.owner == owner]
+            held, fresh = window.find([batch[place] for batch, place in of_owner])
+            for (batch, place), rows in zip(of_owner, held, strict=True):
+                batch[place] = batch[place]._replace(held=(*batch[place].held, rows))
+            if fresh.numel():
+                for want, table in window.wanted():
+                    wanted.append(want)
+                    places.append(fresh)
+                    outs.append(table)
+            num_fetched += fresh.numel()
+            num_reused += window.num_needed - fresh.numel()
+            num_asked = sum(rows.places.numel() for rows in held)
+            num_spared += (num_asked - fresh.numel()) * len(window.tables)
+        self._uncached.gather_at(wanted, places, outs)
         if (reads := self._maker.assembler.store.reads) is not None:
             reads.count_found(num_spared, of=num_spared)
         with self._counting:
             self.fetches.num_groups += 1
             self.fetches.num_fetched += num_fetched
             self.fetches.num_reused += num_reused
-        return Fetched(rows, self._assembler(rows))
+        assemblers = {id(one): self._assembler(fields, batch) for one, batch in zip(drawn, batches, strict=True)}
+        return Fetched(windows, assemblers)
 
-    def missing(self, drawn: Sequence[Drawn], before: Rows = NO_ROWS) -> dict[Owner, Needed]:
-        """By owner: the ids whose rows are not here, and the fields that are needed of them."""
-        needed: dict[Owner, Needed] = {}
+    def _waiting(self, wanted: Sequence[Sequence[Wanted]]) -> dict[Owner, list[str]]:
+        """The fields that are wanted of which some rows cost a wait."""
+        fields: dict[Owner, list[str]] = {}
         shards = self._features.shards
-        for one in drawn:
-            seen: set[tuple[Owner, int]] = set()
-            wanted = self._maker.assembler.wanted(one.sampled)
-            for owner, name, ids in wanted:
-                if all(shard.lies_here(owner, name) for shard in shards):
-                    continue
-                if owner not in needed:
-                    needed[owner] = Needed(IdMap(len(before[owner].ids) if owner in before else 0), [])
-                of_owner = needed[owner]
-                if name not in of_owner.fields:
-                    of_owner.fields.append(name)
-                if (owner, id(ids)) not in seen:
-                    seen.add((owner, id(ids)))
-                    for shard, places in zip(shards, self._features.route(owner, ids), strict=True):
-                        missing = shard.missing(owner, ids, places)
-                        of_owner.ids.add(ids, missing)
-                        of_owner.num_asked += missing.numel()
+        for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
+            if not all(shard.lies_here(owner, name) for shard in shards):
+                fields.setdefault(owner, []).append(name)
+        return fields
+
+    def _windows(self, fields: Mapping[Owner, Sequence[str]], before: Mapping[Owner, Window]) -> dict[Owner, Window]:
+        """Those of the group before, as far as they have all fields."""
+        windows = dict(before)
+        for owner, names in fields.items():
+            if owner not in before or not before[owner].tables.keys() >= set(names):
+                windows[owner] = Window(self._features.schema, owner, names)
+        return windows
+
+    def _sought(self, drawn: Drawn, fields: Mapping[Owner, Sequence[str]]) -> list[Sought]:
+        """Where the rows are that a batch needs, of these fields: each list of ids is looked up once."""
+        found: dict[Known, Sought] = {}
+        for owner, name, ids in self._maker.assembler.wanted(drawn.sampled):
+            if name in fields.get(owner, ()) and known_by(owner, ids) not in found:
+                routed = self._features.route(owner, ids)
+                shards = zip(self._features.shards, routed, strict=True)
+                located = [shard.locate(owner, ids, places) for shard, places in shards]
+                held = [rows for one in located for rows in one.held]
+                missing = ops.joined([one.missing for one in located if one.missing.numel()])
+                found[known_by(owner, ids)] = Sought(owner, ids, [one.near for one in located], held, missing)
+        return list(found.values())
+
+    def missing(self, drawn: Drawn) -> dict[Owner, Needed]:
+        """By owner: the ids whose rows cost a wait, and the fields that are needed of them."""
+        fields = self._waiting([self._maker.assembler.wanted(drawn.sampled)])
+        needed: dict[Owner, Needed] = {}
+        for one in self._sought(drawn, fields):
+            needed.setdefault(one.owner, Needed(IdMap(), fields[one.owner])).ids.add(one.ids, one.missing)
         return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner.ids)}
 
-    def _assembler(self, rows: Rows) -> Assembler:
-        features, assembler = self._features, self._maker.assembler
-        shards = [shard if shard.is_here else Cached(shard, rows) for shard in features.shards]
-        return replace(assembler, store=replace(assembler.store, features=features.over(shards)))
+    def _assembler(self, fields: Mapping[Owner, Sequence[str]], sought: Sequence[Sought]) -> Assembler:
+        known = {(owner, name) for owner, names in fields.items() for name in names}
+        assembler = self._maker.assembler
+        located = Located(self._features, known, sought)
+        return replace(assembler, store=replace(assembler.store, features=located))

@@ -197,7 +197,7 @@ class Packing(Producer):
             if left.is_set():
                 return {}
             try:
-                needed = self.ahead.missing([self._maker.draw(*work.place(step))])
+                needed = self.ahead.missing(self._maker.draw(*work.place(step)))
             except Exception:  # the step says so itself when it is made, and those after it are not delivered
                 break
             ids[step] = {owner: self._sorted(owner, of_owner) for owner, of_owner in needed.items()}

@@ -17,7 +17,7 @@ from hoploom.ops.disk import (
 )
 from hoploom.ops.edges import Csc, InEdges, build_csc
 from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
-from hoploom.ops.relabel import Found, IdMap, NodeMap, fill_edges
+from hoploom.ops.relabel import Found, IdMap, NodeMap, SlotMap, fill_edges
 from hoploom.ops.rows import (
     ELEMENTS,
     Empty,
@@ -29,6 +29,7 @@ from hoploom.ops.rows import (
     empty_pinned,
     gather,
     give_back_freed_memory,
+    joined,
     keep_freed_memory,
     pool_keep_at_most,
     pool_trim,
@@ -66,6 +67,7 @@ __all__ = [
     "RelationLists",
     "RowRequest",
     "Rule",
+    "SlotMap",
     "SparseArray",
     "Topology",
     "aggregate",
@@ -83,6 +85,7 @@ __all__ = [
     "gather",
     "give_back_freed_memory",
     "has_read_queue",
+    "joined",
     "keep_freed_memory",
     "order_edges",
     "pack",

@@ -92,3 +92,39 @@ class IdMap:
 
     def __len__(self) -> int:
         return len(self._core)
+
+
+class SlotMap:
+    """Ids to slots of a table. An id that two rounds have not needed gives its slot to another one; for one thread."""
+
+    def __init__(self) -> None:
+        self._core = _core.SlotMap()
+
+    def begin(self) -> None:
+        """Begin a round: slots of ids that neither this one nor the one before it needs are free."""
+        self._core.begin()
+
+    def find(self, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Look up the ids at some places: their slots [ids] int64 at these places, and the places [n] of the others."""
+        slots, misses = self._core.find(ids.numpy(), places.numpy())
+        return tensor_of(slots), tensor_of(misses)
+
+    def add(self, ids: Tensor, places: Tensor, slots: Tensor) -> Tensor:
+        """Write the slots of the ids at some places, and return those that were given to new ids: [n] int64.
+
+        Add after all look-ups of a round: none is given away then whose id the round needs.
+        """
+        return tensor_of(self._core.add(ids.numpy(), places.numpy(), slots.numpy()))
+
+    @property
+    def ids(self) -> Tensor:
+        """The id of every slot: [n] int64."""
+        return tensor_of(self._core.ids())
+
+    @property
+    def num_needed(self) -> int:
+        """How many ids this round needs."""
+        return self._core.num_needed()
+
+    def __len__(self) -> int:
+        return len(self._core)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -178,12 +177,7 @@ class HopEdges:
 
     def edges(self) -> Tensor:
         """The edges' positions [e] int64, -1 where they are not known."""
-        if len(self._edges) == 1:
-            return self._edges[0]
-        out = ops.empty((sum(edges.numel() for edges in self._edges),), torch.int64)
-        if self._edges:  # by NumPy: torch's cat would start a team of threads in every loader thread
-            np.concatenate([edges.numpy() for edges in self._edges], out=out.numpy())
-        return out
+        return ops.joined(self._edges)
 
 
 def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:

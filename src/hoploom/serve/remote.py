@@ -13,7 +13,7 @@ from hoploom.schema import Owner, Schema
 from hoploom.serve.client import read_message
 from hoploom.serve.peers import Peers
 from hoploom.serve.wire import Incoming, Message
-from hoploom.store.base import Draw, Wanted
+from hoploom.store.base import Draw, Location, Wanted
 
 MAX_IDS = 1 << 22  # in one request: 32 MiB, of wire.MAX_REQUEST
 
@@ -44,8 +44,8 @@ class RemotePart:
     def lies_here(self, owner: Owner, name: str) -> bool:
         return False
 
-    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
-        return places
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
+        return Location(places[:0], (), places)
 
     def _header(self, kind: str) -> dict[str, object]:
         return {"ask": kind, "identity": self._peers.identity, "part": self.number}

@@ -67,6 +67,26 @@ def _read(schema: Schema, owner: Owner, name: str, ids: Any) -> Wanted:
     return Wanted(owner, name, read_ids(what, given, limit, ConfigError))
 
 
+class HeldAt(NamedTuple):
+    """Rows that are held, and for which places: what a look-up has found."""
+
+    tables: Mapping[str, Tensor]  # field -> [rows, ...]
+    slots: Tensor  # [ids] int64: at the places, which row
+    places: Tensor  # [n] int64
+
+    def copy(self, name: str, out: Tensor) -> None:
+        """Write the rows of a field to their places."""
+        ops.gather(ops.byte_rows(self.tables[name]), self.slots, ops.byte_rows(out), 0, self.places)
+
+
+class Location(NamedTuple):
+    """Where a shard's rows of some ids are, by place."""
+
+    near: Tensor  # [n] int64: the shard has these in memory
+    held: tuple[HeldAt, ...]
+    missing: Tensor  # [n] int64: these cost a wait
+
+
 class GraphStore(Protocol):
     """Topology. Frontiers are listed by node type, picks by relation."""
 
@@ -116,8 +136,8 @@ class Shard(Protocol):
     def lies_here(self, owner: Owner, name: str) -> bool:
         """Whether all rows of a field are in memory or mapped."""
 
-    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
-        """Of these places among the ids, those whose rows cost a wait."""
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
+        """Where the rows are of the ids at these places: those of fields that do not all lie here."""
 
     def split(self, node_type: str, name: str) -> Tensor:
         """The members of a split in this range, [n] int64; none where the type has no such split."""
@@ -243,8 +263,8 @@ class Part:
     def lies_here(self, owner: Owner, name: str) -> bool:
         return True
 
-    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
-        return places[:0]
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
+        return Location(places, (), places[:0])
 
     def split(self, node_type: str, name: str) -> Tensor:
         return self.splits.get((node_type, name), torch.empty(0, dtype=torch.int64))
@@ -302,8 +322,8 @@ class Absent:
     def lies_here(self, owner: Owner, name: str) -> bool:
         return True
 
-    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
-        return places[:0]
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
+        return Location(places, (), places[:0])
 
     def split(self, node_type: str, name: str) -> Tensor:
         return torch.empty(0, dtype=torch.int64)

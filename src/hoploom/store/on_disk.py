@@ -17,7 +17,7 @@ from hoploom import ops
 from hoploom.errors import StoreError
 from hoploom.ops import EdgeLists, FileRows, Frontier, ListColumn, Picks, Reads, RowRequest, Rule, SparseArray
 from hoploom.schema import Owner
-from hoploom.store.base import Draw, Part, Wanted
+from hoploom.store.base import Draw, Location, Part, Wanted
 
 
 class FarRows(NamedTuple):
@@ -88,9 +88,12 @@ class OnDisk:
     def lies_here(self, owner: Owner, name: str) -> bool:
         return (owner, name) not in self.tables
 
-    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
         bounds = [far.first_far for (far_owner, _), far in self.tables.items() if far_owner == owner]
-        return ops.route(ids, torch.tensor([min(bounds)]), places)[1] if bounds else places[:0]
+        if not bounds:
+            return Location(places, (), places[:0])
+        near, far = ops.route(ids, torch.tensor([min(bounds)]), places)
+        return Location(near, (), far)
 
     def split(self, node_type: str, name: str) -> Tensor:
         return self.part.split(node_type, name)

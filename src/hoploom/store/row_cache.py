@@ -12,12 +12,11 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from hoploom import ops
 from hoploom.config.values import as_bytes, as_count, as_share, parse_share_or_bytes
 from hoploom.errors import ConfigError
-from hoploom.ops import Found, Frontier, IdMap, Picks
+from hoploom.ops import Frontier, IdMap, Picks
 from hoploom.schema import DTYPES, NodeType, Owner
-from hoploom.store.base import Draw, Shard, Wanted
+from hoploom.store.base import Draw, HeldAt, Location, Shard, Wanted
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import Store
 
@@ -35,8 +34,10 @@ class HeldRows:
     def num_bytes(self) -> int:
         return self.ids.num_bytes + sum(table.nbytes for table in self.tables.values())
 
-    def copy(self, name: str, found: Found, out: Tensor) -> None:
-        ops.gather(ops.byte_rows(self.tables[name]), found.slots, ops.byte_rows(out), 0, found.hits)
+    def find(self, ids: Tensor, places: Tensor) -> tuple[HeldAt, Tensor]:
+        """What is held of the ids at these places, and the places of the others."""
+        slots, hits, misses = self.ids.find(ids, places)
+        return HeldAt(self.tables, slots, hits), misses
 
 
 @dataclass
@@ -73,8 +74,8 @@ class Wrapped:
     def lies_here(self, owner: Owner, name: str) -> bool:
         return self.shard.lies_here(owner, name)
 
-    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
-        return self.shard.missing(owner, ids, places)
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
+        return self.shard.locate(owner, ids, places)
 
     def split(self, node_type: str, name: str) -> Tensor:
         return self.shard.split(node_type, name)
@@ -103,12 +104,16 @@ class Cached(Wrapped):
     held: Mapping[Owner, HeldRows]
     tally: Tally = field(default_factory=Tally)
 
-    def missing(self, owner: Owner, ids: Tensor, places: Tensor) -> Tensor:
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
         rows = self.held.get(owner)
-        return self.shard.missing(owner, ids, places if rows is None else rows.ids.find(ids, places).misses)
+        if rows is None:
+            return self.shard.locate(owner, ids, places)
+        held, misses = self._find(rows, ids, places)
+        near, others, missing = self.shard.locate(owner, ids, misses)
+        return Location(near, (held, *others), missing)
 
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
-        looked_up: dict[tuple[Owner, int, int], Found] = {}
+        looked_up: dict[tuple[Owner, int, int], tuple[HeldAt, Tensor]] = {}
         copies: list[Finish] = []
         rest = list(places)
         for index, ((owner, name, ids), place, out) in enumerate(zip(wanted, places, outs, strict=True)):
@@ -117,11 +122,15 @@ class Cached(Wrapped):
                 continue
             key = owner, id(ids), id(place)
             if key not in looked_up:
-                looked_up[key] = rows.ids.find(ids, place)
-                self.tally.add(looked_up[key].hits.numel(), looked_up[key].misses.numel())
-            rest[index] = looked_up[key].misses
-            copies.append(partial(rows.copy, name, looked_up[key], out))
+                looked_up[key] = self._find(rows, ids, place)
+            held, rest[index] = looked_up[key]
+            copies.append(partial(held.copy, name, out))
         return self._finish(copies, wanted, rest, outs)
+
+    def _find(self, rows: HeldRows, ids: Tensor, places: Tensor) -> tuple[HeldAt, Tensor]:
+        held, misses = rows.find(ids, places)
+        self.tally.add(held.places.numel(), misses.numel())
+        return held, misses
 
 
 @dataclass(frozen=True)
@@ -155,8 +164,8 @@ class CacheReport:
 
     num_rows: int
     num_bytes: int
-    hits: int  # rows that were held
-    misses: int  # rows that were fetched
+    hits: int  # rows that batches needed and that were held
+    misses: int  # those that were not
 
     @property
     def hit_rate(self) -> float:

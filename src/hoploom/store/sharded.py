@@ -75,7 +75,10 @@ class Sharded:
 
     def gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
         """The same, straight to where they belong: outs[i], for all of wanted[i].ids or those at places[i]."""
-        owned = self._owned(wanted, places)
+        self.gather_owned(wanted, self._owned(wanted, places), outs)
+
+    def gather_owned(self, wanted: Sequence[Wanted], owned: Sequence[Sequence[Tensor]], outs: Sequence[Tensor]) -> None:
+        """The same, where it is known which places of wanted[i].ids each part is asked for: owned[i]."""
         begins: dict[int, Begin[None]] = {}
         for index, shard in enumerate(self.shards):
             own = [of_parts[index] for of_parts in owned]

@@ -1,12 +1,11 @@
 """Look-ahead fetches what several steps miss together, each row once, and changes no batch."""
 
-import gc
 import threading
 import time
-import weakref
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from support.graphs import ring
 from support.shards import Elsewhere, elsewhere_of, spread
 
 import hoploom
-from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store
+from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store, ops
 from hoploom.load.look_ahead import Fetches, LookAhead
 from hoploom.load.pipeline import UntilOneFails, at_once
 from hoploom.serve.connect import Connected
@@ -114,6 +113,34 @@ def test_rows_in_a_cache_are_not_fetched() -> None:
     found = report(held)
     assert found is not None
     assert found.hits > 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_row_of_a_batch_is_looked_up_once(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _ring()
+    counts = torch.zeros(40, dtype=torch.int64)
+    counts[15:20] = 9
+    held = cached(store, 5 / 30, {"node": counts})
+    looked_up = {ops.IdMap: 0, ops.SlotMap: 0}
+
+    def counted(kind: Any, find: Any) -> Any:
+        def found(self: Any, ids: torch.Tensor, places: torch.Tensor) -> Any:
+            looked_up[kind] += places.numel()
+            return find(self, ids, places)
+
+        return found
+
+    for kind in looked_up:
+        monkeypatch.setattr(kind, "find", counted(kind, kind.find))
+    batches = list(_loader(held, num_workers=num_workers))
+    nodes = torch.cat([batch.n_id for batch in batches])
+    edges = torch.cat([batch.e_id for batch in batches])
+    remote, of_cache = int((nodes >= 10).sum()), int(((nodes >= 15) & (nodes < 20)).sum())
+    remote_edges = int((edges >= 20).sum())  # two of each node
+    assert looked_up == {ops.IdMap: remote, ops.SlotMap: remote - of_cache + remote_edges}
+    found = report(held)
+    assert found is not None
+    assert (found.hits, found.misses) == (of_cache, remote - of_cache)
 
 
 def test_the_store_says_how_far_to_look_and_the_loader_may_say_otherwise() -> None:
@@ -214,22 +241,22 @@ def test_a_loop_that_is_left_early_leaves_no_thread_and_asks_no_more() -> None:
     assert asked <= 2 * 3  # the first two groups
 
 
-@pytest.mark.slow
 def test_rows_of_at_most_two_groups_are_held() -> None:
     loader = _loader(_ring(), num_workers=1, prefetch_factor=1, look_ahead=2, batch_size=2)
-    ahead, alive = _ahead(loader), []
+    ahead, tables = _ahead(loader), []
     fetch = ahead.fetch
 
     def watched(*asked: Any) -> Any:
         fetched = fetch(*asked)
-        alive.append(weakref.ref(fetched.assembler))
+        tables.append(len(fetched.windows["node"].tables["x"]) if "node" in fetched.windows else 0)
         return fetched
 
     object.__setattr__(ahead, "fetch", watched)
-    for _ in loader:
-        gc.collect()
-        assert sum(one() is not None for one in alive) <= 3  # one of them may be on its way out
-    assert len(alive) == 10
+    list(loader)
+    groups = [{v for v in range(4 * group, 4 * group + 7) if v >= 10} for group in range(10)]  # steps reach 6 nodes
+    most = max(len(one | other) for one, other in pairwise(groups))
+    assert len(tables) == 10
+    assert max(tables) <= most + 1  # one in sixteen to spare
 
 
 def test_ctrl_c_is_raised_at_once_and_an_error_where_its_result_is_read() -> None:

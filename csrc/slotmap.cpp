@@ -1,0 +1,144 @@
+#include "slotmap.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+#include "random.h"
+
+namespace hoploom {
+namespace {
+
+constexpr int64_t kGroup = 32;  // ids that are on their way from memory at once
+
+void check_places(const int64_t* places, int64_t count, int64_t num_ids) {
+  for (int64_t i = 0; i < count; ++i)
+    if (uint64_t(places[i]) >= uint64_t(num_ids))
+      throw std::out_of_range("place " + std::to_string(places[i]) + " is out of range [0, " + std::to_string(num_ids) +
+                              ")");
+}
+
+}  // namespace
+
+void SlotMap::begin() {
+  const auto held = alone_.change();
+  ++round_;
+  num_passed_ = 0;
+  num_needed_ = 0;
+}
+
+int64_t SlotMap::size() const {
+  const auto held = alone_.read();
+  return int64_t(slots_.size());
+}
+
+int64_t SlotMap::num_needed() const {
+  const auto held = alone_.read();
+  return num_needed_;
+}
+
+Buffer SlotMap::copy_ids() const {
+  const auto held = alone_.read();
+  Buffer out(slots_.size() * 8);
+  for (size_t slot = 0; slot < slots_.size(); ++slot) out.as<int64_t>()[slot] = slots_[slot].id;
+  return out;
+}
+
+size_t SlotMap::entry_from(size_t entry, int64_t id) const {
+  const size_t mask = entries_.size() - 1;
+  while (entries_[entry] && slots_[size_t(entries_[entry]) - 1].id != id) entry = (entry + 1) & mask;
+  return entry;
+}
+
+// Where the search for each of some ids begins; the lines it reads are on their way then.
+template <typename At>
+void SlotMap::locate(const int64_t* ids, At place, int64_t size, size_t* at) const {
+  const size_t mask = entries_.size() - 1;
+  for (int64_t i = 0; i < size; ++i) {
+    at[i] = mix(0, uint64_t(ids[place(i)])) & mask;
+    __builtin_prefetch(&entries_[at[i]]);
+  }
+  for (int64_t i = 0; i < size; ++i)
+    if (entries_[at[i]]) __builtin_prefetch(&slots_[size_t(entries_[at[i]]) - 1], 1);
+}
+
+// At most half of the entries are in use, those that match nothing any more included.
+void SlotMap::reserve(size_t more) {
+  if (slots_.size() + more > size_t(INT32_MAX)) throw std::length_error("a map holds at most 2^31 ids");
+  if ((num_entries_ + more) * 2 <= entries_.size()) return;
+  entries_.assign(std::bit_ceil((slots_.size() + more) * 3), 0);
+  const size_t mask = entries_.size() - 1;
+  for (size_t slot = 0; slot < slots_.size(); ++slot)
+    entries_[entry_from(mix(0, uint64_t(slots_[slot].id)) & mask, slots_[slot].id)] = int32_t(slot) + 1;
+  num_entries_ = slots_.size();
+}
+
+// A slot that no round needs any more: each is passed once a round. Else a new one.
+int32_t SlotMap::free_slot() {
+  for (const size_t size = slots_.size(); num_passed_ < size; ++num_passed_) {
+    hand_ = hand_ + 1 < size ? hand_ + 1 : 0;
+    if (slots_[hand_].round < round_ - 1) return int32_t(hand_);
+  }
+  slots_.push_back({});
+  ++num_passed_;
+  return int32_t(slots_.size()) - 1;
+}
+
+void SlotMap::need(int32_t slot) {
+  num_needed_ += slots_[size_t(slot)].round != round_;
+  slots_[size_t(slot)].round = round_;
+}
+
+SlotMap::Found SlotMap::find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) {
+  const auto held = alone_.change();
+  check_places(places, count, num_ids);
+  Found found{Buffer(size_t(num_ids) * 8), Buffer(size_t(count) * 8)};
+  int64_t *slots = found.slots.as<int64_t>(), *misses = found.misses.as<int64_t>();
+  int64_t num_misses = 0;
+  size_t at[kGroup];
+  for (int64_t begin = 0; begin < count; begin += kGroup) {
+    const int64_t size = std::min(kGroup, count - begin);
+    const auto place = [&](int64_t i) { return places[begin + i]; };
+    locate(ids, place, size, at);
+    for (int64_t i = 0; i < size; ++i) {
+      const int32_t slot = entries_[entry_from(at[i], ids[place(i)])] - 1;
+      if (slot < 0) misses[num_misses++] = place(i);
+      else slots[place(i)] = slot, need(slot);
+    }
+  }
+  found.misses.trim(size_t(num_misses) * 8);
+  return found;
+}
+
+Buffer SlotMap::add(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count, int64_t* slots) {
+  const auto held = alone_.change();
+  check_places(places, count, num_ids);
+  Buffer given(size_t(count) * 8);
+  int64_t num_given = 0;
+  size_t at[kGroup];
+  for (int64_t begin = 0; begin < count; begin += kGroup) {
+    const int64_t size = std::min(kGroup, count - begin);
+    const auto place = [&](int64_t i) { return places[begin + i]; };
+    reserve(size_t(size));
+    locate(ids, place, size, at);
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t id = ids[place(i)];
+      const size_t entry = entry_from(at[i], id);
+      int32_t slot = entries_[entry] - 1;
+      if (slot < 0) {
+        slot = free_slot();
+        slots_[size_t(slot)].id = id;
+        entries_[entry] = slot + 1;
+        ++num_entries_;
+        given.as<int64_t>()[num_given++] = slot;
+      }
+      need(slot);
+      slots[place(i)] = slot;
+    }
+  }
+  given.trim(size_t(num_given) * 8);
+  return given;
+}
+
+}  // namespace hoploom
