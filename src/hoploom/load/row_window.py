@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.ops import SlotMap
+from hoploom.ops import Empty, SlotMap
 from hoploom.schema import Owner, Schema
 from hoploom.store import Sharded, Wanted
 from hoploom.store.base import HeldAt, Triple, read_wanted
@@ -86,9 +86,9 @@ class Located:
     def schema(self) -> Schema:
         return self._features.schema
 
-    def gather(self, wanted: Sequence[Triple], *, pinned: bool = False) -> list[Tensor]:
+    def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
         wanted = read_wanted(self.schema, wanted)
-        outs = [empty_rows(self.schema, owner, name, ids.numel(), pinned=pinned) for owner, name, ids in wanted]
+        outs = [empty_rows(self.schema, owner, name, ids.numel(), empty) for owner, name, ids in wanted]
         routed: dict[Known, Sequence[Tensor]] = {}
         owned = []
         for (owner, name, ids), out in zip(wanted, outs, strict=True):
