@@ -17,9 +17,9 @@ PATIENCE = 60.0  # seconds
 
 
 def line(silence: float = PATIENCE) -> tuple[Connection, Connection]:
-    """Two ends of a Unix socket."""
+    """Two ends of a Unix socket: a server's and a client's."""
     near, far = socket.socketpair()
-    return Connection(near, silence), Connection(far, silence)
+    return Connection(near, silence), Connection(far, silence, takes_files=True)
 
 
 def over_the_wire(message: Message) -> Message:
