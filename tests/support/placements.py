@@ -24,7 +24,7 @@ from hoploom.load.packed import Packing
 from hoploom.store import Store, assemble
 from hoploom.store.row_cache import cached
 from support import made_by
-from support.batch_servers import makers_of, without_graph
+from support.batch_servers import listening, makers_of, without_graph
 from support.batches import with_reference
 from support.cases import CASES, HOOKS, Case
 from support.device_loaders import loading
@@ -145,6 +145,20 @@ def _in_pieces(case: Case, site: Site) -> Placed:
     return without_graph(case.store)[0], {}
 
 
+def _over_tcp(case: Case, site: Site, **options: Any) -> Store:
+    """As from another host."""
+    site.closing.enter_context(patch("hoploom.serve.client.reach_near_by", lambda *_: None))
+    return site.connected(case, **options)
+
+
+def _in_shared_memory(case: Case, site: Site, **options: Any) -> Store:
+    """A server here; tensors of any size are shared, as many as one connection may."""
+    for module in ("shared_memory", "wire"):
+        site.closing.enter_context(patch(f"hoploom.serve.{module}.SHARED_FROM", 1))
+    server = site.closing.enter_context(listening(site.saved(case, 3)))
+    return site.closing.enter_context(hoploom.connect(server.address, **options))
+
+
 def _remote(case: Case, *, rows_alone: bool = False) -> Store:
     return spread(case.store, 4, here=[1], whole_topology=rows_alone)
 
@@ -257,6 +271,24 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "servers and replicas make batches": Placement(
         lambda case, site: (site.connected(case), {}), made_by.servers, missing=NO_HOOK
+    ),
+    "servers, over TCP": Placement(
+        lambda case, site: (_over_tcp(case, site, made="here"), THREADS),
+        made_by.look_ahead,
+        quick=A_FEW,
+        missing=NO_DEGREES,
+    ),
+    "servers make batches, over TCP": Placement(
+        lambda case, site: (_over_tcp(case, site), THREADS), made_by.servers, quick=A_FEW, missing=NO_HOOK
+    ),
+    "servers, in shared memory": Placement(
+        lambda case, site: (_in_shared_memory(case, site, made="here"), THREADS),
+        made_by.look_ahead,
+        quick=A_FEW,
+        missing=NO_DEGREES,
+    ),
+    "servers make batches in shared memory": Placement(
+        lambda case, site: (_in_shared_memory(case, site), THREADS), made_by.servers, quick=ONE_OF_EACH, missing=NO_HOOK
     ),
     "servers with a budget": Placement(
         lambda case, site: (site.connected(case, budget=True, made="here"), THREADS),
