@@ -105,13 +105,17 @@ class Listening(NamedTuple):
 
 @contextmanager
 def listening(
-    path: Path, options: BatchOptions | None = None, limits: ServerLimits | None = None, seconds: float = 0.0
+    path: Path,
+    options: BatchOptions | None = None,
+    limits: ServerLimits | None = None,
+    seconds: float = 0.0,
+    security: ServerSecurity | None = None,
 ) -> Iterator[Listening]:
     """A server of all parts in this process. It takes so many seconds to answer for rows."""
     over = threading.Event()
     with GraphServer(path, None, options or BatchOptions()) as held:
         service: Any = _Late(held.service, seconds, over)
-        with Server(service, "127.0.0.1:0", ServerSecurity(), held.metrics, limits) as server:
+        with Server(service, "127.0.0.1:0", security or ServerSecurity(), held.metrics, limits) as server:
             try:
                 yield Listening(server.address, held.metrics)
             finally:

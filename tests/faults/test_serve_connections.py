@@ -1,0 +1,303 @@
+"""Connections that are half open, many, of another version, or left: what each side does, and that nothing stays."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batch_servers import listening
+from support.certificates import certificates, token_file
+from support.fleets import within
+from support.graphs import ring
+from support.until import until
+from support.wires import frame, nearby, over_tcp, plain, send
+
+import hoploom
+from hoploom import PeerError
+from hoploom.serve import greeting, wire
+from hoploom.serve.client import Peer, read_message
+from hoploom.serve.dial import LostError
+from hoploom.serve.memory_budget import Call
+from hoploom.serve.metrics import Metrics
+from hoploom.serve.security import ClientSecurity, read_client_security, read_server_security
+from hoploom.serve.server import Server, ServerLimits
+from hoploom.serve.tls import Renewed
+from hoploom.serve.wire import Incoming, Message
+
+pytestmark = pytest.mark.timeout(180)
+INFO = Message({"ask": "info"})
+STREAMS, UNDER_WAY = "hoploom_open_streams", "hoploom_requests_under_way"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("connections") / "store"
+    hoploom.from_pyg(ring(12)).save(path)
+    return path
+
+
+def files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# --- a server that is none, or stops in the middle -----------------------------------------------
+
+
+@contextmanager
+def saying(*answers: bytes) -> Iterator[str]:
+    """A listener that says one of these to each thing that a client says, and then nothing more."""
+    taken = []
+
+    def serve() -> None:
+        while True:
+            try:
+                accepted, _ = listener.accept()
+            except OSError:
+                return
+            taken.append(accepted)
+            for answer in answers:
+                accepted.recv(1 << 16)
+                accepted.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for one in taken:
+                one.close()
+            thread.join()
+
+
+WELCOME = greeting.said({"hoploom": "0"})
+ROWS = frame({"tensors": [["int64", [4]]]}, bytes(8))
+NEVER_ENDING = {
+    "says nothing": [],
+    "lets clients in and says nothing": [WELCOME],
+    "begins a greeting": [WELCOME[:20]],
+    "begins a header": [WELCOME, ROWS[:20]],
+    "begins a tensor": [WELCOME, ROWS],
+    "begins a piece": [WELCOME, frame({"tensors": [["int64", [4], True]]}, wire.LENGTH.pack(16), bytes(9))],
+    "makes an answer, and then nothing": [WELCOME, wire.PREFIX.pack(wire.MADE, 0) * 3],
+}
+
+
+@pytest.mark.parametrize("answers", NEVER_ENDING.values(), ids=NEVER_ENDING)
+def test_a_server_that_stops_in_the_middle_is_lost_in_time(answers: list[bytes]) -> None:
+    before = files()
+    with (
+        saying(*answers) as address,
+        Peer(address, Renewed(ClientSecurity()), 0.3) as peer,
+        within(20),
+        pytest.raises(LostError, match=f"{address} .*answer"),
+    ):
+        peer.begin(INFO).read(read_message)
+    assert files() == before
+
+
+# --- a client that stops in the middle -----------------------------------------------------------
+
+
+def test_a_client_that_stops_in_the_middle_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that sends a byte now and then; others are answered meanwhile."""
+    monkeypatch.setattr("hoploom.serve.connection.SLOWEST", 1 << 26)
+    monkeypatch.setattr("hoploom.serve.greeting.PATIENCE", 0.5)
+    request = frame({"ask": "split", "tensors": [["int64", [1000]]]}, bytes(8000))
+    over = threading.Event()
+    with listening(path, limits=ServerLimits(stall=0.5)) as server, ExitStack() as stack:
+        before = threading.active_count()
+
+        def drip(talking: socket.socket, said: bytes) -> None:
+            for place in range(len(said)):
+                if over.wait(0.05):
+                    return
+                try:
+                    talking.sendall(said[place : place + 1])
+                except OSError:
+                    return
+
+        for said in (b"", b"HOP", greeting.said({})[:20]):
+            stack.enter_context(plain(server.address)).sendall(said)
+        for end in (3, 30, len(request) - 1):
+            connection = stack.enter_context(over_tcp(server.address))
+            send(connection, request[:end])
+        for begun in (b"", greeting.said({})):
+            talking = stack.enter_context(plain(server.address))
+            talking.sendall(begun)
+            thread = threading.Thread(target=drip, args=[talking, greeting.said({}) if not begun else request])
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(over.set)
+        with hoploom.connect(server.address, timeout=30) as store:
+            assert store.split("train").tolist() == list(range(6))
+        until(lambda: server.metrics.value(STREAMS) == 0)
+        until(lambda: threading.active_count() <= before)  # the dripping ones have met a closed connection, too
+
+
+def test_connections_that_are_idle_are_kept(path: Path) -> None:
+    with listening(path, limits=ServerLimits(stall=0.1)) as server:
+        for connect in (over_tcp, nearby):
+            with connect(server.address) as connection:
+                for _ in range(2):
+                    time.sleep(0.3)  # what is idle is what is tested
+                    wire.write(connection, INFO)
+                    connection.begin(0)
+                    assert "identity" in Incoming(connection, wire.MAX_ANSWER).into().header
+
+
+def test_a_host_that_is_gone_is_noticed(path: Path) -> None:
+    """Nothing tells of it, so the kernel asks."""
+    with listening(path) as server, over_tcp(server.address) as connection:
+        assert connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        option = connection._socket.getsockopt
+        idle, between, count = (
+            option(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}")) for name in ("IDLE", "INTVL", "CNT")
+        )
+        assert idle + between * count <= 60
+
+
+# --- versions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, wire.PROTOCOL - 1, wire.PROTOCOL + 1, 255])
+def test_a_client_of_another_version_is_told_both(path: Path, version: int) -> None:
+    with listening(path) as server, plain(server.address) as talking:
+        talking.sendall(greeting.NAME + bytes([version]) + b"whatever this version says")
+        answer = b"".join(iter(lambda: talking.recv(1 << 12), b""))
+    assert answer.startswith(greeting.OPENING)
+    assert f"this server speaks protocol {wire.PROTOCOL}, the client {version}".encode() in answer
+
+
+@pytest.mark.parametrize("version", [1, wire.PROTOCOL - 1, wire.PROTOCOL + 1, 255])
+def test_a_server_of_another_version_is_named_at_once(version: int) -> None:
+    other = greeting.said({"error": greeting.VERSION, "message": "?", "hoploom": "9.9"})
+    opening = greeting.NAME + bytes([version])
+    with saying(opening + other[len(opening) :]) as address, within(20), pytest.raises(PeerError) as raised:
+        hoploom.connect(address, timeout=60)
+    assert not isinstance(raised.value, LostError)
+    said = (
+        f"peer {address} speaks another version of the protocol, {version} (Hoploom 9.9), this process {wire.PROTOCOL}"
+    )
+    assert f"{said}; install the same Hoploom on both" in str(raised.value)
+
+
+# --- many ----------------------------------------------------------------------------------------
+
+
+def test_a_thousand_connections_at_once_are_answered(path: Path) -> None:
+    with listening(path) as server:
+        before, threads = files(), threading.active_count()
+        with ExitStack() as stack:
+            with ThreadPoolExecutor(8) as pool:
+                opened = list(pool.map(lambda _: over_tcp(server.address), range(1000)))
+            for connection in opened:
+                stack.enter_context(connection)
+                wire.write(connection, INFO)
+            for connection in opened:
+                connection.begin(0)
+                assert "identity" in wire.read(connection).header
+            until(lambda: server.metrics.value(STREAMS) == 1000)
+        until(lambda: server.metrics.value(STREAMS) == 0)
+        until(lambda: files() == before and threading.active_count() <= threads)
+
+
+# --- a client that leaves ------------------------------------------------------------------------
+
+
+class Endless:
+    """Makes an answer for as long as somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def answer(self, request: Message, call: Call) -> Message:
+        self.begun.set()
+        try:
+            while True:
+                call.check()
+                time.sleep(0.01)
+        finally:
+            self.ended.set()
+
+
+@pytest.mark.parametrize("connect", [over_tcp, nearby])
+def test_an_answer_that_nobody_waits_for_is_made_no_further(connect: Callable[[str], Any]) -> None:
+    service: Any = Endless()
+    metrics = Metrics()
+    with Server(service, "127.0.0.1:0", read_server_security(), metrics, ServerLimits(beat=0.05)) as server:
+        with connect(server.address) as connection:
+            wire.write(connection, Message({"ask": "batch"}))
+            assert service.begun.wait(10)
+            connection.wait()  # it hears that its answer is made
+            assert not service.ended.is_set()
+        assert service.ended.wait(5)
+        until(lambda: metrics.value(UNDER_WAY) == metrics.value(STREAMS) == 0)
+
+
+# --- certificates that are renewed ---------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*what was read before still counts")  # of a certificate beside another's key
+def test_certificates_are_swapped_while_requests_go_on(path: Path, tmp_path: Path) -> None:
+    """Both sides take the new ones for their next connection, and no request fails."""
+    folder = tmp_path / "certs"
+    folder.mkdir()
+
+    def put(made: dict[str, bytes]) -> None:
+        trusted = certificates()["ca.pem"] + certificates(which=1)["ca.pem"]
+        for name, text in {**made, "ca.pem": trusted}.items():
+            token_file(folder / f"{name}.new", text).rename(folder / name)
+
+    put(certificates())
+    server_of = read_server_security(cert=folder / "server.pem", key=folder / "server.key", client_ca=folder / "ca.pem")
+    client_of = read_client_security(None, folder / "ca.pem", folder / "client.pem", folder / "client.key")
+    with listening(path, security=server_of) as server, ThreadPoolExecutor(2) as pool:
+        renewed, over = Renewed(client_of), threading.Event()
+
+        def ask() -> int:
+            count = 0
+            while not over.is_set() or count < 3:
+                with Peer(server.address, renewed, 30.0) as peer:
+                    for _ in range(3):
+                        assert "identity" in peer.begin(INFO).read(read_message).header
+                count += 1
+            return count
+
+        shown = []
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            for which in (0, 1, 0):
+                put(certificates(which=which))
+                with over_tcp(server.address, client_of) as connection:
+                    socket_of: Any = connection._socket
+                    shown.append(socket_of.getpeercert(binary_form=True))
+        finally:
+            over.set()
+        assert all(one.result(60) > 0 for one in asking)
+    assert shown[0] == shown[2] != shown[1]
+
+
+def test_files_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
+    made = certificates()
+    cert, key = (token_file(tmp_path / name, made[name]) for name in ("server.pem", "server.key"))
+    renewed = Renewed(read_server_security(cert=cert, key=key))
+    security, context = renewed.now()
+    for half in (made["server.pem"][:200], b"", certificates(which=1)["server.pem"]):
+        token_file(cert, half)
+        with pytest.warns(UserWarning, match="what was read before still counts"):
+            assert renewed.now() == (security, context)
+        assert renewed.now() == (security, context)  # which is said once
+    cert.unlink()
+    with pytest.warns(UserWarning, match="cannot be read"):
+        assert renewed.now() == (security, context)
+    token_file(cert, certificates(which=1)["server.pem"])
+    token_file(key, certificates(which=1)["server.key"])
+    assert renewed.now()[0].certificate == certificates(which=1)["server.pem"]
