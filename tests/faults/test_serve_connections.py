@@ -124,7 +124,7 @@ def test_a_client_that_stops_in_the_middle_is_cut_off(path: Path, monkeypatch: p
                 except OSError:
                     return
 
-        for said in (b"", b"HOP", greeting.said({})[:20]):
+        for said in (b"", b"HOP", greeting.said({})[:-1]):
             stack.enter_context(plain(server.address)).sendall(said)
         for end in (3, 30, len(request) - 1):
             connection = stack.enter_context(over_tcp(server.address))
