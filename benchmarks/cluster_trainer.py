@@ -26,8 +26,12 @@ class Trainer:
     def answer(self, told: dict[str, Any]) -> dict[str, Any]:
         return getattr(self, f"_{told.pop('do')}")(**told)  # type: ignore[no-any-return]
 
-    def _open(self, name: str, path: str | None, servers: list[str], cache: str = "", **options: Any) -> dict[str, Any]:
+    def _open(
+        self, name: str, path: str | None, servers: list[str], *, cache: str = "", over: str = "", **options: Any
+    ) -> dict[str, Any]:
         torch.set_num_threads(1)
+        if over == "tcp":
+            cluster.leave_shared_memory()
         store = hoploom.connect(servers, path, **options) if servers else hoploom.open(str(path))
         if cache:
             plan = Presampling(batch_size=graph.NUM_SEEDS, batches=range(16))
@@ -38,7 +42,7 @@ class Trainer:
 
     def _load(self, name: str, rank: int, world_size: int, **options: Any) -> dict[str, Any]:
         given = {"batch_size": graph.NUM_SEEDS, "shuffle": True, "rank": rank, "world_size": world_size}
-        self._loaders[name] = hoploom.NeighborLoader(self._stores[name], graph.FANOUTS, "train", **given, **options)
+        self._loaders[name] = hoploom.NeighborLoader(self._stores[name], graph.FANOUTS, "train", **given | options)
         return {"steps": len(self._loaders[name])}
 
     def _walk(self, name: str, batches: int, compute: float = 0.0, skip: int = 0) -> dict[str, Any]:
