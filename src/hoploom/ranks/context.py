@@ -27,6 +27,7 @@ from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
 from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
+from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import RankPlace
 from hoploom.ranks.rendezvous import RankNotes, adopted, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
@@ -63,13 +64,13 @@ def init(
     """
     seconds = read_timeout(timeout)
     place = _place(rank, world_size, address)
-    _backend(backend, _device(device, place))  # a mistake is told before anybody is waited for
+    chosen_backend(backend, chosen_device(device, place))  # a mistake is told before anybody is waited for
     notes = meet(place, seconds) if place.world_size > 1 else None
     try:
         if notes is not None and place.uncounted:
             place = _counted(place, notes, device)
-        chosen = _device(device, place)
-        return Context(place, chosen, _backend(backend, chosen), seconds, notes)
+        chosen = chosen_device(device, place)
+        return Context(place, chosen, chosen_backend(backend, chosen), seconds, notes)
     except BaseException as error:
         if notes is not None:
             notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
@@ -359,42 +360,3 @@ class Context:
             return self._calls.reduce_number(value, operation)
         exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
         return (exact if self._calls is None else self._calls.reduce(exact, operation)).to(value.device)
-
-
-def _device(wanted: str | torch.device | None, place: RankPlace) -> torch.device:
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else wanted)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device is {wanted!r}; give 'cpu', 'cuda' or 'cuda:1'") from error
-    if device.type != "cuda":
-        return device
-    num_devices = torch.cuda.device_count()
-    index = place.local_rank if device.index is None else device.index
-    if num_devices == 1 and device.index is None and place.source == "slurm":
-        index = 0  # Slurm may show each task nothing but its own
-    if index >= num_devices:
-        raise ConfigError(
-            f"local rank {place.local_rank} wants device cuda:{index}, but this host shows {num_devices} CUDA devices; "
-            "start fewer ranks, or give device='cpu'"
-        )
-    return torch.device("cuda", index)
-
-
-def _backend(wanted: str | None, device: torch.device) -> str:
-    allowed = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}.get(device.type, ("gloo",))
-    chosen = allowed[0] if wanted is None else wanted
-    if dist.is_initialized():
-        _check_group(wanted, device)
-    elif chosen not in allowed:
-        raise ConfigError(f"backend is {wanted!r}, but on {device.type} it is one of {list(allowed)}")
-    return "cpu:gloo,cuda:nccl" if chosen == "nccl" else "gloo"
-
-
-def _check_group(wanted: str | None, device: torch.device) -> None:
-    """Whether the process group that the user made is one that can average gradients there."""
-    there = dist.get_backend_config()
-    if f"{device.type}:" not in there or (wanted or "") not in there:
-        raise ConfigError(
-            f"torch.distributed is in use already, with {there!r}, which does not go with device={str(device)!r} and "
-            f"backend={wanted!r}; change it, or leave init_process_group to hoploom.init()"
-        )
