@@ -1,7 +1,8 @@
 """One trainer of a benchmark: it makes loaders as it is told, and times how long their batches take."""
 
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cluster
@@ -22,10 +23,12 @@ class Trainer:
         self._stores: dict[str, Store] = {}
         self._loaders: dict[str, Loader] = {}
         self._loops: dict[str, Iterator[Any]] = {}
+        self._context: hoploom.Context | None = None
 
     def answer(self, told: dict[str, Any]) -> dict[str, Any]:
         return getattr(self, f"_{told.pop('do')}")(**told)  # type: ignore[no-any-return]
 
+<<<<<<< HEAD
     def _open(
         self, name: str, path: str | None, servers: list[str], *, cache: str = "", over: str = "", **options: Any
     ) -> dict[str, Any]:
@@ -33,6 +36,36 @@ class Trainer:
         if over == "tcp":
             cluster.leave_shared_memory()
         store = hoploom.connect(servers, path, **options) if servers else hoploom.open(str(path))
+=======
+    def _nothing(self) -> dict[str, Any]:
+        return {}
+
+    def _address(self) -> dict[str, Any]:
+        """Where this trainer, as rank 0, can be met."""
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            return {"address": "127.0.0.1:{1}".format(*listener.getsockname())}
+
+    def _join(self, **place: Any) -> dict[str, Any]:
+        self._context = hoploom.init(device="cpu", **place)
+        return {}
+
+    def _open(
+        self,
+        name: str,
+        path: str | None,
+        servers: Sequence[str] = (),
+        cache: str = "",
+        exchanges: bool = False,
+        **options: Any,
+    ) -> dict[str, Any]:
+        torch.set_num_threads(1)
+        if exchanges:
+            assert self._context is not None
+            store = self._context.open(path, exchange="collective", **options)
+        else:
+            store = hoploom.connect(servers, path, **options) if servers else hoploom.open(str(path))
+>>>>>>> 2c7bb9d (ranks: ranks exchange rows and hops by all_to_all, without servers)
         if cache:
             plan = Presampling(batch_size=graph.NUM_SEEDS, batches=range(16))
             counts = count_visits(store, graph.FANOUTS, "train", plan)

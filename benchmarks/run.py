@@ -24,7 +24,7 @@ GROUPS = {
     "building": ("csc_building", "tables_to_store", "partitioning"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),
-    "cluster": ("serving", "worker_mode", "server_client", "glt"),
+    "cluster": ("serving", "worker_mode", "collectives", "server_client", "glt"),
     "lines": ("lines",),
     "disk": ("disk",),
     "gpu": ("gpu_sampling", "gpu_gathering", "gpu_epochs", "gpu_profile"),

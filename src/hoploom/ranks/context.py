@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
@@ -25,10 +26,12 @@ from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
+from hoploom.ranks.all_to_all import AllToAll
 from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.exchange import Exchange, Reply
 from hoploom.ranks.rendezvous import RankNotes, adopted, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
 from hoploom.ranks.whereabouts import whereabouts
@@ -140,6 +143,7 @@ class Context:
         self._opened = ExitStack()
         self._peers = notes
         self._calls: SharedCalls | None = None  # of several ranks only
+        self._exchanges: list[Exchange] = []
         self._group: dist.ProcessGroup | None = None  # to leave in the end
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -273,6 +277,7 @@ class Context:
         parts: Sequence[int] | None = None,
         serve: bool | Literal["auto"] = "auto",
         servers: str | Sequence[str] | None = None,
+        exchange: Literal["servers", "collective"] = "servers",
         **options: Any,
     ) -> Store:
         """Open the right store for the current deployment. All ranks call; it is closed with this context.
@@ -281,11 +286,12 @@ class Context:
 
         On one host that is `hoploom.open(path)`, under `hoploom launch` what its file says. On several hosts without
         servers, one is started beside the trainers of each: a host holds its share of the parts, or `parts`. With
-        `serve=True` each rank of one host stands for a host. `options` are those of `connect`.
+        `serve=True` each rank of one host stands for a host. With `exchange="collective"` no server runs: each rank
+        maps its parts, and ranks send each other rows and hops. `options` are those of `connect`.
         """
         from hoploom.deploy.open import Opening, open_for, read_parts
 
-        opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, options)
+        opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, exchange, options)
         return open_for(self, self._place, opening, self._opened)
 
     def after_the_others(self) -> Callable[[], None]:
@@ -293,8 +299,23 @@ class Context:
         peers, seconds = self._peers, self.timeout
         return lambda: None if peers is None else peers.wait_for_the_others(seconds)
 
+    def exchange(self, answer: Callable[[Tensor], Reply]) -> Exchange:
+        """A way for ranks to ask each other, with a group of its own: see `Context.open`. All ranks call."""
+        here = whereabouts()
+        if self._peers is None or here is None:
+            raise ConfigError("there is one rank only, and nobody to exchange with; start several, e.g. with torchrun")
+        with self.guard("meeting the other ranks"):
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
+            # rows lie in the memory of hosts: what arrives on a device would have to come back
+            ways = AllToAll(group, torch.device("cpu"))
+        notes = PrefixStore(f"exchange/{len(self._exchanges)}", self._peers.store)
+        self._exchanges.append(Exchange(ways, notes, here, self.guard, answer, self.timeout))
+        return self._exchanges[-1]
+
     def close(self) -> None:
         """Leave the other ranks, and close the store that `open` opened. Ranks that wait for this one get an error."""
+        for exchange in self._exchanges:
+            exchange.close(wait=True)
         self._leave(None)
         self._opened.close()
 
@@ -347,6 +368,8 @@ class Context:
         self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:
+        for exchange in self._exchanges:
+            exchange.close(wait=False)
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             if self._calls is not None:

@@ -181,7 +181,8 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
     section = run_file.cluster
     options = {name: getattr(section, name) for name in CONNECT_KEYS}
     options |= {"memory": run_file.memory, "scratch": run_file.scratch}
-    store = context.open(run_file.store, parts=section.parts, servers=section.servers, **options)
+    given: dict[str, Any] = {"parts": section.parts, "servers": section.servers, "exchange": section.exchange}
+    store = context.open(run_file.store, **given, **options)
     if store.deployment.makes_batches and section.cache is not None:
         raise run_file.problem("cluster.cache", NO_CACHE)
     return store
