@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import cluster
@@ -28,15 +28,6 @@ class Trainer:
     def answer(self, told: dict[str, Any]) -> dict[str, Any]:
         return getattr(self, f"_{told.pop('do')}")(**told)  # type: ignore[no-any-return]
 
-<<<<<<< HEAD
-    def _open(
-        self, name: str, path: str | None, servers: list[str], *, cache: str = "", over: str = "", **options: Any
-    ) -> dict[str, Any]:
-        torch.set_num_threads(1)
-        if over == "tcp":
-            cluster.leave_shared_memory()
-        store = hoploom.connect(servers, path, **options) if servers else hoploom.open(str(path))
-=======
     def _nothing(self) -> dict[str, Any]:
         return {}
 
@@ -50,22 +41,20 @@ class Trainer:
         self._context = hoploom.init(device="cpu", **place)
         return {}
 
+    def _exchange(self, name: str, path: str, **options: Any) -> dict[str, Any]:
+        """Open a store whose other parts other trainers hold."""
+        torch.set_num_threads(1)
+        assert self._context is not None
+        self._stores[name] = self._context.open(path, exchange="collective", **options)
+        return {}
+
     def _open(
-        self,
-        name: str,
-        path: str | None,
-        servers: Sequence[str] = (),
-        cache: str = "",
-        exchanges: bool = False,
-        **options: Any,
+        self, name: str, path: str | None, servers: list[str], *, cache: str = "", over: str = "", **options: Any
     ) -> dict[str, Any]:
         torch.set_num_threads(1)
-        if exchanges:
-            assert self._context is not None
-            store = self._context.open(path, exchange="collective", **options)
-        else:
-            store = hoploom.connect(servers, path, **options) if servers else hoploom.open(str(path))
->>>>>>> 2c7bb9d (ranks: ranks exchange rows and hops by all_to_all, without servers)
+        if over == "tcp":
+            cluster.leave_shared_memory()
+        store = hoploom.connect(servers, path, **options) if servers else hoploom.open(str(path))
         if cache:
             plan = Presampling(batch_size=graph.NUM_SEEDS, batches=range(16))
             counts = count_visits(store, graph.FANOUTS, "train", plan)

@@ -38,14 +38,13 @@ def _measure(num_ranks: int, tiny: bool, rows: list[Row], notes: list[str]) -> N
         (told, *_) = trainers.tell([{"do": "address"}] + [{"do": "nothing"}] * (num_ranks - 1))
         joining = {"do": "join", "world_size": num_ranks, "address": told["address"]}
         trainers.tell([joining | {"rank": rank} for rank in range(num_ranks)])
-        opened = {"do": "open", "path": str(path)}
-        trainers.tell_all(opened | {"name": "local", "servers": []})
+        trainers.tell_all({"do": "open", "path": str(path), "name": "local", "servers": []})
         _load(trainers, "local", num_ranks)
         for way, options in WAYS.items():
-            for name, given in ((f"served {way}", {"servers": servers}), (f"exchanged {way}", {"exchanges": True})):
-                told_all = opened | {"name": name, **given, **options}
-                trainers.tell([told_all | {"parts": own} for own in parts])
-                _load(trainers, name, num_ranks)
+            served = {"do": "open", "name": f"served {way}", "servers": servers}
+            for told_all in (served, {"do": "exchange", "name": f"exchanged {way}"}):
+                trainers.tell([told_all | {"path": str(path), "parts": own} | options for own in parts])
+                _load(trainers, str(told_all["name"]), num_ranks)
         names = ["local", *(f"{how} {way}" for way in WAYS for how in ("served", "exchanged"))]
         found = take_turns({name: _walk(trainers, name) for name in names}, repetitions=5, warmups=1)
         for way in WAYS:
