@@ -1,13 +1,12 @@
 """Ranks that exchange rows and hops with each other, against ranks that ask a graph server beside each of them.
 
-Each rank maps its part, and one thread makes batches in each; 2 and 4 ranks on the same two cores. Gloo is the way.
+Each rank maps its part, and one thread makes batches in each; 2 and 4 ranks on the same two cores. Both go over TCP, as
+between hosts: Gloo's, and the servers', which share no memory with the trainers here.
 """
 
-from pathlib import Path
 from typing import Any
 
 import cluster
-import cluster_trainer
 import report
 from measure import take_turns
 from report import Report, Row, Target
@@ -33,15 +32,15 @@ def measure(tiny: bool) -> Report:
 def _measure(num_ranks: int, tiny: bool, rows: list[Row], notes: list[str]) -> None:
     path = cluster.parts_of(cluster.SHAPE, num_ranks, tiny)
     parts = [[rank] for rank in range(num_ranks)]
-    script = Path(cluster_trainer.__file__)
-    with cluster.serving(path, parts) as servers, cluster.Trainers(script, num_ranks) as trainers:
+    serve, trainer = [cluster.serve_command(path, own) for own in parts], cluster.trainer_command()
+    with cluster.serving(serve) as servers, cluster.Trainers([trainer] * num_ranks) as trainers:
         (told, *_) = trainers.tell([{"do": "address"}] + [{"do": "nothing"}] * (num_ranks - 1))
         joining = {"do": "join", "world_size": num_ranks, "address": told["address"]}
         trainers.tell([joining | {"rank": rank} for rank in range(num_ranks)])
         trainers.tell_all({"do": "open", "path": str(path), "name": "local", "servers": []})
         _load(trainers, "local", num_ranks)
         for way, options in WAYS.items():
-            served = {"do": "open", "name": f"served {way}", "servers": servers}
+            served = {"do": "open", "name": f"served {way}", "servers": servers, "over": "tcp"}
             for told_all in (served, {"do": "exchange", "name": f"exchanged {way}"}):
                 trainers.tell([told_all | {"path": str(path), "parts": own} | options for own in parts])
                 _load(trainers, str(told_all["name"]), num_ranks)
