@@ -3,6 +3,7 @@
 #include "bindings.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +19,7 @@
 #include "relabel.h"
 #include "sample.h"
 #include "slotmap.h"
+#include "travel.h"
 
 using namespace hoploom;
 
@@ -112,22 +114,29 @@ Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, 
   return map.add(sources.data(), int64_t(sources.shape(0)), counts.data(), pointer(trees), int64_t(counts.shape(0)));
 }
 
-void gather_rows(Rows<const uint8_t> table, Array<int64_t> ids, int64_t first, Rows<uint8_t> out) {
-  require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
-  nb::gil_scoped_release release;
-  read_maps(arrays_of(table, ids), [&] {
-    gather(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)), first,
-           out.data());
-  });
+// Rows of any dtype and shape, as bytes.
+using AnyRows = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using AnyOutput = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
+template <typename Tensor>
+int64_t row_bytes_of(const Tensor& rows) {
+  require(rows.ndim() >= 1, "rows have at least one dimension");
+  int64_t bytes = int64_t(rows.itemsize());
+  for (size_t d = 1; d < rows.ndim(); ++d) bytes *= int64_t(rows.shape(d));
+  return bytes;
 }
 
-void gather_rows_at(Rows<const uint8_t> table, Array<int64_t> ids, Array<int64_t> places, int64_t first,
-                    Rows<uint8_t> out) {
-  require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
+void gather_rows(AnyRows table, Array<int64_t> ids, Optional<int64_t> places, int64_t first, AnyOutput out) {
+  const int64_t row_bytes = row_bytes_of(table), num_ids = int64_t(ids.shape(0));
+  require(row_bytes_of(out) == row_bytes && out.shape(0) == ids.shape(0), "the output has another shape");
   nb::gil_scoped_release release;
+  const auto* from = static_cast<const uint8_t*>(table.data());
+  auto* to = static_cast<uint8_t*>(out.data());
   read_maps(arrays_of(table, ids), [&] {
-    gather_at(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)),
-              places.data(), int64_t(places.shape(0)), first, out.data());
+    if (places)
+      gather_at(from, int64_t(table.shape(0)), row_bytes, ids.data(), num_ids, places->data(),
+                int64_t(places->shape(0)), first, to);
+    else gather(from, int64_t(table.shape(0)), row_bytes, ids.data(), num_ids, first, to);
   });
 }
 
@@ -175,20 +184,63 @@ Buffer add_slots(SlotMap& map, Array<int64_t> ids, Array<int64_t> places, Output
   return map.add(ids.data(), int64_t(ids.shape(0)), places.data(), int64_t(places.shape(0)), slots.data());
 }
 
-void scatter_rows(Rows<const uint8_t> rows, Array<int64_t> places, Rows<uint8_t> out) {
-  require(rows.shape(0) == places.shape(0) && out.shape(1) == rows.shape(1), "the output has another shape");
+void scatter_rows(AnyRows rows, Array<int64_t> places, AnyOutput out) {
+  const int64_t row_bytes = row_bytes_of(out);
+  require(rows.shape(0) == places.shape(0) && row_bytes_of(rows) == row_bytes, "the output has another shape");
   nb::gil_scoped_release release;
-  scatter(rows.data(), int64_t(rows.shape(1)), places.data(), int64_t(places.shape(0)), int64_t(out.shape(0)),
-          out.data());
+  scatter(static_cast<const uint8_t*>(rows.data()), row_bytes, places.data(), int64_t(places.shape(0)),
+          int64_t(out.shape(0)), static_cast<uint8_t*>(out.data()));
 }
 
-void scatter_lists(Array<int64_t> values, Array<int64_t> counts, Array<int64_t> places, Array<int64_t> begins,
-                   Output<int64_t> out) {
-  require(counts.shape(0) == places.shape(0) && begins.shape(0) >= 1, "one place per run is needed");
-  require(begins.data()[begins.shape(0) - 1] == int64_t(out.shape(0)), "the output has another length");
+Buffer select_ids(Array<int64_t> ids, Array<int64_t> places) {
   nb::gil_scoped_release release;
-  scatter_runs(values.data(), int64_t(values.shape(0)), counts.data(), places.data(), int64_t(counts.shape(0)),
-               begins.data(), int64_t(begins.shape(0)) - 1, out.data());
+  return select(ids.data(), int64_t(ids.shape(0)), places.data(), int64_t(places.shape(0)));
+}
+
+Buffer narrow_ids(Array<int64_t> ids, Optional<int64_t> places, int64_t first) {
+  nb::gil_scoped_release release;
+  const int64_t num_ids = int64_t(ids.shape(0));
+  return narrow(ids.data(), num_ids, pointer(places), places ? int64_t(places->shape(0)) : num_ids, first);
+}
+
+using Ids = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // int32 or int64
+
+Narrowed narrowed_of(const Ids& ids, int64_t first) {
+  const bool is_narrow = ids.dtype() == nb::dtype<int32_t>();
+  require(is_narrow || ids.dtype() == nb::dtype<int64_t>(), "ids must be int32 or int64");
+  return {ids.data(), is_narrow, int64_t(ids.shape(0)), first};
+}
+
+Buffer widen_ids(Ids ids, int64_t first) {
+  const Narrowed narrowed = narrowed_of(ids, first);
+  nb::gil_scoped_release release;
+  return widen(narrowed);
+}
+
+auto widen_picks(Ids counts, Ids sources, Ids edges, int64_t first_edge) {
+  const std::array<Narrowed, 3> columns = {narrowed_of(counts, 0), narrowed_of(sources, 0),
+                                           narrowed_of(edges, first_edge)};
+  nb::gil_scoped_release release;
+  return std::make_tuple(widen(columns[0]), widen(columns[1]), widen(columns[2]));
+}
+
+// Of every part: places, counts, sources, edges.
+using PartColumns = std::tuple<Array<int64_t>, Array<int64_t>, Array<int64_t>, Array<int64_t>>;
+
+auto stitch_picks(const std::vector<PartColumns>& columns, int64_t frontier_size) {
+  require(frontier_size >= 0, "a frontier has a size");
+  std::vector<PartPicks> parts;
+  for (const auto& [places, counts, sources, edges] : columns) {
+    require(places.shape(0) == counts.shape(0) && sources.shape(0) == edges.shape(0), "columns differ in length");
+    parts.push_back({places.data(), counts.data(), int64_t(places.shape(0)), sources.data(), edges.data(),
+                     int64_t(sources.shape(0))});
+  }
+  Stitched out;
+  {
+    nb::gil_scoped_release release;
+    out = stitch(parts, frontier_size);
+  }
+  return std::make_tuple(std::move(out.counts), std::move(out.sources), std::move(out.edges));
 }
 
 void fill_edges(Array<int32_t> local, Array<int64_t> counts, int64_t first, int64_t offset, Rows<int64_t> out) {
@@ -334,16 +386,25 @@ NB_MODULE(_core, m) {
       .def("num_needed", &SlotMap::num_needed)
       .def("__len__", &SlotMap::size);
 
-  m.def("gather", &gather_rows, nb::arg("table").noconvert(), nb::arg("ids").noconvert(), "first"_a,
-        nb::arg("out").noconvert());
-  m.def("gather_at", &gather_rows_at, nb::arg("table").noconvert(), nb::arg("ids").noconvert(),
-        nb::arg("places").noconvert(), "first"_a, nb::arg("out").noconvert());
+  m.def("gather", &gather_rows, nb::arg("table").noconvert(), nb::arg("ids").noconvert(),
+        nb::arg("places").noconvert().none(), "first"_a, nb::arg("out").noconvert());
   m.def("route", &route_ids, nb::arg("ids").noconvert(), nb::arg("bounds").noconvert(),
         nb::arg("places").noconvert().none());
   m.def("scatter", &scatter_rows, nb::arg("rows").noconvert(), nb::arg("places").noconvert(),
         nb::arg("out").noconvert());
-  m.def("scatter_lists", &scatter_lists, nb::arg("values").noconvert(), nb::arg("counts").noconvert(),
-        nb::arg("places").noconvert(), nb::arg("begins").noconvert(), nb::arg("out").noconvert());
+  m.def("select", &select_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert());
+  m.def("narrow", &narrow_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none(), "first"_a);
+  m.def("widen", &widen_ids, nb::arg("ids").noconvert(), "first"_a);
+  m.def("widen_picks", &widen_picks, nb::arg("counts").noconvert(), nb::arg("sources").noconvert(),
+        nb::arg("edges").noconvert(), "first_edge"_a);
+  m.def(
+      "is_counting",
+      [](Array<int64_t> places) {
+        nb::gil_scoped_release release;
+        return is_counting(places.data(), int64_t(places.shape(0)));
+      },
+      nb::arg("places").noconvert());
+  m.def("stitch", &stitch_picks, nb::arg("parts").noconvert(), "frontier_size"_a);
   m.def("fill_edges", &fill_edges, nb::arg("local").noconvert(), nb::arg("counts").noconvert(), "first"_a, "offset"_a,
         nb::arg("out").noconvert());
   m.def("build_csc", &make_csc, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(), "num_sources"_a,

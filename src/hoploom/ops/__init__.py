@@ -27,18 +27,32 @@ from hoploom.ops.rows import (
     empty,
     gather,
     give_back_freed_memory,
+    is_counting,
     joined,
     keep_freed_memory,
+    narrow,
     pool_keep_at_most,
     pool_trim,
     pool_use,
     read_soon,
     require_whole,
     route,
-    scatter_lists,
     scatter_rows,
+    select,
+    widen,
 )
-from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, draw_bounded, draw_words, permute, sample
+from hoploom.ops.sample import (
+    EdgeLists,
+    Frontier,
+    Picks,
+    Rule,
+    draw_bounded,
+    draw_words,
+    permute,
+    sample,
+    stitch,
+    widen_picks,
+)
 from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place, take
 
 __all__ = [
@@ -80,8 +94,10 @@ __all__ = [
     "gather",
     "give_back_freed_memory",
     "has_read_queue",
+    "is_counting",
     "joined",
     "keep_freed_memory",
+    "narrow",
     "order_edges",
     "pack",
     "permute",
@@ -93,8 +109,11 @@ __all__ = [
     "require_whole",
     "route",
     "sample",
-    "scatter_lists",
     "scatter_rows",
+    "select",
     "softmax",
+    "stitch",
     "take",
+    "widen",
+    "widen_picks",
 ]
