@@ -17,7 +17,7 @@ from hoploom.ops.disk import (
 )
 from hoploom.ops.edges import Csc, InEdges, build_csc
 from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
-from hoploom.ops.relabel import Found, IdMap, NodeMap, SlotMap, fill_edges
+from hoploom.ops.relabel import Found, IdMap, IdRanks, NodeMap, SlotMap, fill_edges
 from hoploom.ops.rows import (
     ELEMENTS,
     MappedFile,
@@ -66,6 +66,7 @@ __all__ = [
     "Found",
     "Frontier",
     "IdMap",
+    "IdRanks",
     "InEdges",
     "ListColumn",
     "MappedFile",

@@ -16,7 +16,7 @@ from hoploom.serve.peers import Peers
 from hoploom.serve.wire import Incoming, Message
 from hoploom.store.base import Draw, Location, Wanted
 
-MAX_IDS = 1 << 22  # in one request: 32 MiB, of wire.MAX_REQUEST
+MAX_IDS = 1 << 22  # in one request: 32 MiB at most, of wire.MAX_REQUEST
 
 
 class WantedRows(NamedTuple):

@@ -149,6 +149,7 @@ class Deployment:
     hoploom.connect and Store.place."""
 
     homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
+    look_ahead: int | None = None  # batches whose missing rows loaders fetch together, unless they say otherwise
     placed: Any = None  # what a GPU's kernels read: hoploom.gpu.place.placed_store.PlacedStore
 
     @property
