@@ -16,7 +16,7 @@ from support import ROOT
 from support.ports import free_ports
 
 BENCHMARKS = ROOT / "benchmarks"
-DELAY = 0.05  # seconds, one way
+DELAY = 0.2  # seconds, one way
 SENT = bytes(range(256)) * (1 << 14)  # 4 MB: more than sockets hold
 
 
@@ -42,29 +42,36 @@ def _set(process: "subprocess.Popen[str]", delay: float) -> float:
 
 
 def _echo(listening: socket.socket) -> None:
-    """Send back all that comes, once it has ended."""
-    accepted, _ = listening.accept()
-    with accepted:
+    """Send back what comes, once it has ended, of two connections."""
+    for _ in range(2):
+        accepted, _ = listening.accept()
+        with accepted:
+            came = b""
+            while some := accepted.recv(1 << 16):
+                came += some
+            accepted.sendall(came)
+
+
+def _echoed(port: int, sent: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), 10) as connected:
+        connected.sendall(sent)
+        connected.shutdown(socket.SHUT_WR)
         came = b""
-        while some := accepted.recv(1 << 16):
+        while some := connected.recv(1 << 16):
             came += some
-        accepted.sendall(came)
+    return came
 
 
 def test_a_longer_line_delays_every_byte_both_ways_and_loses_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, _delayed(listening.getsockname()[1]) as (port, process):
-        assert _set(process, DELAY) > 0
         thread = threading.Thread(target=_echo, args=(listening,), daemon=True)
         thread.start()
+        assert _set(process, DELAY) > 0
         begin = time.perf_counter()
-        with socket.create_connection(("127.0.0.1", port), 10) as connected:
-            connected.sendall(SENT)
-            connected.shutdown(socket.SHUT_WR)
-            came = b""
-            while some := connected.recv(1 << 16):
-                came += some
+        assert _echoed(port, b"a") == b"a"
         assert time.perf_counter() - begin >= 2 * DELAY
-        assert came == SENT
+        _set(process, 0.001)
+        assert _echoed(port, SENT) == SENT
         thread.join(10)
 
 
