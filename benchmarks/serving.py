@@ -1,9 +1,9 @@
 """How fast do rows of another process arrive, against the same bytes over a bare socket, and how soon a few?
 
-One client and one server, on the same two cores. A bare server gathers nothing: it sends bytes that lie ready, and its
-client reads them into memory that is there. The contenders take turns, each with a server of its own, and so does the
-last commit that spoke Arrow Flight. On one host ours takes a Unix socket and shared memory by itself; over TCP it does
-what it does between hosts.
+One client and one server, on the same two cores. A bare server gathers nothing: its bytes lie ready, and its client
+reads them into memory that is there, both in huge pages. The contenders take turns, each with a server of its own, and
+so does the last commit that spoke Arrow Flight. On one host ours takes a Unix socket and shared memory by itself; over
+TCP it does what it does between hosts.
 """
 
 import sys
