@@ -4,19 +4,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import graph
 import report
 
-DEADLINE = 600.0  # seconds for one repetition
+HERE = Path(__file__).parent
 SHAPE = graph.Shape(500_000, 60.0, 100)  # 30 M edges: the graph that GLT's figures are of
-GLT = (
-    "GLT on this graph, two cores, measured before and not in this run, ms per batch and rank: 306 to 356 collocated, "
-    "900 to 970 with sampler processes, 555 server-client"
-)
 
 
 def parts_of(shape: graph.Shape, num_parts: int, tiny: bool) -> Path:
@@ -30,38 +26,52 @@ def parts_of(shape: graph.Shape, num_parts: int, tiny: bool) -> Path:
     return folder
 
 
+def serve_command(path: Path, parts: Sequence[int], *more: str, python: Path | str = sys.executable) -> list[str]:
+    """A server of these parts; of none given, of all."""
+    chosen = [word for part in parts for word in ("--part", str(part))]
+    return [str(python), "-m", "hoploom", "serve", str(path), *chosen, *more]
+
+
+def trainer_command(python: Path | str = sys.executable, folder: Path = HERE) -> list[str]:
+    """A trainer: cluster_trainer.py of this commit, or of another one."""
+    return [str(python), str(folder / "cluster_trainer.py")]
+
+
 @contextmanager
-def serving(path: Path, parts: Sequence[Sequence[int]], *more: str) -> Iterator[list[str]]:
-    """Servers for these lists of parts; their addresses."""
+def serving(commands: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+    """Servers by their commands, all started at once; their addresses."""
     with ExitStack() as stack:
-        lines = []
-        for own in parts:
-            chosen = [word for part in own for word in ("--part", str(part))]
-            command = [sys.executable, "-m", "hoploom", "serve", str(path), *chosen, *more]
-            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            stack.callback(process.kill)
-            assert process.stdout is not None
-            lines.append(process.stdout.readline())
-        yield [str(json.loads(line)["ready"]) for line in lines]
+        processes = []
+        for command in commands:
+            processes.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+            stack.callback(processes[-1].kill)
+        yield [_address(process) for process in processes]
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a server ended: {process.wait(10)}")
+    return str(json.loads(line)["ready"])
 
 
 class Trainers:
-    """Processes of one script each, told what to do in lines of JSON, all at once."""
+    """Processes that are told what to do in lines of JSON, all at once."""
 
-    def __init__(self, script: Path, count: int) -> None:
-        command = [sys.executable, str(script)]
-        self._all = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+        self.all = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for command in commands
         ]
 
     def tell(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each gets its message; the answers, once all have answered."""
-        for process, message in zip(self._all, messages, strict=True):
+        for process, message in zip(self.all, messages, strict=True):
             assert process.stdin is not None
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
         answers = []
-        for process in self._all:
+        for process in self.all:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
@@ -70,15 +80,23 @@ class Trainers:
         return answers
 
     def tell_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        return self.tell([message] * len(self._all))
+        return self.tell([message] * len(self.all))
 
     def __enter__(self) -> "Trainers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._all:
+        for process in self.all:
             process.kill()
             process.wait()
+
+
+def leave_shared_memory() -> None:
+    """From now on this process reaches servers over TCP, as if they were on other hosts."""
+    with suppress(ImportError):
+        from hoploom.serve import dial
+
+        dial.is_possible = lambda: False
 
 
 def serve_commands(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

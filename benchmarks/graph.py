@@ -47,15 +47,20 @@ LARGER = Shape(10_000_000, 59.05, 16)  # 590 M edges
 WIDE = Shape(10_000_000, 12, 128)  # 120 M edges, 5.1 GB of features
 
 
+def folder() -> Path:
+    """Where all of them are."""
+    return Path(os.environ.get("HOPLOOM_BENCH_DIR", ROOT / "build" / "bench-stores"))
+
+
 def path_of(shape: Shape, tiny: bool) -> Path:
     """Where the store of this graph is; made first if it is not there yet."""
     shape = replace(shape, num_nodes=shape.num_nodes // 100) if tiny else shape
-    folder = Path(os.environ.get("HOPLOOM_BENCH_DIR", ROOT / "build" / "bench-stores")) / shape.name
-    if not folder.exists():
-        print(f"making {folder}; this is done once", file=sys.stderr, flush=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        generate(folder, num_nodes=shape.num_nodes, avg_degree=shape.avg_degree, num_features=shape.num_features)
-    return folder
+    path = folder() / shape.name
+    if not path.exists():
+        print(f"making {path}; this is done once", file=sys.stderr, flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        generate(path, num_nodes=shape.num_nodes, avg_degree=shape.avg_degree, num_features=shape.num_features)
+    return path
 
 
 def open_warm(shape: Shape, tiny: bool) -> Store:

@@ -83,6 +83,13 @@ def loader_of(library: str) -> Iterator[Peer | None]:
 
 
 @contextmanager
+def glt_cluster() -> Iterator[Peer | None]:
+    """GLT's distributed loaders, or None where no venv can import it."""
+    with _first_that_starts("glt_cluster_peer.py") as peer:
+        yield peer
+
+
+@contextmanager
 def _first_that_starts(script: str, *arguments: str) -> Iterator[Peer | None]:
     """The script in the first venv that has what it imports."""
     with ExitStack() as running:

@@ -1,6 +1,6 @@
 """Benchmarks by group or by name: a table, and a group's file in benchmarks/results/ where all of it ran.
 
->>> python benchmarks/run.py                    # every group; gpu where there is one, disk as root
+>>> python benchmarks/run.py                    # every group; gpu where there is one, disk and lines as root
 >>> python benchmarks/run.py training           # one group: writes its file, RESULTS.md and the charts
 >>> python benchmarks/run.py stepping opening   # prints the table, writes nothing
 """
@@ -24,7 +24,8 @@ GROUPS = {
     "building": ("csc_building", "tables_to_store", "partitioning"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),
-    "cluster": ("serving", "worker_mode", "server_client"),
+    "cluster": ("serving", "worker_mode", "collectives", "server_client", "glt"),
+    "lines": ("lines",),
     "disk": ("disk",),
     "gpu": ("gpu_sampling", "gpu_gathering", "gpu_epochs", "gpu_profile"),
 }
@@ -81,7 +82,9 @@ def main() -> int:
         os.sched_setaffinity(0, cores)
         if group != "gpu":
             report.use_two_cores()
-        runs_by_itself = {"gpu": torch.cuda.is_available(), "disk": os.geteuid() == 0}.get(group, True)
+        runs_by_itself = {"gpu": torch.cuda.is_available(), "disk": os.geteuid() == 0, "lines": os.geteuid() == 0}.get(
+            group, True
+        )
         whole = (not arguments.names and runs_by_itself) or group in arguments.names
         chosen = [name for name in names if whole or name in arguments.names]
         if chosen:

@@ -1,4 +1,4 @@
-// With bindings_aggregate.cpp the only file that knows Python. Checks types and lengths, releases the GIL, calls the
+// With the other files of this name the only ones that know Python. Checks types and lengths, releases the GIL, calls the
 // core.
 #include "bindings.h"
 
@@ -11,14 +11,10 @@
 
 #include "buffers.h"
 #include "csc.h"
-#include "gather.h"
-#include "idmap.h"
 #include "mapped_file.h"
 #include "order.h"
 #include "readable.h"
-#include "relabel.h"
 #include "sample.h"
-#include "slotmap.h"
 
 using namespace hoploom;
 
@@ -100,105 +96,10 @@ auto sample_lists(const Lists& lists, Array<int64_t> nodes, Optional<int64_t> tr
   return std::make_tuple(std::move(picks.counts), std::move(picks.sources), std::move(picks.edges));
 }
 
-Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, Optional<int64_t> trees) {
-  require(!trees || trees->shape(0) == counts.shape(0), "one tree per frontier node is needed");
-  nb::gil_scoped_release release;
-  int64_t total = 0;
-  for (size_t i = 0; i < counts.shape(0); ++i) {
-    const int64_t count = counts.data()[i];
-    require(count >= 0 && count <= int64_t(sources.shape(0)) - total, "counts do not sum to the sources");
-    total += count;
-  }
-  require(total == int64_t(sources.shape(0)), "counts do not sum to the sources");
-  return map.add(sources.data(), int64_t(sources.shape(0)), counts.data(), pointer(trees), int64_t(counts.shape(0)));
-}
-
-void gather_rows(Rows<const uint8_t> table, Array<int64_t> ids, int64_t first, Rows<uint8_t> out) {
-  require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
-  nb::gil_scoped_release release;
-  read_maps(arrays_of(table, ids), [&] {
-    gather(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)), first,
-           out.data());
-  });
-}
-
-void gather_rows_at(Rows<const uint8_t> table, Array<int64_t> ids, Array<int64_t> places, int64_t first,
-                    Rows<uint8_t> out) {
-  require(out.shape(0) == ids.shape(0) && out.shape(1) == table.shape(1), "the output has another shape");
-  nb::gil_scoped_release release;
-  read_maps(arrays_of(table, ids), [&] {
-    gather_at(table.data(), int64_t(table.shape(0)), int64_t(table.shape(1)), ids.data(), int64_t(ids.shape(0)),
-              places.data(), int64_t(places.shape(0)), first, out.data());
-  });
-}
-
-auto route_ids(Array<int64_t> ids, Array<int64_t> bounds, Optional<int64_t> places) {
-  nb::gil_scoped_release release;
-  const int64_t num_ids = int64_t(ids.shape(0)), num_bounds = int64_t(bounds.shape(0));
-  const int64_t count = places ? int64_t(places->shape(0)) : num_ids;
-  Buffer routed(size_t(count) * 8), counts(size_t(num_bounds + 1) * 8);
-  if (places)
-    route_at(ids.data(), num_ids, places->data(), count, bounds.data(), num_bounds, routed.as<int64_t>(),
-             counts.as<int64_t>());
-  else route(ids.data(), num_ids, bounds.data(), num_bounds, routed.as<int64_t>(), counts.as<int64_t>());
-  return std::make_tuple(std::move(routed), std::move(counts));
-}
-
 // For arrays that somebody else than the core has read.
 void require_whole_at(uintptr_t address) {
   const void* array = reinterpret_cast<const void*>(address);
   require_whole({&array, 1});
-}
-
-void add_ids(IdMap& map, Array<int64_t> ids, Optional<int64_t> places) {
-  nb::gil_scoped_release release;
-  const int64_t num_ids = int64_t(ids.shape(0));
-  map.add(ids.data(), num_ids, pointer(places), places ? int64_t(places->shape(0)) : num_ids);
-}
-
-auto find_ids(const IdMap& map, Array<int64_t> ids, Optional<int64_t> places) {
-  nb::gil_scoped_release release;
-  const int64_t num_ids = int64_t(ids.shape(0));
-  IdMap::Found found = map.find(ids.data(), num_ids, pointer(places), places ? int64_t(places->shape(0)) : num_ids);
-  return std::make_tuple(std::move(found.slots), std::move(found.hits), std::move(found.misses));
-}
-
-auto find_slots(SlotMap& map, Array<int64_t> ids, Array<int64_t> places) {
-  nb::gil_scoped_release release;
-  SlotMap::Found found =
-      map.find(ids.data(), int64_t(ids.shape(0)), places.data(), int64_t(places.shape(0)));
-  return std::make_tuple(std::move(found.slots), std::move(found.misses));
-}
-
-Buffer add_slots(SlotMap& map, Array<int64_t> ids, Array<int64_t> places, Output<int64_t> slots) {
-  require(slots.shape(0) == ids.shape(0), "one slot per id is needed");
-  nb::gil_scoped_release release;
-  return map.add(ids.data(), int64_t(ids.shape(0)), places.data(), int64_t(places.shape(0)), slots.data());
-}
-
-void scatter_rows(Rows<const uint8_t> rows, Array<int64_t> places, Rows<uint8_t> out) {
-  require(rows.shape(0) == places.shape(0) && out.shape(1) == rows.shape(1), "the output has another shape");
-  nb::gil_scoped_release release;
-  scatter(rows.data(), int64_t(rows.shape(1)), places.data(), int64_t(places.shape(0)), int64_t(out.shape(0)),
-          out.data());
-}
-
-void scatter_lists(Array<int64_t> values, Array<int64_t> counts, Array<int64_t> places, Array<int64_t> begins,
-                   Output<int64_t> out) {
-  require(counts.shape(0) == places.shape(0) && begins.shape(0) >= 1, "one place per run is needed");
-  require(begins.data()[begins.shape(0) - 1] == int64_t(out.shape(0)), "the output has another length");
-  nb::gil_scoped_release release;
-  scatter_runs(values.data(), int64_t(values.shape(0)), counts.data(), places.data(), int64_t(counts.shape(0)),
-               begins.data(), int64_t(begins.shape(0)) - 1, out.data());
-}
-
-void fill_edges(Array<int32_t> local, Array<int64_t> counts, int64_t first, int64_t offset, Rows<int64_t> out) {
-  const int64_t picks = int64_t(local.shape(0)), width = int64_t(out.shape(1));
-  require(out.shape(0) == 2 && offset >= 0 && picks <= width && offset <= width - picks,
-          "the edges do not fit the output");
-  nb::gil_scoped_release release;
-  edge_rows(local.data(), picks, counts.data(), int64_t(counts.shape(0)), first, out.data() + offset,
-            out.data() + width + offset);
 }
 
 auto make_csc(Array<int64_t> sources, Array<int64_t> destinations, int64_t num_sources, int64_t num_destinations,
@@ -293,64 +194,10 @@ NB_MODULE(_core, m) {
         nb::arg("times").noconvert().none(), "key"_a, "stream"_a, "fanout"_a, "replace"_a, "last"_a, "labor"_a,
         "weighted"_a, "positions_only"_a = false);
 
-  nb::class_<NodeMap>(m, "NodeMap")
-      .def(nb::init<int64_t, int64_t>(), "num_nodes"_a, "budget"_a)
-      .def(
-          "add_seeds",
-          [](NodeMap& map, Array<int64_t> nodes, Optional<int64_t> trees) {
-            require(!trees || trees->shape(0) == nodes.shape(0), "one tree per seed is needed");
-            nb::gil_scoped_release release;
-            map.add_seeds(nodes.data(), pointer(trees), int64_t(nodes.shape(0)));
-          },
-          nb::arg("nodes").noconvert(), nb::arg("trees").noconvert().none())
-      .def("add", &add_sources, nb::arg("sources").noconvert(), nb::arg("counts").noconvert(),
-           nb::arg("trees").noconvert().none())
-      .def(
-          "find",
-          [](NodeMap& map, Array<int64_t> sources) {
-            nb::gil_scoped_release release;
-            return map.find(sources.data(), int64_t(sources.shape(0)));
-          },
-          nb::arg("sources").noconvert())
-      .def("nodes", &NodeMap::copy_nodes, "from"_a)
-      .def("trees", &NodeMap::copy_trees, "from"_a)
-      .def("take", &NodeMap::take, nb::call_guard<nb::gil_scoped_release>())
-      .def("clear", &NodeMap::clear)
-      .def("__len__", &NodeMap::size);
-
-  nb::class_<IdMap>(m, "IdMap")
-      .def(nb::init<>())
-      .def("reserve", &IdMap::reserve, "count"_a)
-      .def("add", &add_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none())
-      .def("find", &find_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none())
-      .def("ids", &IdMap::copy_ids)
-      .def("bytes", &IdMap::bytes)
-      .def("__len__", &IdMap::size);
-
-  nb::class_<SlotMap>(m, "SlotMap")
-      .def(nb::init<>())
-      .def("begin", &SlotMap::begin)
-      .def("find", &find_slots, nb::arg("ids").noconvert(), nb::arg("places").noconvert())
-      .def("add", &add_slots, nb::arg("ids").noconvert(), nb::arg("places").noconvert(), nb::arg("slots").noconvert())
-      .def("ids", &SlotMap::copy_ids)
-      .def("num_needed", &SlotMap::num_needed)
-      .def("__len__", &SlotMap::size);
-
-  m.def("gather", &gather_rows, nb::arg("table").noconvert(), nb::arg("ids").noconvert(), "first"_a,
-        nb::arg("out").noconvert());
-  m.def("gather_at", &gather_rows_at, nb::arg("table").noconvert(), nb::arg("ids").noconvert(),
-        nb::arg("places").noconvert(), "first"_a, nb::arg("out").noconvert());
-  m.def("route", &route_ids, nb::arg("ids").noconvert(), nb::arg("bounds").noconvert(),
-        nb::arg("places").noconvert().none());
-  m.def("scatter", &scatter_rows, nb::arg("rows").noconvert(), nb::arg("places").noconvert(),
-        nb::arg("out").noconvert());
-  m.def("scatter_lists", &scatter_lists, nb::arg("values").noconvert(), nb::arg("counts").noconvert(),
-        nb::arg("places").noconvert(), nb::arg("begins").noconvert(), nb::arg("out").noconvert());
-  m.def("fill_edges", &fill_edges, nb::arg("local").noconvert(), nb::arg("counts").noconvert(), "first"_a, "offset"_a,
-        nb::arg("out").noconvert());
   m.def("build_csc", &make_csc, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(), "num_sources"_a,
         "num_destinations"_a, "threads"_a, nb::arg("edge_time").noconvert().none(),
         nb::arg("source_time").noconvert().none());
+  bind_ids(m);
   bind_aggregates(m);
   bind_spool(m);
   bind_disk(m);

@@ -165,19 +165,6 @@ void scatter(const uint8_t* rows, int64_t row_bytes, const int64_t* places, int6
   for (int64_t i = 0; i < count; ++i) std::memcpy(out + places[i] * row_bytes, rows + i * row_bytes, size_t(row_bytes));
 }
 
-void scatter_runs(const int64_t* values, int64_t num_values, const int64_t* counts, const int64_t* places,
-                  int64_t count, const int64_t* begins, int64_t num_runs, int64_t* out) {
-  check_ids(places, count, 0, num_runs);
-  int64_t read = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t begin = begins[places[i]], end = begins[places[i] + 1];
-    if (begin < 0 || end < begin || end > begins[num_runs] || counts[i] != end - begin || counts[i] > num_values - read)
-      throw std::out_of_range("the runs do not match their counts");
-    if (counts[i]) std::memcpy(out + begin, values + read, size_t(counts[i]) * 8);
-    read += counts[i];
-  }
-}
-
 void edge_rows(const int32_t* local, int64_t picks, const int64_t* counts, int64_t frontier_size, int64_t first,
                int64_t* sources, int64_t* destinations) {
   for (int64_t i = 0; i < picks; ++i) sources[i] = local[i];

@@ -30,11 +30,6 @@ void route_at(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_
 void scatter(const uint8_t* rows, int64_t row_bytes, const int64_t* places, int64_t count, int64_t out_rows,
              uint8_t* out);
 
-// Runs of values, one run per place: copies run i to where run places[i] begins.
-// `begins` holds the prefix sums of all runs' lengths.
-void scatter_runs(const int64_t* values, int64_t num_values, const int64_t* counts, const int64_t* places,
-                  int64_t count, const int64_t* begins, int64_t num_runs, int64_t* out);
-
 // The two rows of an edge_index: local source ids, and each frontier position repeated.
 void edge_rows(const int32_t* local, int64_t picks, const int64_t* counts, int64_t frontier_size, int64_t first,
                int64_t* sources, int64_t* destinations);

@@ -5,7 +5,7 @@
 #define HOPLOOM_INLINE inline __attribute__((always_inline))
 
 #if defined(__x86_64__)
-#define HOPLOOM_AVX2 __attribute__((target("avx2,bmi,bmi2,fma")))
+#define HOPLOOM_AVX2 __attribute__((target("avx2,bmi,bmi2,fma,popcnt")))
 #endif
 
 namespace hoploom {
@@ -14,7 +14,8 @@ namespace hoploom {
 
 inline bool has_avx2() {
   static const bool has = (__builtin_cpu_init(), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-                                                     __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma"));
+                                                     __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
+                                                     __builtin_cpu_supports("popcnt"));
   return has;
 }
 

@@ -6,6 +6,7 @@
 #include "../csc.h"
 #include "../gather.h"
 #include "../relabel.h"
+#include "../travel.h"
 #include "check.h"
 #include "fuzz_input.h"
 #include "reference.h"
@@ -156,40 +157,43 @@ void check_rows(const Input& input, const PickLists& picks, int64_t row_bytes) {
   }
 }
 
-struct Runs {
-  std::vector<int64_t> counts, begins = {0};
-  bool must_throw = false, may_throw = false;
+struct Counts {
+  std::vector<int64_t> counts;
+  bool must_throw = false;
 };
 
-// The counts of the picks as runs; perhaps one count or one begin is damaged, or one of each so
-// that they agree.
-Runs runs_from(const PickLists& picks, ByteReader& reader) {
-  Runs runs;
-  runs.counts = picks.counts;
-  for (int64_t count : picks.counts) runs.begins.push_back(runs.begins.back() + count);
-  const int64_t damage = reader.below(6);
-  if (runs.counts.empty() || damage > 2) return runs;
-  const size_t at = reader.raw() % runs.counts.size();
+// The counts of the picks; perhaps one is damaged.
+Counts counts_from(const PickLists& picks, ByteReader& reader) {
+  Counts made{picks.counts};
+  if (made.counts.empty() || reader.below(6) > 1) return made;
+  int64_t& damaged = made.counts[reader.raw() % made.counts.size()];
   const int64_t other = damaged_id(reader);
-  int64_t& damaged = damage == 0 ? runs.counts[at] : runs.begins[at];
   damaged = other == damaged ? other / 2 - 1 : other;
-  if (damage == 2) runs.counts[at] = int64_t(uint64_t(runs.begins[at + 1]) - uint64_t(damaged));
-  runs.must_throw = damage < 2;
-  runs.may_throw = damage == 2;
-  return runs;
+  made.must_throw = true;
+  return made;
 }
 
-void check_runs(const PickLists& picks, const Runs& runs) {
-  const auto places = counting(int64_t(runs.counts.size()));
-  std::vector<int64_t> out(picks.sources.size());
-  const auto stitched = tried([&] {
-    scatter_runs(picks.sources.data(), int64_t(picks.sources.size()), runs.counts.data(), places.data(),
-                 int64_t(places.size()), runs.begins.data(), int64_t(places.size()), out.data());
-    return true;
-  });
-  if (runs.may_throw) return;
-  CHECK_EQUAL(stitched.has_value(), !runs.must_throw);
-  if (stitched) CHECK_EQUAL(out, picks.sources);
+// The even nodes of the frontier are one part's, the odd ones another's.
+void check_stitching(const PickLists& picks, const Counts& given) {
+  std::vector<int64_t> places[2], counts[2], sources[2], edges[2];
+  for (size_t i = 0, at = 0; i < picks.counts.size(); ++i) {
+    places[i % 2].push_back(int64_t(i));
+    counts[i % 2].push_back(given.counts[i]);
+    for (int64_t k = 0; k < picks.counts[i]; ++k, ++at) {
+      sources[i % 2].push_back(picks.sources[at]);
+      edges[i % 2].push_back(picks.edges[at]);
+    }
+  }
+  std::vector<PartPicks> parts;
+  for (size_t p : {1u, 0u})
+    parts.push_back({places[p].data(), counts[p].data(), int64_t(places[p].size()), sources[p].data(), edges[p].data(),
+                     int64_t(sources[p].size())});
+  const auto stitched = tried([&] { return stitch(parts, int64_t(picks.counts.size())); });
+  CHECK_EQUAL(stitched.has_value(), !given.must_throw);
+  if (!stitched) return;
+  CHECK_EQUAL(values_of<int64_t>(stitched->counts), picks.counts);
+  CHECK_EQUAL(values_of<int64_t>(stitched->sources), picks.sources);
+  CHECK_EQUAL(values_of<int64_t>(stitched->edges), picks.edges);
 }
 
 void check_edge_rows(const PickLists& picks, const std::vector<int64_t>& counts) {
@@ -243,9 +247,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   if (const auto picks = check_sample(input)) {
     check_maps(input, *picks);
     check_rows(input, *picks, reader.any_of<int64_t>({0, 1, 2, 3, 4, 8, 16, 17}));
-    const Runs runs = runs_from(*picks, reader);
-    check_runs(*picks, runs);
-    check_edge_rows(*picks, runs.counts);
+    const Counts given = counts_from(*picks, reader);
+    check_stitching(*picks, given);
+    check_edge_rows(*picks, given.counts);
   }
   check_csc(input, reader.one_in(32) ? 3 : 1);
   return 0;

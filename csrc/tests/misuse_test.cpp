@@ -3,6 +3,7 @@
 
 #include "../gather.h"
 #include "../idmap.h"
+#include "../travel.h"
 #include "../relabel.h"
 #include "check.h"
 #include "graphs.h"
@@ -67,16 +68,13 @@ TEST(empty_arrays_may_be_null) {
   const std::vector<int64_t> zeros = {0, 0};
   scatter(nullptr, 0, zeros.data(), 1, 1, nullptr);
   gather(nullptr, 1, 0, zeros.data(), 1, 0, nullptr);
-  scatter_runs(nullptr, 0, zeros.data(), zeros.data(), 1, zeros.data(), 1, nullptr);
+  stitch({{zeros.data(), zeros.data(), 1, nullptr, nullptr, 0}}, 1);
+  stitch({}, 0);
+  select(nullptr, 0, nullptr, 0);
+  narrow(nullptr, 0, nullptr, 0, 7);
+  widen({nullptr, true, 0, 7});
+  widen({nullptr, false, 0, 7});
   edge_rows(nullptr, 0, zeros.data(), 2, 0, nullptr, nullptr);
-}
-
-TEST(runs_that_begin_before_the_output_or_end_after_it_throw) {
-  const std::vector<int64_t> values(8, 1), counts = {4}, places = {0};
-  std::vector<int64_t> out(4);
-  for (const std::vector<int64_t>& begins : {std::vector<int64_t>{-4, 0, 4}, {4, 8, 4}, {INT64_MIN, INT64_MAX, 4}})
-    CHECK_THROWS(scatter_runs(values.data(), 8, counts.data(), places.data(), 1, begins.data(), 2, out.data()));
-  CHECK_EQUAL(out, std::vector<int64_t>(4, 0));
 }
 
 // Each call of two threads ends as if it were alone, or in an error that says what to do.

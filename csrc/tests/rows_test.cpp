@@ -1,4 +1,4 @@
-// gather, scatter, scatter_runs and edge_rows.
+// gather, route, scatter and edge_rows.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -171,45 +171,6 @@ TEST(scatter_leaves_other_places_alone_and_rejects_bad_ones) {
     CHECK_THROWS(scatter(rows.data(), 2, damaged.data(), 2, 5, out.data()));
   }
   CHECK_EQUAL(out, (Bytes{0, 0, 3, 4, 0, 0, 0, 0, 1, 2}));
-}
-
-// Run r holds r copies of r; two answers bring the odd and the even runs.
-TEST(runs_from_two_answers_are_stitched_in_order) {
-  constexpr int64_t kRuns = 9;
-  std::vector<int64_t> begins = {0}, wanted;
-  for (int64_t run = 0; run < kRuns; ++run) {
-    begins.push_back(begins.back() + run);
-    wanted.insert(wanted.end(), size_t(run), run);
-  }
-  std::vector<int64_t> out(wanted.size(), -1);
-  for (int64_t parity : {1, 0}) {
-    std::vector<int64_t> values, counts, places;
-    for (int64_t run = kRuns - 1; run >= 0; --run) {
-      if (run % 2 != parity) continue;
-      values.insert(values.end(), size_t(run), run);
-      counts.push_back(run);
-      places.push_back(run);
-    }
-    scatter_runs(values.data(), int64_t(values.size()), counts.data(), places.data(), int64_t(places.size()),
-                 begins.data(), kRuns, out.data());
-  }
-  CHECK_EQUAL(out, wanted);
-}
-
-TEST(runs_that_do_not_fit_throw) {
-  const std::vector<int64_t> values = {1, 2, 3}, begins = {0, 2, 3};
-  std::vector<int64_t> out(3);
-  const auto stitch = [&](std::vector<int64_t> counts, std::vector<int64_t> places, int64_t num_values) {
-    scatter_runs(values.data(), num_values, counts.data(), places.data(), int64_t(places.size()), begins.data(), 2,
-                 out.data());
-  };
-  stitch({1, 2}, {1, 0}, 3);
-  CHECK_EQUAL(out, (std::vector<int64_t>{2, 3, 1}));
-  CHECK_THROWS(stitch({2, 1}, {1, 0}, 3));  // the counts of the other order
-  CHECK_THROWS(stitch({1, 2}, {1, 0}, 2));  // a value is missing
-  CHECK_THROWS(stitch({2}, {2}, 3));
-  CHECK_THROWS(stitch({2}, {-1}, 3));
-  CHECK_THROWS(stitch({-2}, {0}, 3));
 }
 
 TEST(edge_rows_repeats_each_place_as_often_as_it_picked) {

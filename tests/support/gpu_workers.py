@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import hoploom
 from hoploom import NeighborLoader, Store
 from hoploom.nn import GNN, Shape
-from hoploom.ranks.context import Context, _backend
+from hoploom.ranks.context import Context
+from hoploom.ranks.devices import chosen_backend
 from hoploom.train import Learner, NodeClassification, Training, evaluate, fit
 from hoploom.train.loop import Outcome
 
@@ -132,7 +133,7 @@ def group_of_one(context: Context, path: str, size: Size, backend: str) -> None:
     it, and that CPU tensors, which the context's own reductions send, go through the same group. What a context of
     one rank answers does not depend on the group.
     """
-    context._join(context._place, _backend(backend, context.device))
+    context._join(context._place, chosen_backend(backend, context.device))
     assert dist.get_world_size() == 1
     assert backend in dist.get_backend_config()
     for device in (context.device, torch.device("cpu")):

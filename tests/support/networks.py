@@ -1,5 +1,9 @@
-"""Hosts of their own on one machine: network namespaces, each with a wire to a switch in one more of them."""
+"""Hosts of their own on one machine: network namespaces, each with a wire to a switch in one more of them.
 
+benchmarks/lines.py uses them too.
+"""
+
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +15,7 @@ import pytest
 
 DEADLINE = 30.0  # seconds for a command of ip or tc
 WIRE = "eth0"  # what a host calls its end
+BURST, QUEUED = "128kb", "1mb"  # of a wire with a limit: what goes at once, and what waits before some is lost
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,8 @@ class Host:
 
     name: str
     address: str
+    switch: str  # the namespace at the other end of its wire
+    plug_there: str  # what the switch calls its end
 
     def command(self, words: Sequence[str]) -> list[str]:
         """A command as it runs on this host."""
@@ -34,23 +41,58 @@ class Host:
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE, check=False)
         return done.stderr.strip()
 
+    def limit(self, gigabits: float) -> None:
+        """So many Gb/s, in each direction."""
+        for name, device in ((self.name, WIRE), (self.switch, self.plug_there)):
+            shape = ["tbf", "rate", f"{gigabits * 1000:.0f}mbit", "burst", BURST, "limit", QUEUED]
+            _run("tc", "-n", name, "qdisc", "replace", "dev", device, "root", *shape)
+
+    def add_address(self, address: str) -> None:
+        """One more, that only this host itself reaches."""
+        _run("ip", "-n", self.name, "addr", "add", f"{address}/32", "dev", "lo")
+
+    def carried(self) -> tuple[int, int]:
+        """The bytes that its wire has brought and taken so far."""
+        words = ["ip", "-n", self.name, "-s", "-j", "link", "show", WIRE]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE, check=True)
+        (found,) = json.loads(done.stdout)
+        return found["stats64"]["rx"]["bytes"], found["stats64"]["tx"]["bytes"]
+
+
+class HostsError(Exception):
+    """There are no hosts to be had here."""
+
 
 @contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
     """So many hosts on one switch; the test is skipped where that is not permitted."""
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(hosts_or_error(count))
+        except HostsError as error:
+            pytest.skip(str(error))
+        yield found
+
+
+@contextmanager
+def hosts_or_error(count: int) -> Iterator[list[Host]]:
+    """The same; HostsError where that is not permitted."""
     if shutil.which("ip") is None:
-        pytest.skip("there is no `ip` here (Debian: iproute2)")
+        raise HostsError("there is no `ip` here (Debian: iproute2)")
     switch = f"hl{os.getpid()}s"
     with ExitStack() as stack:
         _add(switch, stack)
         _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "br0", "up")
-        found = [Host(f"hl{os.getpid()}h{number}", f"10.79.0.{number + 1}") for number in range(count)]
-        for number, host in enumerate(found):
+        found = [
+            Host(f"hl{os.getpid()}h{number}", f"10.79.0.{number + 1}", switch, f"port{number}")
+            for number in range(count)
+        ]
+        for host in found:
             _add(host.name, stack)
-            plug = f"port{number}"
-            _run("ip", "-n", host.name, "link", "add", WIRE, "type", "veth", "peer", "name", plug, "netns", switch)
-            _run("ip", "-n", switch, "link", "set", plug, "master", "br0", "up")
+            ends = [WIRE, "type", "veth", "peer", "name", host.plug_there, "netns", switch]
+            _run("ip", "-n", host.name, "link", "add", *ends)
+            _run("ip", "-n", switch, "link", "set", host.plug_there, "master", "br0", "up")
             _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", WIRE)
             _run("ip", "-n", host.name, "link", "set", "lo", "up")
             host.plug(into=True)
@@ -61,7 +103,7 @@ def _add(name: str, stack: ExitStack) -> None:
     try:
         _run("ip", "netns", "add", name)
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
+        raise HostsError(f"network namespaces are not permitted here: {error.stderr.strip()}") from error
     stack.callback(_run, "ip", "netns", "delete", name)
 
 

@@ -28,6 +28,8 @@ from hoploom.store.format import read_manifest
 from hoploom.store.on_disk import OnDisk
 
 Serve = bool | Literal["auto"]
+Exchanging = Literal["servers", "collective"]
+COLLECTIVE: Exchanging = "collective"
 NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
 
@@ -40,6 +42,7 @@ class Opening:
     parts: tuple[int, ...] | None
     serve: Serve
     servers: str | Sequence[str] | None
+    exchange: Exchanging = "servers"
     options: Mapping[str, Any] = field(default_factory=dict)  # of connect; without servers, those of open_store count
 
     @property
@@ -58,12 +61,28 @@ class Opening:
             raise ConfigError(f"Context.open got {unknown[0]!r}; besides its own arguments it takes {known}")
         if self.serve not in (True, False, "auto"):
             raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
+        if self.exchange not in ("servers", COLLECTIVE):
+            raise ConfigError(f"exchange is {self.exchange!r}; choose 'servers' or 'collective'")
+        if self.exchange == COLLECTIVE:
+            self._check_collective()
         if self.servers and self.serve is True:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
         if self.memory is not None and self.servers and (self.path is None or self.parts == ()):
             raise ConfigError(NO_PARTS)
         if self.scratch is not None and (self.servers or self.serve is True):
             raise ConfigError(NO_SCRATCH)
+
+    def _check_collective(self) -> None:
+        given = {"servers": self.servers, "serve": self.serve is True, **self.options}
+        names = ("servers", "serve", "scratch", "made", "timeout", "token_file", "ca", "cert", "key")
+        unused = next((name for name in names if given.get(name)), None)
+        if unused is not None:
+            raise ConfigError(
+                f"{unused} is given, but with exchange='collective' ranks ask each other, no servers; leave one of the "
+                "two out"
+            )
+        if self.path is None:
+            raise ConfigError("exchange='collective' needs the store here, and path is None; give its path")
 
 
 def open_for(context: Context, place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
@@ -86,6 +105,8 @@ def _open(
     if opening.path is None:
         raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
     num_parts = len(read_manifest(opening.path).parts)
+    if opening.exchange == COLLECTIVE:
+        return _exchanging(context, _hosts(place, deployment), opening, num_parts)
     if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1):
         if opening.scratch is not None:
             raise ConfigError(NO_SCRATCH)
@@ -121,6 +142,11 @@ def _connected(opening: Opening, closing: ExitStack) -> Store:
         store = connect(opening.servers, opening.path, **given)
     closing.callback(store.close)
     return store
+
+
+def _leaders(nodes: Sequence[int]) -> list[int]:
+    """A rank on each host."""
+    return [nodes.index(node) for node in sorted(set(nodes))]
 
 
 def _with_homes(context: Context, store: Store) -> Store:
@@ -159,7 +185,7 @@ def _side_by_side(context: Context, hosts: Hosts, opening: Opening, closing: Exi
     """Start this host's server, once on each host, and connect to all of them."""
     assert opening.path is not None
     nodes = gather_json(context, hosts.node)
-    leaders = [nodes.index(node) for node in sorted(set(nodes))]  # a rank on each host
+    leaders = _leaders(nodes)
     parts = _own_parts(opening, leaders.index(nodes.index(hosts.node)), len(leaders))
     told = gather_json(context, {"parts": parts, "token": secrets.token_urlsafe(32) if context.is_main else ""})
     _check_covered([told[rank]["parts"] for rank in leaders], opening.path)
@@ -172,6 +198,26 @@ def _side_by_side(context: Context, hosts: Hosts, opening: Opening, closing: Exi
             server = closing.enter_context(LocalServer(command, context.timeout, before_close=others))
         servers = gather_json(context, "" if server is None else server.address)
         return _connected(replace(opening, servers=[one for one in servers if one]), closing)
+
+
+def _exchanging(context: Context, hosts: Hosts, opening: Opening, num_parts: int) -> Store:
+    """This rank's parts, and the other ranks' by exchange."""
+    from hoploom.deploy.exchanged import open_exchanged
+
+    if context.world_size == 1:
+        raise ConfigError(
+            "exchange='collective' is between ranks, and there is one only; start several, or leave it out"
+        )
+    if num_parts == 1:
+        raise ConfigError(
+            f"{opening.path} has one part, so ranks have nothing to exchange; cut it with hoploom partition, or leave "
+            "exchange out"
+        )
+    assert opening.path is not None
+    nodes = gather_json(context, hosts.node)
+    leaders = _leaders(nodes)
+    parts = _own_parts(opening, leaders.index(nodes.index(hosts.node)), len(leaders))
+    return open_exchanged(context, opening.path, parts, dict(opening.options))
 
 
 def _own_parts(opening: Opening, host: int, num_hosts: int) -> list[int]:

@@ -20,6 +20,7 @@ from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Stages, in_order
 from hoploom.sample.hops import NumNeighbors, make_sampling, resolve_fanouts
 from hoploom.store import Store
+from hoploom.store.row_cache import Visits
 
 BATCH_SIZE = 1024
 
@@ -28,7 +29,9 @@ BATCH_SIZE = 1024
 class Presampling:
     """How batches are sampled whose nodes are looked at: as a shuffled NeighborLoader of this seed makes them."""
 
-    batch_size: int = BATCH_SIZE
+    batch_size: int = BATCH_SIZE  # of each rank
+    rank: int = 0
+    world_size: int = 1
     batches: range | None = None  # numbered on from epoch to epoch; None: those of the first epoch
     seed: int = 0
     num_threads: int = 2
@@ -46,7 +49,9 @@ def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling =
     node_type, nodes = distinct_seeds(store, seeds)
     resolve_fanouts(store.schema, fanouts)  # seeds alone would tell nothing
     sampler = Sampler(store.graph, make_sampling(store.schema, fanouts, **plan.options))
-    order = Order(nodes.numel(), plan.batch_size, shuffle=True, seed=plan.seed)
+    order = Order(
+        nodes.numel(), plan.batch_size, shuffle=True, seed=plan.seed, rank=plan.rank, world_size=plan.world_size
+    )
     order.check()
     threads = as_int("num_threads", plan.num_threads, 0, "give a count of threads, 0 for none")
 
@@ -62,7 +67,7 @@ def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling =
         yield from made
 
 
-def count_visits(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling = AS_TRAINED) -> dict[str, Tensor]:
+def count_visits(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling = AS_TRAINED) -> Visits:
     """The number of batches that have each node, by node type: [num_nodes] int64.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
@@ -71,11 +76,12 @@ def count_visits(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampl
     counts = no_visits(store)
     for nodes in visited(store, fanouts, seeds, plan):
         add_visits(counts, nodes)
+        counts.num_batches += 1
     return counts
 
 
-def no_visits(store: Store) -> dict[str, Tensor]:
-    return {t.name: torch.zeros(t.num_nodes, dtype=torch.int64) for t in store.schema.node_types}
+def no_visits(store: Store) -> Visits:
+    return Visits((t.name, torch.zeros(t.num_nodes, dtype=torch.int64)) for t in store.schema.node_types)
 
 
 def add_visits(counts: Mapping[str, Tensor], nodes: list[Tensor]) -> None:

@@ -17,7 +17,7 @@ from hoploom.ops.disk import (
 )
 from hoploom.ops.edges import Csc, InEdges, build_csc
 from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
-from hoploom.ops.relabel import Found, IdMap, NodeMap, SlotMap, fill_edges
+from hoploom.ops.relabel import Found, IdMap, IdRanks, NodeMap, SlotMap, fill_edges
 from hoploom.ops.rows import (
     ELEMENTS,
     Empty,
@@ -29,19 +29,33 @@ from hoploom.ops.rows import (
     empty_pinned,
     gather,
     give_back_freed_memory,
+    is_counting,
     joined,
     keep_freed_memory,
+    narrow,
     pool_keep_at_most,
     pool_trim,
     pool_use,
     read_soon,
     require_whole,
     route,
-    scatter_lists,
     scatter_rows,
+    select,
     wait_readable,
+    widen,
 )
-from hoploom.ops.sample import EdgeLists, Frontier, Picks, Rule, draw_bounded, draw_words, permute, sample
+from hoploom.ops.sample import (
+    EdgeLists,
+    Frontier,
+    Picks,
+    Rule,
+    draw_bounded,
+    draw_words,
+    permute,
+    sample,
+    stitch,
+    widen_picks,
+)
 from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place, take
 
 __all__ = [
@@ -56,6 +70,7 @@ __all__ = [
     "Found",
     "Frontier",
     "IdMap",
+    "IdRanks",
     "InEdges",
     "ListColumn",
     "MappedFile",
@@ -85,8 +100,10 @@ __all__ = [
     "gather",
     "give_back_freed_memory",
     "has_read_queue",
+    "is_counting",
     "joined",
     "keep_freed_memory",
+    "narrow",
     "order_edges",
     "pack",
     "permute",
@@ -98,9 +115,12 @@ __all__ = [
     "require_whole",
     "route",
     "sample",
-    "scatter_lists",
     "scatter_rows",
+    "select",
     "softmax",
+    "stitch",
     "take",
     "wait_readable",
+    "widen",
+    "widen_picks",
 ]

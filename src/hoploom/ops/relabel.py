@@ -94,6 +94,34 @@ class IdMap:
         return len(self._core)
 
 
+class IdRanks:
+    """Ascending ids to numbers: no hash, but two bits for each id between the first and the last."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self._core = _core.IdRanks(ids.numpy())
+
+    @staticmethod
+    def bytes_of(ids: Tensor) -> int:
+        """What these ids would take."""
+        return _core.IdRanks.bytes_of(int(ids[0]), int(ids[-1])) if ids.numel() else 0
+
+    def find(self, ids: Tensor, places: Tensor | None = None) -> Found:
+        """Look up the ids, or those at some places."""
+        return Found(*map(tensor_of, self._core.find(ids.numpy(), None if places is None else places.numpy())))
+
+    @property
+    def ids(self) -> Tensor:
+        """All ids by number: [n] int64."""
+        return tensor_of(self._core.ids())
+
+    @property
+    def num_bytes(self) -> int:
+        return self._core.bytes()
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+
 class SlotMap:
     """Ids to slots of a table. An id that two rounds have not needed gives its slot to another one; for one thread."""
 

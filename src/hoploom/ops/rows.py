@@ -27,6 +27,9 @@ keep_freed_memory = _core.keep_freed_memory  # malloc's too, from now on: pages 
 give_back_freed_memory = _core.give_back_freed_memory  # the pool's and malloc's, to the system
 
 
+NO_PLACES = torch.empty(0, dtype=torch.int64)
+
+
 def require_whole(tensors: Iterable[Tensor]) -> None:
     """StoreError if a file that one of these is a map of can no longer be read; what was read from it is zeros.
 
@@ -45,7 +48,10 @@ def read_soon(tensor: Tensor) -> None:
 
 def tensor_of(buffer: _core.Buffer, dtype: torch.dtype = torch.int64) -> Tensor:
     """A tensor over a buffer, no copy."""
-    return torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
+    try:
+        return torch.frombuffer(buffer, dtype=dtype)
+    except ValueError:  # torch takes none without bytes
+        return torch.empty(0, dtype=dtype)
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool = False) -> Tensor:
@@ -80,22 +86,45 @@ def runs_in_core(tensor: Tensor) -> bool:
 
 
 def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tensor | None = None) -> Tensor:
-    """out[i] = table[ids[i] - first], for all i or those in `places`. Tables and outputs are bytes."""
-    if places is None:
-        _core.gather(table.numpy(), ids.numpy(), first, out.numpy())
-        return out
-    _core.gather_at(table.numpy(), ids.numpy(), places.numpy(), first, out.numpy())
+    """out[i] = table[ids[i] - first], for all i or those in `places`. Rows of any dtype and shape; out has the same."""
+    at = None if places is None else places.numpy()
+    _core.gather(_array(table), ids.numpy(), at, first, _array(out))
     return out
+
+
+def _array(rows: Tensor) -> Any:
+    """The same memory as the core takes it: any bytes are rows."""
+    return (rows if rows.dtype is not torch.bfloat16 else rows.view(torch.int16)).numpy()
 
 
 def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Tensor]:
     """Per part: the positions in `ids`, or among `places`, that it owns, in order; part p begins at bounds[p - 1]."""
     routed, counts = _core.route(ids.numpy(), bounds.numpy(), None if places is None else places.numpy())
     positions, begin, owned = tensor_of(routed), 0, []
-    for count in tensor_of(counts).tolist():
-        owned.append(positions[begin : begin + count])
+    for count in memoryview(counts).cast("q"):
+        owned.append(positions[begin : begin + count] if count else NO_PLACES)
         begin += count
     return owned
+
+
+def select(ids: Tensor, places: Tensor) -> Tensor:
+    """ids[places], [n] int64, by the core: torch would start a team of threads."""
+    return tensor_of(_core.select(ids.numpy(), places.numpy()))
+
+
+def narrow(ids: Tensor, first: int, places: Tensor | None = None) -> Tensor:
+    """The ids, or those at some places, counted from the first one: [n] int32."""
+    return tensor_of(_core.narrow(ids.numpy(), None if places is None else places.numpy(), first), torch.int32)
+
+
+def widen(ids: Tensor, first: int) -> Tensor:
+    """What `narrow` has made, as it was: [n] int64."""
+    return tensor_of(_core.widen(ids.numpy(), first))
+
+
+def is_counting(places: Tensor) -> bool:
+    """Whether places are 0, 1, 2 and so on."""
+    return _core.is_counting(places.numpy())
 
 
 def byte_rows(rows: Tensor) -> Tensor:
@@ -106,12 +135,7 @@ def byte_rows(rows: Tensor) -> Tensor:
 
 def scatter_rows(rows: Tensor, places: Tensor, out: Tensor) -> None:
     """out[places[i]] = rows[i], as bytes."""
-    _core.scatter(rows.numpy(), places.numpy(), out.numpy())
-
-
-def scatter_lists(values: Tensor, counts: Tensor, places: Tensor, begins: Tensor, out: Tensor) -> None:
-    """Copy the i-th run of values (counts[i] long) to where run places[i] begins in `out`."""
-    _core.scatter_lists(values.numpy(), counts.numpy(), places.numpy(), begins.numpy(), out.numpy())
+    _core.scatter(_array(rows), places.numpy(), _array(out))
 
 
 # --- over lists ----------------------------------------------------------------------------------

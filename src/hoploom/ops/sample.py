@@ -1,5 +1,6 @@
 """One hop of picks from one relation's adjacency lists, and what else is drawn: order, and raw random words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -88,6 +89,18 @@ def sample(lists: EdgeLists, frontier: Frontier, rule: Rule, *, positions_only: 
         positions_only,
     )
     return Picks(tensor_of(counts), tensor_of(sources), tensor_of(edges))
+
+
+def widen_picks(counts: Tensor, sources: Tensor, edges: Tensor, first_edge: int) -> Picks:
+    """Picks of int32 columns as they were: their edges are counted from the first one. Columns may be int64, too."""
+    widened = _core.widen_picks(counts.numpy(), sources.numpy(), edges.numpy(), first_edge)
+    return Picks(*map(tensor_of, widened))
+
+
+def stitch(parts: Sequence[tuple[Tensor, Picks]], frontier_size: int) -> Picks:
+    """The picks of several parts, each with its places in the frontier, in the frontier's order."""
+    columns = [(places.numpy(), *(column.numpy() for column in picks)) for places, picks in parts]
+    return Picks(*map(tensor_of, _core.stitch(columns, frontier_size)))  # type: ignore[arg-type]
 
 
 def permute(key: int, size: int, begin: int, end: int) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
@@ -25,9 +26,12 @@ from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
+from hoploom.ranks.all_to_all import AllToAll
 from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
+from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.exchange import Exchange, Reply
 from hoploom.ranks.rendezvous import RankNotes, adopted, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
 from hoploom.ranks.whereabouts import whereabouts
@@ -63,13 +67,13 @@ def init(
     """
     seconds = read_timeout(timeout)
     place = _place(rank, world_size, address)
-    _backend(backend, _device(device, place))  # a mistake is told before anybody is waited for
+    chosen_backend(backend, chosen_device(device, place))  # a mistake is told before anybody is waited for
     notes = meet(place, seconds) if place.world_size > 1 else None
     try:
         if notes is not None and place.uncounted:
             place = _counted(place, notes, device)
-        chosen = _device(device, place)
-        return Context(place, chosen, _backend(backend, chosen), seconds, notes)
+        chosen = chosen_device(device, place)
+        return Context(place, chosen, chosen_backend(backend, chosen), seconds, notes)
     except BaseException as error:
         if notes is not None:
             notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
@@ -139,6 +143,7 @@ class Context:
         self._opened = ExitStack()
         self._peers = notes
         self._calls: SharedCalls | None = None  # of several ranks only
+        self._exchanges: list[Exchange] = []
         self._group: dist.ProcessGroup | None = None  # to leave in the end
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -272,6 +277,7 @@ class Context:
         parts: Sequence[int] | None = None,
         serve: bool | Literal["auto"] = "auto",
         servers: str | Sequence[str] | None = None,
+        exchange: Literal["servers", "collective"] = "servers",
         **options: Any,
     ) -> Store:
         """Open the right store for the current deployment. All ranks call; it is closed with this context.
@@ -280,11 +286,12 @@ class Context:
 
         On one host that is `hoploom.open(path)`, under `hoploom launch` what its file says. On several hosts without
         servers, one is started beside the trainers of each: a host holds its share of the parts, or `parts`. With
-        `serve=True` each rank of one host stands for a host. `options` are those of `connect`.
+        `serve=True` each rank of one host stands for a host. With `exchange="collective"` no server runs: each rank
+        maps its parts, and ranks send each other rows and hops. `options` are those of `connect`.
         """
         from hoploom.deploy.open import Opening, open_for, read_parts
 
-        opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, options)
+        opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, exchange, options)
         return open_for(self, self._place, opening, self._opened)
 
     def after_the_others(self) -> Callable[[], None]:
@@ -292,8 +299,23 @@ class Context:
         peers, seconds = self._peers, self.timeout
         return lambda: None if peers is None else peers.wait_for_the_others(seconds)
 
+    def exchange(self, answer: Callable[[Tensor], Reply]) -> Exchange:
+        """A way for ranks to ask each other, with a group of its own: see `Context.open`. All ranks call."""
+        here = whereabouts()
+        if self._peers is None or here is None:
+            raise ConfigError("there is one rank only, and nobody to exchange with; start several, e.g. with torchrun")
+        with self.guard("meeting the other ranks"):
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
+            # rows lie in the memory of hosts: what arrives on a device would have to come back
+            ways = AllToAll(group, torch.device("cpu"))
+        notes = PrefixStore(f"exchange/{len(self._exchanges)}", self._peers.store)
+        self._exchanges.append(Exchange(ways, notes, here, self.guard, answer, self.timeout))
+        return self._exchanges[-1]
+
     def close(self) -> None:
         """Leave the other ranks, and close the store that `open` opened. Ranks that wait for this one get an error."""
+        for exchange in self._exchanges:
+            exchange.close(wait=True)
         self._leave(None)
         self._opened.close()
 
@@ -346,6 +368,8 @@ class Context:
         self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:
+        for exchange in self._exchanges:
+            exchange.close(wait=False)
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             if self._calls is not None:
@@ -359,42 +383,3 @@ class Context:
             return self._calls.reduce_number(value, operation)
         exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
         return (exact if self._calls is None else self._calls.reduce(exact, operation)).to(value.device)
-
-
-def _device(wanted: str | torch.device | None, place: RankPlace) -> torch.device:
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else wanted)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device is {wanted!r}; give 'cpu', 'cuda' or 'cuda:1'") from error
-    if device.type != "cuda":
-        return device
-    num_devices = torch.cuda.device_count()
-    index = place.local_rank if device.index is None else device.index
-    if num_devices == 1 and device.index is None and place.source == "slurm":
-        index = 0  # Slurm may show each task nothing but its own
-    if index >= num_devices:
-        raise ConfigError(
-            f"local rank {place.local_rank} wants device cuda:{index}, but this host shows {num_devices} CUDA devices; "
-            "start fewer ranks, or give device='cpu'"
-        )
-    return torch.device("cuda", index)
-
-
-def _backend(wanted: str | None, device: torch.device) -> str:
-    allowed = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}.get(device.type, ("gloo",))
-    chosen = allowed[0] if wanted is None else wanted
-    if dist.is_initialized():
-        _check_group(wanted, device)
-    elif chosen not in allowed:
-        raise ConfigError(f"backend is {wanted!r}, but on {device.type} it is one of {list(allowed)}")
-    return "cpu:gloo,cuda:nccl" if chosen == "nccl" else "gloo"
-
-
-def _check_group(wanted: str | None, device: torch.device) -> None:
-    """Whether the process group that the user made is one that can average gradients there."""
-    there = dist.get_backend_config()
-    if f"{device.type}:" not in there or (wanted or "") not in there:
-        raise ConfigError(
-            f"torch.distributed is in use already, with {there!r}, which does not go with device={str(device)!r} and "
-            f"backend={wanted!r}; change it, or leave init_process_group to hoploom.init()"
-        )

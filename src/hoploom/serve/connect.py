@@ -15,26 +15,22 @@ import torch
 
 from hoploom import ops
 from hoploom.config.extras import needs
-from hoploom.config.values import as_int, as_number, read_addresses
+from hoploom.config.values import as_number, read_addresses
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.loader import made_here
 from hoploom.load.maker import Maker
 from hoploom.load.pipeline import Producer
 from hoploom.serve.security import ClientSecurity, read_client_security
-from hoploom.store import Store, open_store
-from hoploom.store.base import Deployment, Shard
-from hoploom.store.budget import NO_PARTS, read_memory
-from hoploom.store.disk import held_parts, topology_fits
-from hoploom.store.row_cache import Nearer
+from hoploom.store import Store
+from hoploom.store.base import Deployment
+from hoploom.store.beside import Topology, join_parts, open_own, read_look_ahead, read_topology, steps_ahead
+from hoploom.store.budget import NO_PARTS
 from hoploom.store.sharded import Sharded
 
 with needs("cluster"):
     from hoploom.serve.batch_client import served
     from hoploom.serve.peers import TIMEOUT, Peers
     from hoploom.serve.remote import RemotePart
-
-Topology = Literal["auto", "local", "parted"]
-LOOK_AHEAD = 4  # batches whose missing rows are fetched together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +95,7 @@ def connect(
         raise ConfigError(f"made is {made!r}; batches are made on the 'servers' or 'here'")
     if made == "servers" and path is not None:
         raise ConfigError("made='servers' needs no store here; leave path out")
-    if topology not in ("auto", "local", "parted"):
-        raise ConfigError(f"topology is {topology!r}; choose 'auto', 'local' or 'parted'")
+    read_topology(topology)
     if memory is not None and path is None:
         raise ConfigError(NO_PARTS)
     if security is not None and (token_file, ca, cert, key) != (None,) * 4:
@@ -109,12 +104,8 @@ def connect(
     own: list[int] | None = [] if made == "here" else None
     mapped = None
     if path is not None:
-        folder, budget = Path(path), None if memory is None else read_memory(memory)
-        given = held_parts(folder) if parts is None else parts
-        all_lists = topology == "local" or (topology == "auto" and topology_fits(folder, budget))
-        mapped = open_store(folder, parts=given, topology="all" if all_lists else "own", memory=budget)
-        own = sorted(set(map(int, given)))  # open_store has checked them
-    ahead = None if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
+        mapped, own = open_own(Path(path), parts, topology, memory)
+    ahead = read_look_ahead(look_ahead)
     return join(Peers(addresses, shown, seconds, own=own), mapped, own, look_ahead=ahead)
 
 
@@ -123,8 +114,7 @@ def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_
     the peers make the batches."""
     try:
         store = _without_graph(peers) if mapped is None else _beside(peers, mapped, own or [])
-        has_window = store.budget is not None and store.budget.window > 0
-        ahead = LOOK_AHEAD if look_ahead is None and not has_window else look_ahead
+        ahead = steps_ahead(store, look_ahead)
         return replace(store, deployment=Connected(peers=peers, by_servers=own is None, look_ahead=ahead))
     except BaseException:
         peers.close()
@@ -147,17 +137,4 @@ def _beside(peers: Peers, local: Store, own: Sequence[int]) -> Store:
             f"the store here ({local.identity[:12]}) is another one than the servers' ({peers.identity[:12]}); "
             "copy store.json and the parts from where they have it"
         )
-    schema = local.schema
-    all_lists = len(local.topology) == len(local.ranges)
-    shards: list[Shard] = []
-    for number, here in enumerate(local.shards):
-        remote = RemotePart(schema, number, peers)
-        if number in own:
-            shards.append(here)
-        elif all_lists:
-            assert isinstance(local.graph, Sharded)
-            shards.append(Nearer(remote, local.graph.shards[number], local.topology[number].tables.keys()))
-        else:
-            shards.append(remote)
-    sharded = Sharded(schema, shards, local.ranges)
-    return replace(local, graph=local.graph if all_lists else sharded, features=sharded, shards=tuple(shards))
+    return join_parts(local, own, lambda number: RemotePart(local.schema, number, peers))

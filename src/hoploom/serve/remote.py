@@ -11,15 +11,16 @@ from hoploom.errors import PeerError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Owner, Schema
 from hoploom.serve.client import read_message
+from hoploom.serve.narrowing import Narrowing
 from hoploom.serve.peers import Peers
 from hoploom.serve.wire import Incoming, Message
 from hoploom.store.base import Draw, Location, Wanted
 
-MAX_IDS = 1 << 22  # in one request: 32 MiB, of wire.MAX_REQUEST
+MAX_IDS = 1 << 22  # in one request: 32 MiB at most, of wire.MAX_REQUEST
 
 
 class WantedRows(NamedTuple):
-    """Rows ids[places] of some fields."""
+    """Rows ids[places] of some fields of one owner."""
 
     ids: Tensor  # [n] int64
     places: Tensor  # [m] int64
@@ -32,6 +33,7 @@ class RemotePart:
     def __init__(self, schema: Schema, number: int, peers: Peers, max_ids: int = MAX_IDS) -> None:
         self.schema, self.number = schema, number
         self._peers, self._max_ids = peers, max_ids
+        self._narrowing = Narrowing(schema, peers.manifest.parts[number])
 
     @property
     def is_here(self) -> bool:
@@ -53,17 +55,24 @@ class RemotePart:
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         """Ask for one hop, all relations in one round trip."""
         destinations = self.schema.destinations
-        drawn = [i for i, end in enumerate(destinations) if frontiers[end] is not None and draw.fanouts[i] != 0]
+        drawn = [
+            relation
+            for relation, (end, fanout) in enumerate(zip(destinations, draw.fanouts, strict=True))
+            if fanout != 0 and frontiers[end] is not None
+        ]
         if not drawn:
             return lambda: [None] * len(destinations)
-        types = {destinations[index] for index in drawn}
+        types = {destinations[relation] for relation in drawn}
         listed, tensors = [], []
         for number, frontier in enumerate(frontiers):
             if frontier is None or number not in types:
                 continue
-            listed.append([number, frontier.trees is not None, frontier.times is not None])
-            tensors += [column for column in frontier if column is not None]
-        header = {**self._header("sample"), "frontiers": listed, **draw._asdict(), "fanouts": list(draw.fanouts)}
+            nodes, trees, times = frontier
+            listed.append([number, trees is not None, times is not None])
+            tensors.append(self._narrowing.nodes[number].sent(nodes))
+            tensors += [column for column in (trees, times) if column is not None]
+        header = self._header("sample") | dict(zip(draw._fields, draw, strict=True))
+        header |= {"frontiers": listed, "fanouts": list(draw.fanouts)}
         finish = self._peers.begin(Message(header, tensors), self.number, read_message)
         return lambda: self._picks(finish(), drawn, frontiers)
 
@@ -74,11 +83,10 @@ class RemotePart:
             raise self._wrong("picks of other relations")
         found: list[Picks | None] = [None] * len(self.schema.relations)
         for place, index in enumerate(drawn):
-            picks = Picks(*columns[3 * place : 3 * place + 3])  # type: ignore[arg-type]
+            picks = self._narrowing.picks_come(index, columns[3 * place : 3 * place + 3])
             frontier = frontiers[self.schema.destinations[index]]
             assert frontier is not None
-            fits = picks.counts.shape == frontier.nodes.shape and picks.sources.shape == picks.edges.shape
-            if not fits or any(column.dtype != torch.int64 for column in picks):
+            if picks is None or picks.counts.shape != frontier.nodes.shape or picks.sources.shape != picks.edges.shape:
                 raise self._wrong("picks that do not fit the frontier")
             found[index] = picks
         return found
@@ -91,12 +99,18 @@ class RemotePart:
         What does not fit one request goes in more of them, when the call returned is made.
         """
         columns: dict[tuple[int, int], WantedRows] = {}
+        num_ids = 0
         for index, (want, place) in enumerate(zip(wanted, places, strict=True)):
-            if place.numel():
-                key = want.ids.data_ptr(), place.data_ptr()  # fields of one type share their ids
-                columns.setdefault(key, WantedRows(want.ids, place, [])).wants.append(index)
+            if count := place.numel():
+                key = id(want.ids), id(place)  # fields of one type share their ids
+                if key not in columns:
+                    columns[key] = WantedRows(want.ids, place, [])
+                    num_ids += count
+                columns[key].wants.append(index)
         if not columns:
             return lambda: None
+        if num_ids <= self._max_ids:
+            return self._begin_gather(list(columns.values()), wanted, outs)
         first, *others = _split(list(columns.values()), self._max_ids)
         finish = self._begin_gather(first, wanted, outs)
 
@@ -105,7 +119,7 @@ class RemotePart:
             for request in others:
                 self._begin_gather(request, wanted, outs)()
 
-        return finish_all if others else finish
+        return finish_all
 
     def _begin_gather(
         self, columns: Sequence[WantedRows], wanted: Sequence[Wanted], outs: Sequence[Tensor]
@@ -113,22 +127,23 @@ class RemotePart:
         """One request."""
         listed: list[list[object]] = []
         targets: list[tuple[Tensor, Tensor]] = []  # places, and what is written at them
-        for number, column in enumerate(columns):
-            for index in column.wants:
-                owner = wanted[index].owner
-                listed.append([owner if isinstance(owner, str) else list(owner), wanted[index].field, number])
-                targets.append((column.places, outs[index]))
-        ids = [_chosen(column.ids, column.places) for column in columns]
+        ids: list[Tensor] = []
+        for number, (all_ids, places, wants) in enumerate(columns):
+            ids.append(self._narrowing.of(wanted[wants[0]].owner).sent(all_ids, places))
+            for index in wants:
+                owner, name, _ = wanted[index]
+                listed.append([owner if isinstance(owner, str) else list(owner), name, number])
+                targets.append((places, outs[index]))
         message = Message({**self._header("gather"), "wanted": listed}, ids)
         return self._peers.begin(message, self.number, lambda incoming: self._place(incoming, targets))
 
     def _place(self, incoming: Incoming, targets: Sequence[tuple[Tensor, Tensor]]) -> None:
-        expected = [(out.dtype, (places.numel(), *out.shape[1:])) for places, out in targets]
-        if [tuple(one) for one in incoming.described] != expected:
+        if incoming.described != [(out.dtype, (places.numel(), *out.shape[1:])) for places, out in targets]:
             raise self._wrong("rows of another dtype or shape")
-        raw = [ops.byte_rows(out) for _, out in targets]
         for index, row, rows in incoming.pieces():
-            ops.scatter_rows(rows, targets[index][0][row : row + rows.shape[0]], raw[index])
+            places, out = targets[index]
+            num_rows = rows.shape[0]
+            ops.scatter_rows(rows, places if num_rows == places.numel() else places[row : row + num_rows], out)
 
     def split(self, node_type: str, name: str) -> Tensor:
         """The part's own members of a split."""
@@ -163,12 +178,3 @@ def _split(columns: Sequence[WantedRows], most: int) -> list[list[WantedRows]]:
             requests[-1].append(piece)
             left -= piece.places.numel()
     return requests
-
-
-def _chosen(ids: Tensor, places: Tensor) -> Tensor:
-    """ids[places], by the core: torch would start a team of threads. Places are distinct and in order."""
-    if places.numel() == ids.numel():
-        return ids
-    out = ops.empty((places.numel(),), torch.int64)
-    ops.gather(ids.view(torch.uint8).view(-1, 8), places, out.view(torch.uint8).view(-1, 8))
-    return out

@@ -11,6 +11,7 @@ from hoploom.errors import ConfigError
 from hoploom.load.arguments import canonical
 from hoploom.ops import EdgeLists, Frontier
 from hoploom.schema import Owner, Schema
+from hoploom.serve.narrowing import IdRange
 from hoploom.serve.wire import Message
 from hoploom.store import Part
 from hoploom.store.base import Draw, Wanted
@@ -64,18 +65,20 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
-    """Ids that a part owns."""
+    """Ids that a part owns, [n] int64; those that come as int32 are counted from the first one."""
     shown = (ids.dtype, tuple(ids.shape))
-    require(ids.dtype is torch.int64 and ids.dim() == 1, f"ids of {what}", shown, "int64 [n]")
-    if ids.numel():
-        array = ids.numpy()
+    fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
+    require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
+    own = IdRange(first, count).come(ids)
+    if own.numel():
+        array = own.numpy()
         lowest, highest = int(array.min()), int(array.max())
         if lowest < first or highest >= first + count:
             wrong = lowest if lowest < first else highest
             raise ConfigError(
                 f"id {wrong} of {what} is not in [{first}, {first + count}), what the part holds; is it another store?"
             )
-    return ids
+    return own
 
 
 def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
@@ -144,12 +147,15 @@ def read_wanted(request: Message, part: Part) -> list[Wanted]:
     needed = f"[owner, field, ids], at most {MAX_WANTED}"
     require(isinstance(listed, list) and len(listed) <= MAX_WANTED, "wanted", listed, needed)
     found = []
+    owned: dict[tuple[Owner, int], Tensor] = {}  # fields of one owner share their ids
     for one in listed or ():
         require(isinstance(one, list) and len(one) == 3, "wanted", one, needed)
         owner, name = read_owner(part.schema, one[0]), read_text({"field": one[1]}, "field")
         require((owner, name) in part.tables, "field", name, f"one that the part holds of {owner!r}")
-        column = columns[read_integer("ids", one[2], 0, len(columns))]
-        found.append(Wanted(owner, name, read_owned(repr(owner), column, *_range(part, owner))))
+        number = read_integer("ids", one[2], 0, len(columns))
+        if (owner, number) not in owned:
+            owned[owner, number] = read_owned(repr(owner), columns[number], *_range(part, owner))
+        found.append(Wanted(owner, name, owned[owner, number]))
     return found
 
 

@@ -19,6 +19,7 @@ from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve import requests
 from hoploom.serve.memory_budget import ALONE, Call, MemoryBudget, Reservation
+from hoploom.serve.narrowing import Narrowing
 from hoploom.serve.wire import PIECE, PROTOCOL, Described, Message, Streamed
 from hoploom.store import Part, Store
 from hoploom.store.base import Shard, Wanted
@@ -126,7 +127,10 @@ class Service:
         with Reservation(self.budget, call) as reservation:
             reservation.take(most if most > self._limits.free else 0)
             picks = shard.begin_sample(frontiers, draw)()
-            columns = [column for one in picks if one is not None for column in one]
+            narrowing = Narrowing(schema, self.store.ranges[request.header["part"]])
+            columns = [
+                column for n, one in enumerate(picks) if one is not None for column in narrowing.picks_sent(n, one)
+            ]
             reservation.settle(min(reservation.taken, sum(column.nbytes for column in columns)))
         relations = [index for index, one in enumerate(picks) if one is not None]
         return Message({"relations": relations}, columns, reservation.close)

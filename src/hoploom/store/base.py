@@ -76,7 +76,7 @@ class HeldAt(NamedTuple):
 
     def copy(self, name: str, out: Tensor) -> None:
         """Write the rows of a field to their places."""
-        ops.gather(ops.byte_rows(self.tables[name]), self.slots, ops.byte_rows(out), 0, self.places)
+        ops.gather(self.tables[name], self.slots, out, 0, self.places)
 
 
 class Location(NamedTuple):
@@ -149,6 +149,7 @@ class Deployment:
     hoploom.connect and Store.place."""
 
     homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
+    look_ahead: int | None = None  # batches whose missing rows loaders fetch together, unless they say otherwise
     placed: Any = None  # what a GPU's kernels read: hoploom.gpu.place.placed_store.PlacedStore
 
     @property
@@ -180,7 +181,7 @@ def in_degrees_of(lists: EdgeLists, nodes: Tensor) -> Tensor:
     """How many edges lead to each of these nodes, loops counted: [n] int64."""
     begins, ends = (ops.empty((nodes.numel(),), torch.int64) for _ in range(2))
     for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
-        ops.gather(ops.byte_rows(pointers), nodes, ops.byte_rows(out), lists.first_node)
+        ops.gather(pointers, nodes, out, lists.first_node)
     return ends - begins
 
 
@@ -198,7 +199,7 @@ class Table:
 
     def gather_at(self, places: Tensor | None, ids: Tensor, out: Tensor) -> None:
         """out[places] = the rows of ids[places]; for all ids where there are no places."""
-        ops.gather(self.raw, ids, ops.byte_rows(out), self.first, places)
+        ops.gather(self.raw, ids, out, self.first, places)
 
 
 @dataclass(frozen=True)

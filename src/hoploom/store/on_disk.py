@@ -166,7 +166,7 @@ class OnDisk:
         picks = ops.sample(far.mapped, frontier, rule, positions_only=True)
         entries = ops.empty((picks.edges.numel(),), far.mapped.indices.dtype)
         near, rest = ops.route(picks.edges, torch.tensor([far.indices.first_far]))
-        ops.gather(ops.byte_rows(far.mapped.indices), picks.edges, ops.byte_rows(entries), far.mapped.first_edge, near)
+        ops.gather(far.mapped.indices, picks.edges, entries, far.mapped.first_edge, near)
         self.reads.count_found(near.numel(), of=picks.edges.numel())
         if rest.numel():
             self.reads.rows([RowRequest(far.indices.rows, picks.edges, rest, entries)])

@@ -4,6 +4,7 @@ The rows are chosen by how often batches had them (hoploom.load.presample counts
 nodes alone: an edge is rarely in two batches.
 """
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from hoploom.config.values import as_bytes, as_count, as_share, parse_share_or_bytes
 from hoploom.errors import ConfigError
-from hoploom.ops import Frontier, IdMap, Picks
+from hoploom.ops import Frontier, IdMap, IdRanks, Picks
 from hoploom.schema import DTYPES, NodeType, Owner
 from hoploom.store.base import Draw, HeldAt, Location, Shard, Wanted
 from hoploom.store.sharded import Sharded
@@ -27,7 +28,7 @@ Finish = Callable[[], None]
 class HeldRows:
     """Rows of one node type or relation, by id."""
 
-    ids: IdMap
+    ids: IdMap | IdRanks
     tables: Mapping[str, Tensor]  # field -> [len(ids), ...], in the order of the ids
 
     @property
@@ -155,6 +156,9 @@ class Nearer(Wrapped):
 BYTES_AT_ONCE = 64 << 20  # that are fetched together
 BYTES_PER_ID = 24  # of the map from ids to rows, at most
 LEVELS = 1 << 20  # counts that are distinguished
+# What a row costs that is fetched, and one that is looked up: measured over loopback, and no network is faster.
+SECONDS_PER_FETCH, SECONDS_PER_BYTE, SECONDS_PER_LOOK_UP = 1e-7, 1e-9, 6e-9
+MANY = 4  # batches that are taken to be fetched for together where a budget decides
 WAY_OUT = "give a share of the remote rows such as 0.2 or '20%', or bytes such as '4GB'"
 
 
@@ -177,6 +181,12 @@ class CacheReport:
         return f"{held}; {as_share(self.hit_rate)} of {as_count(self.hits + self.misses)} found"
 
 
+class Visits(dict[str, Tensor]):
+    """How many batches need each node, by node type: [num_nodes] int64; and of how many batches that is known."""
+
+    num_batches = 0
+
+
 def cached(
     store: Store, size: float | str, counts: Mapping[str, Tensor], *, bytes_at_once: int = BYTES_AT_ONCE
 ) -> Store:
@@ -184,7 +194,9 @@ def cached(
 
     `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` say how often each node
     was asked for, by type. Batches stay the same. A store without remote rows is returned as it is.
-    The rows are fetched at most `bytes_at_once` at a time.
+    The rows are fetched at most `bytes_at_once` at a time. Counts of `count_visits` also tell what the cache spares a
+    batch: where that is less than it costs, a warning says so, and the store is returned as it is. With look-ahead,
+    rows that almost every batch needs are in memory anyway, and others are held.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> store = cached(store, "20%", counts)
@@ -197,7 +209,13 @@ def cached(
     _check_counts(store, counts)
     if not remote or not isinstance(features, Sharded):
         return store
-    chosen = _choose(remote, budget, counts)
+    has_window = store.budget is not None and store.budget.window > 0  # for as many batches as fit
+    spared = _spared(counts, store.deployment.look_ahead or (MANY if has_window else 1))
+    ranks = torch.arange(LEVELS) if spared is None else spared.argsort(stable=True).argsort()
+    chosen = _choose(remote, budget, counts, ranks)
+    if spared is not None and (why := _does_not_pay(remote, chosen, counts, spared)):
+        warnings.warn(f"the cache of {size} stays off: {why}", stacklevel=2)
+        return store
     held: dict[Owner, HeldRows] = {name: _fill(features, name, ids, bytes_at_once) for name, ids in chosen.items()}
     tally = Tally()
     shards = tuple(Cached(shard, held, tally) if shard.is_remote else shard for shard in features.shards)
@@ -252,32 +270,74 @@ def _check_counts(store: Store, counts: Mapping[str, Tensor]) -> None:
             )
 
 
-def _choose(remote: list[Remote], budget: int, counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Per node type the ids to hold, ascending: the highest counts first, and of equal ones the lowest ids."""
-    costs = torch.zeros(LEVELS, dtype=torch.int64)  # bytes, by count
+def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
+    """The rows that a held row spares a batch to fetch, by the batches that needed it; None where these are not known.
+
+    Look-ahead fetches for a group of batches, and keeps what the group before it has needed.
+    """
+    num_batches = getattr(counts, "num_batches", 0)
+    if not num_batches:
+        return None
+    needed = torch.arange(num_batches + 1, dtype=torch.float64) / num_batches
+    if look_ahead == 1:
+        return needed
+    by_group = 1 - (1 - needed) ** look_ahead
+    return by_group * (1 - by_group) / look_ahead
+
+
+def _does_not_pay(
+    remote: Sequence[Remote], chosen: Mapping[str, Tensor], counts: Mapping[str, Tensor], spared: Tensor
+) -> str:
+    """Why a cache would cost more than it spares; nothing where it would not."""
+    most = len(spared) - 1
+    num_needed = num_spared = num_fetched = saved = 0.0
     for of_type in remote:
-        for _, levels in _levels(of_type, counts):
-            costs += torch.bincount(levels, minlength=LEVELS) * of_type.row_bytes
-    above = costs.sum() - costs.cumsum(0)  # bytes of all rows with higher counts
-    last = int((above <= budget).nonzero()[0])  # the lowest count of which some rows fit
+        for _, levels in _levels(of_type, counts, most):
+            num_needed += float(levels.sum()) / most
+            num_fetched += float(spared[levels].sum())
+        if of_type.name in chosen and of_type.name in counts:
+            own = float(spared[counts[of_type.name][chosen[of_type.name]].clamp(max=most)].sum())
+            num_spared += own
+            saved += own * (SECONDS_PER_FETCH + (of_type.row_bytes - BYTES_PER_ID) * SECONDS_PER_BYTE)
+    if saved > num_needed * SECONDS_PER_LOOK_UP:
+        return ""
+    num_rows = sum(end - first for of_type in remote for first, end in of_type.spans)
+    return (
+        f"a batch needs {as_count(round(num_needed))} of {as_count(num_rows)} remote rows, and of the "
+        f"{as_count(round(num_fetched))} that it has to fetch, the cache would hold {as_count(round(num_spared))}; to "
+        "look all of them up takes longer than that; leave the cache out, or use smaller batches or fanouts"
+    )
+
+
+def _choose(remote: Sequence[Remote], budget: int, counts: Mapping[str, Tensor], ranks: Tensor) -> dict[str, Tensor]:
+    """Per node type the ids to hold, ascending: the highest counts first as `ranks` orders them, and of equal ones the
+    lowest ids."""
+    num_levels = len(ranks)
+    costs = torch.zeros(num_levels, dtype=torch.int64)  # bytes, by rank
+    for of_type in remote:
+        for _, levels in _levels(of_type, counts, num_levels - 1):
+            costs += torch.bincount(ranks[levels], minlength=num_levels) * of_type.row_bytes
+    above = costs.sum() - costs.cumsum(0)  # bytes of all rows of higher ranks
+    last = int((above <= budget).nonzero()[0])  # the lowest rank of which some rows fit
     left = budget - int(above[last])
     chosen = {}
     for of_type in remote:
         pieces = []
-        for first, levels in _levels(of_type, counts):
-            partly = (levels == last).nonzero().view(-1)[: left // of_type.row_bytes]
+        for first, levels in _levels(of_type, counts, num_levels - 1):
+            ranked = ranks[levels]
+            partly = (ranked == last).nonzero().view(-1)[: left // of_type.row_bytes]
             left -= partly.numel() * of_type.row_bytes
-            all_fit = (levels > last).nonzero().view(-1)
+            all_fit = (ranked > last).nonzero().view(-1)
             pieces.append(torch.cat([all_fit, partly]).sort().values + first)
         chosen[of_type.name] = torch.cat(pieces)
     return {name: ids for name, ids in chosen.items() if ids.numel()}
 
 
-def _levels(of_type: Remote, counts: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
+def _levels(of_type: Remote, counts: Mapping[str, Tensor], most: int) -> Iterator[tuple[int, Tensor]]:
     """How often the nodes of each span were needed; very high counts are taken as one."""
     for first, end in of_type.spans:
         of_span = counts[of_type.name][first:end] if of_type.name in counts else torch.zeros(end - first).long()
-        yield first, of_span.clamp(max=LEVELS - 1)
+        yield first, of_span.clamp(max=most)
 
 
 def _fill(features: Sharded, name: str, ids: Tensor, num_bytes: int) -> HeldRows:
@@ -290,6 +350,13 @@ def _fill(features: Sharded, name: str, ids: Tensor, num_bytes: int) -> HeldRows
         some = ids[begin : begin + at_once]
         wanted = [Wanted(name, field, some) for field in tables]
         features.gather_at(wanted, [None] * len(wanted), [rows[begin : begin + at_once] for rows in tables.values()])
+    return HeldRows(_numbered(ids), tables)
+
+
+def _numbered(ids: Tensor) -> IdMap | IdRanks:
+    """Ascending ids to numbers, within the bytes that are reckoned with."""
+    if IdRanks.bytes_of(ids) <= ids.numel() * BYTES_PER_ID:
+        return IdRanks(ids)
     numbered = IdMap(ids.numel())
     numbered.add(ids)
-    return HeldRows(numbered, tables)
+    return numbered

@@ -92,13 +92,18 @@ class Sharded:
         Every call begun is finished, whatever another one raises, so that no answer is left unread.
         """
         answers: dict[int, Answer] = {}
-
-        def finish(index: int, answer: Callable[[], Answer]) -> None:
-            answers[index] = answer()
-
-        with ExitStack() as under_way:  # finished from the last one begun to the first
-            for index in sorted(begins, key=self._nearness):
-                under_way.callback(finish, index, begins[index]())
+        under_way: list[tuple[int, Callable[[], Answer]]] = []
+        try:
+            for index in begins if len(begins) == 1 else sorted(begins, key=self._nearness):
+                under_way.append((index, begins[index]()))
+            while under_way:  # from the last one begun to the first
+                index, answer = under_way.pop()
+                answers[index] = answer()
+        finally:
+            if under_way:
+                with ExitStack() as left:
+                    for _, answer in under_way:
+                        left.callback(answer)
         return answers
 
     def _nearness(self, index: int) -> tuple[bool, bool]:
@@ -122,29 +127,31 @@ def select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
     """A part's share of a frontier; None if it has none."""
     if frontier is None or places is None or places.numel() == 0:
         return None
-    nodes, trees, times = frontier
-    return Frontier(nodes[places], None if trees is None else trees[places], None if times is None else times[places])
+    if _are_all(places, frontier):
+        return frontier
+    return Frontier(*(None if column is None else ops.select(column, places) for column in frontier))  # type: ignore[arg-type]
 
 
 def stitch(
     parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier, *, counts_only: bool = False
 ) -> Picks | None:
     """The parts' picks in the frontier's order."""
-    answered = [(picks, place) for picks, place in zip(parts, places, strict=True) if picks is not None]
+    answered = [(place, picks) for picks, place in zip(parts, places, strict=True) if picks is not None]
     if not answered:
         return None
+    if _are_all(answered[0][0], frontier):
+        return answered[0][1]
+    if not counts_only:
+        return ops.stitch(answered, frontier.nodes.numel())
     counts = torch.zeros_like(frontier.nodes)
-    for picks, place in answered:
-        counts[place] = picks.counts
-    if counts_only:
-        return Picks(counts, NO_IDS, NO_IDS)
-    begins = torch.zeros(counts.numel() + 1, dtype=torch.int64)
-    torch.cumsum(counts, 0, out=begins[1:])
-    sources, edges = (ops.empty((int(begins[-1]),), torch.int64) for _ in range(2))
-    for picks, place in answered:
-        ops.scatter_lists(picks.sources, picks.counts, place, begins, sources)
-        ops.scatter_lists(picks.edges, picks.counts, place, begins, edges)
-    return Picks(counts, sources, edges)
+    for place, picks in answered:
+        ops.scatter_rows(picks.counts, place, counts)
+    return Picks(counts, NO_IDS, NO_IDS)
+
+
+def _are_all(places: Tensor, frontier: Frontier) -> bool:
+    """Whether places are all those of a frontier, in order."""
+    return places.numel() == frontier.nodes.numel() and ops.is_counting(places)
 
 
 def empty_rows(schema: Schema, owner: Owner, name: str, count: int, empty: Empty = ops.empty) -> Tensor:

@@ -180,8 +180,7 @@ class Store(Explored):
         is_here = self.reads is None and covers(self.schema, self.parts, str(want.owner)) and found
         if not is_here or found[0][0].dtype not in ops.ELEMENTS:
             return ops.aggregate(self.features.gather([want])[0].to(torch.float32), edges, reduce)
-        ids = ops.empty((edges.num_edges,), torch.int64)
-        ops.gather(ops.byte_rows(want.ids), edges.sources.to(torch.int64), ops.byte_rows(ids))
+        ids = ops.select(want.ids, edges.sources.to(torch.int64))
         return ops.aggregate_tables(found, ids, edges.indptr, reduce)
 
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def test_each_row_of_a_batch_is_looked_up_once(num_workers: int, monkeypatch: py
     counts = torch.zeros(40, dtype=torch.int64)
     counts[15:20] = 9
     held = cached(store, 5 / 30, {"node": counts})
-    looked_up = {ops.IdMap: 0, ops.SlotMap: 0}
+    looked_up = {ops.IdMap: 0, ops.IdRanks: 0, ops.SlotMap: 0}
 
     def counted(kind: Any, find: Any) -> Any:
         def found(self: Any, ids: torch.Tensor, places: torch.Tensor) -> Any:
@@ -137,7 +137,7 @@ def test_each_row_of_a_batch_is_looked_up_once(num_workers: int, monkeypatch: py
     edges = torch.cat([batch.e_id for batch in batches])
     remote, of_cache = int((nodes >= 10).sum()), int(((nodes >= 15) & (nodes < 20)).sum())
     remote_edges = int((edges >= 20).sum())  # two of each node
-    assert looked_up == {ops.IdMap: remote, ops.SlotMap: remote - of_cache + remote_edges}
+    assert looked_up == {ops.IdMap: 0, ops.IdRanks: remote, ops.SlotMap: remote - of_cache + remote_edges}
     found = report(held)
     assert found is not None
     assert (found.hits, found.misses) == (of_cache, remote - of_cache)

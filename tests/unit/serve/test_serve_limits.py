@@ -32,7 +32,7 @@ from hoploom.store.row_cache import cached
 from hoploom.store.sharded import Sharded
 
 pytestmark = pytest.mark.timeout(120)
-LIMIT = 200 * 8  # bytes of a request: 200 ids
+LIMIT = 200 * 4  # bytes of a request: 200 ids
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_weights_that_no_request_can_carry_are_refused_with_a_way_out() -> None:
         negatives = NegativeSampling("binary", 1, torch.ones(500, dtype=dtype))
         links = torch.stack([torch.arange(4), torch.arange(4)])
         loader: Any = hoploom.LinkNeighborLoader(trainer, [2], links, neg_sampling=negatives, num_workers=0)
-        replace(loader._producer, max_request=LIMIT).make(torch.arange(1), 0, 1)
+        replace(loader._producer, max_request=1600).make(torch.arange(1), 0, 1)
 
     with pytest.raises(ConfigError, match=r"4\.02 kB, at most 1\.60 kB .* smaller dtype .* made='here'"):
         make(torch.float64)

@@ -24,7 +24,7 @@ from hoploom.load.presample import Presampling, count_visits, no_visits, read_se
 from hoploom.ranks.context import Context
 from hoploom.store import Store
 from hoploom.store.format import write_whole
-from hoploom.store.row_cache import CacheReport, cached, report
+from hoploom.store.row_cache import CacheReport, Visits, cached, report
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
@@ -181,7 +181,8 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
     section = run_file.cluster
     options = {name: getattr(section, name) for name in CONNECT_KEYS}
     options |= {"memory": run_file.memory, "scratch": run_file.scratch}
-    store = context.open(run_file.store, parts=section.parts, servers=section.servers, **options)
+    given: dict[str, Any] = {"parts": section.parts, "servers": section.servers, "exchange": section.exchange}
+    store = context.open(run_file.store, **given, **options)
     if store.deployment.makes_batches and section.cache is not None:
         raise run_file.problem("cluster.cache", NO_CACHE)
     return store
@@ -222,11 +223,14 @@ def with_cache(run_file: RunFile, goal: Goal, context: Context) -> Goal:
     return replace(goal, store=cached(store, size, _counts(run_file, goal, context)))
 
 
-def _counts(run_file: RunFile, goal: Goal, context: Context) -> dict[str, Tensor]:
-    """In how many of some batches each node is, by type."""
+def _counts(run_file: RunFile, goal: Goal, context: Context) -> Visits:
+    """In how many of this rank's first batches each node is, by type."""
     section, schema = run_file.loader, goal.store.schema
+    is_local = run_file.cluster.locality  # seeds are those near this rank, else all ranks share them
     plan = Presampling(
         batch_size=section.batch_size // context.world_size,
+        rank=0 if is_local else context.rank,
+        world_size=1 if is_local else context.world_size,
         batches=range(NUM_BATCHES),
         seed=run_file.seed,
         num_threads=section.num_threads(context.num_cores),
@@ -238,10 +242,12 @@ def _counts(run_file: RunFile, goal: Goal, context: Context) -> dict[str, Tensor
     )
     counts = no_visits(goal.store)
     for node_type, ids in _seeds(run_file, goal):
-        near = _own(goal.store, node_type, ids) if run_file.cluster.locality else ids
+        near = _own(goal.store, node_type, ids) if is_local else ids
         seeds = near if schema.homogeneous else (node_type, near)
-        for name, found in count_visits(goal.store, per_relation(run_file, goal), seeds, plan).items():
+        visits = count_visits(goal.store, per_relation(run_file, goal), seeds, plan)
+        for name, found in visits.items():
             counts[name] += found
+        counts.num_batches = visits.num_batches
     return counts
 
 

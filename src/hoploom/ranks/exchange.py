@@ -1,0 +1,322 @@
+"""Rounds in which ranks ask each other: the questions of all ranks travel in one all_to_all, the answers in another.
+
+A thread of each rank takes part in every round, whatever its rank is doing. So no rank waits for another one's steps:
+ranks may ask at different times, differently often, or never. What is ready to be asked when the answers leave is
+announced with them, and the next round begins without a word. Once nobody has anything to ask, all threads wait for a
+note where ranks meet. The price is one thread for each rank, and a few messages to every other rank in each round.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from hoploom import errors, ops
+from hoploom.errors import ConfigError, HoploomError, PeerError
+from hoploom.ranks.all_to_all import AllToAll, split
+from hoploom.ranks.rendezvous import FAREWELL, own_client
+from hoploom.ranks.whereabouts import Whereabouts
+
+CHANNEL = "exchanges"
+DOING = "exchanging rows with the other ranks"
+CLOSING = "closing its store, whose rows the other ranks may still need (Context.close or Store.close)"
+OVER = "the store is closed, so other ranks cannot be asked; close it after its last batch"
+ALIGNED = 16  # bytes: where each part of a message begins
+HEAD = 16  # bytes of what a rank tells each other one of the next round: flags, and the size of its questions
+TEXT = 512 - ALIGNED  # bytes of an answer that may hold an error
+ASKS, OPEN, CLOSED, GONE = 1, 2, 4, 8  # flags: asks somebody, also what has answers of any size; is done; has left
+IDLE = timedelta(days=365)  # that nobody may ask anything
+PAUSE = 0.005  # seconds between two looks for a note, where torch cannot wait for one beside other calls
+
+
+class Reply(NamedTuple):
+    """What a question has been answered with."""
+
+    num_bytes: int
+    write: Callable[[Tensor], object]  # fills [num_bytes] uint8
+
+
+@dataclass(frozen=True, eq=False)
+class Inquiry:
+    """What this rank asks another one."""
+
+    rank: int
+    content: Tensor  # [n] uint8
+    answer_bytes: int | None  # None: only who answers knows it
+    answer: "Future[Tensor]" = field(default_factory=Future)  # [n] uint8
+
+
+class Exchange:
+    """This rank's part in the rounds. `answer` answers the other ranks, in the thread of the rounds."""
+
+    def __init__(
+        self,
+        ways: AllToAll,
+        store: Store,
+        whereabouts: Whereabouts,
+        guard: Callable[[str], AbstractContextManager[None]],
+        answer: Callable[[Tensor], Reply],
+        seconds: float,
+    ) -> None:
+        self.rank, self.world_size = ways.rank, ways.world_size
+        self._ways, self._whereabouts, self._guard, self._answer = ways, whereabouts, guard, answer
+        self._seconds = seconds  # that ranks wait for each other
+        self._notes = store  # to ring
+        self._bell = own_client(store)  # to wait, which no other call may wait for
+        self._lock = threading.Lock()
+        self._waiting: list[Inquiry] = []  # to be announced
+        self._announced: list[Inquiry] = []  # for the next round
+        self._under_way: list[Inquiry] = []  # in this one
+        self._flags, self._has_news = 0, False
+        self._number, self._is_idle = 0, False
+        self._failure: Exception | None = None
+        self._over = threading.Event()
+        self._traffic = dict.fromkeys(("requests", "bytes_sent", "bytes_received", "wait_seconds"), 0.0)
+        self._thread = threading.Thread(target=self._work, name="hoploom exchange", daemon=True)
+        self._thread.start()
+
+    def ask(self, rank: int, content: Tensor, answer_bytes: int | None = None) -> Callable[[], Tensor]:
+        """Ask another rank now; the answer [n] uint8 when the call that comes back is made."""
+        question = Inquiry(rank, content, answer_bytes)
+        with self._lock:
+            self._check_open()
+            self._waiting.append(question)
+            number = self._wanted_bell()
+        self._ring(number)
+
+        def finish() -> Tensor:
+            began = time.perf_counter()
+            try:
+                answer = question.answer.result(3 * self._seconds)  # each part of a round has a deadline of its own
+            except FutureTimeoutError as error:
+                raise PeerError(f"rank {rank} has not answered within {3 * self._seconds:g} seconds") from error
+            with self._lock:
+                self._traffic["requests"] += 1
+                self._traffic["bytes_sent"] += content.numel()
+                self._traffic["bytes_received"] += answer.numel()
+                self._traffic["wait_seconds"] += time.perf_counter() - began
+            return answer
+
+        return finish
+
+    def traffic(self) -> dict[str, float]:
+        """What this rank has asked so far, and how long its threads waited for answers."""
+        with self._lock:
+            return dict(self._traffic)
+
+    def close(self, *, wait: bool) -> None:
+        """Ask nothing more. `wait`: answer the others until they are done, too, or the deadline is over."""
+        if wait and not self._over.is_set():
+            self._say(CLOSED)
+            deadline = time.monotonic() + self._seconds
+            self._whereabouts.begin(CHANNEL)
+            with ExitStack() as leaving, suppress(dist.DistError):  # a rank that has left needs no rows
+                leaving.callback(self.close, wait=False)
+                self._whereabouts.wait(
+                    CHANNEL, CLOSING, lambda seconds: self._over.wait(seconds) or time.monotonic() > deadline
+                )
+            return
+        self._say(GONE)
+        self._thread.join(FAREWELL)
+
+    # --- what other threads tell the one of the rounds -------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure)) from self._failure
+        if self._flags:
+            raise ConfigError(OVER)
+
+    def _wanted_bell(self) -> int | None:
+        """The round to ring for, if nobody here has."""
+        is_idle, self._is_idle = self._is_idle, False
+        return self._number if is_idle else None
+
+    def _ring(self, number: int | None) -> None:
+        if number is not None:
+            with suppress(RuntimeError):  # who keeps the notes is gone, as the thread will find out
+                self._notes.set(f"bell/{number}", "")
+
+    def _say(self, flag: int) -> None:
+        with self._lock:
+            self._flags, self._has_news = self._flags | flag, True
+            number = self._wanted_bell()
+        self._ring(number)
+
+    # --- the rounds ------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            with self._guard(DOING):
+                heads = self._next_heads()
+                while not self._is_over(heads):
+                    heads = self._round(heads) if _any(heads, ASKS) else self._next_heads()
+            failure: Exception = ConfigError(OVER)
+        except Exception as error:  # it belongs to all who ask
+            failure = error if isinstance(error, HoploomError) else PeerError(f"the rank was {DOING}: {error}")
+        with self._lock:
+            self._failure, lost = failure, [*self._under_way, *self._announced, *self._waiting]
+        for question in lost:
+            if not question.answer.done():
+                question.answer.set_exception(type(failure)(str(failure)))
+        self._over.set()
+        self._ways.close()
+
+    def _is_over(self, heads: Tensor) -> bool:
+        """Whether this rank leaves, or all are done; raises where another one has left."""
+        if int(heads[self.rank, 0]) & GONE:
+            return True
+        if _any(heads, GONE):
+            raise dist.DistError("it has left")
+        return not _any(heads, ASKS) and bool((heads[:, 0] & CLOSED).all())
+
+    def _next_heads(self) -> Tensor:
+        """Wait until somebody has something to say, and hear what the next round is about: [ranks, 2] int64."""
+        with self._lock:
+            self._number += 1
+            self._is_idle = not (self._waiting or self._has_news)
+            number, is_idle = self._number, self._is_idle
+        if not is_idle:
+            self._ring(number)
+        if hasattr(self._bell, "clone"):
+            self._bell.wait([f"bell/{number}"], IDLE)
+        while not self._bell.check([f"bell/{number}"]):
+            threading.Event().wait(PAUSE)
+        if self.rank == 0:
+            self._bell.delete_key(f"bell/{number - 1}")  # all have heard it
+        sizes = [HEAD] * self.world_size
+        return _heads(self._ways.swap(self._announce().view(-1), sizes, sizes))
+
+    def _announce(self) -> Tensor:
+        """What this rank will ask in the next round, for every rank: [ranks, HEAD] uint8."""
+        with self._lock:
+            self._announced, self._waiting = self._waiting, []
+            self._is_idle = self._has_news = False
+            flags = self._flags
+        if self._announced:
+            flags |= ASKS
+        if any(question.answer_bytes is None for question in self._announced):
+            flags |= OPEN
+        heads = torch.zeros(self.world_size, 2, dtype=torch.int64)
+        heads[:, 0] = flags
+        for question in self._announced:
+            heads[question.rank, 1] += ALIGNED + aligned(question.content.numel())
+        return heads.view(torch.uint8)
+
+    def _round(self, heads: Tensor) -> Tensor:
+        """Ask, answer, and be answered; the heads of the next round."""
+        self._under_way = self._announced
+        asked = [[one for one in self._under_way if one.rank == rank] for rank in range(self.world_size)]
+        questions = _joined([question.content for of_rank in asked for question in of_rank])
+        sizes = [sum(ALIGNED + aligned(question.content.numel()) for question in of_rank) for of_rank in asked]
+        received = self._ways.swap(questions, sizes, heads[:, 1].tolist())
+        answers = [[self._prepared(one) for one in _pieces(of_rank)] for of_rank in received]
+        out_sizes = [HEAD + sum(_answer_size(answer.num_bytes) for answer in of_rank) for of_rank in answers]
+        if _any(heads, OPEN):
+            told = torch.tensor(out_sizes).view(torch.uint8)
+            in_sizes = [int(size.view(torch.int64)) for size in self._ways.swap(told, *[[8] * self.world_size] * 2)]
+        else:
+            in_sizes = [HEAD + sum(_answer_size(question.answer_bytes or 0) for question in one) for one in asked]
+        sent = ops.empty((sum(out_sizes),), torch.uint8)
+        segments = split(sent, out_sizes)
+        for segment, replies in zip(segments, answers, strict=True):
+            _write(replies, segment[HEAD:])
+        for segment, head in zip(segments, self._announce(), strict=True):
+            segment[:HEAD] = head
+        found = self._ways.swap(sent, out_sizes, in_sizes)
+        for inquiries, segment in zip(asked, found, strict=True):
+            _settle(inquiries, segment[HEAD:])
+        self._under_way = []
+        return _heads([segment[:HEAD] for segment in found])
+
+    def _prepared(self, content: Tensor) -> Reply:
+        try:
+            return self._answer(content)
+        except HoploomError as error:
+            return _refusal(error)
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def aligned(num_bytes: int) -> int:
+    """What so many bytes take in a message."""
+    return -(-num_bytes // ALIGNED) * ALIGNED
+
+
+def _any(heads: Tensor, flag: int) -> bool:
+    return bool((heads[:, 0] & flag).any())
+
+
+def _heads(rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack([row.clone().view(torch.int64) for row in rows])
+
+
+def _joined(contents: Sequence[Tensor]) -> Tensor:
+    """Each after its length."""
+    out = ops.empty((sum(ALIGNED + aligned(content.numel()) for content in contents),), torch.uint8)
+    begin = 0
+    for content in contents:
+        end = begin + ALIGNED + content.numel()
+        out[begin : begin + 8].view(torch.int64).fill_(content.numel())
+        out.numpy()[begin + ALIGNED : end] = content.numpy()  # torch would start a team of threads
+        begin = aligned(end)
+    return out
+
+
+def _pieces(message: Tensor) -> list[Tensor]:
+    found, begin = [], 0
+    while begin < message.numel():
+        end = begin + ALIGNED + int(message[begin : begin + 8].view(torch.int64))
+        found.append(message[begin + ALIGNED : end])
+        begin = aligned(end)
+    return found
+
+
+def _answer_size(num_bytes: int) -> int:
+    return ALIGNED + TEXT + aligned(num_bytes)
+
+
+def _refusal(error: HoploomError) -> Reply:
+    """An answer that is an error."""
+
+    def refuse(out: Tensor) -> None:
+        raise error
+
+    return Reply(0, refuse)
+
+
+def _write(answers: Sequence[Reply], out: Tensor) -> None:
+    """Each after its length, and the error that it is, if it is one."""
+    for answer in answers:
+        out[:8].view(torch.int64).fill_(answer.num_bytes)
+        text = out[ALIGNED : ALIGNED + TEXT].zero_()
+        try:
+            answer.write(out[ALIGNED + TEXT :][: answer.num_bytes])
+        except HoploomError as error:
+            said = f"{type(error).__name__}|{error}".encode()[:TEXT]
+            text[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        out = out[_answer_size(answer.num_bytes) :]
+
+
+def _settle(questions: Sequence[Inquiry], answers: Tensor) -> None:
+    for question in questions:
+        num_bytes = int(answers[:8].view(torch.int64))
+        kind, _, text = (
+            bytes(answers[ALIGNED : ALIGNED + TEXT].numpy()).rstrip(b"\0").decode(errors="ignore").partition("|")
+        )
+        if kind:
+            question.answer.set_exception(getattr(errors, kind, PeerError)(f"rank {question.rank}: {text}"))
+        else:
+            question.answer.set_result(answers[ALIGNED + TEXT :][:num_bytes])
+        answers = answers[_answer_size(num_bytes) :]

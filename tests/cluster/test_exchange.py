@@ -1,0 +1,100 @@
+"""Ranks that exchange rows and hops with each other: no server, real processes, real faults."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import exchange_workers
+from support.graphs import random_graph, save_in_parts
+from support.until import until
+
+import hoploom
+from hoploom import ConfigError, TrainError
+from hoploom.ranks.spawn import spawn
+from hoploom.train import init
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def _saved(folder: Path, num_parts: int, seed: int = 1) -> str:
+    """60 nodes in so many parts."""
+    save_in_parts(hoploom.from_pyg(random_graph(60, 400, seed)), folder, num_parts)
+    return str(folder)
+
+
+@pytest.mark.parametrize("topology", ["local", "parted"])
+@pytest.mark.slow
+def test_ranks_loop_as_they_like(topology: str, tmp_path: Path) -> None:
+    spawn(exchange_workers.loop_in_many_ways, 3, [_saved(tmp_path / "graph", 4), topology], timeout=60)
+
+
+@pytest.mark.slow
+def test_what_differs_is_refused_and_ranks_go_on(tmp_path: Path) -> None:
+    paths = [_saved(tmp_path / f"graph-{seed}", 2, seed) for seed in (1, 2)]
+    spawn(exchange_workers.refuse_what_differs, 2, paths, timeout=60)
+
+
+@pytest.mark.slow
+def test_a_rank_stays_until_the_last_one_needs_no_rows(tmp_path: Path) -> None:
+    spawn(exchange_workers.linger, 2, [_saved(tmp_path / "graph", 2)], timeout=60)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_in_an_exchange_ends_the_others_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
+        spawn(exchange_workers.lose_a_rank, 3, [_saved(tmp_path / "graph", 3), str(tmp_path), "KILL"], timeout=60)
+    for rank in (0, 2):
+        seconds, _, said = (tmp_path / f"{rank}").read_text().partition(" ")
+        assert float(seconds) < 20
+        assert "no sign of life came from rank 1" in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_in_an_exchange_ends_the_others_by_name(tmp_path: Path) -> None:
+    def let_it_die() -> None:  # the others' end comes first: `spawn` waits for all
+        until(lambda: (tmp_path / "0").exists() and (tmp_path / "2").exists(), "the end of the others")
+        os.kill(int((tmp_path / "lost").read_text()), signal.SIGKILL)
+
+    killing = threading.Thread(target=let_it_die)
+    killing.start()
+    with pytest.raises(hoploom.HoploomError):
+        spawn(exchange_workers.lose_a_rank, 3, [_saved(tmp_path / "graph", 3), str(tmp_path), "STOP"], timeout=4)
+    killing.join(60)
+    for rank in (0, 2):
+        assert "no sign of life came from rank 1" in (tmp_path / f"{rank}").read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_with_an_error_is_named_with_it(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="rank one's own"):
+        spawn(exchange_workers.leave_with_an_error, 2, [_saved(tmp_path / "graph", 2), str(tmp_path)], timeout=60)
+    assert "rank 1 ended with KeyError: " in (tmp_path / "0").read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_closes_while_another_waits_for_it_learns_that(tmp_path: Path) -> None:
+    spawn(exchange_workers.close_against_a_sum, 2, [_saved(tmp_path / "graph", 2), str(tmp_path)], timeout=60)
+    for rank in (0, 1):
+        said = (tmp_path / f"{rank}").read_text()
+        assert "rank 0 was closing its store, whose rows the other ranks may still need" in said
+        assert "but rank 1 was summing over all ranks" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"exchange": "nccl"}, "exchange is 'nccl'; choose 'servers' or 'collective'"),
+        ({}, "exchange='collective' is between ranks, and there is one only; start several, or leave it out"),
+        ({"serve": True}, "serve is given, but with exchange='collective' ranks ask each other, no servers; leave one"),
+        ({"servers": "127.0.0.1:1"}, "servers is given, but with exchange='collective'"),
+        ({"timeout": 3.0}, "timeout is given, but with exchange='collective'"),
+        ({"path": None}, "exchange='collective' needs the store here, and path is None; give its path"),
+    ],
+)
+def test_what_can_never_be_exchanged_is_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = _saved(tmp_path / "graph", 2)
+    with init(device="cpu") as context, pytest.raises(ConfigError, match=message):
+        context.open(**({"path": path, "exchange": "collective"} | given))

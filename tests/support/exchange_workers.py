@@ -1,0 +1,175 @@
+"""What the ranks of the exchange tests do: spawned processes import it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import hoploom
+from hoploom import ConfigError, PeerError, StoreError
+from hoploom.load.loader import Loader
+from hoploom.ranks import rank_part
+from hoploom.ranks.context import Context
+from hoploom.ranks.rank_part import HeldParts
+from hoploom.store import Store
+from support.batches import assert_same, assert_same_batches
+from support.cluster_workers import loader
+
+OPTIONS: dict[str, Any] = {"exchange": "collective", "look_ahead": 2}
+
+
+def loop_in_many_ways(context: Context, path: str, topology: str) -> None:
+    """Each rank compares its batches with those of the whole graph."""
+    store = context.open(path, topology=topology, **OPTIONS)
+    assert [len(homes) for homes in store.deployment.homes] == [2, 1, 1]
+    whole = hoploom.open(path)
+    assert torch.equal(store.split("train"), whole.split("train"))
+    two_epochs(context, store, whole)
+    leave_early(context, store, whole)
+    resume_inside(context, store, whole)
+    two_at_once(context, store, whole)
+    unevenly(context, store, whole)
+    assert store.traffic()["bytes_received"] > 0
+    store.close()
+    with pytest.raises(ConfigError, match="the store is closed, so other ranks cannot be asked"):
+        store.features.gather([("node", "x", torch.arange(60))])
+
+
+def _both(context: Context, store: Store, whole: Store, **options: Any) -> tuple[Loader, Loader]:
+    ranks = context.rank, context.world_size
+    return loader(store, *ranks, num_workers=context.rank, **options), loader(whole, *ranks, **options)
+
+
+def two_epochs(context: Context, store: Store, whole: Store) -> None:
+    ours, theirs = _both(context, store, whole)
+    for _ in range(2):
+        assert_same_batches(ours, theirs)
+
+
+def leave_early(context: Context, store: Store, whole: Store) -> None:
+    """One rank goes on with the next epoch while the others finish this one; then they all meet again."""
+    ours, theirs = _both(context, store, whole)
+    if context.rank == 1:
+        assert_same(next(iter(ours)), next(iter(theirs)))
+    else:
+        assert_same_batches(ours, theirs)
+    for one in (ours, theirs):
+        one.set_epoch(5)
+    assert_same_batches(ours, theirs)
+
+
+def resume_inside(context: Context, store: Store, whole: Store) -> None:
+    ours, theirs = _both(context, store, whole)
+    expected = list(theirs)
+    next(iter(ours))
+    again, _ = _both(context, store, whole)
+    again.load_state_dict(ours.state_dict())
+    assert_same_batches(again, expected[1:])
+
+
+def two_at_once(context: Context, store: Store, whole: Store) -> None:
+    """Two loaders are read in turn; one rank reads the first one to its end before it goes on with the second."""
+    loops = []
+    for ours, theirs in (_both(context, store, whole, seed=seed) for seed in (1, 2)):
+        loops.append((iter(ours), list(theirs)))
+        assert_same(next(loops[-1][0]), loops[-1][1].pop(0))
+    steps = [(loop, expected) for loop, left in loops for expected in left]
+    if context.rank != 1:
+        steps = [
+            one for pair in zip(*([(loop, one) for one in left] for loop, left in loops), strict=True) for one in pair
+        ]
+    for loop, expected in steps:
+        assert_same(next(loop), expected)
+
+
+def unevenly(context: Context, store: Store, whole: Store) -> None:
+    """Ranks that read far more than others, and one that reads nothing at all."""
+    rank = context.rank
+    if rank:
+        given: dict[str, Any] = {"num_neighbors": [3, 2], "batch_size": 8, "rank": 0, "world_size": 1}
+        ours, theirs = (hoploom.NeighborLoader(one, **given) for one in (store, whole))
+        steps = range(0, len(ours), 3 - rank)
+        assert_same_batches(ours.steps(steps, dealt=False), theirs.steps(steps, dealt=False))
+    if rank == 2:
+        ids = torch.arange(60).repeat(3000)
+        with mock.patch.object(rank_part, "MOST_BYTES", 1 << 20):  # in many messages
+            (rows,) = store.features.gather([("node", "x", ids)])
+        (expected,) = whole.features.gather([("node", "x", ids)])
+        assert torch.equal(rows, expected)
+    context.barrier()
+
+
+# --- what cannot work, and what fails ------------------------------------------------------------
+
+
+def refuse_what_differs(context: Context, path: str, other: str) -> None:
+    """One call after the other; the ranks go on after each error."""
+    rank = context.rank
+    with pytest.raises(
+        ConfigError, match=r"no rank holds part 1 of .*, they hold \[\[0\], \[0\]\]; give parts= on each"
+    ):
+        context.open(path, exchange="collective", parts=[0])
+    with pytest.raises(ConfigError, match=rf"rank {1 - rank} opened another store \(\w+\) than this rank"):
+        context.open((path, other)[rank], exchange="collective")
+    store = context.open(path, exchange="collective", parts=[rank])
+    damaged = Path(path, "part-00001/nodes/node/x.npy")
+    if rank == 0:
+        os.truncate(damaged, 0)
+        with pytest.raises(StoreError, match=r"rank 1: .*x.npy"):
+            store.features.gather([("node", "x", torch.arange(60))])
+    context.barrier()
+    assert store.features.gather([("node", "node_time", torch.arange(60))])[0].numel() == 60  # the ranks still talk
+
+
+def lose_a_rank(context: Context, path: str, folder: str, how: str) -> None:
+    """Rank 1 is lost when it is asked; what the others learn goes to files."""
+
+    def lost(held: HeldParts, inquiry: Tensor) -> Any:
+        Path(folder, "lost").write_text(str(os.getpid()))
+        os.kill(os.getpid(), getattr(signal, f"SIG{how}"))
+        raise AssertionError("it is still there")
+
+    if context.rank == 1:
+        HeldParts.answer = lost  # type: ignore[method-assign]
+    store = context.open(path, topology="parted", **OPTIONS)
+    _told_of_the_loss(context, store, folder)
+
+
+def _told_of_the_loss(context: Context, store: Store, folder: str) -> None:
+    began = time.monotonic()
+    try:
+        for _ in range(1000):
+            list(loader(store, context.rank, context.world_size, num_workers=1))
+    except PeerError as error:
+        Path(folder, f"{context.rank}").write_text(f"{time.monotonic() - began:.1f} {error}")
+        raise
+
+
+def leave_with_an_error(context: Context, path: str, folder: str) -> None:
+    """Rank 1 leaves its loop with an error of its own, while the others go on."""
+    store = context.open(path, **OPTIONS)
+    if context.rank == 1:
+        next(iter(loader(store, context.rank, context.world_size, num_workers=1)))
+        raise KeyError("rank one's own")
+    _told_of_the_loss(context, store, folder)
+
+
+def linger(context: Context, path: str) -> None:
+    """Rank 0 is done at once; rank 1 needs its rows long after that."""
+    store = context.open(path, exchange="collective")
+    for _ in range(6 * context.rank):
+        assert_same_batches(loader(store, 0, 1), loader(hoploom.open(path), 0, 1))
+
+
+def close_against_a_sum(context: Context, path: str, folder: str) -> None:
+    """Each waits for the other."""
+    store = context.open(path, exchange="collective")
+    with pytest.raises(ConfigError) as raised:
+        (store.close if context.is_main else lambda: context.sum(1))()
+    Path(folder, f"{context.rank}").write_text(str(raised.value))
