@@ -1,5 +1,5 @@
-// With the other files of this name the only ones that know Python. Checks types and lengths, releases the GIL, calls the
-// core.
+// With the other files of this name the only ones that know Python. Checks types and lengths, releases the GIL, calls
+// the core.
 #include "bindings.h"
 
 #include <nanobind/stl/string.h>

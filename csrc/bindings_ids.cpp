@@ -148,8 +148,7 @@ auto find_ids(const Map& map, Array<int64_t> ids, Optional<int64_t> places) {
 
 auto find_slots(SlotMap& map, Array<int64_t> ids, Array<int64_t> places) {
   nb::gil_scoped_release release;
-  SlotMap::Found found =
-      map.find(ids.data(), int64_t(ids.shape(0)), places.data(), int64_t(places.shape(0)));
+  SlotMap::Found found = map.find(ids.data(), int64_t(ids.shape(0)), places.data(), int64_t(places.shape(0)));
   return std::make_tuple(std::move(found.slots), std::move(found.misses));
 }
 
@@ -198,8 +197,7 @@ void bind_ids(nb::module_& m) {
 
   nb::class_<IdRanks>(m, "IdRanks")
       .def(
-          "__init__",
-          [](IdRanks* self, Array<int64_t> ids) { new (self) IdRanks(ids.data(), int64_t(ids.shape(0))); },
+          "__init__", [](IdRanks* self, Array<int64_t> ids) { new (self) IdRanks(ids.data(), int64_t(ids.shape(0))); },
           nb::arg("ids").noconvert())
       .def("find", &find_ids<IdRanks>, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none())
       .def("ids", &IdRanks::copy_ids)

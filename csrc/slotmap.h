@@ -1,5 +1,5 @@
-// Ids that have a slot each of a table of rows. An id that two rounds have not needed gives its slot to another one: rows
-// that are needed again stay where they are. Trades a hash per look-up for moving no row.
+// Ids that have a slot each of a table of rows. An id that two rounds have not needed gives its slot to another one:
+// rows that are needed again stay where they are. Trades a hash per look-up for moving no row.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -18,8 +18,8 @@ void check_found(const std::vector<int64_t>& held, const std::vector<int64_t>& i
   std::vector<int64_t> places, hits, misses;
   for (size_t i = 0; i < ids.size(); i += with_places ? 2 : 1) places.push_back(int64_t(ids.size() - 1 - i));
   if (!with_places) places = counting(int64_t(ids.size()));
-  const auto found = ranks.find(ids.data(), int64_t(ids.size()), with_places ? places.data() : nullptr,
-                                int64_t(places.size()));
+  const auto found =
+      ranks.find(ids.data(), int64_t(ids.size()), with_places ? places.data() : nullptr, int64_t(places.size()));
   for (int64_t place : places) {
     const auto at = std::lower_bound(held.begin(), held.end(), ids[size_t(place)]);
     const bool is_hit = at != held.end() && *at == ids[size_t(place)];
@@ -37,7 +37,8 @@ TEST(ascending_ids_are_found_by_their_rank) {
     for (int64_t count : {0, 1, 2, 63, 64, 65, 1000}) {
       std::vector<int64_t> held = scattered(count, 2000, uint64_t(count)), ids = scattered(500, 2600, 3);
       for (int64_t& id : held) id += first;
-      for (int64_t& id : ids) id = int64_t(uint64_t(first) + uint64_t(id) - 300);  // below the first and beyond the last
+      for (int64_t& id : ids)
+        id = int64_t(uint64_t(first) + uint64_t(id) - 300);  // below the first and beyond the last
       std::sort(held.begin(), held.end());
       held.erase(std::unique(held.begin(), held.end()), held.end());
       ids[7] = INT64_MIN, ids[8] = INT64_MAX;

@@ -3,8 +3,8 @@
 
 #include "../gather.h"
 #include "../idmap.h"
-#include "../travel.h"
 #include "../relabel.h"
+#include "../travel.h"
 #include "check.h"
 #include "graphs.h"
 #include "reference.h"

@@ -75,7 +75,7 @@ TEST(a_row_stays_after_its_two_rounds_until_its_slot_is_wanted) {
   for (int round = 0; round < 4; ++round) CHECK(needed(map, {}).given.empty());
   CHECK(needed(map, {9, 7, 9}).given.empty());
   const Round found = needed(map, {10});
-  CHECK_EQUAL(found.given, (std::vector<int64_t>{1}));  // that of 8
+  CHECK_EQUAL(found.given, (std::vector<int64_t>{1}));             // that of 8
   CHECK_EQUAL(needed(map, {8}).slots, (std::vector<int64_t>{2}));  // 9 was needed two rounds ago
 }
 
@@ -98,8 +98,7 @@ TEST(only_the_ids_at_the_places_get_a_slot) {
   const std::vector<int64_t> ids = {10, 11, 12, 13, 11}, places = {4, 2, 1};
   std::vector<int64_t> slots(5, -1);
   map.begin();
-  CHECK_EQUAL(values_of<int64_t>(map.add(ids.data(), 5, places.data(), 3, slots.data())),
-              (std::vector<int64_t>{0, 1}));
+  CHECK_EQUAL(values_of<int64_t>(map.add(ids.data(), 5, places.data(), 3, slots.data())), (std::vector<int64_t>{0, 1}));
   CHECK_EQUAL(slots, (std::vector<int64_t>{-1, 0, 1, -1, 0}));
   for (int64_t bad : {int64_t(-1), int64_t(5)}) {
     CHECK_THROWS(map.find(ids.data(), 5, &bad, 1));

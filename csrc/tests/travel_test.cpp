@@ -27,8 +27,7 @@ TEST(ids_of_any_part_are_narrowed_and_widened_again) {
     CHECK_EQUAL(values_of<int32_t>(narrowed), (std::vector<int32_t>{INT32_MAX, 0, 7}));
     CHECK_EQUAL(values_of<int64_t>(widen({narrowed.as<int32_t>(), true, 3, first})),
                 (std::vector<int64_t>{ids[1], ids[0], ids[2]}));
-    CHECK_EQUAL(values_of<int32_t>(narrow(ids.data(), 4, nullptr, 3, first)),
-                (std::vector<int32_t>{0, INT32_MAX, 7}));
+    CHECK_EQUAL(values_of<int32_t>(narrow(ids.data(), 4, nullptr, 3, first)), (std::vector<int32_t>{0, INT32_MAX, 7}));
     CHECK_EQUAL(values_of<int64_t>(widen({ids.data(), false, 4, first})), ids);
     for (int64_t bad : {first - 1, first + kSpan, INT64_MIN, INT64_MAX})
       CHECK_THROWS(narrow(&bad, 1, nullptr, 1, first));
