@@ -206,7 +206,7 @@ void bind_ids(nb::module_& m) {
       .def("__len__", &IdRanks::size);
 
   nb::class_<SlotMap>(m, "SlotMap")
-      .def(nb::init<>())
+      .def(nb::init<int64_t>(), "num_ids"_a)
       .def("begin", &SlotMap::begin)
       .def("find", &find_slots, nb::arg("ids").noconvert(), nb::arg("places").noconvert())
       .def("add", &add_slots, nb::arg("ids").noconvert(), nb::arg("places").noconvert(), nb::arg("slots").noconvert())

@@ -12,14 +12,24 @@ namespace {
 
 constexpr int64_t kGroup = 32;  // ids that are on their way from memory at once
 
-void check_places(const int64_t* places, int64_t count, int64_t num_ids) {
-  for (int64_t i = 0; i < count; ++i)
+}  // namespace
+
+SlotMap::SlotMap(int64_t num_ids) : num_ids_(num_ids) {
+  if (num_ids < 0 || num_ids > INT32_MAX) throw std::length_error("a map by id is for at most 2^31 ids");
+  if (num_ids) direct_ = ZeroedPages(size_t(num_ids) * 4);
+  entries_ = num_ids ? direct_.as<int32_t>() : hashed_.data();
+}
+
+void SlotMap::check(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) const {
+  for (int64_t i = 0; i < count; ++i) {
     if (uint64_t(places[i]) >= uint64_t(num_ids))
       throw std::out_of_range("place " + std::to_string(places[i]) + " is out of range [0, " + std::to_string(num_ids) +
                               ")");
+    if (num_ids_ && uint64_t(ids[places[i]]) >= uint64_t(num_ids_))
+      throw std::out_of_range("id " + std::to_string(ids[places[i]]) + " is out of range [0, " +
+                              std::to_string(num_ids_) + ")");
+  }
 }
-
-}  // namespace
 
 void SlotMap::begin() {
   const auto held = alone_.change();
@@ -45,18 +55,23 @@ Buffer SlotMap::copy_ids() const {
   return out;
 }
 
+// Where the search for an id begins.
+size_t SlotMap::begin_of(int64_t id) const {
+  return num_ids_ ? size_t(id) : mix(0, uint64_t(id)) & (hashed_.size() - 1);
+}
+
 size_t SlotMap::entry_from(size_t entry, int64_t id) const {
-  const size_t mask = entries_.size() - 1;
+  if (num_ids_) return entry;
+  const size_t mask = hashed_.size() - 1;
   while (entries_[entry] && slots_[size_t(entries_[entry]) - 1].id != id) entry = (entry + 1) & mask;
   return entry;
 }
 
-// Where the search for each of some ids begins; the lines it reads are on their way then.
+// The same for each of some ids; the lines that the search reads are on their way then.
 template <typename At>
 void SlotMap::locate(const int64_t* ids, At place, int64_t size, size_t* at) const {
-  const size_t mask = entries_.size() - 1;
   for (int64_t i = 0; i < size; ++i) {
-    at[i] = mix(0, uint64_t(ids[place(i)])) & mask;
+    at[i] = begin_of(ids[place(i)]);
     __builtin_prefetch(&entries_[at[i]]);
   }
   for (int64_t i = 0; i < size; ++i)
@@ -66,11 +81,11 @@ void SlotMap::locate(const int64_t* ids, At place, int64_t size, size_t* at) con
 // At most half of the entries are in use, those that match nothing any more included.
 void SlotMap::reserve(size_t more) {
   if (slots_.size() + more > size_t(INT32_MAX)) throw std::length_error("a map holds at most 2^31 ids");
-  if ((num_entries_ + more) * 2 <= entries_.size()) return;
-  entries_.assign(std::bit_ceil((slots_.size() + more) * 3), 0);
-  const size_t mask = entries_.size() - 1;
+  if (num_ids_ || (num_entries_ + more) * 2 <= hashed_.size()) return;
+  hashed_.assign(std::bit_ceil((slots_.size() + more) * 3), 0);
+  entries_ = hashed_.data();
   for (size_t slot = 0; slot < slots_.size(); ++slot)
-    entries_[entry_from(mix(0, uint64_t(slots_[slot].id)) & mask, slots_[slot].id)] = int32_t(slot) + 1;
+    entries_[entry_from(begin_of(slots_[slot].id), slots_[slot].id)] = int32_t(slot) + 1;
   num_entries_ = slots_.size();
 }
 
@@ -78,7 +93,9 @@ void SlotMap::reserve(size_t more) {
 int32_t SlotMap::free_slot() {
   for (const size_t size = slots_.size(); num_passed_ < size; ++num_passed_) {
     hand_ = hand_ + 1 < size ? hand_ + 1 : 0;
-    if (slots_[hand_].round < round_ - 1) return int32_t(hand_);
+    if (slots_[hand_].round >= round_ - 1) continue;
+    if (num_ids_) entries_[slots_[hand_].id] = 0;
+    return int32_t(hand_);
   }
   slots_.push_back({});
   ++num_passed_;
@@ -92,7 +109,7 @@ void SlotMap::need(int32_t slot) {
 
 SlotMap::Found SlotMap::find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) {
   const auto held = alone_.change();
-  check_places(places, count, num_ids);
+  check(ids, num_ids, places, count);
   Found found{Buffer(size_t(num_ids) * 8), Buffer(size_t(count) * 8)};
   int64_t *slots = found.slots.as<int64_t>(), *misses = found.misses.as<int64_t>();
   int64_t num_misses = 0;
@@ -113,7 +130,7 @@ SlotMap::Found SlotMap::find(const int64_t* ids, int64_t num_ids, const int64_t*
 
 Buffer SlotMap::add(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count, int64_t* slots) {
   const auto held = alone_.change();
-  check_places(places, count, num_ids);
+  check(ids, num_ids, places, count);
   Buffer given(size_t(count) * 8);
   int64_t num_given = 0;
   size_t at[kGroup];

@@ -29,10 +29,7 @@ Round needed(SlotMap& map, const std::vector<int64_t>& ids) {
   return {values_of<int64_t>(found.slots), values_of<int64_t>(given)};
 }
 
-}  // namespace
-
-TEST(every_id_of_two_rounds_keeps_its_slot_and_what_is_new_takes_a_free_one) {
-  SlotMap map;
+void check_rounds(SlotMap map, bool any_ids) {
   std::unordered_map<int64_t, int64_t> slot_of;  // of the round before
   std::vector<int64_t> table;                    // what stands in each slot
   size_t most = 0;
@@ -40,7 +37,7 @@ TEST(every_id_of_two_rounds_keeps_its_slot_and_what_is_new_takes_a_free_one) {
     // The ends of the range of ids are among them; the range moves, so that ids leave and come back.
     std::vector<int64_t> ids = scattered(400 + int64_t(round % 7) * 30, 900, round);
     for (int64_t& id : ids) id += int64_t(round % 5) * 200;
-    if (round % 3 == 0) ids[0] = INT64_MIN, ids[1] = INT64_MAX, ids[2] = -1;
+    if (any_ids && round % 3 == 0) ids[0] = INT64_MIN, ids[1] = INT64_MAX, ids[2] = -1;
     const Round found = needed(map, ids);
     table.resize(size_t(map.size()), 0);
     const auto by_slot = values_of<int64_t>(map.copy_ids());
@@ -69,8 +66,27 @@ TEST(every_id_of_two_rounds_keeps_its_slot_and_what_is_new_takes_a_free_one) {
   }
 }
 
+}  // namespace
+
+TEST(every_id_of_two_rounds_keeps_its_slot_and_what_is_new_takes_a_free_one) {
+  check_rounds(SlotMap(0), true);
+  check_rounds(SlotMap(2000), false);
+}
+
+TEST(ids_beyond_those_that_a_map_is_for_are_refused) {
+  CHECK_THROWS(SlotMap(-1));
+  CHECK_THROWS(SlotMap(int64_t(1) << 31));
+  SlotMap map(10);
+  const int64_t place = 0;
+  int64_t slot;
+  for (int64_t bad : {int64_t(-1), int64_t(10), INT64_MIN, INT64_MAX}) {
+    CHECK_THROWS(map.find(&bad, 1, &place, 1));
+    CHECK_THROWS(map.add(&bad, 1, &place, 1, &slot));
+  }
+}
+
 TEST(a_row_stays_after_its_two_rounds_until_its_slot_is_wanted) {
-  SlotMap map;
+  SlotMap map(0);
   CHECK_EQUAL(needed(map, {7, 8, 9}).given, (std::vector<int64_t>{0, 1, 2}));
   for (int round = 0; round < 4; ++round) CHECK(needed(map, {}).given.empty());
   CHECK(needed(map, {9, 7, 9}).given.empty());
@@ -80,7 +96,7 @@ TEST(a_row_stays_after_its_two_rounds_until_its_slot_is_wanted) {
 }
 
 TEST(none_is_given_away_that_a_later_look_up_of_the_round_finds) {
-  SlotMap map;
+  SlotMap map(0);
   needed(map, {1});
   needed(map, {});
   needed(map, {});
@@ -94,7 +110,7 @@ TEST(none_is_given_away_that_a_later_look_up_of_the_round_finds) {
 }
 
 TEST(only_the_ids_at_the_places_get_a_slot) {
-  SlotMap map;
+  SlotMap map(0);
   const std::vector<int64_t> ids = {10, 11, 12, 13, 11}, places = {4, 2, 1};
   std::vector<int64_t> slots(5, -1);
   map.begin();

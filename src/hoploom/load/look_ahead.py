@@ -180,7 +180,7 @@ class LookAhead(Producer):
         windows = dict(before)
         for owner, names in fields.items():
             if owner not in before or not before[owner].tables.keys() >= set(names):
-                windows[owner] = Window(self._features.schema, owner, names)
+                windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
         return windows
 
     def _sought(self, drawn: Drawn, fields: Mapping[Owner, Sequence[str]]) -> list[Sought]:

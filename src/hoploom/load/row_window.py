@@ -34,11 +34,12 @@ def known_by(owner: Owner, ids: Tensor) -> Known:
 
 
 class Window:
-    """The rows of one owner, for one loop."""
+    """The rows of one owner, for one loop. With little memory, ids are hashed."""
 
-    def __init__(self, schema: Schema, owner: Owner, fields: Collection[str]) -> None:
+    def __init__(self, schema: Schema, owner: Owner, fields: Collection[str], *, little_memory: bool) -> None:
         self._schema, self._owner = schema, owner
-        self._slots = SlotMap()
+        num_ids = schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges
+        self._slots = SlotMap(num_ids, 0) if little_memory else SlotMap(num_ids)
         self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
 
     def begin(self) -> None:

@@ -9,6 +9,7 @@ from hoploom import _core
 from hoploom.ops.rows import tensor_of
 
 MAP_BUDGET = 256 << 20  # bytes of one direct map; beyond it ids are hashed
+SLOT_BUDGET = 64 << 20  # the same of a map to slots, of which every loop has one
 
 
 class NodeMap:
@@ -125,8 +126,9 @@ class IdRanks:
 class SlotMap:
     """Ids to slots of a table. An id that two rounds have not needed gives its slot to another one; for one thread."""
 
-    def __init__(self) -> None:
-        self._core = _core.SlotMap()
+    def __init__(self, num_ids: int, budget: int = SLOT_BUDGET) -> None:
+        """For ids below `num_ids`, each with 4 bytes if the budget allows that; else ids are hashed."""
+        self._core = _core.SlotMap(num_ids if 4 * num_ids <= budget else 0)
 
     def begin(self) -> None:
         """Begin a round: slots of ids that neither this one nor the one before it needs are free."""
