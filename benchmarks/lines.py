@@ -128,8 +128,11 @@ def _on_every_line(found: Cluster) -> Report:
             of_line, told = _on_a_line(found, rate, length)
             rows += of_line
             notes.append(told)
-    sent = [f"{_question(name)} {_kept(sizes).median:.1f} MB" for name, sizes in found.sent.items()]
-    return Report(rows, [f"carried by the busiest wire for a batch: {'; '.join(sent)}", *notes])
+    sent = [
+        Row(f"carried by the busiest wire for a batch, {_question(name)}", "MB", _kept(sizes), "-")
+        for name, sizes in found.sent.items()
+    ]
+    return Report([*sent, *rows], notes)
 
 
 def _on_a_line(found: Cluster, rate: int, length: str) -> tuple[list[Row], str]:
