@@ -130,6 +130,7 @@ def _on_every_line(found: Cluster) -> Report:
             of_line, told = _on_a_line(found, rate, length)
             rows += of_line
             notes.append(told)
+            print(told, file=sys.stderr, flush=True)
     sent = [
         Row(f"carried by the busiest wire for a batch, {_question(name)}", "MB", _kept(sizes), "-")
         for name, sizes in found.sent.items()
