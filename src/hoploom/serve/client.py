@@ -23,6 +23,7 @@ from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message
 
 Read = TypeVar("Read")
+LATE = 0.1  # the part of the time of silence that may have passed when somebody begins to wait
 ARRIVED = 1.0  # seconds for the beginning of an answer that should be here by now
 MOST_SAID = 2000  # characters of why an answer is refused
 MAX_IDLE = 64  # connections to one peer that are kept; as many are open as requests are under way
@@ -66,8 +67,9 @@ class Conversation:
 
     def incoming(self) -> Incoming:
         """The answer's header; it may have come while nobody read."""
-        left = self.sent + self.connection.silence - time.monotonic()
-        self.connection.begin(0, max(left, min(self.connection.silence, ARRIVED)))
+        silence, waited = self.connection.silence, time.monotonic() - self.sent
+        # To set another limit is a call of the system: not for an answer that is waited for from the beginning.
+        self.connection.begin(0, None if waited < LATE * silence else max(silence - waited, min(silence, ARRIVED)))
         return Incoming(self.connection, wire.MAX_ANSWER, self.shared)
 
     def close(self) -> None:

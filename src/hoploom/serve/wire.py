@@ -36,7 +36,15 @@ SOON = 1 << 14  # bytes of tensors that are looked for in what was read ahead
 
 
 to_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one each time
-from_json = json.JSONDecoder().decode
+_scan = json.JSONDecoder().raw_decode
+
+
+def from_json(text: str) -> Any:
+    """What is written as `to_json` does: nothing stands before or after it."""
+    found, end = _scan(text)
+    if end != len(text):
+        raise ValueError(f"more than one value, the second at character {end}")
+    return found
 
 
 class Described(NamedTuple):
