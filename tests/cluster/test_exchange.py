@@ -5,14 +5,19 @@ import signal
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from support import exchange_workers
+from support.exchanges import ranks_here
 from support.graphs import random_graph, save_in_parts
 from support.until import until
 
 import hoploom
-from hoploom import ConfigError, TrainError
+from hoploom import BatchError, ConfigError, TrainError
+from hoploom.ranks.exchange import Reply
+from hoploom.ranks.rank_part import HeldParts
 from hoploom.ranks.spawn import spawn
 from hoploom.train import init
 
@@ -81,6 +86,25 @@ def test_a_rank_that_closes_while_another_waits_for_it_learns_that(tmp_path: Pat
         said = (tmp_path / f"{rank}").read_text()
         assert "rank 0 was closing its store, whose rows the other ranks may still need" in said
         assert "but rank 1 was summing over all ranks" in said
+
+
+@pytest.mark.parametrize("while_rows_are_read", [False, True])
+def test_any_error_of_an_answer_is_of_the_rank_that_asks(while_rows_are_read: bool, tmp_path: Path) -> None:
+    failing = mock.Mock(side_effect=IndexError("row 7 is not there"))
+    gather = HeldParts._gather
+
+    def broken(held: HeldParts, *asked: Any) -> Reply:
+        return gather(held, *asked)._replace(write=failing) if while_rows_are_read else failing()
+
+    with ranks_here(Path(_saved(tmp_path / "graph", 4)), "parted") as store:
+        wanted = [("node", "x", torch.arange(60))]
+        with (
+            mock.patch.object(HeldParts, "_gather", broken),
+            pytest.raises(BatchError, match="rank 1: IndexError: row 7 is not there"),
+        ):
+            store.features.gather(wanted)
+        (rows,) = store.features.gather(wanted)  # the rounds go on
+    assert torch.equal(rows, random_graph(60, 400, 1).x)
 
 
 @pytest.mark.parametrize(

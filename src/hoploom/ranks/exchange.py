@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hoploom import errors, ops
-from hoploom.errors import ConfigError, HoploomError, PeerError
+from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
 from hoploom.ranks.all_to_all import AllToAll, split
 from hoploom.ranks.rendezvous import FAREWELL, own_client
 from hoploom.ranks.whereabouts import Whereabouts
@@ -217,10 +217,10 @@ class Exchange:
         """Ask, answer, and be answered; the heads of the next round."""
         self._under_way = self._announced
         asked = [[one for one in self._under_way if one.rank == rank] for rank in range(self.world_size)]
-        questions = _joined([question.content for of_rank in asked for question in of_rank])
+        questions = _joined([question for of_rank in asked for question in of_rank])
         sizes = [sum(ALIGNED + aligned(question.content.numel()) for question in of_rank) for of_rank in asked]
         received = self._ways.swap(questions, sizes, heads[:, 1].tolist())
-        answers = [[self._prepared(one) for one in _pieces(of_rank)] for of_rank in received]
+        answers = [[self._prepared(*one) for one in _pieces(of_rank)] for of_rank in received]
         out_sizes = [HEAD + sum(_answer_size(answer.num_bytes) for answer in of_rank) for of_rank in answers]
         if _any(heads, OPEN):
             told = torch.tensor(out_sizes).view(torch.uint8)
@@ -239,11 +239,11 @@ class Exchange:
         self._under_way = []
         return _heads([segment[:HEAD] for segment in found])
 
-    def _prepared(self, content: Tensor) -> Reply:
+    def _prepared(self, content: Tensor, num_bytes: int) -> Reply:
         try:
             return self._answer(content)
-        except HoploomError as error:
-            return _refusal(error)
+        except Exception as error:  # it belongs to the rank that waits for an answer
+            return _refusal(error, num_bytes)
 
 
 # --- messages ------------------------------------------------------------------------------------
@@ -262,23 +262,27 @@ def _heads(rows: Sequence[Tensor]) -> Tensor:
     return torch.stack([row.clone().view(torch.int64) for row in rows])
 
 
-def _joined(contents: Sequence[Tensor]) -> Tensor:
-    """Each after its length."""
-    out = ops.empty((sum(ALIGNED + aligned(content.numel()) for content in contents),), torch.uint8)
+def _joined(questions: Sequence[Inquiry]) -> Tensor:
+    """Each after its length, and that of its answer where that is known."""
+    out = ops.empty((sum(ALIGNED + aligned(question.content.numel()) for question in questions),), torch.uint8)
     begin = 0
-    for content in contents:
+    for question in questions:
+        content = question.content
         end = begin + ALIGNED + content.numel()
-        out[begin : begin + 8].view(torch.int64).fill_(content.numel())
+        sizes = out[begin : begin + ALIGNED].view(torch.int64)
+        sizes[0], sizes[1] = content.numel(), question.answer_bytes or 0
         out.numpy()[begin + ALIGNED : end] = content.numpy()  # torch would start a team of threads
         begin = aligned(end)
     return out
 
 
-def _pieces(message: Tensor) -> list[Tensor]:
+def _pieces(message: Tensor) -> list[tuple[Tensor, int]]:
+    """What was joined, each with the length of its answer; 0: only who answers knows it."""
     found, begin = [], 0
     while begin < message.numel():
-        end = begin + ALIGNED + int(message[begin : begin + 8].view(torch.int64))
-        found.append(message[begin + ALIGNED : end])
+        size, answer_bytes = message[begin : begin + ALIGNED].view(torch.int64).tolist()
+        end = begin + ALIGNED + size
+        found.append((message[begin + ALIGNED : end], answer_bytes))
         begin = aligned(end)
     return found
 
@@ -287,13 +291,13 @@ def _answer_size(num_bytes: int) -> int:
     return ALIGNED + TEXT + aligned(num_bytes)
 
 
-def _refusal(error: HoploomError) -> Reply:
-    """An answer that is an error."""
+def _refusal(error: Exception, num_bytes: int) -> Reply:
+    """An answer that is an error, as long as the one that is waited for."""
 
     def refuse(out: Tensor) -> None:
         raise error
 
-    return Reply(0, refuse)
+    return Reply(num_bytes, refuse)
 
 
 def _write(answers: Sequence[Reply], out: Tensor) -> None:
@@ -303,8 +307,9 @@ def _write(answers: Sequence[Reply], out: Tensor) -> None:
         text = out[ALIGNED : ALIGNED + TEXT].zero_()
         try:
             answer.write(out[ALIGNED + TEXT :][: answer.num_bytes])
-        except HoploomError as error:
-            said = f"{type(error).__name__}|{error}".encode()[:TEXT]
+        except Exception as error:  # as in _prepared
+            own = error if isinstance(error, HoploomError) else BatchError(f"{type(error).__name__}: {error}")
+            said = f"{type(own).__name__}|{own}".encode()[:TEXT]
             text[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         out = out[_answer_size(answer.num_bytes) :]
 
