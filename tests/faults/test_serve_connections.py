@@ -21,9 +21,9 @@ from support.wires import frame, nearby, over_tcp, plain, send
 import hoploom
 from hoploom import PeerError
 from hoploom.serve import greeting, wire
-from hoploom.serve.client import Peer, read_message
+from hoploom.serve.client import NotNowError, Peer, read_message, refusal_of
 from hoploom.serve.dial import LostError
-from hoploom.serve.memory_budget import Call
+from hoploom.serve.memory_budget import BusyError, Call
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity, read_client_security, read_server_security
 from hoploom.serve.server import Server, ServerLimits
@@ -162,6 +162,49 @@ def test_a_host_that_is_gone_is_noticed(path: Path) -> None:
             option(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}")) for name in ("IDLE", "INTVL", "CNT")
         )
         assert idle + between * count <= 60
+
+
+class Refusing:
+    """Has no time."""
+
+    def answer(self, request: Message, call: Call) -> Message:
+        raise BusyError("no thread is free")
+
+
+class Prompt:
+    def answer(self, request: Message, call: Call) -> Message:
+        return Message({})
+
+
+def test_a_refused_client_keeps_its_connection() -> None:
+    service: Any = Refusing()
+    metrics = Metrics()
+    with (
+        Server(service, "127.0.0.1:0", read_server_security(), metrics) as server,
+        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
+    ):
+
+        def refused(incoming: Incoming) -> None:
+            raise refusal_of(incoming.header, peer.address)
+
+        opened = set()
+        for _ in range(5):
+            with pytest.raises(NotNowError, match="no thread is free; ask again"):
+                peer.begin(INFO).read(refused)
+            opened |= {id(one) for one in peer._open}
+        assert len(opened) == metrics.value(STREAMS) == 1
+
+
+def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -> None:
+    service: Any = Prompt()
+    with (
+        Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
+        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
+    ):
+        for _ in range(3):
+            peer.begin(INFO).read(read_message)
+            for caller in server._present():
+                caller.cut()
 
 
 # --- versions ------------------------------------------------------------------------------------

@@ -96,9 +96,7 @@ class Peer(Closing):
 
     def begin(self, request: Message) -> "PendingAnswer":
         """Send a request now; the answer is read later. LostError if it cannot be sent."""
-        with self._lock:
-            self.under_way += 1
-            conversation = self._idle.pop() if self._idle else None
+        conversation = self._take_idle()
         try:
             conversation = self._new() if conversation is None else conversation
             sent = conversation.send(request)
@@ -110,6 +108,17 @@ class Peer(Closing):
         with self._lock:
             self.requests, self.bytes_sent = self.requests + 1, self.bytes_sent + sent
         return PendingAnswer(self, conversation)
+
+    def _take_idle(self) -> Conversation | None:
+        """One that the server has not closed meanwhile, for a request that is under way from now on."""
+        with self._lock:
+            self.under_way += 1
+        while True:
+            with self._lock:
+                conversation = self._idle.pop() if self._idle else None
+            if conversation is None or not conversation.connection.is_over():
+                return conversation
+            self._drop(conversation)
 
     def _new(self) -> Conversation:
         connection = None if self._near_by is None else reach_near_by(self._near_by, self._silence)
@@ -130,7 +139,7 @@ class Peer(Closing):
 
     def read(self, conversation: Conversation, reading: Callable[[Incoming], Read]) -> Read:
         """Read an answer by `reading`; raises what the server refused with, LostError if none comes."""
-        keep = False
+        keep, incoming = False, None
         began = time.perf_counter()
         try:
             incoming = conversation.incoming()
@@ -140,6 +149,7 @@ class Peer(Closing):
             keep = True
             return found
         except HoploomError:  # StoreError is an OSError too
+            keep = incoming is not None and "error" in incoming.header and not incoming.num_bytes  # it was read whole
             raise
         except FAILURES as error:
             raise self._lost(error) from error

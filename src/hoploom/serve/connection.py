@@ -107,6 +107,10 @@ class Connection(Closing):
             with suppress(TimeoutError):
                 self._read_ahead()
 
+    def is_over(self) -> bool:
+        """Whether the other side, which has nothing to say now, has closed it, or says something all the same."""
+        return self._begin != self._end or ops.wait_readable(self._file, 0)
+
     def take(self, count: int) -> bytearray:
         """The next bytes; not many."""
         if count > BUFFERED:
