@@ -207,6 +207,27 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -
                 caller.cut()
 
 
+def test_a_unix_socket_is_left_with_its_server() -> None:
+    """Whoever takes its name then is asked nothing."""
+    service: Any = Prompt()
+    with (
+        Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
+        Peer(server.address, Renewed(ClientSecurity()), 1.0) as peer,
+        socket.socket(socket.AF_UNIX) as other,
+    ):
+        peer.begin(INFO).read(read_message)
+        ours = server._listeners[1].getsockname()
+        server.close()
+        other.bind(ours)
+        other.listen()
+        other.setblocking(False)
+        for _ in range(2):
+            with pytest.raises(LostError):
+                peer.begin(INFO).read(read_message)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
 # --- versions ------------------------------------------------------------------------------------
 
 

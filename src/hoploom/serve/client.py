@@ -15,7 +15,7 @@ from hoploom.closing import Closing
 from hoploom.errors import HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
-from hoploom.serve.dial import LostError, NearBy, essence, reach, reach_near_by
+from hoploom.serve.dial import LostError, essence, reach, reach_near_by
 from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.shared_memory import SharedMemory
@@ -86,7 +86,6 @@ class Peer(Closing):
         self.bytes_received = self.bytes_sent = self.requests = 0
         self.wait_seconds = 0.0  # for answers, their reading included, over all threads
         self._security, self._silence = security, silence
-        self._near_by: NearBy | None = None  # where it is on this host, once it has said so
         self._open: set[Conversation] = set()
         self._closed = False
         self._idle: list[Conversation] = []
@@ -121,14 +120,11 @@ class Peer(Closing):
             self._drop(conversation)
 
     def _new(self) -> Conversation:
-        connection = None if self._near_by is None else reach_near_by(self._near_by, self._silence)
-        if connection is None:
-            connection, self._near_by = reach(self.address, self._security, self._silence)
-            if self._near_by is not None and (local := reach_near_by(self._near_by, self._silence)) is not None:
-                connection.close()
-                connection = local
-            else:
-                self._near_by = None
+        """By its address first, each time: the name of a Unix socket whose server has ended is anybody's."""
+        connection, near_by = reach(self.address, self._security, self._silence)
+        if near_by is not None and (local := reach_near_by(near_by, self._silence)) is not None:
+            connection.close()
+            connection = local
         conversation = Conversation(connection)
         with self._lock:
             if not self._closed:
