@@ -306,6 +306,31 @@ def test_an_answer_that_nobody_waits_for_is_made_no_further(connect: Callable[[s
         until(lambda: metrics.value(UNDER_WAY) == metrics.value(STREAMS) == 0)
 
 
+class Slow:
+    """Takes as long as a request says, or until the test is over."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def answer(self, request: Message, call: Call) -> Message:
+        self.over.wait(request.header["seconds"])
+        return Message({})
+
+
+def test_a_client_that_reads_nothing_keeps_no_other_from_hearing_that_its_answer_is_made() -> None:
+    service: Any = Slow()
+    with (
+        Server(service, "127.0.0.1:0", read_server_security(), Metrics(), ServerLimits(beat=0.01)) as server,
+        nearby(server.address) as deaf,
+        Peer(server.address, Renewed(ClientSecurity()), 0.5) as peer,
+    ):
+        until(lambda: [one.connection.is_local for one in server._present()] == [True])
+        server._present()[0].connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        wire.write(deaf, Message({"ask": "batch", "seconds": 30}))
+        assert peer.begin(Message({"ask": "batch", "seconds": 2})).read(read_message).header == {}
+        service.over.set()
+
+
 # --- certificates that are renewed ---------------------------------------------------------------
 
 

@@ -36,6 +36,7 @@ MAX_CONNECTIONS = 4096
 BACKLOG = 1024
 LOOK_UP = 1.0  # seconds after which a waiting main thread sees a signal that another thread has caught
 TICK = 0.1  # seconds between two looks for clients that have left
+LEFT = getattr(select, "POLLRDHUP", 0)  # the other side has ended; not every system tells
 LAST_WORDS = 2.0  # seconds for threads to end
 
 
@@ -189,11 +190,12 @@ class Server(Closing):
             of_file = {one.connection.fileno(): one for one in making}
             for file in of_file:
                 if file >= 0:
-                    poll.register(file, getattr(select, "POLLRDHUP", 0))
-            for file, _ in poll.poll(0) if making else ():
-                of_file[file].cancel()
-            for one in making:
-                one.beat(self._limits.beat)
+                    poll.register(file, LEFT | select.POLLOUT)
+            for file, events in poll.poll(0) if making else ():
+                if events & ~select.POLLOUT:
+                    of_file[file].cancel()
+                if events & select.POLLOUT:  # others would wait for one that does not read
+                    of_file[file].beat(self._limits.beat)
 
     def _present(self) -> "list[Caller]":
         with self._lock:
