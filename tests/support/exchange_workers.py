@@ -1,5 +1,6 @@
 """What the ranks of the exchange tests do: spawned processes import it."""
 
+import gc
 import os
 import signal
 import time
@@ -39,6 +40,18 @@ def loop_in_many_ways(context: Context, path: str, topology: str) -> None:
     store.close()
     with pytest.raises(ConfigError, match="the store is closed, so other ranks cannot be asked"):
         store.features.gather([("node", "x", torch.arange(60))])
+    assert len(_after_closing(context, path)) == 1
+
+
+def _after_closing(context: Context, path: str) -> set[int]:
+    """How many descriptors are open after each of some stores."""
+    counts = []
+    for _ in range(3):
+        with context.open(path, **OPTIONS) as store:
+            store.features.gather([("node", "x", torch.arange(60))])
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return set(counts)
 
 
 def _both(context: Context, store: Store, whole: Store, **options: Any) -> tuple[Loader, Loader]:

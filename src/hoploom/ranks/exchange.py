@@ -171,6 +171,7 @@ class Exchange:
                 question.answer.set_exception(type(failure)(str(failure)))
         self._over.set()
         self._ways.close()
+        del self._bell, self._answer  # a connection, and a store: the context keeps this object
 
     def _is_over(self, heads: Tensor) -> bool:
         """Whether this rank leaves, or all are done; raises where another one has left."""
