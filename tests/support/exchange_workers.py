@@ -181,8 +181,11 @@ def linger(context: Context, path: str) -> None:
 
 
 def close_against_a_sum(context: Context, path: str, folder: str) -> None:
-    """Each waits for the other."""
-    store = context.open(path, exchange="collective")
+    """Each waits for the other. Rank 0 has left then, however its closing ended."""
+    context.open(path, exchange="collective")
     with pytest.raises(ConfigError) as raised:
-        (store.close if context.is_main else lambda: context.sum(1))()
+        (context.close if context.is_main else lambda: context.sum(1))()
+    if context.rank == 1:
+        with pytest.raises(PeerError, match="rank 0 ended with ConfigError: rank 0 was closing its store"):
+            context.sum(1)
     Path(folder, f"{context.rank}").write_text(str(raised.value))

@@ -314,10 +314,16 @@ class Context:
 
     def close(self) -> None:
         """Leave the other ranks, and close the store that `open` opened. Ranks that wait for this one get an error."""
-        for exchange in self._exchanges:
-            exchange.close(wait=True)
-        self._leave(None)
-        self._opened.close()
+        try:
+            for exchange in self._exchanges:
+                exchange.close(wait=True)
+        except BaseException as error:
+            self._leave(error)
+            raise
+        else:
+            self._leave(None)
+        finally:
+            self._opened.close()
 
     def __enter__(self) -> "Context":
         return self
