@@ -115,7 +115,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("walk", WALKS.values(), ids=WALKS)
 def test_whatever_walks_a_store_lives_in_a_quarter_of_it(large: Path, walk: str, tmp_path: Path) -> None:
-    faults = _run(large, walk, "64MB", 160 * MB, tmp_path)
+    memory = "48MB" if "hold_out" in walk else "64MB"  # beside the edges that are left
+    faults = _run(large, walk, memory, 160 * MB, tmp_path)
     assert faults < FEW, "pages were read one at a time"
 
 
