@@ -2,10 +2,12 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch import Tensor
 import hoploom
 from hoploom import Store
 from hoploom.serve.client import Peer, read_message
+from hoploom.serve.dial import LostError
 from hoploom.serve.graph_server import BatchOptions
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.server import ServerLimits
@@ -162,6 +165,31 @@ def test_rows_that_are_gathered_and_not_sent_keep_no_memory(path: Path, aggregat
             for _ in loader(store, aggregate=aggregate):
                 pass
         assert len(maps()) <= before + 4  # two sides of two that were in use
+
+
+def test_a_client_with_too_many_files_open_is_told_so(path: Path) -> None:
+    """One that may take no descriptor of a segment, and then not even a socket."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with listening(path) as server, Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer, ExitStack() as held:
+        assert rows_of(peer, torch.arange(2)).shape == (2, WIDTH)
+        try:
+            pending = peer.begin(Message(GATHER, [torch.arange(1000)]))
+            until(lambda: len(maps()) == 1)  # what the server has made: the client has not read
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files() - 1, limits[1]))  # files() has one itself
+            with suppress(OSError):
+                while True:
+                    held.callback(os.close, os.dup(0))
+            with pytest.raises(LostError, match="cannot be asked: this process has too many files open; raise `ulimit"):
+                pending.read(read_message)
+            with suppress(OSError):
+                while True:
+                    held.callback(os.close, os.dup(0))
+            with pytest.raises(LostError, match="cannot be asked: this process has too many files open; raise `ulimit"):
+                peer.begin(Message(GATHER, [torch.arange(1000)]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        held.close()
+        assert rows_of(peer, torch.arange(1000)).shape == (1000, WIDTH)
 
 
 # --- nothing stays -------------------------------------------------------------------------------

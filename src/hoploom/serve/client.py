@@ -15,7 +15,7 @@ from hoploom.closing import Closing
 from hoploom.errors import HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
-from hoploom.serve.dial import LostError, essence, reach, reach_near_by
+from hoploom.serve.dial import TOO_MANY_FILES, LostError, essence, has_too_many_files, reach, reach_near_by
 from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.shared_memory import SharedMemory
@@ -158,6 +158,8 @@ class Peer(Closing):
         self._drop_idle()  # they are lost too
         if isinstance(error, TimeoutError):
             return LostError(f"{self.address} has not answered for {self._silence:g} seconds; see whether it runs")
+        if has_too_many_files(error):
+            return LostError(f"{self.address} {TOO_MANY_FILES}")
         if isinstance(error, EOFError | OSError):
             return LostError(f"{self.address} closed the connection; read the output of that server")
         if isinstance(error, BrokenError):

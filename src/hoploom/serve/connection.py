@@ -6,6 +6,7 @@ but steady rate. A small message costs one call of the system on either side; wh
 """
 
 import array
+import errno
 import os
 import socket
 import ssl
@@ -149,11 +150,13 @@ class Connection(Closing):
         ops.wait_readable(self._file, SPIN)
         target = self._view[self._end :]
         if self._takes_files:
-            came, along, _, _ = self._socket.recvmsg_into([target], socket.CMSG_SPACE(MOST_FILES * FILE))
+            came, along, flags, _ = self._socket.recvmsg_into([target], socket.CMSG_SPACE(MOST_FILES * FILE))
             for level, kind, content in along:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     whole = content[: len(content) - len(content) % FILE]
                     self.files.extend(array.array("i", whole))
+            if flags & socket.MSG_CTRUNC:  # the kernel has closed those that this process may not have
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         else:
             came = self._socket.recv_into(target)
         if came == 0:

@@ -4,6 +4,7 @@ An error is lasting where neither time nor another attempt helps: a wrong token,
 server's own host its Unix socket is taken, by itself, where it can be reached.
 """
 
+import errno
 import socket
 import ssl
 from contextlib import suppress
@@ -126,6 +127,7 @@ class _AnswerError(Exception):
 
 SEE_TOKEN = "give the token file that it was started with"
 SEE_PORT = "give the port of `hoploom serve`"
+TOO_MANY_FILES = "cannot be asked: this process has too many files open; raise `ulimit -n`"
 SEE_OUTPUT = "see in its own output whether it ended"
 IS_SILENT = (
     "takes connections and does not answer: the server is busy or stopped, or another program has this port; see its "
@@ -163,8 +165,14 @@ def explain(error: Exception, address: str, security: ClientSecurity) -> PeerErr
     return LostError(f"peer {address} is lost: the connection broke; {SEE_OUTPUT} ({essence(error)})")
 
 
+def has_too_many_files(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def _unreached(address: str, error: OSError) -> PeerError:
-    if isinstance(error, socket.gaierror):
+    if has_too_many_files(error):
+        told = TOO_MANY_FILES
+    elif isinstance(error, socket.gaierror):
         told = "has a name that is not known here; check its spelling, or give an address"
     elif isinstance(error, ConnectionRefusedError):
         told = "does not listen; see whether `hoploom serve` runs there, and the port is right"

@@ -40,7 +40,7 @@ class Renewed(Generic[Kind]):
                     renewed = self._files.read()
                     self._context = self._context_of(renewed) if renewed.tls else None
                     self._security = renewed
-                except (ConfigError, ssl.SSLError) as error:
+                except (ConfigError, OSError) as error:
                     warnings.warn(f"{error}; what was read before still counts", stacklevel=2)
             return self._security, self._context
 
