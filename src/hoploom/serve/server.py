@@ -112,7 +112,11 @@ class Server(Closing):
             except OSError:  # closed, or no descriptors are left
                 self._closed.wait(TICK)
                 continue
-            threading.Thread(target=self._meet, args=[accepted], name="hoploom-client", daemon=True).start()
+            try:
+                threading.Thread(target=self._meet, args=[accepted], name="hoploom-client", daemon=True).start()
+            except RuntimeError:  # no thread is left: others may end meanwhile
+                accepted.close()
+                self._closed.wait(TICK)
 
     def _meet(self, accepted: socket.socket) -> None:
         """Let a client in, and answer it until it leaves."""
@@ -304,8 +308,12 @@ def _listen_on_unix() -> tuple[socket.socket, str] | tuple[None, None]:
         return None, None
     name = f"hoploom-{os.getpid()}-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0{name}")
-    listener.listen(BACKLOG)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(BACKLOG)
+    except OSError:  # it is not allowed here: clients come over TCP
+        listener.close()
+        return None, None
     return listener, name
 
 

@@ -1,5 +1,6 @@
 """host:port, read and written, where a server may listen, and how it stops."""
 
+import errno
 import socket
 import sys
 import threading
@@ -8,12 +9,17 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from support.wires import over_tcp
 
-from hoploom import ConfigError
+from hoploom import ConfigError, PeerError
 from hoploom.config.values import join_address, split_address
+from hoploom.serve.dial import reach
+from hoploom.serve.memory_budget import Call
 from hoploom.serve.metrics import Metrics
-from hoploom.serve.security import ServerSecurity
+from hoploom.serve.security import ClientSecurity, ServerSecurity
 from hoploom.serve.server import Server, listen
+from hoploom.serve.tls import Renewed
+from hoploom.serve.wire import Message
 
 
 @pytest.mark.parametrize(("written", "parts"), [("gpu1:7", ("gpu1", 7)), ("[::1]:65535", ("::1", 65535))])
@@ -46,6 +52,45 @@ def test_loopback_by_its_own_name_and_every_address_are_listened_on(monkeypatch:
         listen(host, 0).close()
     resolving(monkeypatch, "127.0.0.1", "10.0.0.7")
     listen("gpu1", 0).close()  # others reach it by the second
+
+
+class Prompt:
+    def answer(self, request: Message, call: Call) -> Message:
+        return Message({})
+
+
+def test_a_server_goes_on_when_it_could_start_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    service: Any = Prompt()
+    start, failures = threading.Thread.start, [2]
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name == "hoploom-client" and failures[0]:
+            failures[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    with Server(service, "127.0.0.1:0", ServerSecurity(), Metrics()) as server:
+        for _ in range(2):
+            with pytest.raises(PeerError):
+                over_tcp(server.address, silence=5.0)
+        over_tcp(server.address, silence=5.0).close()
+
+
+def test_a_server_without_a_unix_socket_is_asked_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some sandboxes allow none."""
+    bind, service = socket.socket.bind, Prompt()
+
+    def refuse(listener: socket.socket, where: Any) -> None:
+        if listener.family == socket.AF_UNIX:
+            raise PermissionError(errno.EACCES, "not allowed")
+        bind(listener, where)
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with Server(service, "127.0.0.1:0", ServerSecurity(), Metrics()) as server:  # type: ignore[arg-type]
+        connection, near_by = reach(server.address, Renewed(ClientSecurity()), 5.0)
+        connection.close()
+    assert near_by is None
 
 
 # --- stopping ------------------------------------------------------------------------------------
