@@ -33,6 +33,7 @@ from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message
 
 GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_CONNECTIONS = 4096
+MAX_ARRIVING = 1024  # clients that were not let in yet, besides: each may take its time and has a thread
 BACKLOG = 1024
 LOOK_UP = 1.0  # seconds after which a waiting main thread sees a signal that another thread has caught
 TICK = 0.1  # seconds between two looks for clients that have left
@@ -69,6 +70,7 @@ class Server(Closing):
         self._door = Door(security, name)
         self._shared = MemoryBudget(self._limits.shared, 0, "shared memory")
         self._open: set[Caller] = set()
+        self._num_met = 0  # clients that have a thread
         self._lock, self._closed = threading.Lock(), threading.Event()
         _allow_many_files()
         for one in self._listeners:
@@ -112,13 +114,28 @@ class Server(Closing):
             except OSError:  # closed, or no descriptors are left
                 self._closed.wait(TICK)
                 continue
+            if self._num_met >= MAX_CONNECTIONS + MAX_ARRIVING:
+                accepted.close()
+                continue
+            self._count_met(1)
             try:
                 threading.Thread(target=self._meet, args=[accepted], name="hoploom-client", daemon=True).start()
             except RuntimeError:  # no thread is left: others may end meanwhile
+                self._count_met(-1)
                 accepted.close()
                 self._closed.wait(TICK)
 
+    def _count_met(self, more: int) -> None:
+        with self._lock:
+            self._num_met += more
+
     def _meet(self, accepted: socket.socket) -> None:
+        try:
+            self._let_in(accepted)
+        finally:
+            self._count_met(-1)
+
+    def _let_in(self, accepted: socket.socket) -> None:
         """Let a client in, and answer it until it leaves."""
         if len(self._open) >= MAX_CONNECTIONS:
             told = f"{MAX_CONNECTIONS} connections are open already; lower the clients' threads"

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from support.wires import over_tcp
+from support.until import until
+from support.wires import over_tcp, plain
 
 from hoploom import ConfigError, PeerError
 from hoploom.config.values import join_address, split_address
@@ -74,6 +75,20 @@ def test_a_server_goes_on_when_it_could_start_no_thread(monkeypatch: pytest.Monk
         for _ in range(2):
             with pytest.raises(PeerError):
                 over_tcp(server.address, silence=5.0)
+        over_tcp(server.address, silence=5.0).close()
+
+
+def test_clients_that_never_introduce_themselves_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    service: Any = Prompt()
+    for name in ("MAX_CONNECTIONS", "MAX_ARRIVING"):
+        monkeypatch.setattr(f"hoploom.serve.server.{name}", 2)
+    with Server(service, "127.0.0.1:0", ServerSecurity(), Metrics()) as server:
+        with ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(plain(server.address))
+            until(lambda: server._num_met == 4)
+            assert stack.enter_context(plain(server.address, 10.0)).recv(1) == b""
+        until(lambda: server._num_met == 0)
         over_tcp(server.address, silence=5.0).close()
 
 
