@@ -50,6 +50,15 @@ def test_a_slow_answer_is_waited_for_and_a_silent_server_is_not(path: Path) -> N
         store.features.gather(wanted)
 
 
+def test_a_short_timeout_does_not_make_a_slow_answer_a_lost_one(path: Path) -> None:
+    wanted = [Wanted("node", "x", torch.tensor([5, 7]))]
+    with (
+        listening(path, seconds=2.5) as slow,
+        hoploom.connect(slow.address, made="here", timeout=3.0) as store,  # which may be silent for 1.5 s
+    ):
+        assert store.features.gather(wanted)[0][:, 0].tolist() == [5.0, 7.0]
+
+
 def test_a_client_that_stops_reading_does_not_keep_others_waiting(path: Path) -> None:
     everything = torch.arange(NODES)
     with (

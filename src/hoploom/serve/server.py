@@ -46,7 +46,7 @@ class ServerLimits:
     """What a client may take of a server."""
 
     stall: float = 60.0  # seconds for a piece of a message to be read by the client, or to come from it
-    beat: float = 2.0  # seconds after which, and then how often, a client hears that its answer is being made
+    beat: float = 0.5  # seconds after which, and then how often, a client hears that its answer is being made
     request: int = wire.MAX_REQUEST  # bytes of a request's tensors
     shared: int = 2 << 30  # bytes of memory that is shared with clients on this host
 
