@@ -3,13 +3,17 @@
 import gc
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import hoploom
@@ -36,6 +40,7 @@ def loop_in_many_ways(context: Context, path: str, topology: str) -> None:
     resume_inside(context, store, whole)
     two_at_once(context, store, whole)
     unevenly(context, store, whole)
+    while_torch_waits(context, store)
     assert store.traffic()["bytes_received"] > 0
     store.close()
     with pytest.raises(ConfigError, match="the store is closed, so other ranks cannot be asked"):
@@ -115,6 +120,32 @@ def unevenly(context: Context, store: Store, whole: Store) -> None:
             (rows,) = store.features.gather([("node", "x", ids)])
         (expected,) = whole.features.gather([("node", "x", ids)])
         assert torch.equal(rows, expected)
+    context.barrier()
+
+
+def while_torch_waits(context: Context, store: Store) -> None:
+    """Rank 0 waits where ranks met, as torch does to make a communicator, for ranks that first need its rows."""
+    met, over = dist.distributed_c10d._get_default_store(), threading.Event()
+
+    def read() -> None:
+        store.features.gather([("node", "x", torch.arange(60))])
+
+    def read_on() -> None:
+        while not over.is_set():
+            read()
+
+    if context.rank == 0:
+        with ThreadPoolExecutor(3) as reading:
+            reads = [reading.submit(read_on) for _ in range(3)]
+            try:
+                met.wait(["rows have come"], timedelta(seconds=20))
+            finally:
+                over.set()
+        assert all(one.result() is None for one in reads)
+    else:
+        for _ in range(30):
+            read()
+        met.set("rows have come", "")
     context.barrier()
 
 

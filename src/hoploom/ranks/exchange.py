@@ -71,8 +71,9 @@ class Exchange:
         self.rank, self.world_size = ways.rank, ways.world_size
         self._ways, self._whereabouts, self._guard, self._answer = ways, whereabouts, guard, answer
         self._seconds = seconds  # that ranks wait for each other
-        self._notes = store  # to ring
-        self._bell = own_client(store)  # to wait, which no other call may wait for
+        # two more connections, as calls of one wait for each other: torch, too, may wait for long where ranks met
+        self._notes: Store | None = own_client(store)  # to ring, until the rounds are over
+        self._bell = own_client(store)  # to wait
         self._lock = threading.Lock()
         self._waiting: list[Inquiry] = []  # to be announced
         self._announced: list[Inquiry] = []  # for the next round
@@ -143,9 +144,10 @@ class Exchange:
         return self._number if is_idle else None
 
     def _ring(self, number: int | None) -> None:
-        if number is not None:
+        notes = self._notes
+        if number is not None and notes is not None:
             with suppress(RuntimeError):  # who keeps the notes is gone, as the thread will find out
-                self._notes.set(f"bell/{number}", "")
+                notes.set(f"bell/{number}", "")
 
     def _say(self, flag: int) -> None:
         with self._lock:
@@ -171,7 +173,8 @@ class Exchange:
                 question.answer.set_exception(type(failure)(str(failure)))
         self._over.set()
         self._ways.close()
-        del self._bell, self._answer  # a connection, and a store: the context keeps this object
+        self._notes = None
+        del self._bell, self._answer  # connections, and a store: the context keeps this object
 
     def _is_over(self, heads: Tensor) -> bool:
         """Whether this rank leaves, or all are done; raises where another one has left."""
