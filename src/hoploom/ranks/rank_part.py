@@ -115,7 +115,7 @@ class RankPart:
             key = id(all_ids), place.data_ptr(), place.numel()
             if key not in columns:
                 columns[key] = len(ids)
-                ids.append(_chosen(all_ids, place))
+                ids.append(ops.select(all_ids, place))
             listed.append([owner, name, columns[key]])
         sizes = [place.numel() * field_of(self.schema, wanted[index]).row_bytes for index, place in places.items()]
         finish = self.exchange.ask(self.rank, pack("gather", listed, ids), sum(map(aligned, sizes)))
@@ -220,9 +220,3 @@ def _packed(columns: Sequence[Tensor]) -> Reply:
     """A reply of any size."""
     packed = pack("", None, columns)
     return Reply(packed.numel(), lambda out: np.copyto(out.numpy(), packed.numpy()))
-
-
-def _chosen(ids: Tensor, places: Tensor) -> Tensor:
-    """ids[places], by the core: torch would start a team of threads."""
-    out = ops.empty((places.numel(),), torch.int64)
-    return ops.gather(ops.byte_rows(ids), places, ops.byte_rows(out)).view(torch.int64).view(-1)
