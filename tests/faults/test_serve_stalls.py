@@ -1,5 +1,6 @@
 """Answers that take long, clients that stop reading, many requests at once: none of them hangs."""
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -90,6 +91,26 @@ def test_many_parts_and_threads_do_not_wait_for_each_other(tmp_path: Path, serve
         ]
         for _ in range(3):
             assert_same_batches(*loaders)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_is_refused_and_takes_nothing_from_the_other(path: Path) -> None:
+    """Both would read from one socket, and each get the other's rows."""
+    wanted = [Wanted("node", "x", torch.tensor([5, 7]))]
+    with listening(path) as server, hoploom.connect(server.address, made="here", timeout=20.0) as store:
+        assert store.features.gather(wanted)[0][:, 0].tolist() == [5.0, 7.0]
+        before = server.metrics.value("hoploom_open_streams")
+        child = os.fork()
+        if child == 0:
+            try:
+                with store, pytest.raises(PeerError, match="was forked from one that is connected"):
+                    store.features.gather(wanted)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert store.features.gather(wanted)[0][:, 0].tolist() == [5.0, 7.0]
+        assert server.metrics.value("hoploom_open_streams") == before
 
 
 def test_a_closed_store_answers_at_once(path: Path) -> None:

@@ -4,6 +4,7 @@ A server that is silent for too long is lost; while it makes an answer, it says 
 kept for the next request; one that failed is never used again.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -86,6 +87,7 @@ class Peer(Closing):
         self.bytes_received = self.bytes_sent = self.requests = 0
         self.wait_seconds = 0.0  # for answers, their reading included, over all threads
         self._security, self._silence = security, silence
+        self._process = os.getpid()
         self._open: set[Conversation] = set()
         self._closed = False
         self._idle: list[Conversation] = []
@@ -108,8 +110,17 @@ class Peer(Closing):
             self.requests, self.bytes_sent = self.requests + 1, self.bytes_sent + sent
         return PendingAnswer(self, conversation)
 
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
     def _take_idle(self) -> Conversation | None:
         """One that the server has not closed meanwhile, for a request that is under way from now on."""
+        if self._is_forked:  # its answers would go to either, whoever reads first
+            raise PeerError(
+                f"this process was forked from one that is connected to {self.address}; call connect() here, or start "
+                "processes with 'spawn'"
+            )
         with self._lock:
             self.under_way += 1
         while True:
@@ -187,7 +198,9 @@ class Peer(Closing):
             self._drop(conversation)
 
     def close(self) -> None:
-        """End all conversations, for good; who waits for an answer meets an error."""
+        """End all conversations, for good; who waits for an answer meets an error. A fork's copies are not its own."""
+        if self._is_forked:
+            return
         with self._lock:
             self._closed = True
         self._drop_idle()
