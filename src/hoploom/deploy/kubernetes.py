@@ -177,7 +177,7 @@ def _set_name(cluster: Cluster) -> str:
 
 
 def _ports(cluster: Cluster) -> dict[str, int]:
-    return {"flight": cluster.server.port, "metrics": cluster.server.metrics_port or METRICS_PORT}
+    return {"serve": cluster.server.port, "metrics": cluster.server.metrics_port or METRICS_PORT}
 
 
 # --- trainers ------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ MAKES = "batch"  # the answer of those that make whole batches
 PATIENCE = 5.0  # seconds until one is told what is waited for
 LATECOMERS = 1.0  # seconds to wait for the rest once all parts are there
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to reach a peer that is away
-ENDING = 2.0  # seconds that the threads get at the end: an attempt to connect takes at most one
+ENDING = 2.0  # seconds that the threads get at the end; one that still connects is left to end by itself
 TICK = 0.05  # seconds between two looks for a peer that has rested
 
 

@@ -150,7 +150,7 @@ def test_probes_ask_the_health_endpoint_and_a_stop_has_time_to_finish() -> None:
     pod = next(values_at(objects(cluster_of())["StatefulSet"], SERVER))
     (container,) = pod["containers"]
     ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
-    assert ports == {"flight": 7700, "metrics": 9400}
+    assert ports == {"serve": 7700, "metrics": 9400}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": "metrics", "scheme": "HTTP"}
     grace = int(re.findall(r"--grace (\d+)", container["command"][2])[0])
