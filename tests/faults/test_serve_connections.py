@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.batch_servers import listening
 from support.certificates import certificates, token_file
 from support.fleets import within
@@ -19,7 +20,7 @@ from support.until import until
 from support.wires import frame, nearby, over_tcp, plain, send
 
 import hoploom
-from hoploom import PeerError
+from hoploom import ConfigError, PeerError
 from hoploom.serve import greeting, wire
 from hoploom.serve.client import NotNowError, Peer, read_message, refusal_of
 from hoploom.serve.dial import LostError
@@ -174,6 +175,23 @@ class Refusing:
 class Prompt:
     def answer(self, request: Message, call: Call) -> Message:
         return Message({})
+
+
+@pytest.mark.usefixtures("tcp_alone")
+def test_a_request_that_is_too_large_is_refused_as_such() -> None:
+    """The client is still sending it when it is refused."""
+    service: Any = Refusing()
+    limits = ServerLimits(request=1 << 20)
+    with (
+        Server(service, "127.0.0.1:0", read_server_security(), Metrics(), limits) as server,
+        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
+    ):
+
+        def refused(incoming: Incoming) -> None:
+            raise refusal_of(incoming.header, peer.address)
+
+        with pytest.raises(ConfigError, match="1 tensors of 80000000 bytes; at most 4096 of 1048576"):
+            peer.begin(Message({"ask": "x"}, [torch.zeros(10_000_000, dtype=torch.int64)])).read(refused)
 
 
 def test_a_refused_client_keeps_its_connection() -> None:

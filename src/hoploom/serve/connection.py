@@ -19,6 +19,7 @@ from hoploom import ops
 from hoploom.closing import Closing
 
 BUFFERED = 1 << 16  # bytes that are read ahead: a small message comes in one piece
+LAST_WORDS = 1.0  # seconds for the other side to read why a conversation ends
 SPIN = 50  # microseconds of asking before a wait: a processor that falls asleep wakes up later than most answers come
 SLOWEST = 1 << 16  # bytes a second that a message has to come or go at, besides the seconds of silence
 MOST_BUFFERS = 512  # that go out in one call; Linux takes 1024
@@ -170,9 +171,25 @@ class Connection(Closing):
         with suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own: that is for its own thread
 
+    def hang_up(self) -> None:
+        """End it once the other side has read what was said to it."""
+        hang_up(self._socket)
+
     def close(self) -> None:
         """When nobody reads or writes any more."""
         self.cut()
         self._socket.close()
         while self.files:
             os.close(self.files.pop())
+
+
+def hang_up(connected: socket.socket) -> None:
+    """Close a socket whose other side may still send: to close it at once would throw away what was said to it."""
+    if isinstance(connected, ssl.SSLSocket):
+        connected = socket.socket(fileno=connected.detach())
+    end = time.monotonic() + LAST_WORDS
+    with connected, suppress(OSError):
+        connected.settimeout(LAST_WORDS)
+        connected.shutdown(socket.SHUT_WR)
+        while connected.recv(BUFFERED) and time.monotonic() < end:
+            pass

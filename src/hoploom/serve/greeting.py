@@ -8,14 +8,13 @@ admitted over TCP gets in there.
 import json
 import secrets
 import socket
-import ssl
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hoploom
 from hoploom.errors import PeerError
-from hoploom.serve.connection import Connection
+from hoploom.serve.connection import LAST_WORDS, Connection, hang_up
 from hoploom.serve.security import ServerSecurity, is_same
 from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import PREFIX, PROTOCOL
@@ -25,7 +24,6 @@ OPENING = NAME + bytes([PROTOCOL])
 HELLO = b"HELO"
 MOST = 1 << 12  # bytes of what is said
 PATIENCE = 10.0  # seconds for a client to introduce itself
-LAST_WORDS = 1.0  # seconds for a client that is refused to hear why
 TLS_FIRST = b"\x16"  # how TLS begins
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # one host's until it is started again
 TOKEN, TLS, VERSION, STRANGER, FULL = "token", "tls", "version", "stranger", "full"  # why a client is refused
@@ -88,7 +86,7 @@ class Door:
         except RefusedError as error:
             refuse(accepted, error)
         except (OSError, EOFError, ValueError):
-            _hang_up(accepted)
+            hang_up(accepted)
         return None
 
     def _secured(self, accepted: socket.socket) -> socket.socket:
@@ -105,7 +103,7 @@ class Door:
         try:
             wrapped.do_handshake()
         except OSError:
-            _hang_up(socket.socket(fileno=wrapped.detach()))  # which the alert has been sent on
+            hang_up(socket.socket(fileno=wrapped.detach()))  # which the alert has been sent on
             raise
         return wrapped
 
@@ -135,17 +133,4 @@ def refuse(accepted: socket.socket, error: RefusedError) -> None:
     with suppress(OSError):
         accepted.settimeout(LAST_WORDS)
         accepted.sendall(said({"error": error.reason, "message": str(error), "hoploom": hoploom.__version__}))
-    _hang_up(accepted)
-
-
-def _hang_up(accepted: socket.socket) -> None:
-    """Once the other side has read what was said to it: to close before that would throw it away."""
-    if isinstance(accepted, ssl.SSLSocket):
-        accepted = socket.socket(fileno=accepted.detach())
-    with suppress(OSError), accepted:
-        accepted.settimeout(LAST_WORDS)
-        accepted.shutdown(socket.SHUT_WR)
-        for _ in range(16):
-            if not accepted.recv(1 << 16):
-                break
-    accepted.close()
+    hang_up(accepted)

@@ -169,6 +169,7 @@ class Server(Closing):
                 request = Incoming(connection, self._limits.request).into()
             except (MalformedError, BrokenError) as error:
                 wire.write(connection, refusal(ConfigError(f"a request is malformed: {error}")))
+                connection.hang_up()
                 return
             self._reply(caller, request)
 
