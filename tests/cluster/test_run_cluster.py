@@ -92,7 +92,7 @@ def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(
 ) -> None:
     cluster = [f"cluster.servers={servers[1]}", "cluster.parts=[0]", "cluster.topology=parted"]
     result = _run(_run_file(here, "worker", *cluster, "cluster.look_ahead=2"))
-    kept = _run(_run_file(here, "cached", *cluster, "cluster.cache=50%"))
+    kept = _run(_run_file(here, "cached", *cluster, "cluster.look_ahead=1", "cluster.cache=50%"))
     assert _numbers(result) == _numbers(kept) == _numbers(alone)
     assert (result.cache, alone.cache) == (None, None)
     told = json.loads((here / "cached" / "result.json").read_text())["cache"]
@@ -134,7 +134,7 @@ def test_links_count_both_of_their_ends(here: Path, servers: list[str]) -> None:
     (here / "links").mkdir()
     np.save(here / "links" / "train.npy", ends.numpy())
     links = ["task.kind=link-prediction", f"task.links={here / 'links'}", "train.epochs=1", "cluster.cache=64kB"]
-    cluster = [f"cluster.servers={servers[0]}", "cluster.parts=[1]"]
+    cluster = [f"cluster.servers={servers[0]}", "cluster.parts=[1]", "cluster.look_ahead=1"]
     kept = _run(_run_file(here, "links-cached", *links, *cluster))
     plain = _run(_run_file(here, "links-alone", *links))
     assert _numbers(kept) == _numbers(plain)

@@ -14,23 +14,20 @@ from typing import Literal
 import torch
 
 from hoploom import ops
-from hoploom.config.extras import needs
 from hoploom.config.values import as_number, read_addresses
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.loader import made_here
 from hoploom.load.maker import Maker
 from hoploom.load.pipeline import Producer
+from hoploom.serve.batch_client import served
+from hoploom.serve.peers import TIMEOUT, Peers
+from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.store import Store
 from hoploom.store.base import Deployment
 from hoploom.store.beside import Topology, join_parts, open_own, read_look_ahead, read_topology, steps_ahead
 from hoploom.store.budget import NO_PARTS
 from hoploom.store.sharded import Sharded
-
-with needs("cluster"):
-    from hoploom.serve.batch_client import served
-    from hoploom.serve.peers import TIMEOUT, Peers
-    from hoploom.serve.remote import RemotePart
 
 
 @dataclass(frozen=True, kw_only=True)
