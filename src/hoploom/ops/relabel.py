@@ -67,8 +67,32 @@ class Found(NamedTuple):
     misses: Tensor  # [m] int64 places, in order
 
 
-class IdMap:
+class _Numbered:
+    """Ids that have numbers: what both ways to keep them have in common."""
+
+    _core: _core.IdMap | _core.IdRanks
+
+    def find(self, ids: Tensor, places: Tensor | None = None) -> Found:
+        """Look up the ids, or those at some places."""
+        return Found(*map(tensor_of, self._core.find(ids.numpy(), None if places is None else places.numpy())))
+
+    @property
+    def ids(self) -> Tensor:
+        """All ids by number: [n] int64."""
+        return tensor_of(self._core.ids())
+
+    @property
+    def num_bytes(self) -> int:
+        return self._core.bytes()
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+
+class IdMap(_Numbered):
     """Ids to numbers. Looking up is safe in any number of threads while none adds."""
+
+    _core: _core.IdMap
 
     def __init__(self, expected: int = 0) -> None:
         self._core = _core.IdMap()
@@ -78,24 +102,8 @@ class IdMap:
         """Add the ids, or those at some places, that are not there yet."""
         self._core.add(ids.numpy(), None if places is None else places.numpy())
 
-    def find(self, ids: Tensor, places: Tensor | None = None) -> Found:
-        """Look up the ids, or those at some places."""
-        return Found(*map(tensor_of, self._core.find(ids.numpy(), None if places is None else places.numpy())))
 
-    @property
-    def ids(self) -> Tensor:
-        """All ids by number: [n] int64."""
-        return tensor_of(self._core.ids())
-
-    @property
-    def num_bytes(self) -> int:
-        return self._core.bytes()
-
-    def __len__(self) -> int:
-        return len(self._core)
-
-
-class IdRanks:
+class IdRanks(_Numbered):
     """Ascending ids to numbers: no hash, but two bits for each id between the first and the last."""
 
     def __init__(self, ids: Tensor) -> None:
@@ -105,22 +113,6 @@ class IdRanks:
     def bytes_of(ids: Tensor) -> int:
         """What these ids would take."""
         return _core.IdRanks.bytes_of(int(ids[0]), int(ids[-1])) if ids.numel() else 0
-
-    def find(self, ids: Tensor, places: Tensor | None = None) -> Found:
-        """Look up the ids, or those at some places."""
-        return Found(*map(tensor_of, self._core.find(ids.numpy(), None if places is None else places.numpy())))
-
-    @property
-    def ids(self) -> Tensor:
-        """All ids by number: [n] int64."""
-        return tensor_of(self._core.ids())
-
-    @property
-    def num_bytes(self) -> int:
-        return self._core.bytes()
-
-    def __len__(self) -> int:
-        return len(self._core)
 
 
 class SlotMap:
