@@ -62,14 +62,17 @@ def test_a_loop_that_sweeps_the_file_for_few_rows_is_bound_by_the_disk(
     assert use.bytes_per_step == store.reading()["bytes"] / 10
 
 
-def test_a_loop_that_samples_much_and_reads_little_is_bound_by_sampling(path: Path) -> None:
+def test_a_loop_whose_batches_take_long_to_make_and_that_reads_little_is_bound_by_sampling(path: Path) -> None:
+    def slow(batch: Any) -> Any:
+        time.sleep(0.2)  # many times what the reads take, however busy the machine is
+        return batch
+
     (part,) = hoploom.open(path).parts
     held = sum(table.rows.nbytes for table in part.tables.values()) + part.lists[0].indices.nbytes
     store = hoploom.open(path, memory=part.lists[0].indptr.nbytes + int(0.97 * held))
     assert store.reads is not None
-    use = drained(
-        store, 10, 10, 10, threads=2, batch_size=500, look_ahead=24, input_nodes=torch.arange(0, NUM_NODES, 10)
-    )
+    seeds = torch.arange(0, NUM_NODES, 10)
+    use = drained(store, 10, 10, 10, threads=2, batch_size=500, look_ahead=24, input_nodes=seeds, transform=slow)
     assert use.bound == "sampling"
     assert use.found > 0.9
 
