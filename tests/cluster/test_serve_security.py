@@ -17,13 +17,14 @@ import pytest
 import torch
 from support import TESTS
 from support.certificates import TOKEN, certificates, mutual_client, mutual_server, token_file, write
+from support.proxy import Proxy
 from support.wires import frame, plain
 
 from hoploom import BatchError, ConfigError, PeerError
 from hoploom.serve import greeting
 from hoploom.serve.client import Peer, read_message, refusal_of
 from hoploom.serve.dial import LostError, essence, explain
-from hoploom.serve.security import ClientSecurity, is_same, towards_peers
+from hoploom.serve.security import ClientSecurity, is_same, proof_of, towards_peers
 from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import PREFIX, Message
 
@@ -192,12 +193,44 @@ def said_to(address: str, said: bytes) -> bytes:
     return found
 
 
-def test_no_request_is_answered_without_a_greeting_and_its_token(servers: Servers) -> None:
+def greeted(talking: socket.socket, content: dict[str, Any]) -> dict[str, Any]:
+    """What a server answers to one greeting."""
+    talking.sendall(greeting.said(content))
+    answer = talking.recv(1 << 12)
+    assert answer.startswith(greeting.OPENING + PREFIX.pack(greeting.HELLO, len(answer) - 16))
+    return dict(json.loads(answer[16:]))
+
+
+def test_no_request_is_answered_without_a_greeting_and_its_proof(servers: Servers) -> None:
     request, address = frame({"ask": "echo", "tensors": []}), servers.addresses["token"]
-    for said in (request, greeting.said({}) + request, greeting.said({"token": WRONG}) + request, greeting.OPENING * 9):
+    hello, wrong = greeting.said({}), greeting.said({"proof": proof_of(WRONG, "")})
+    for said in (request, hello + request, hello + wrong + request, wrong + hello + request, greeting.OPENING * 9):
         answer = said_to(address, said)
-        assert answer.startswith(greeting.OPENING + PREFIX.pack(greeting.HELLO, len(answer) - 16))
-        assert json.loads(answer[16:])["error"] in (greeting.TOKEN, greeting.STRANGER)
+        *challenges, refusal = [json.loads(one[8:]) for one in answer.split(greeting.OPENING)[1:]]
+        assert refusal["error"] in (greeting.TOKEN, greeting.STRANGER)
+        assert [list(one) for one in challenges] in ([], [["challenge"]])
+
+
+@pytest.mark.usefixtures("tcp_alone")
+@pytest.mark.parametrize("server", ["free", "token", "tls", "all"])
+def test_a_token_never_travels_in_plain(servers: Servers, server: str) -> None:
+    """Not even to a server that speaks TLS, which a client without a CA does not know."""
+    security = ClientSecurity(TOKEN)
+    with Proxy(servers.addresses[server]) as proxy:
+        if server in ("tls", "all"):
+            assert_explained(failure(proxy.address, security), proxy.address, "speaks TLS; give its CA here")
+        else:
+            assert exchange(proxy.address, security) == [0, 1, 2]
+        assert greeting.HELLO in proxy.seen
+        assert TOKEN.encode() not in proxy.seen
+
+
+def test_a_proof_is_of_no_use_a_second_time(servers: Servers) -> None:
+    with plain(servers.addresses["token"], DEADLINE) as first, plain(servers.addresses["token"], DEADLINE) as second:
+        proof = {"proof": proof_of(TOKEN, greeted(first, {})["challenge"])}
+        assert "error" not in greeted(first, proof)
+        greeted(second, {})
+        assert greeted(second, proof)["error"] == greeting.TOKEN
 
 
 def test_the_unix_socket_lets_nobody_in_who_was_not_let_in_over_tcp(servers: Servers) -> None:
@@ -206,18 +239,24 @@ def test_the_unix_socket_lets_nobody_in_who_was_not_let_in_over_tcp(servers: Ser
     own = [name for name in names if name.startswith(f"hoploom-{servers.pid}-")]
     assert len(own) == len(servers.addresses)
     for name in own:
-        for given in ({}, {"token": TOKEN}, {"token": WRONG}):
+        for token in ("", TOKEN, WRONG):
             with socket.socket(socket.AF_UNIX) as talking:
                 talking.settimeout(DEADLINE)
                 talking.connect(f"\0{name}")
-                talking.sendall(greeting.said(given))
-                assert b'"error": "token"' in talking.recv(1 << 12)
+                challenge = greeted(talking, {})["challenge"]
+                assert greeted(talking, {"proof": proof_of(token, challenge)})["error"] == greeting.TOKEN
                 assert talking.recv(1) == b""
 
 
 def test_the_refusal_does_not_tell_what_was_wrong(servers: Servers) -> None:
-    attempts: list[dict[str, Any]] = [{}, *({"token": token} for token in (WRONG, TOKEN[:-1], TOKEN.upper(), 7, ""))]
-    assert len({said_to(servers.addresses["token"], greeting.said(one)) for one in attempts}) == 1
+    def refusal(prove: Callable[[str], object]) -> str:
+        with plain(servers.addresses["token"], DEADLINE) as talking:
+            challenge = greeted(talking, {})["challenge"]
+            return str(greeted(talking, {"proof": prove(challenge)}))
+
+    tokens = [WRONG, TOKEN[:-1], TOKEN.upper(), ""]
+    attempts = [refusal(lambda challenge, token=token: proof_of(token, challenge)) for token in tokens]  # type: ignore[misc]
+    assert len({*attempts, refusal(lambda _: 7), refusal(lambda _: TOKEN)}) == 1
 
 
 def test_nobody_sees_the_token_of_a_running_server(servers: Servers) -> None:
@@ -229,12 +268,14 @@ def test_nobody_sees_the_token_of_a_running_server(servers: Servers) -> None:
 
 def test_damaged_greetings_are_refused_and_the_server_goes_on(servers: Servers) -> None:
     address = servers.addresses["token"]
-    text = json.dumps({"token": TOKEN}).encode()
+    text = json.dumps({"proof": TOKEN}).encode()
     hello = greeting.OPENING + PREFIX.pack(greeting.HELLO, len(text))
     cut = [hello[:end] for end in range(1, len(hello))] + [hello + text[:-1]]
-    damaged = [b"[]", b"null", b"{", b'{"token": ["' + TOKEN.encode() + b'"]}', b"\xff\xfe", b"[" * 4000]
+    damaged = [b"[]", b"null", b"{", b"\xff\xfe", b"[" * 4000]
     for said in [greeting.OPENING + PREFIX.pack(greeting.HELLO, len(one)) + one for one in damaged]:
-        assert b'"error": ' in said_to(address, said)
+        for first in (b"", greeting.said({})):
+            assert b'"error": ' in said_to(address, first + said)
+    assert b'"error": "token"' in said_to(address, greeting.said({}) + greeting.said({"proof": ["x"]}))
     assert b"a greeting of kind b'HELO' and 4097 bytes" in said_to(address, hello[:12] + (4097).to_bytes(4, "little"))
     for said in cut:
         with plain(address) as talking:

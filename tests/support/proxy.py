@@ -12,10 +12,11 @@ CLOSING = 5.0  # seconds for a thread to end
 
 
 class Proxy:
-    """Forwards to `target` until it is cut; mended, it listens at the same address again."""
+    """Forwards to `target` until it is cut; mended, it listens at the same address again. `seen` is all that passed."""
 
     def __init__(self, target: str) -> None:
         self.target = target
+        self.seen = b""
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -79,6 +80,8 @@ class Proxy:
     ) -> None:
         with suppress(OSError):
             while some := one.recv(1 << 16):
+                with self._lock:
+                    self.seen += some
                 other.sendall(some)
         for end in pair:
             with suppress(OSError):

@@ -15,7 +15,7 @@ from hoploom.errors import PeerError
 from hoploom.serve import greeting
 from hoploom.serve.connection import Connection
 from hoploom.serve.greeting import NAME, OPENING
-from hoploom.serve.security import ClientSecurity
+from hoploom.serve.security import ClientSecurity, proof_of
 from hoploom.serve.shared_memory import is_possible
 from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import PROTOCOL
@@ -60,7 +60,7 @@ def reach(address: str, security: Renewed[ClientSecurity], silence: float) -> Re
         if context is not None:
             connected = context.wrap_socket(connected, server_hostname=host)
         connection = Connection(connected, silence)
-        welcome = _greet(connection, {} if shown.token is None else {"token": shown.token})
+        welcome = _greet(connection, shown.token)
     except (OSError, EOFError, ValueError, _AnswerError) as error:
         connected.close()
         raise explain(error, address, shown) from error
@@ -78,7 +78,7 @@ def reach_near_by(near_by: NearBy, silence: float) -> Connection | None:
             connected.settimeout(silence)
             connected.connect(f"\0{near_by.name}")
             connection = Connection(connected, silence, takes_files=True)
-            _greet(connection, {"token": near_by.password})
+            _greet(connection, near_by.password)
             return connection
         except BaseException:
             connected.close()
@@ -86,7 +86,17 @@ def reach_near_by(near_by: NearBy, silence: float) -> Connection | None:
     return None
 
 
-def _greet(connection: Connection, content: dict[str, Any]) -> dict[str, Any]:
+def _greet(connection: Connection, token: str | None) -> dict[str, Any]:
+    """The server's welcome. It hears a proof of the token if it asks for one, and never the token itself."""
+    answer = _answer_to(connection, {})
+    if "challenge" not in answer:
+        return answer
+    if token is None:
+        raise _AnswerError(OPENING, {"error": greeting.TOKEN})
+    return _answer_to(connection, {"proof": proof_of(token, str(answer["challenge"]))})
+
+
+def _answer_to(connection: Connection, content: dict[str, Any]) -> dict[str, Any]:
     """What the server says to that; _AnswerError if it is a refusal, or nothing that a graph server says."""
     connection.begin(greeting.MOST)
     spoken = greeting.said(content)

@@ -1,8 +1,8 @@
-"""How a conversation begins: both sides say what they speak, the client who it is, the server whether it may ask.
+"""How a connection begins: both sides name their protocol, and the client proves that it has the token.
 
-A server tells every stranger in plain words why it is refused, also one that speaks no TLS, another version, or
-something else. A client that is on the same host hears where the Unix socket is, and a password for it, so only who was
-admitted over TCP gets in there.
+The token is never sent: the server sends a challenge, and the client answers with a proof, for one more round trip. A
+client that is refused is told why, even if it speaks no TLS, another version or another protocol. One on this host is
+told where the Unix socket is, and a password for it, so only who was let in over TCP gets in there.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import hoploom
 from hoploom.errors import PeerError
 from hoploom.serve.connection import LAST_WORDS, Connection, hang_up
-from hoploom.serve.security import ServerSecurity, is_same
+from hoploom.serve.security import ServerSecurity, is_same, new_token, proof_of
 from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import PREFIX, PROTOCOL
 
@@ -80,8 +80,7 @@ class Door:
             connection = Connection(accepted, silence)
             connection.begin(MOST, PATIENCE)
             self._check(connection)
-            welcome = said(self._welcome(is_local=connection.is_local))
-            connection.send([welcome], len(welcome))
+            _say(connection, self._welcome(is_near_by=not connection.is_local))
             return connection
         except RefusedError as error:
             refuse(accepted, error)
@@ -108,24 +107,39 @@ class Door:
         return wrapped
 
     def _check(self, connection: Connection) -> None:
-        opening = connection.take(len(OPENING))
-        if not opening.startswith(NAME):
-            raise RefusedError(STRANGER, "this is a graph server of Hoploom, which is asked in another way")
-        if opening != OPENING:
-            raise RefusedError(VERSION, f"this server speaks protocol {PROTOCOL}, the client {opening[-1]}")
-        try:
-            given = hear(connection)
-        except ValueError as error:
-            raise RefusedError(STRANGER, f"a greeting that cannot be read: {error}") from error
+        """Return if the client may ask; RefusedError if not."""
+        _client_says(connection)  # its protocol is all that matters so far
         token = self._password if connection.is_local else self._security.now()[0].token
-        if token is not None and not is_same(given.get("token"), token):
+        if token is None:
+            return
+        challenge = new_token()
+        _say(connection, {"challenge": challenge})
+        if not is_same(_client_says(connection).get("proof"), proof_of(token, challenge)):
             raise RefusedError(TOKEN, "this server asks for a token, and there was none, or not the right one")
 
-    def _welcome(self, *, is_local: bool) -> dict[str, Any]:
+    def _welcome(self, *, is_near_by: bool) -> dict[str, Any]:
         welcome: dict[str, Any] = {"hoploom": hoploom.__version__}
-        if self._unix is not None and not is_local:
+        if self._unix is not None and is_near_by:
             welcome |= {"host": this_host(), "unix": self._unix, "password": self._password}
         return welcome
+
+
+def _say(connection: Connection, content: dict[str, Any]) -> None:
+    spoken = said(content)
+    connection.send([spoken], len(spoken))
+
+
+def _client_says(connection: Connection) -> dict[str, Any]:
+    """One greeting of a client; RefusedError for another version, or what is no greeting."""
+    opening = connection.take(len(OPENING))
+    if not opening.startswith(NAME):
+        raise RefusedError(STRANGER, "this is a graph server of Hoploom, which is asked in another way")
+    if opening != OPENING:
+        raise RefusedError(VERSION, f"this server speaks protocol {PROTOCOL}, the client {opening[-1]}")
+    try:
+        return hear(connection)
+    except ValueError as error:
+        raise RefusedError(STRANGER, f"a greeting that cannot be read: {error}") from error
 
 
 def refuse(accepted: socket.socket, error: RefusedError) -> None:

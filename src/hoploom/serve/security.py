@@ -109,6 +109,11 @@ def is_same(given: object, token: str) -> bool:
     return isinstance(given, str) and hmac.compare_digest(_digest(given), _digest(token))
 
 
+def proof_of(token: str, challenge: str) -> str:
+    """What shows that its sender has the token, and does not tell it. It is of no use for another challenge."""
+    return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
+
+
 def _digest(value: str) -> bytes:
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).digest()
 
@@ -307,7 +312,7 @@ def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False,
             )
         return f"{where} with --insecure: whoever reaches it reads all, and so may others on the way"
     if not security.tls:
-        return f"{where} without TLS: the token and all answers travel unencrypted; give --cert and --key as well"
+        return f"{where} without TLS: others on the network path can read what is sent; give --cert and --key as well"
     if security.token is None and security.client_ca is None:
         return f"{where} asks nobody for proof: whoever reaches it reads all; give --token-file or --client-ca"
     return None

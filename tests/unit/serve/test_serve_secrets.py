@@ -190,7 +190,7 @@ def test_beyond_loopback_something_is_needed(host: str) -> None:
     warning = check_listen(host, ServerSecurity(), insecure=True)
     assert warning is not None
     assert "with --insecure: whoever reaches it reads all" in warning
-    assert re.search("without TLS: the token and all answers", str(check_listen(host, ServerSecurity(TOKEN))))
+    assert re.search("without TLS: others on the network path can read", str(check_listen(host, ServerSecurity(TOKEN))))
 
 
 def test_beyond_loopback_tls_with_proof_is_enough() -> None:
