@@ -24,7 +24,9 @@ from hoploom import BatchError, ConfigError, PeerError
 from hoploom.serve import greeting
 from hoploom.serve.client import Peer, read_message, refusal_of
 from hoploom.serve.dial import LostError, essence, explain
-from hoploom.serve.security import ClientSecurity, is_same, proof_of, towards_peers
+from hoploom.serve.metrics import Metrics
+from hoploom.serve.security import ClientSecurity, ServerSecurity, is_same, proof_of, towards_peers
+from hoploom.serve.server import Server
 from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import PREFIX, Message
 
@@ -231,6 +233,30 @@ def test_a_proof_is_of_no_use_a_second_time(servers: Servers) -> None:
         assert "error" not in greeted(first, proof)
         greeted(second, {})
         assert greeted(second, proof)["error"] == greeting.TOKEN
+
+
+def own_address() -> str:
+    """One of this host besides loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            pytest.skip("this host has no address besides loopback")
+        return str(asking.getsockname()[0])
+
+
+def test_clients_on_the_same_host_alone_are_told_of_the_unix_socket() -> None:
+    address = own_address()
+    service: Any = None
+    with Server(service, "0.0.0.0:0", ServerSecurity(), Metrics()) as server:
+        for source, target, is_told in (
+            ("127.0.0.1", "127.0.0.1", True),
+            (address, address, True),
+            (address, "127.0.0.1", False),  # two addresses, as those of two hosts are
+        ):
+            with socket.create_connection((target, server.port), DEADLINE, (source, 0)) as talking:
+                told = {"host", "unix", "password"} if is_told else set()
+                assert set(greeted(talking, {})) == {"hoploom"} | told
 
 
 def test_the_unix_socket_lets_nobody_in_who_was_not_let_in_over_tcp(servers: Servers) -> None:

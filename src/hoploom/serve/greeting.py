@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hoploom
+from hoploom.config.values import is_loopback
 from hoploom.errors import PeerError
 from hoploom.serve.connection import LAST_WORDS, Connection, hang_up
 from hoploom.serve.security import ServerSecurity, is_same, new_token, proof_of
@@ -80,7 +81,7 @@ class Door:
             connection = Connection(accepted, silence)
             connection.begin(MOST, PATIENCE)
             self._check(connection)
-            _say(connection, self._welcome(is_near_by=not connection.is_local))
+            _say(connection, self._welcome(is_near_by=not connection.is_local and _is_same_host(accepted)))
             return connection
         except RefusedError as error:
             refuse(accepted, error)
@@ -140,6 +141,12 @@ def _client_says(connection: Connection) -> dict[str, Any]:
         return hear(connection)
     except ValueError as error:
         raise RefusedError(STRANGER, f"a greeting that cannot be read: {error}") from error
+
+
+def _is_same_host(accepted: socket.socket) -> bool:
+    """Whether a client's address is one of this host. A tunnel may end on this host: the client checks the boot id."""
+    client = str(accepted.getpeername()[0])
+    return is_loopback(client) or client == accepted.getsockname()[0]
 
 
 def refuse(accepted: socket.socket, error: RefusedError) -> None:
