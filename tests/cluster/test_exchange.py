@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,8 +16,9 @@ from support.graphs import random_graph, save_in_parts
 from support.until import until
 
 import hoploom
-from hoploom import BatchError, ConfigError, TrainError
-from hoploom.ranks.exchange import Reply
+from hoploom import BatchError, ConfigError, PeerError, TrainError
+from hoploom.ranks import exchange
+from hoploom.ranks.exchange import Exchange, Reply
 from hoploom.ranks.rank_part import HeldParts
 from hoploom.ranks.spawn import spawn
 from hoploom.train import init
@@ -43,7 +45,7 @@ def test_what_differs_is_refused_and_ranks_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_stays_until_the_last_one_needs_no_rows(tmp_path: Path) -> None:
+def test_a_rank_stays_until_the_last_one_needs_no_rows_and_closes_in_any_order(tmp_path: Path) -> None:
     spawn(exchange_workers.linger, 2, [_saved(tmp_path / "graph", 2)], timeout=60)
 
 
@@ -105,6 +107,35 @@ def test_any_error_of_an_answer_is_of_the_rank_that_asks(while_rows_are_read: bo
             store.features.gather(wanted)
         (rows,) = store.features.gather(wanted)  # the rounds go on
     assert torch.equal(rows, random_graph(60, 400, 1).x)
+
+
+def test_a_failure_in_the_rounds_is_of_the_next_call_and_of_closing_where_nobody_asked(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    broken = mock.patch.object(exchange, "_joined", side_effect=MemoryError("no room"))
+    with ranks_here(Path(_saved(tmp_path / "graph", 4)), "local") as store, broken:
+        for _ in range(2):
+            with pytest.raises(PeerError, match=r"rank 0 was exchanging rows.* failed with MemoryError: no room"):
+                store.features.gather([("node", "x", torch.arange(60))])
+    (unheard,) = recwarn
+    assert str(unheard.message).startswith("the ranks have stopped exchanging rows: rank 1 was exchanging rows")
+
+
+@pytest.mark.filterwarnings("ignore:the ranks have stopped")  # of the other rank, as this one leaves
+def test_who_asks_waits_for_about_one_timeout_where_nobody_hears_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "FAREWELL", 0.2)
+    with ranks_here(Path(_saved(tmp_path / "graph", 4)), "local", seconds=0.5) as store:
+        rounds = store.deployment.exchange  # type: ignore[attr-defined]
+        until(lambda: rounds._is_idle, "a rank that waits")
+        with mock.patch.object(Exchange, "_ring") as lost:
+            began = time.monotonic()
+            for seconds in (1.2, 1.3):  # the second call learns it at once
+                with pytest.raises(PeerError, match=r"no answer came within 0\.5 seconds"):
+                    store.features.gather([("node", "x", torch.arange(60))])
+                assert time.monotonic() - began < seconds
+        rounds._ring(*lost.call_args.args)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
@@ -26,26 +25,32 @@ SECONDS = 30.0
 
 @contextmanager
 def ranks_here(
-    path: Path, topology: Topology, *, memory: int | None = None, look_ahead: int | None = 4
+    path: Path,
+    topology: Topology,
+    *,
+    memory: int | None = None,
+    look_ahead: int | None = 4,
+    seconds: float = SECONDS,
 ) -> Iterator[Store]:
     """Rank 0's store of four parts, of which rank 1 has two."""
     store = HashStore()
     opened = [open_own(path, own, topology, memory)[0] for own in HOMES]
     with ThreadPoolExecutor(len(HOMES)) as meeting:
-        exchanges = list(meeting.map(lambda rank: _exchange(rank, store, opened[rank]), range(len(HOMES))))
+        exchanges = list(meeting.map(lambda rank: _exchange(rank, store, opened[rank], seconds), range(len(HOMES))))
     try:
         yield join_ranks(opened[0], HOMES[0], HOMES, exchanges[0], look_ahead)
     finally:
         for exchange in exchanges:
-            exchange.close(wait=False)
+            exchange.close()
+        for exchange in exchanges:
+            exchange.wait()
         until(lambda: not any(exchange._thread.is_alive() for exchange in exchanges), "the end of the rounds")
 
 
-def _exchange(rank: int, store: Any, held: Store) -> Exchange:
+def _exchange(rank: int, store: Any, held: Store, seconds: float) -> Exchange:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = timedelta(seconds=SECONDS)
+    options._timeout = timedelta(seconds=seconds)
     group = dist.ProcessGroupGloo(PrefixStore("group", store), rank, len(HOMES), options)
     here = Whereabouts(rank, len(HOMES), PrefixStore("whereabouts", store))
-    ways = AllToAll(group, torch.device("cpu"))
-    return Exchange(ways, store, here, lambda doing: nullcontext(), HeldParts(held).answer, SECONDS)
+    return Exchange(AllToAll(group), store, here, lambda doing: nullcontext(), HeldParts(held).answer, seconds)

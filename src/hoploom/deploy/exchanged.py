@@ -37,7 +37,10 @@ class Exchanged(Deployment):
         return self.exchange.traffic()
 
     def close(self, *, wait: bool) -> None:
-        self.exchange.close(wait=wait)
+        if wait:
+            self.exchange.close()
+        else:
+            self.exchange.leave()
 
 
 def open_exchanged(context: Context, path: Path, parts: Sequence[int], options: dict[str, Any]) -> Store:

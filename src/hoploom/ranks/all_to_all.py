@@ -1,4 +1,4 @@
-"""Bytes from every rank to every other at once, by torch.distributed."""
+"""Bytes from every rank to every other at once, by torch.distributed. From and to memory of the host: Gloo only."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,21 +13,19 @@ GONE = (RuntimeError, ValueError, AssertionError)  # what torch raises of a grou
 
 
 class AllToAll:
-    """A process group that nothing else uses, and the memory in which its backend wants the bytes."""
+    """A process group of Gloo that nothing else uses."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.world_size = group.rank(), group.size()
         self._group: dist.ProcessGroup | None = group
-        self._device = device
 
     def swap(self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]) -> list[Tensor]:
         """What every rank has for this one, [n] uint8 of each; sizes are by rank."""
         assert self._group is not None
         received, sizes = ops.empty((sum(received_sizes),), torch.uint8), list(received_sizes)
-        target = received.to(self._device)
-        work = self._group.alltoall_base(target, sent.to(self._device), sizes, list(sent_sizes), dist.AllToAllOptions())
+        work = self._group.alltoall_base(received, sent, sizes, list(sent_sizes), dist.AllToAllOptions())
         work.wait()  # as long as ranks of this group wait for each other
-        return split(target.to("cpu"), sizes)
+        return split(received, sizes)
 
     def close(self) -> None:
         """Leave the group. Ranks that are in a call with this one learn it at once."""

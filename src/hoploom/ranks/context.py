@@ -306,17 +306,17 @@ class Context:
             raise ConfigError("there is one rank only, and nobody to exchange with; start several, e.g. with torchrun")
         with self.guard("meeting the other ranks"):
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
-            # rows lie in the memory of hosts: what arrives on a device would have to come back
-            ways = AllToAll(group, torch.device("cpu"))
         notes = PrefixStore(f"exchange/{len(self._exchanges)}", self._peers.store)
-        self._exchanges.append(Exchange(ways, notes, here, self.guard, answer, self.timeout))
+        self._exchanges.append(Exchange(AllToAll(group), notes, here, self.guard, answer, self.timeout))
         return self._exchanges[-1]
 
     def close(self) -> None:
         """Leave the other ranks, and close the store that `open` opened. Ranks that wait for this one get an error."""
         try:
             for exchange in self._exchanges:
-                exchange.close(wait=True)
+                exchange.close()
+            for exchange in self._exchanges:
+                exchange.wait()
         except BaseException as error:
             self._leave(error)
             raise
@@ -375,7 +375,7 @@ class Context:
 
     def _leave_group(self) -> None:
         for exchange in self._exchanges:
-            exchange.close(wait=False)
+            exchange.leave()
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             if self._calls is not None:

@@ -8,10 +8,11 @@ note where ranks meet. The price is one thread for each rank, and a few messages
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from hoploom.ranks.whereabouts import Whereabouts
 
 CHANNEL = "exchanges"
 DOING = "exchanging rows with the other ranks"
-CLOSING = "closing its store, whose rows the other ranks may still need (Context.close or Store.close)"
+CLOSING = "closing its store, whose rows the other ranks may still need (Context.close)"
 OVER = "the store is closed, so other ranks cannot be asked; close it after its last batch"
 ALIGNED = 16  # bytes: where each part of a message begins
 HEAD = 16  # bytes of what a rank tells each other one of the next round: flags, and the size of its questions
@@ -80,7 +81,9 @@ class Exchange:
         self._under_way: list[Inquiry] = []  # in this one
         self._flags, self._has_news = 0, False
         self._number, self._is_idle = 0, False
-        self._failure: Exception | None = None
+        self._since = time.monotonic()  # that the ranks have been in the call of torch in which they are
+        self._failure: HoploomError | None = None
+        self._is_told = False  # whether somebody here has been told of it
         self._over = threading.Event()
         self._traffic = dict.fromkeys(("requests", "bytes_sent", "bytes_received", "wait_seconds"), 0.0)
         self._thread = threading.Thread(target=self._work, name="hoploom exchange", daemon=True)
@@ -97,10 +100,7 @@ class Exchange:
 
         def finish() -> Tensor:
             began = time.perf_counter()
-            try:
-                answer = question.answer.result(3 * self._seconds)  # each part of a round has a deadline of its own
-            except FutureTimeoutError as error:
-                raise PeerError(f"rank {rank} has not answered within {3 * self._seconds:g} seconds") from error
+            answer = self._answered(question)
             with self._lock:
                 self._traffic["requests"] += 1
                 self._traffic["bytes_sent"] += content.numel()
@@ -115,28 +115,79 @@ class Exchange:
         with self._lock:
             return dict(self._traffic)
 
-    def close(self, *, wait: bool) -> None:
-        """Ask nothing more. `wait`: answer the others until they are done, too, or the deadline is over."""
-        if wait and not self._over.is_set():
-            self._say(CLOSED)
-            deadline = time.monotonic() + self._seconds
-            self._whereabouts.begin(CHANNEL)
-            with ExitStack() as leaving, suppress(dist.DistError):  # a rank that has left needs no rows
-                leaving.callback(self.close, wait=False)
+    def close(self) -> None:
+        """Ask nothing more. The others are answered until all have closed; nobody waits for that here."""
+        self._say(CLOSED)
+        self._warn()
+
+    def wait(self) -> None:
+        """Until all have closed, or the deadline is over; then leave."""
+        deadline = time.monotonic() + self._seconds
+        self._whereabouts.begin(CHANNEL)
+        try:
+            with suppress(dist.DistError):  # a rank that has left needs no rows
                 self._whereabouts.wait(
                     CHANNEL, CLOSING, lambda seconds: self._over.wait(seconds) or time.monotonic() > deadline
                 )
-            return
+            self._warn()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Answer nobody any more. Ranks that have not closed yet get an error."""
         self._say(GONE)
         self._thread.join(FAREWELL)
 
     # --- what other threads tell the one of the rounds -------------------------------------------
 
+    def _answered(self, question: Inquiry) -> Tensor:
+        """The answer, as long as ranks come on: calls of torch have deadlines, but not who waits for a note."""
+        asked = time.monotonic()
+        while (left := max(asked, self._since) + self._seconds + FAREWELL - time.monotonic()) > 0:
+            with suppress(FutureTimeoutError):
+                try:
+                    return question.answer.result(left)
+                except HoploomError:
+                    self._is_told = self._failure is not None
+                    raise
+        try:
+            with self._guard(DOING):
+                raise dist.DistError(f"no answer came within {self._seconds:g} seconds")
+        except Exception as error:
+            self._fail(error)
+        return question.answer.result(0)
+
     def _check_open(self) -> None:
         if self._failure is not None:
+            self._is_told = True
             raise type(self._failure)(str(self._failure)) from self._failure
         if self._flags:
             raise ConfigError(OVER)
+
+    def _warn(self) -> None:
+        """Of a failure that has not reached anybody."""
+        if self._failure is not None and not self._is_told:
+            self._is_told = True
+            warnings.warn(f"the ranks have stopped exchanging rows: {self._failure}", stacklevel=3)
+
+    def _fail(self, error: Exception) -> None:
+        """It belongs to all who ask, now or later."""
+        own = error if isinstance(error, HoploomError) else None
+        if own is None:
+            own = PeerError(f"rank {self.rank} was {DOING}, and failed with {type(error).__name__}: {error}")
+            own.__cause__ = error
+        with self._lock:
+            self._failure = self._failure or own
+        self._end(own)
+
+    def _end(self, reason: HoploomError) -> None:
+        """Nobody is answered any more."""
+        self._over.set()
+        with self._lock:
+            lost = [*self._under_way, *self._announced, *self._waiting]
+        for question in lost:
+            with suppress(InvalidStateError):  # it has its answer
+                question.answer.set_exception(type(reason)(str(reason)))
 
     def _wanted_bell(self) -> int | None:
         """The round to ring for, if nobody here has."""
@@ -163,18 +214,16 @@ class Exchange:
                 heads = self._next_heads()
                 while not self._is_over(heads):
                     heads = self._round(heads) if _any(heads, ASKS) else self._next_heads()
-            failure: Exception = ConfigError(OVER)
-        except Exception as error:  # it belongs to all who ask
-            failure = error if isinstance(error, HoploomError) else PeerError(f"the rank was {DOING}: {error}")
-        with self._lock:
-            self._failure, lost = failure, [*self._under_way, *self._announced, *self._waiting]
-        for question in lost:
-            if not question.answer.done():
-                question.answer.set_exception(type(failure)(str(failure)))
-        self._over.set()
+            self._end(ConfigError(OVER))
+        except Exception as error:  # the next call raises it
+            self._fail(error)
         self._ways.close()
         self._notes = None
         del self._bell, self._answer  # connections, and a store: the context keeps this object
+
+    def _swap(self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]) -> list[Tensor]:
+        self._since = time.monotonic()
+        return self._ways.swap(sent, sent_sizes, received_sizes)
 
     def _is_over(self, heads: Tensor) -> bool:
         """Whether this rank leaves, or all are done; raises where another one has left."""
@@ -199,7 +248,7 @@ class Exchange:
         if self.rank == 0:
             self._bell.delete_key(f"bell/{number - 1}")  # all have heard it
         sizes = [HEAD] * self.world_size
-        return _heads(self._ways.swap(self._announce().view(-1), sizes, sizes))
+        return _heads(self._swap(self._announce().view(-1), sizes, sizes))
 
     def _announce(self) -> Tensor:
         """What this rank will ask in the next round, for every rank: [ranks, HEAD] uint8."""
@@ -223,12 +272,12 @@ class Exchange:
         asked = [[one for one in self._under_way if one.rank == rank] for rank in range(self.world_size)]
         questions = _joined([question for of_rank in asked for question in of_rank])
         sizes = [sum(ALIGNED + aligned(question.content.numel()) for question in of_rank) for of_rank in asked]
-        received = self._ways.swap(questions, sizes, heads[:, 1].tolist())
+        received = self._swap(questions, sizes, heads[:, 1].tolist())
         answers = [[self._prepared(*one) for one in _pieces(of_rank)] for of_rank in received]
         out_sizes = [HEAD + sum(_answer_size(answer.num_bytes) for answer in of_rank) for of_rank in answers]
         if _any(heads, OPEN):
             told = torch.tensor(out_sizes).view(torch.uint8)
-            in_sizes = [int(size.view(torch.int64)) for size in self._ways.swap(told, *[[8] * self.world_size] * 2)]
+            in_sizes = [int(size.view(torch.int64)) for size in self._swap(told, *[[8] * self.world_size] * 2)]
         else:
             in_sizes = [HEAD + sum(_answer_size(question.answer_bytes or 0) for question in one) for one in asked]
         sent = ops.empty((sum(out_sizes),), torch.uint8)
@@ -237,7 +286,7 @@ class Exchange:
             _write(replies, segment[HEAD:])
         for segment, head in zip(segments, self._announce(), strict=True):
             segment[:HEAD] = head
-        found = self._ways.swap(sent, out_sizes, in_sizes)
+        found = self._swap(sent, out_sizes, in_sizes)
         for inquiries, segment in zip(asked, found, strict=True):
             _settle(inquiries, segment[HEAD:])
         self._under_way = []

@@ -310,7 +310,9 @@ def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
     if not isinstance(parts, Iterable):
         raise ConfigError(f"parts are {parts!r:.80}, not a list; give numbers below {num_parts}")
     numbers = tuple(sorted({as_int("part", part, 0, f"give numbers below {num_parts}") for part in parts}))
-    if not numbers or numbers[-1] >= num_parts:
+    if not numbers:
+        raise ConfigError(f"parts is empty, so there is nothing to open; give some of the {num_parts} parts by number")
+    if numbers[-1] >= num_parts:
         raise ConfigError(f"parts are {list(numbers)}, the store has {num_parts}; give numbers below {num_parts}")
     return numbers
 

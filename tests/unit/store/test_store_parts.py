@@ -96,7 +96,7 @@ def test_all_parts_are_the_whole(whole: Store, tmp_path: Path) -> None:
 
 def test_parts_that_are_not_there_are_refused(whole: Store, second: Store, tmp_path: Path) -> None:
     bad: list[tuple[Any, str]] = [
-        *(([3], r"parts are \[3\], the store has 3"), ([], "parts are"), ([-1], "part is -1")),
+        *(([3], r"parts are \[3\], the store has 3"), ([], "parts is empty"), ([-1], "part is -1")),
         *(([0, "a"], "part is 'a'; give numbers below 3"), ([[0]], r"part is \[0\]"), ([0, None], "part is None")),
         (0, "parts are 0, not a list; give numbers below 3"),
     ]
