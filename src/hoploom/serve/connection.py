@@ -20,7 +20,9 @@ from hoploom.closing import Closing
 
 BUFFERED = 1 << 16  # bytes that are read ahead: a small message comes in one piece
 LAST_WORDS = 1.0  # seconds for the other side to read why a conversation ends
-SPIN = 50  # microseconds of asking before a wait: a processor that falls asleep wakes up later than most answers come
+SPIN = 200  # microseconds of asking before a wait: a processor that falls asleep wakes up later than most answers come
+SHORT = 400e-6  # seconds that the last wait has taken, for the next one to begin with asking
+LARGE, TOGETHER = 1 << 18, 1 << 20  # bytes of a tensor from which on so many are waited for at once
 SLOWEST = 1 << 16  # bytes a second that a message has to come or go at, besides the seconds of silence
 MOST_BUFFERS = 512  # that go out in one call; Linux takes 1024
 MOST_FILES = 64  # that come along with one message
@@ -36,11 +38,13 @@ class Connection(Closing):
         self.files: list[int] = []  # descriptors that have come along and were not taken yet
         self.is_local = connected.family == getattr(socket, "AF_UNIX", None)
         self._socket, self._is_tls = connected, isinstance(connected, ssl.SSLSocket)
+        self._is_tcp = not self.is_local and not self._is_tls
         self._takes_files = takes_files  # else the kernel closes descriptors that come along
         self._buffer = bytearray(BUFFERED)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0  # of what was read ahead
         self._until = 0.0  # when a message has to be through
+        self._waits_are_short = True
         self._timeout, self._file = silence, connected.fileno()
         connected.settimeout(silence)
         if not self.is_local:
@@ -132,13 +136,42 @@ class Connection(Closing):
             target[:ahead] = self._view[self._begin : self._begin + ahead]
             self._begin += ahead
             target = target[ahead:]
+        if self._is_tcp and target.nbytes >= LARGE:
+            self._receive_large(target)
+            return
         while target.nbytes:
-            came = self._socket.recv_into(target)
-            if came == 0:
-                raise EOFError("the connection was closed in the middle of a message")
-            target = target[came:]
-            if target.nbytes:
-                self._in_time()
+            target = target[self._receive_some(target) :]
+
+    def _receive_some(self, target: memoryview) -> int:
+        came = self._socket.recv_into(target)
+        if came == 0:
+            raise EOFError("the connection was closed in the middle of a message")
+        if came < target.nbytes:
+            self._in_time()
+        return came
+
+    def _receive_large(self, target: memoryview) -> None:
+        """Much at once, as long as it comes quickly: each time to wake up costs more than what there is to copy."""
+        at = TOGETHER
+        self._wake_up_at(min(at, target.nbytes))
+        try:
+            while target.nbytes:
+                if target.nbytes < at:
+                    self._wake_up_at(at := target.nbytes)
+                try:
+                    target = target[self._receive_some(target) :]
+                except TimeoutError:
+                    if at == 1:
+                        raise
+                    self._wake_up_at(at := 1)
+                    if not ops.wait_readable(self._file, 0):  # else they come, and slowly
+                        raise
+        finally:
+            self._wake_up_at(1)
+
+    def _wake_up_at(self, num_bytes: int) -> None:
+        """Whoever waits is woken up once so many bytes are there, or no more will come."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def _read_ahead(self) -> None:
         """What has come by now, behind what was not taken yet; at least a byte."""
@@ -148,7 +181,9 @@ class Connection(Closing):
             left = self._end - self._begin
             self._view[:left] = bytes(self._view[self._begin : self._end])
             self._begin, self._end = 0, left
-        ops.wait_readable(self._file, SPIN)
+        began = time.monotonic()
+        if self._waits_are_short:
+            ops.wait_readable(self._file, SPIN)
         target = self._view[self._end :]
         if self._takes_files:
             came, along, flags, _ = self._socket.recvmsg_into([target], socket.CMSG_SPACE(MOST_FILES * FILE))
@@ -160,6 +195,7 @@ class Connection(Closing):
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         else:
             came = self._socket.recv_into(target)
+        self._waits_are_short = time.monotonic() - began < SHORT
         if came == 0:
             raise EOFError("the connection was closed")
         self._end += came
