@@ -5,6 +5,7 @@ import contextlib
 import io
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from hoploom import HoploomError, cli, errors
 from hoploom.config.rules import default_of, key_of, keys_in
 from hoploom.config.values import as_toml
 from hoploom.deploy.cluster_file import SECTIONS, Host, TopKeys
+from hoploom.sample.hops import Sampling
+from hoploom.serve.batch_request import Description, Negatives
+from hoploom.store.base import Draw
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
 
@@ -156,6 +160,18 @@ def _rows_of_keys() -> list[str]:
             shown = f" | `{as_toml(key.example)}`" if default in (None, {}) else f"`{as_toml(default)}` | "
             rows.append(f"| `{f'{section}.{name}'.lstrip('.')}` | {shown} | {key.help} |")
     return rows
+
+
+def test_the_page_of_the_protocol_has_every_entry_of_a_request() -> None:
+    page = (DOCS / "protocol.md").read_text()
+    tables = [set(re.findall(r"`(\w+)`", _first_column(table))) for table in page.split("\n\n")]
+    assert {"part", "frontiers", *Draw._fields} in tables
+    for described in (Description, Sampling, Negatives):
+        assert {field.name for field in fields(described)} in tables
+
+
+def _first_column(table: str) -> str:
+    return "\n".join(row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `"))
 
 
 def test_the_tree_of_errors_is_the_one_in_the_code() -> None:
