@@ -28,7 +28,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.filterwarnings("ignore:.*what was read before still counts")  # of a certificate beside another's key
+@pytest.mark.filterwarnings("ignore:.*the old one stays in use")  # of a certificate beside another's key
 def test_certificates_are_swapped_while_requests_go_on(path: Path, tmp_path: Path) -> None:
     """Both sides take the new ones for their next connection, and no request fails."""
     folder = tmp_path / "certs"
@@ -75,7 +75,7 @@ def test_files_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
     security, context = renewed.now()
     for half in (made["server.pem"][:200], b"", certificates(which=1)["server.pem"]):
         token_file(cert, half)
-        with pytest.warns(UserWarning, match="what was read before still counts"):
+        with pytest.warns(UserWarning, match="the old one stays in use"):
             assert renewed.now() == (security, context)
         assert renewed.now() == (security, context)  # which is said once
     cert.unlink()

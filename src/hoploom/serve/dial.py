@@ -1,7 +1,7 @@
-"""How a client reaches a server: the connection, TLS and the greeting. What fails is told in our words, at once.
+"""Connects a client to a server: TCP, TLS and the greeting, or the server's Unix socket. Errors say what went wrong.
 
-An error is lasting where neither time nor another attempt helps: a wrong token, certificate, version or port. On the
-server's own host its Unix socket is taken, by itself, where it can be reached.
+A LostError means that another attempt may help. Any other PeerError is final, such as a wrong token, certificate,
+version or port.
 """
 
 import errno
@@ -20,17 +20,17 @@ from hoploom.serve.shared_memory import is_possible
 from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import PROTOCOL
 
-LONGEST = 240  # characters of what others say
-SHOWN = 19  # bytes of another answer
-CONNECTED = 5.0  # seconds to connect
+LONGEST = 240  # characters of another program's message in an error
+SHOWN = 19  # bytes of an answer that is no greeting, in an error
+CONNECT_SECONDS = 5.0
 
 
 class LostError(PeerError):
     """The peer did not answer: another one may, or this one later."""
 
 
-class StrangerError(PeerError):
-    """Something else than a graph server answers."""
+class NoGraphServerError(PeerError):
+    """Another program answers at this address."""
 
 
 class NearBy(NamedTuple):
@@ -41,18 +41,18 @@ class NearBy(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """A connection whose server waits for requests, and where its Unix socket is if it is on this host."""
+    """A connection that the server has accepted, and its Unix socket if it is on this host."""
 
     connection: Connection
     near_by: NearBy | None
 
 
 def reach(address: str, security: Renewed[ClientSecurity], silence: float) -> Reached:
-    """A conversation with a server; LostError where another attempt may help, PeerError where none does."""
+    """Connect to a server. Raises LostError if another attempt may help, and another PeerError if not."""
     shown, context = security.now()
     host, port = split_address(address)
     try:
-        connected = socket.create_connection((host, port), min(silence, CONNECTED))
+        connected = socket.create_connection((host, port), min(silence, CONNECT_SECONDS))
     except OSError as error:
         raise _unreached(address, error) from error
     try:
@@ -71,7 +71,7 @@ def reach(address: str, security: Renewed[ClientSecurity], silence: float) -> Re
 
 
 def reach_near_by(near_by: NearBy, silence: float) -> Connection | None:
-    """A connection to a server on this host; None where its Unix socket is out of reach, as in another container."""
+    """A connection to the Unix socket of a server on this host; None if it cannot be reached, as from a container."""
     with suppress(OSError, EOFError, ValueError, _AnswerError):
         connected = socket.socket(socket.AF_UNIX)
         try:
@@ -87,7 +87,7 @@ def reach_near_by(near_by: NearBy, silence: float) -> Connection | None:
 
 
 def _greet(connection: Connection, token: str | None) -> dict[str, Any]:
-    """The server's welcome. It hears a proof of the token if it asks for one, and never the token itself."""
+    """The server's welcome. If the server asks for a token, it gets a proof of it, and never the token itself."""
     answer = _answer_to(connection, {})
     if "challenge" not in answer:
         return answer
@@ -97,7 +97,7 @@ def _greet(connection: Connection, token: str | None) -> dict[str, Any]:
 
 
 def _answer_to(connection: Connection, content: dict[str, Any]) -> dict[str, Any]:
-    """What the server says to that; _AnswerError if it is a refusal, or nothing that a graph server says."""
+    """The server's answer to a greeting; _AnswerError if it is a refusal, or is not from a graph server."""
     connection.begin(greeting.MOST)
     spoken = greeting.said(content)
     connection.send([spoken], len(spoken))
@@ -126,7 +126,7 @@ def _near_by(welcome: dict[str, Any]) -> NearBy | None:
 
 
 class _AnswerError(Exception):
-    """Something else than a welcome: a refusal, or the bytes of another program."""
+    """The answer is a refusal, or comes from another program."""
 
     def __init__(self, first: bytes, refusal: dict[str, Any] | None = None) -> None:
         super().__init__(str({} if refusal is None else refusal.get("message", "")))
@@ -144,22 +144,22 @@ IS_SILENT = (
     f"own output, or {SEE_PORT}"
 )
 OF_CERTIFICATE = {  # X509_V_ERR_...
-    10: "shows a certificate that has expired; give the server one that counts now, see `hoploom certs`",
-    9: "shows a certificate of the future; set the clocks of both hosts right",
-    62: "shows a certificate for other hosts; name it as its certificate does, or make one with its name: "
+    10: "shows a certificate that has expired; give the server one that is valid now, see `hoploom certs`",
+    9: "shows a certificate that is not valid yet; set the clocks of both hosts",
+    62: "shows a certificate for other hosts; use a name that is in it, or make one with this name: "
     "`hoploom certs FOLDER --hosts ...`",
 }
 OF_CERTIFICATE[64] = OF_CERTIFICATE[62]  # an address instead of a name
 OF_ALERT = (  # what OpenSSL's reason holds
-    ("CERTIFICATE_REQUIRED", "asks for a certificate; give one, and its key, of the CA that is its --client-ca"),
-    ("UNKNOWN_CA", "refuses the certificate given: it is not of its --client-ca; give one that is"),
-    ("CERTIFICATE_EXPIRED", "refuses the certificate given: it has expired; give one that counts now"),
-    ("CERTIFICATE", "refuses the certificate given; see that it is of its --client-ca, and counts now"),
+    ("CERTIFICATE_REQUIRED", "asks for a certificate; give one that its --client-ca has signed, and its key"),
+    ("UNKNOWN_CA", "refuses the certificate given: its --client-ca has not signed it; give one that it has signed"),
+    ("CERTIFICATE_EXPIRED", "refuses the certificate given: it has expired; give one that is valid now"),
+    ("CERTIFICATE", "refuses the certificate given; give one that its --client-ca has signed, and that is valid now"),
 )
 
 
 def explain(error: Exception, address: str, security: ClientSecurity) -> PeerError:
-    """What went wrong, in our words."""
+    """The error that the user gets."""
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError):
         error = _AnswerError(b"")
     if isinstance(error, _AnswerError):
@@ -171,7 +171,7 @@ def explain(error: Exception, address: str, security: ClientSecurity) -> PeerErr
     if isinstance(error, EOFError):
         return LostError(f"peer {address} is lost: it closed the connection; {SEE_OUTPUT}")
     if isinstance(error, ValueError):
-        return StrangerError(f"{address} is no graph server: {essence(error)}; {SEE_PORT}")
+        return NoGraphServerError(f"{address} is no graph server: {essence(error)}; {SEE_PORT}")
     return LostError(f"peer {address} is lost: the connection broke; {SEE_OUTPUT} ({essence(error)})")
 
 
@@ -198,7 +198,7 @@ def _other_answer(error: _AnswerError, address: str, security: ClientSecurity) -
                 f"{address} is no graph server: it takes connections and closes them without an answer; {SEE_PORT}"
             )
         shown = (error.first.splitlines() or [b""])[0].decode("ascii", "replace")
-        return StrangerError(f"{address} is no graph server: it answers with {shown!r}; {SEE_PORT}")
+        return NoGraphServerError(f"{address} is no graph server: it answers with {shown!r}; {SEE_PORT}")
     reason, version = error.refusal.get("error"), str(error.refusal.get("hoploom"))[:20]
     if error.first != OPENING:
         return PeerError(
@@ -218,7 +218,7 @@ def _other_answer(error: _AnswerError, address: str, security: ClientSecurity) -
 
 def _tls_failed(error: ssl.SSLError, address: str) -> PeerError:
     if isinstance(error, ssl.SSLCertVerificationError):
-        told = "shows a certificate that is not of the CA given; give the CA that the server's is of"
+        told = "shows a certificate that the CA given has not signed; give the CA that has signed it"
         return PeerError(f"peer {address} {OF_CERTIFICATE.get(error.verify_code, told)}")
     reason = error.reason or ""
     if any(word in reason for word in ("WRONG_VERSION", "RECORD_LAYER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH")):
@@ -230,10 +230,10 @@ def _tls_failed(error: ssl.SSLError, address: str) -> PeerError:
 
 
 def _without_tls(address: str) -> PeerError:
-    """Who speaks no TLS is greeted without it, and without a token: it may be no graph server at all."""
+    """The error for a server without TLS. It is greeted in plain first, for it may be no graph server at all."""
     try:
-        reach(address, Renewed(ClientSecurity()), CONNECTED).connection.close()
-    except StrangerError as error:
+        reach(address, Renewed(ClientSecurity()), CONNECT_SECONDS).connection.close()
+    except NoGraphServerError as error:
         return error
     except PeerError:
         pass  # it asks for a token, say
@@ -241,7 +241,7 @@ def _without_tls(address: str) -> PeerError:
 
 
 def essence(said: object, longest: int = LONGEST) -> str:
-    """What a server or the system says, on one line that a terminal can show."""
+    """A message of a server or of the system, on one line that a terminal can show."""
     text = " ".join(str(said).split())
     shown = "".join(character if character.isprintable() else "?" for character in text)
     return shown if len(shown) <= longest else f"{shown[:longest]}..."

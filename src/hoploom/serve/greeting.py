@@ -23,15 +23,15 @@ from hoploom.serve.wire import PREFIX, PROTOCOL
 NAME = b"HOPLOOM"
 OPENING = NAME + bytes([PROTOCOL])
 HELLO = b"HELO"
-MOST = 1 << 12  # bytes of what is said
-PATIENCE = 10.0  # seconds for a client to introduce itself
-TLS_FIRST = b"\x16"  # how TLS begins
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # one host's until it is started again
+MOST = 1 << 12  # bytes of a greeting's header
+PATIENCE = 10.0  # seconds for a client to finish its greetings
+TLS_FIRST = b"\x16"  # the first byte of TLS
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # changes when the host restarts
 TOKEN, TLS, VERSION, STRANGER, FULL = "token", "tls", "version", "stranger", "full"  # why a client is refused
 
 
 class RefusedError(PeerError):
-    """A client that may not ask, with the reason it is told."""
+    """A client is refused; the reason is sent to it."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -39,20 +39,20 @@ class RefusedError(PeerError):
 
 
 def this_host() -> str:
-    """The same for all processes of a host, containers too; nothing where the system does not say."""
+    """The boot id of this host, the same in all its containers; empty if the system has none."""
     with suppress(OSError):
         return BOOT_ID.read_text().strip()
     return ""
 
 
 def said(content: dict[str, Any]) -> bytes:
-    """A greeting as it is sent. It ends with its line, so that an HTTP server answers too, and is known by that."""
+    """The bytes of a greeting. They end with a newline, so that an HTTP server answers, and the client can tell."""
     text = json.dumps(content).encode() + b"\n"
     return OPENING + PREFIX.pack(HELLO, len(text)) + text
 
 
 def hear(connection: Connection) -> dict[str, Any]:
-    """What follows the opening of a greeting; ValueError where that is none."""
+    """Read a greeting after its opening; ValueError if it is not one."""
     kind, length = PREFIX.unpack(connection.take(PREFIX.size))
     if kind != HELLO or length > MOST:
         raise ValueError(f"a greeting of kind {kind!r} and {length} bytes")
@@ -66,14 +66,14 @@ def hear(connection: Connection) -> dict[str, Any]:
 
 
 class Door:
-    """Who gets in to a server."""
+    """Lets clients in to a server, or refuses them."""
 
     def __init__(self, security: ServerSecurity, unix: str | None) -> None:
         self._security = Renewed(security)
         self._unix, self._password = unix, secrets.token_urlsafe(32)
 
     def admit(self, accepted: socket.socket, silence: float) -> Connection | None:
-        """A connection of somebody who may ask; None for who may not, and has been told why."""
+        """A connection that may send requests; None if the client was refused, and told why."""
         connection: Connection | None = None
         try:
             accepted.settimeout(PATIENCE)
@@ -90,7 +90,7 @@ class Door:
         return None
 
     def _secured(self, accepted: socket.socket) -> socket.socket:
-        """With TLS where the server has it, which its Unix socket does without."""
+        """The same connection with TLS, if the server has TLS. Its Unix socket has none."""
         _, context = self._security.now()
         speaks_tls = accepted.recv(1, socket.MSG_PEEK) == TLS_FIRST
         if context is None or accepted.family == getattr(socket, "AF_UNIX", None):
@@ -108,8 +108,8 @@ class Door:
         return wrapped
 
     def _check(self, connection: Connection) -> None:
-        """Return if the client may ask; RefusedError if not."""
-        _client_says(connection)  # its protocol is all that matters so far
+        """Raise RefusedError unless the client speaks this protocol and has the token."""
+        _client_says(connection)  # only its protocol matters so far
         token = self._password if connection.is_local else self._security.now()[0].token
         if token is None:
             return
@@ -131,7 +131,7 @@ def _say(connection: Connection, content: dict[str, Any]) -> None:
 
 
 def _client_says(connection: Connection) -> dict[str, Any]:
-    """One greeting of a client; RefusedError for another version, or what is no greeting."""
+    """One greeting of a client; RefusedError if it is of another version, or not a greeting."""
     opening = connection.take(len(OPENING))
     if not opening.startswith(NAME):
         raise RefusedError(STRANGER, "this is a graph server of Hoploom, which is asked in another way")
@@ -150,7 +150,7 @@ def _is_same_host(accepted: socket.socket) -> bool:
 
 
 def refuse(accepted: socket.socket, error: RefusedError) -> None:
-    """Tell a client why, and hang up."""
+    """Tell a client why it is refused, and close the connection."""
     with suppress(OSError):
         accepted.settimeout(LAST_WORDS)
         accepted.sendall(said({"error": error.reason, "message": str(error), "hoploom": hoploom.__version__}))

@@ -1,7 +1,7 @@
-"""Who may listen, and who may ask: a bearer token, TLS, or both. All is checked when it is given.
+"""The token, certificate, key and CA of a server or a client. They are checked as soon as they are given.
 
-Secrets come from files alone: what stands on a command line is shown by `ps`. Neither `repr` nor an error shows one.
-Loopback needs nothing: whoever runs a process on this host is trusted, other users of it too.
+Secrets are read from files only, because `ps` shows command lines. Neither `repr` nor an error shows a secret.
+Loopback needs no protection: every user of this host is trusted.
 """
 
 import hashlib
@@ -24,21 +24,21 @@ from hoploom.config.extras import needs
 from hoploom.config.values import is_loopback
 from hoploom.errors import ConfigError
 
-MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: not to be guessed, and it fits in a header
+MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: hard to guess, and short enough for an HTTP header
 MAX_FILE = 1 << 20
 REMAKE = "`hoploom certs FOLDER --hosts ...` makes new ones for tests"
 PathLike = str | os.PathLike[str]
 
 
 class Files(NamedTuple):
-    """Where security was read from, so that it can be read again when they change."""
+    """The files that security was read from, to be read again when they change."""
 
     paths: tuple[PathLike, ...]
     read: Callable[[], Any]
 
 
 class _Secret:
-    """Its text says which fields are given, and nothing of what they are."""
+    """Its repr names the fields that are given, without their values."""
 
     def __repr__(self) -> str:
         shown = {name: value for name, value in vars(self).items() if name != "files"}
@@ -48,12 +48,12 @@ class _Secret:
 
 @dataclass(frozen=True, repr=False)
 class ServerSecurity(_Secret):
-    """What a server shows, and what it asks for; PEM texts."""
+    """What a server has and what it asks of clients; certificates and keys are PEM texts."""
 
     token: str | None = None
     certificate: bytes | None = None
     key: bytes | None = None
-    client_ca: bytes | None = None  # given: only who shows a certificate of this CA may ask
+    client_ca: bytes | None = None  # if given, clients need a certificate of this CA
     files: Files | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,10 +71,10 @@ class ServerSecurity(_Secret):
 
 @dataclass(frozen=True, repr=False)
 class ClientSecurity(_Secret):
-    """What a client shows, and whom it trusts; PEM texts."""
+    """What a client has and whom it trusts; certificates and keys are PEM texts."""
 
     token: str | None = None
-    ca: bytes | None = None  # given: TLS, with servers whose certificate is of this CA
+    ca: bytes | None = None  # if given, TLS, and servers need a certificate of this CA
     certificate: bytes | None = None
     key: bytes | None = None
     files: Files | None = field(default=None, compare=False)
@@ -93,13 +93,13 @@ class ClientSecurity(_Secret):
 
 
 def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecurity:
-    """How a server asks its peers: as what it is itself. `ca` is whom it trusts, by default its client CA."""
+    """The security of a server as a client of its peers. It trusts `ca`, by default its own client CA."""
     trusted = server.client_ca if ca is None else ca
     if server.tls and trusted is None:
-        raise ConfigError("peers are asked over TLS, but no CA is given to know them by; give --client-ca or --ca")
+        raise ConfigError("peers use TLS, but no CA is given to check their certificates; give --client-ca or --ca")
     of_server = server.files
     files = None if of_server is None else Files(of_server.paths, lambda: towards_peers(of_server.read(), ca))
-    if server.client_ca is None:  # nobody asks for certificates
+    if server.client_ca is None:  # servers ask for no certificates
         return ClientSecurity(server.token, trusted, files=files)
     return ClientSecurity(server.token, trusted, server.certificate, server.key, files)
 
@@ -110,7 +110,7 @@ def is_same(given: object, token: str) -> bool:
 
 
 def proof_of(token: str, challenge: str) -> str:
-    """What shows that its sender has the token, and does not tell it. It is of no use for another challenge."""
+    """Shows that its sender has the token without revealing it. It is of no use for another challenge."""
     return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
 
 
@@ -243,7 +243,7 @@ def _check_both(certificate: bytes | None, key: bytes | None) -> None:
 
 
 def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the certificate", "the key")) -> None:
-    """Refuse a certificate that is damaged, out of date, or of another key."""
+    """Refuse a certificate that is damaged, not valid now, or of another key."""
     check_certificates(certificate, named[0])
     if b"ENCRYPTED" in key:  # OpenSSL would ask at the terminal, and the server has nobody to ask
         raise ConfigError(
@@ -259,7 +259,7 @@ def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the ce
 
 
 def check_certificates(text: bytes, named: str) -> None:
-    """Refuse what holds no certificate, or whose first one does not count now; the rest of it may be of any age."""
+    """Refuse a text without certificates, or whose first one is not valid now. The others may have expired."""
     with needs("cluster"):
         from cryptography import x509
     if b"-----BEGIN CERTIFICATE-----" not in text:
@@ -272,15 +272,15 @@ def check_certificates(text: bytes, named: str) -> None:
         raise ConfigError(f"{named} holds a damaged certificate: {reason}; copy it again") from error
     now, begins, ends = datetime.now(UTC), first.not_valid_before_utc, first.not_valid_after_utc
     if now > ends:
-        raise ConfigError(f"{named} has expired on {ends:%Y-%m-%d %H:%M} UTC; give one that counts now; {REMAKE}")
+        raise ConfigError(f"{named} has expired on {ends:%Y-%m-%d %H:%M} UTC; give one that is valid now; {REMAKE}")
     if now < begins:
-        raise ConfigError(f"{named} counts only from {begins:%Y-%m-%d %H:%M} UTC; wait, or set this host's clock right")
+        raise ConfigError(f"{named} is valid only from {begins:%Y-%m-%d %H:%M} UTC; wait, or set this host's clock")
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Give a context its certificate and key, which it reads from files only: from two without a name, so none is left.
+    """Give a context its certificate and key. It reads files only, so they go into two temporary files without names.
 
-    A key in an unnamed file of mode 0600 is never to be seen by others, however this process ends.
+    Others cannot open a file without a name, and it is gone however this process ends.
     """
     with _unnamed(certificate) as certificate_path, _unnamed(key) as key_path:
         context.load_cert_chain(certificate_path, key_path, password="")
@@ -299,7 +299,7 @@ def _unnamed(content: bytes) -> Iterator[str]:
 
 
 def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:
-    """Refuse to listen beyond loopback without TLS or a token; else the warning to print, if there is one."""
+    """Raise ConfigError for an address beyond loopback without TLS or a token; return the warning to print, if any."""
     if is_loopback(host):
         return None
     where = f"{flag} {host or '(every address)'}"

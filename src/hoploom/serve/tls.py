@@ -1,7 +1,7 @@
-"""TLS 1.3 for connections, from the certificates of servers and clients; read again when their files change.
+"""TLS 1.3 for connections. Certificates, keys and tokens are read again when their files change.
 
-A certificate that was renewed counts for the next connection, without a restart. Files that cannot be used, such as a
-half-written one, change nothing: what was read before goes on, with a warning.
+A renewed certificate is used for the next connection, without a restart. If a file cannot be used, for example because
+it is half written, there is a warning, and the old one stays in use.
 """
 
 import os
@@ -19,10 +19,10 @@ Stamp = tuple[object, ...]
 
 
 class Renewed(Generic[Kind]):
-    """The security of one side, as its files have it now."""
+    """The security of a server or a client, as its files are now."""
 
     def __init__(self, security: Kind, context_of: Callable[[Kind], ssl.SSLContext | None] | None = None) -> None:
-        """`context_of` makes the context of a security that has TLS."""
+        """`context_of` makes the TLS context."""
         self._security: Kind = security
         self._files = security.files
         self._context_of: Callable[[Kind], ssl.SSLContext | None] = context_of or of_connections
@@ -31,7 +31,7 @@ class Renewed(Generic[Kind]):
         self._lock = threading.Lock()
 
     def now(self) -> tuple[Kind, ssl.SSLContext | None]:
-        """What counts for a new connection; without TLS there is no context."""
+        """The security of a new connection, and its TLS context; None without TLS."""
         with self._lock:
             stamp = self._look()
             if stamp != self._stamp and self._files is not None:
@@ -41,11 +41,11 @@ class Renewed(Generic[Kind]):
                     self._context = self._context_of(renewed) if renewed.tls else None
                     self._security = renewed
                 except (ConfigError, OSError) as error:
-                    warnings.warn(f"{error}; what was read before still counts", stacklevel=2)
+                    warnings.warn(f"{error}; the old one stays in use", stacklevel=2)
             return self._security, self._context
 
     def _look(self) -> Stamp:
-        """Which files there are: another one in place of one, also behind a link, looks different."""
+        """What changes when a file is written or replaced, also if the path is a link."""
         found: list[object] = []
         for path in () if self._files is None else self._files.paths:
             try:
@@ -57,7 +57,7 @@ class Renewed(Generic[Kind]):
 
 
 def of_connections(security: ServerSecurity | ClientSecurity) -> ssl.SSLContext:
-    """What connections of servers and clients are wrapped with."""
+    """The TLS context of a server or a client."""
     serves = isinstance(security, ServerSecurity)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
