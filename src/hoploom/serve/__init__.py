@@ -1,1 +1,1 @@
-"""The graph server and its clients: messages over sockets, so that where a part lives is a detail."""
+"""The graph server and its clients, which exchange messages over sockets. `docs/protocol.md` describes them."""

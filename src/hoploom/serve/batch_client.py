@@ -1,6 +1,6 @@
-"""A trainer's side of whole batches: each is asked of any server, and arrives in recycled or pinned memory.
+"""Whole batches, on the side of the trainer. Any server makes each one; it arrives in recycled or pinned memory.
 
-Weights of negatives, a number for each node, go with a batch once a server says that it needs them.
+Weights of negatives, a number for each node, are sent only if a server says that it needs them.
 """
 
 import threading
@@ -27,7 +27,7 @@ from hoploom.serve.wire import Message
 
 @dataclass(frozen=True)
 class ServedBatches(Producer):
-    """A loader's batches, made by any of the servers; with what stays here put in place."""
+    """A loader's batches, made by any of the servers. `input_id` and the transform are added here."""
 
     peers: Peers
     sending: threading.Lock  # held while weights are sent, so that nobody else sends the same
@@ -56,7 +56,7 @@ class ServedBatches(Producer):
         return batch if self.transform is None else self.transform(batch)
 
     def _answer(self, request: BatchRequest) -> Message:
-        """A server's answer, with the weights sent to it if it needs them."""
+        """A server's answer. If the server needs the weights, they are sent."""
         answer = self._ask(request, [])
         if answer.header.get("error") != "need":
             return answer
@@ -77,7 +77,7 @@ class ServedBatches(Producer):
 
 
 def served(maker: Maker, peers: Peers, sending: threading.Lock) -> ServedBatches:
-    """The same batches as the maker's, of servers."""
+    """The same batches as those of the maker, made by servers."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
             "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "

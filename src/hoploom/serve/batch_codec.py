@@ -1,7 +1,7 @@
-"""Whole batches on the wire: PyG's own Data and HeteroData as a message and back. Nothing is unpickled.
+"""Turns PyG's Data and HeteroData into a message and back, without pickle.
 
-Integers that fit travel as int32: that costs a pass on either side, and the bytes it saves cost more, on loopback too.
-Edges as sources and counts would save another hundredth of a batch, and cost twice as much as that.
+Integers that fit are sent as int32. This costs a pass over them on either side, and the bytes that it saves cost more,
+even on loopback. To send edges as sources and counts would save another 1 % of a batch, for twice the cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from hoploom.errors import PeerError
 from hoploom.load.assemble import Batch
 from hoploom.serve.wire import Message
 
-NARROWED = 1 << 12  # integers, from which on it pays to look whether they fit into 32 bits
+NARROWED = 1 << 12  # integers of a tensor for which it pays to check whether they fit into 32 bits
 NEVER = 1 << 62
 
 
@@ -27,7 +27,7 @@ NEVER = 1 << 62
 
 
 def packed(batch: Batch, narrow_from: int = NARROWED) -> Message:
-    """A batch as JSON and tensors; every storage's fields in their order."""
+    """A batch as a message, with the fields of each storage in their order."""
     tensors: list[Tensor] = []
     fields = [
         [storage._key, [[name, _plain(value, tensors, narrow_from)] for name, value in storage.items()]]
@@ -37,7 +37,7 @@ def packed(batch: Batch, narrow_from: int = NARROWED) -> Message:
 
 
 def _plain(value: Any, tensors: list[Tensor], narrow_from: int) -> Any:
-    """What JSON holds of a value; its tensors go into the list."""
+    """A value, ready for JSON; its tensors are appended to the list."""
     if isinstance(value, Tensor):
         narrow = _narrowed(value) if value.numel() >= narrow_from else None
         tensors.append(value if narrow is None else narrow)
@@ -51,11 +51,11 @@ def _plain(value: Any, tensors: list[Tensor], narrow_from: int) -> Any:
         return [_plain(entry, tensors, narrow_from) for entry in value]
     if value is None or isinstance(value, int):
         return value
-    raise TypeError(f"a batch holds a {type(value).__name__}, which does not travel")
+    raise TypeError(f"a batch holds a {type(value).__name__}, which cannot be sent")
 
 
 def unpacked(message: Message, *, pinned: bool = False) -> Batch:
-    """The batch of a message. Its tensors are the message's own, but for those that are widened."""
+    """The batch of a message. It shares the message's tensors, except for those that are widened."""
     try:
         batch = Data() if message.header["homogeneous"] else HeteroData()
         for key, fields in message.header["fields"]:
@@ -90,7 +90,7 @@ def _storage(batch: Batch, key: Any) -> Any:
 
 
 def _narrowed(tensor: Tensor) -> Tensor | None:
-    """The same integers in 32 bits; None where they do not fit, or are none."""
+    """The same integers as int32; None if they do not fit, or are no int64."""
     if tensor.dtype != torch.int64 or not tensor.is_contiguous():
         return None
     values = tensor.numpy()

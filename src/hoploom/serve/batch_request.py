@@ -1,7 +1,7 @@
-"""What a loader asks of a server that makes its batches, as plain JSON and a few tensors, and how that is read.
+"""A request for a whole batch, as JSON and a few tensors: how it is written, read and checked.
 
-Functions do not travel: a transform runs where the loader is, frontier hooks are refused. Every count and id is checked
-before anything is made of it.
+Functions are not sent: a transform runs where the loader is, and frontier hooks are refused. Every count and id is
+checked before it is used.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ MAX_SEEDS = 1 << 22  # of one batch, negatives included
 MAX_FIRST = 1 << 40  # places of a step: negatives are numbered below it
 HASH_LENGTH = 64
 
-NODE_COLUMNS = (["nodes"], ["times"])  # those there must be, those there may be
+NODE_COLUMNS = (["nodes"], ["times"])  # required, optional
 LINK_COLUMNS = (["sources", "destinations"], ["labels", "times"])
 
 
@@ -57,12 +57,12 @@ class Description:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """The same, ready for JSON."""
         return asdict(self)
 
 
 class BatchRequest(NamedTuple):
-    """One batch: everything that decides it, besides the store."""
+    """One batch: all that it depends on, besides the store."""
 
     description: Description
     seeds: Mapping[str, Tensor]  # "nodes", or "sources" and "destinations"; beside them "times" and "labels", if any
@@ -71,7 +71,7 @@ class BatchRequest(NamedTuple):
     weights: Mapping[str, Tensor] = {}  # of negatives, by hash
 
     def header(self, attached: list[str]) -> dict[str, Any]:
-        """The request but its tensors: the seeds, and the weights attached."""
+        """The header of the request; `attached` are the names of the weights that go with it."""
         names = {"seeds": list(self.seeds), "weights": attached}
         return {"description": self.description.plain, **names, "first": self.first, "key": self.key}
 
@@ -80,7 +80,7 @@ class BatchRequest(NamedTuple):
 
 
 def weight_hash(weight: Tensor) -> str:
-    """The name of weights: a digest of what they are."""
+    """The name of weights: a digest of their dtype, shape and bytes."""
     digest = hashlib.sha256(f"{DTYPE_NAMES[weight.dtype]} {tuple(weight.shape)} ".encode())
     digest.update(weight.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -90,7 +90,7 @@ def weight_hash(weight: Tensor) -> str:
 
 
 def read_description(given: Any, schema: Schema) -> Description:
-    """A loader's options from plain JSON; ConfigError for all that the store cannot do."""
+    """Read a loader's options from JSON; ConfigError for what the store cannot do."""
     values = _values(given, "description", Description)
     owner, degrees = read_owner(schema, values["owner"], known=False), read_flag(values, "degrees")
     sampling = _sampling(_values(values["sampling"], "sampling", Sampling), schema)
@@ -113,7 +113,7 @@ def _fields(given: Any, schema: Schema) -> tuple[tuple[Owner, tuple[str, ...]], 
 
 
 def _values(given: Any, what: str, described: type) -> Mapping[str, Any]:
-    """The fields of a dataclass, all of them and no other."""
+    """The values of a JSON object that has exactly the fields of a dataclass."""
     names = {field.name for field in fields(described)}
     shown = sorted(given) if isinstance(given, dict) else given
     require(
@@ -158,7 +158,7 @@ def _negatives(values: Mapping[str, Any]) -> Negatives:
 
 
 def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Schema) -> BatchRequest:
-    """The request for one batch, its seeds checked against the schema."""
+    """Read the request for one batch, and check it against the schema."""
     description = read_description(header.get("description"), schema)
     seeds, weights = (_names(header, key) for key in ("seeds", "weights"))
     require(
@@ -180,7 +180,7 @@ def _names(header: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _seeds(columns: dict[str, Tensor], description: Description, schema: Schema) -> dict[str, Tensor]:
-    """The columns of the seeds: one entry each, and only where it means something."""
+    """The columns of the seeds, checked: one entry for each seed, and no column without effect."""
     owner, negatives = description.owner, description.negatives
     needed, optional = NODE_COLUMNS if isinstance(owner, str) else LINK_COLUMNS
     fits = set(needed) <= set(columns) <= {*needed, *optional}
@@ -213,7 +213,7 @@ def _check_times(times: Tensor | None, description: Description, schema: Schema)
 
 
 def _check_weights(weights: Mapping[str, Tensor], description: Description, schema: Schema) -> None:
-    """Weights are those that the negatives name, and one number for each node that a negative is drawn from."""
+    """Check that the weights are those that the negatives name, with one number for each node of the right type."""
     owner, negatives = description.owner, description.negatives
     named = negatives.weights if negatives is not None else []
     require(set(weights) <= set(named), "weights", sorted(weights), "those that negatives name")

@@ -1,7 +1,7 @@
-"""A server's side of whole batches. A request carries all that a batch is made of; nothing is kept of a client.
+"""Whole batches, on the side of the server. A request has all that a batch depends on, so any server can make it.
 
-Any server can make any batch. Only weights of negatives, a number for each node, stay under their hash: the newest,
-as far as memory goes; and the times of nodes, where temporal negatives have needed them.
+Nothing of a client is kept but weights of negatives (a number for each node), under their hash, as far as memory goes.
+The times of nodes are kept once temporal negatives have needed them.
 """
 
 import threading
@@ -40,7 +40,7 @@ class BatchService:
         self._idle, self._node_times = deque[Workspace](), NodeTimes(store)
 
     def answer(self, request: Message, call: Call = ALONE) -> Message:
-        """A batch, or that weights are needed; ConfigError for what cannot be made, BusyError for not now."""
+        """A batch, or the answer that weights are needed. ConfigError if it cannot be made, BusyError if not now."""
         tensors = [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
         wanted = read_batch_request(request.header, tensors, self._store.schema)
         negatives = wanted.description.negatives
@@ -63,7 +63,7 @@ class BatchService:
             return message._replace(done=reservation.close)
 
     def _maker(self, wanted: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
-        """The maker of one batch: that of the loader that asks, over these seeds alone."""
+        """The maker of one batch: the same as the loader would have, for these seeds only."""
         store, description = self._store, wanted.description
         sampler = Sampler(store.graph, description.sampling, idle=self._idle)
         fields = None if description.fields is None else dict(description.fields)
@@ -88,14 +88,14 @@ class BatchService:
 
 
 class WeightCache:
-    """Weights made ready to be drawn by, under their hash; those not used for longest go first."""
+    """Running sums of weights, to draw by, under the hash of the weights. The least recently used are dropped first."""
 
     def __init__(self, memory: int) -> None:
         self._memory, self._lock = memory, threading.Lock()
         self._sums: OrderedDict[str, WeightSums] = OrderedDict()
 
     def find(self, names: Sequence[str], attached: Mapping[str, Tensor]) -> dict[str, WeightSums] | list[str]:
-        """The weights of these names, or the names of those that are neither here nor attached."""
+        """The sums of these weights; or the names of those that are neither kept nor attached."""
         with self._lock:
             found = {name: self._sums[name] for name in names if name in self._sums}
             for name in found:

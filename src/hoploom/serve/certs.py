@@ -1,7 +1,6 @@
-"""A CA, a server's and a client's certificate, for tests and closed networks.
+"""Makes a CA, and a certificate for servers and one for clients, for tests and closed networks.
 
-The CA's own key is not kept: nothing more can be signed in its name, and there is one secret less to guard. So a new
-host means a new set.
+The key of the CA is not kept: nobody can sign more certificates with it. So a new host needs a new set.
 """
 
 import ipaddress
@@ -36,7 +35,7 @@ class Certified(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a certificate says: whose it is, at which hosts, and whether as a CA or as a server too."""
+    """What a certificate says: its name, its hosts, and whether it is for a CA or a server."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -66,7 +65,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 30) -> li
 
 
 def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
-    """The hosts, each once, as they stand in a certificate; refuses what is no name and no address."""
+    """The hosts as a certificate has them, each once; ConfigError for what is no name and no address."""
     found = dict.fromkeys(_host(host.strip()) for host in hosts if host.strip())
     if not found:
         raise ConfigError("hosts is empty; give the names and addresses of the servers, e.g. host1,10.0.0.1")
@@ -85,7 +84,7 @@ def _host(host: str) -> str:
 
 
 def make_certificates(hosts: Sequence[str], *, days: float = 30) -> Mapping[str, bytes]:
-    """File name -> PEM text. Days below zero make certificates that have expired, which tests need."""
+    """File name -> PEM text. With negative `days`, the certificates have expired, which tests need."""
     ends = datetime.now(UTC) + timedelta(days=days)
     begins = min(datetime.now(UTC), ends) - CLOCKS_DIFFER
     authority = _certified(Subject("hoploom test CA", ca=True), None, (begins, ends))

@@ -1,7 +1,7 @@
-"""The store of a cluster, where graph servers hold parts. The loaders cannot tell.
+"""A store whose parts graph servers hold. Loaders use it like any other store.
 
-With a `path` (worker mode) this host's parts are mapped and batches are made here; without (server-client mode) this
-process holds no graph, and servers make the batches.
+With a `path` (worker mode), this host's parts are mapped, and batches are made here. Without a `path` (server-client
+mode), this process holds no graph, and servers make the batches.
 """
 
 import threading
@@ -32,7 +32,7 @@ from hoploom.store.sharded import Sharded
 
 @dataclass(frozen=True, kw_only=True)
 class Connected(Deployment):
-    """A store some of which servers hold."""
+    """The deployment of a store with parts on servers."""
 
     peers: Peers
     by_servers: bool  # they make the batches; else they are made here
@@ -78,12 +78,11 @@ def connect(
     >>> store = hoploom.connect(servers, "papers.parts", parts=[0])  # part 0 is mapped here, the rest is remote
 
     Several servers may hold the same part; one that does not answer within `timeout` seconds is replaced by another.
-    `topology` says whether the lists of all parts are mapped here ("local": their files must be there), or hops are
-    asked for as rows are ("parted"). `memory` is what this process may hold of the files here, e.g. "6GB"; the rest of
-    them is read from the disk when it is needed, as `hoploom.open` does. `token_file`, `ca`, `cert` and `key` are the
-    paths of what secures the calls.
+    `topology="local"` maps the edges of all parts here, so their files must be here; with "parted", servers also sample
+    hops. `memory` is what this process may hold of the files here, e.g. "6GB"; the rest is read from the disk when it
+    is needed, as `hoploom.open` does. `token_file`, `ca`, `cert` and `key` are the paths of files for a token and TLS.
     """
-    ops.keep_freed_memory()  # what comes over the wire is freed at once: faulting pages in anew takes a fifth longer
+    ops.keep_freed_memory()  # answers are freed soon: new pages for the next one take a fifth longer
     addresses = read_addresses(servers)
     seconds = as_number("timeout", timeout, "give the seconds that a request may take")
     if seconds == 0:
@@ -107,7 +106,7 @@ def connect(
 
 
 def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_ahead: int | None = None) -> Store:
-    """The store of these peers, and of the parts that are mapped here; `own` are those that need no peer, None where
+    """The store of these peers and of the parts that are mapped here. `own` are the parts that need no peer; None if
     the peers make the batches."""
     try:
         store = _without_graph(peers) if mapped is None else _beside(peers, mapped, own or [])

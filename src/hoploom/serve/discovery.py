@@ -1,6 +1,6 @@
-"""Peers introduce themselves: which store, which parts. One thread for each, until it has answered.
+"""Finds out which server holds which parts of which store. Each server has a thread that asks until it answers.
 
-One that is lost is looked for in the same way, and what comes back under its address must be of the same store.
+A server that is lost is asked again in the same way. What answers at its address must be of the same store.
 """
 
 import json
@@ -28,7 +28,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server says of itself."""
+    """What a server has, by its answer to `info`."""
 
     address: str
     identity: str
@@ -37,23 +37,23 @@ class ServerInfo:
     answers: tuple[str, ...]
 
 
-MAKES = "batch"  # the answer of those that make whole batches
-PATIENCE = 5.0  # seconds until one is told what is waited for
-LATECOMERS = 1.0  # seconds to wait for the rest once all parts are there
+MAKES = "batch"  # what servers answer that make whole batches
+PATIENCE = 5.0  # seconds of waiting before a warning says for what
+LATECOMERS = 1.0  # seconds to wait for the other servers once all parts are there
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts to reach a peer that is away
-ENDING = 2.0  # seconds that the threads get at the end; one that still connects is left to end by itself
-TICK = 0.05  # seconds between two looks for a peer that has rested
+ENDING = 2.0  # seconds to wait for threads at the end; one that still connects ends later, by itself
+TICK = 0.05  # seconds between two looks for a peer that may be asked again
 
 
 class Discovery:
-    """Who has been met so far, and who of them is there now."""
+    """Which servers have answered so far, and which of them can be asked now."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self._peers = peers
         self._known: dict[Peer, ServerInfo] = {}
         self._away: set[Peer] = set()
         self._present: dict[Peer, ServerInfo] = {}
-        self._error: HoploomError | None = None  # what waiting does not help against
+        self._error: HoploomError | None = None  # one that waiting does not solve
         self._changed, self._closed = threading.Condition(), threading.Event()
         self._threads: list[threading.Thread] = []
         for peer in peers:
@@ -64,19 +64,19 @@ class Discovery:
         return self._closed.is_set()
 
     def known(self) -> dict[Peer, ServerInfo]:
-        """All that have been met, also those that are away now."""
+        """All servers that have ever answered, also those that are lost now."""
         with self._changed:
             return dict(self._known)
 
     def present(self) -> Mapping[Peer, ServerInfo]:
-        """Those that are there now: another dict each time that it changes, so nobody needs a lock."""
+        """The servers that can be asked now. Each change makes a new dict, so reading it needs no lock."""
         return self._present
 
     def _note_present(self) -> None:
         self._present = {peer: about for peer, about in self._known.items() if peer not in self._away}
 
     def wait(self, missing: Callable[[Mapping[Peer, ServerInfo]], str | None], seconds: float) -> ServerInfo:
-        """Until nothing is missing; a moment longer for the rest. Raises what a peer was refused for."""
+        """Wait until nothing is missing, and a moment longer for the other servers. Raises the error of a refusal."""
 
         def is_over() -> bool:
             return self._error is not None or len(self._known) == len(self._peers)
@@ -103,11 +103,11 @@ class Discovery:
             return next(iter(self._known.values()))
 
     def _losses(self) -> str:
-        """Why those that have not been met could not be."""
+        """Why servers that have never answered could not be reached."""
         return "; ".join(peer.last_loss for peer in self._peers if peer not in self._known and peer.last_loss)
 
     def wait_for(self, find: Callable[[Mapping[Peer, ServerInfo]], Found | None], deadline: float) -> Found | None:
-        """What `find` finds among those present, as soon as it does; None when the time is over, or all is."""
+        """Wait until `find` finds something among the present servers; None at the deadline, or after `close`."""
         with self._changed:
             while not self.closed:
                 found, left = find(self.present()), deadline - time.monotonic()
@@ -117,7 +117,7 @@ class Discovery:
             return None
 
     def lose(self, peer: Peer) -> None:
-        """It is away: nobody asks it until it has introduced itself again."""
+        """A server is lost: nothing is asked of it until it answers `info` again."""
         with self._changed:
             if peer in self._away or self.closed:
                 return
@@ -158,20 +158,20 @@ class Discovery:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Look for nobody any more, and release who waits."""
+        """Stop asking, and end all waits."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Wait for the threads, which end once their conversations are cancelled."""
+        """Wait for the threads, which end once their connections are closed."""
         deadline = time.monotonic() + ENDING
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def read_info(answer: Message, address: str) -> ServerInfo:
-    """An answer to "info", checked: about the server in the header, the manifest as text in a tensor."""
+    """Read and check an answer to `info`: the header is about the server, a tensor has the manifest as text."""
     header = answer.header
     if header.get("protocol") != PROTOCOL:
         raise ConfigError(

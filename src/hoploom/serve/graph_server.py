@@ -1,7 +1,7 @@
-"""One server process: the parts it holds, and, with its peers, batches of the whole store.
+"""One server process: the parts that it holds and, together with its peers, whole batches.
 
-Servers may start in any order: peers are looked for after a server has begun to listen. What makes batches is imported
-when it is needed, because PyG takes seconds.
+Servers may start in any order, because a server looks for its peers after it has begun to listen. The code that makes
+batches is imported when it is needed: the import of PyG takes seconds.
 """
 
 import threading
@@ -23,8 +23,8 @@ from hoploom.store.disk import held_parts, topology_fits
 from hoploom.store.row_cache import cached, report
 
 WAIT = 5.0  # seconds that a request for a batch waits for the server to get ready
-PRESAMPLED = 64  # batches that are looked at to fill the cache
-PICKS = 2  # the part of the memory that picks for others may take besides
+PRESAMPLED = 64  # batches that are sampled to find the rows for the cache
+PICKS = 2  # picks for others may take the memory of batches divided by this, in addition
 
 if TYPE_CHECKING:
     from hoploom.serve.batch_service import BatchService
@@ -38,10 +38,10 @@ class BatchOptions:
     security: ClientSecurity | None = None
     threads: int = 1
     memory: int = 4 << 30  # bytes of batches made and not yet sent
-    cache: str = ""  # of the rows of other parts: 20% or 4GB, those that batches like these need most:
+    cache: str = ""  # such as 20% or 4GB, of rows of other parts; those are kept that batches like these need most:
     fanouts: Sequence[int] = ()
     seeds: str | tuple[str, str] | None = None
-    timeout: float = 15.0  # below that of clients, who then hear why
+    timeout: float = 15.0  # less than that of clients, so that they get the error of this server
     store_memory: int | None = None  # bytes of the store that the process may hold; None: what is free
 
 
@@ -64,7 +64,7 @@ class GraphServer(Closing):
         self.service = Service(self.store, held, options.memory // PICKS, more)
 
     def warm_up(self) -> None:
-        """Meet the peers and fill the cache in the background; a failure shows when a batch is asked for."""
+        """Connect to the peers and fill the cache in the background. An error is raised when a batch is asked for."""
         if not self._options.peers:
             return
 
@@ -84,12 +84,12 @@ class GraphServer(Closing):
         return 0 if self._batches is None else self._batches.budget.taken
 
     def _cache_rows(self) -> tuple[int, int]:
-        """Those that the cache had, and those that it had not."""
+        """How many rows the cache had, and how many it did not have."""
         counted = None if self._whole is None else report(self._whole)
         return (0, 0) if counted is None else (counted.hits, counted.misses)
 
     def _ready(self, seconds: float = -1) -> "BatchService":
-        """The maker of batches of the whole store: the first call meets the peers, and others wait so long for it."""
+        """What makes batches. The first call connects to the peers; other calls wait for it, for so many seconds."""
         if not self._lock.acquire(timeout=seconds):
             raise BusyError("the server is still getting ready")
         try:
@@ -122,6 +122,6 @@ class GraphServer(Closing):
             raise
 
     def close(self) -> None:
-        """Leave the peers."""
+        """Close the connections to the peers."""
         if self._whole is not None:
             self._whole.close()

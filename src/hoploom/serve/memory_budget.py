@@ -1,6 +1,6 @@
-"""Memory of what a server makes or reads, until the answer is sent: batches, picks, rows.
+"""Limits the memory of answers (batches, picks, rows) until they are sent.
 
-A batch waits a bounded time for memory, then its client comes back later; one that could never fit is refused.
+A batch waits a bounded time for memory, and then its client asks again. One that could never fit is refused.
 """
 
 import threading
@@ -23,20 +23,20 @@ PIECE = 256  # nodes whose picks are made together where their number is not kno
 
 
 class BusyError(PeerError):
-    """A server could answer later; another one may now."""
+    """The server cannot answer now: it may later, and another one may now."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; ask again, or another server")
 
 
 class Call:
-    """A request that is being answered: memory that the answer may be made in, and whether anybody still waits."""
+    """A request that is being answered: the memory for its answer, and whether its client still waits."""
 
     def __init__(self, *, is_shared: bool = False) -> None:
         self.is_shared, self.is_cancelled = is_shared, False
 
     def check(self) -> None:
-        """Raise where nobody waits any more, so that the work ends."""
+        """Raise CancelledError if the client has left, so that the work ends."""
         if self.is_cancelled:
             raise CancelledError("the client has left")
 
@@ -45,7 +45,7 @@ class Call:
         return ops.empty(shape, dtype)
 
 
-ALONE = Call()  # that nobody cancels
+ALONE = Call()  # is never cancelled
 
 
 class CancelledError(PeerError):
@@ -53,7 +53,7 @@ class CancelledError(PeerError):
 
 
 class MemoryBudget:
-    """So many bytes for all answers of a kind together: `of` batches, of picks or of rows."""
+    """A number of bytes for all answers of one kind together; `of` names the kind in errors."""
 
     def __init__(self, size: int, wait: float, of: str = "batches") -> None:
         self.size, self.wait, self.of = size, wait, of
@@ -70,7 +70,7 @@ class MemoryBudget:
             self.taken += amount
 
     def take_some(self, amount: int) -> int:
-        """Take so much, or what is free of it, without waiting; how much that is."""
+        """Take this much, or what is free of it, without waiting; returns how much that is."""
         with self._changed:
             taken = max(0, min(amount, self.size - self.taken))
             self.taken += taken
@@ -83,19 +83,18 @@ class MemoryBudget:
 
 
 class Reservation:
-    """What one batch, or the picks of one hop, has taken until it is sent. An error that leaves the block gives it
-    back."""
+    """The memory of one answer, which is given back when it is sent. In a `with` block, an error gives it back too."""
 
     def __init__(self, budget: MemoryBudget, call: Call = ALONE) -> None:
         self._budget, self.taken, self.call = budget, 0, call
 
     @property
     def left(self) -> int:
-        """Bytes that it may still take, were it alone."""
+        """Bytes that it could still take if there were no other answers."""
         return self._budget.size - self.taken
 
     def check(self, amount: int) -> None:
-        """Raise ConfigError where that is more than there can be."""
+        """Raise ConfigError if so much can never be free."""
         if amount > self.left:
             raise ConfigError(
                 f"a batch would take {self.taken + amount} bytes or more, the server has {self._budget.size} for all "
@@ -103,27 +102,27 @@ class Reservation:
             )
 
     def take(self, amount: int) -> None:
-        """Take more, once that is free, for a client that still waits."""
+        """Wait until so much more is free, and take it. Raises if the client has left."""
         self.call.check()
         self.check(amount)
         self._budget.take(amount)
         self.taken += amount
 
     def take_some(self, amount: int) -> int:
-        """Take so much, or what is free of it; how much that is."""
+        """Take this much, or what is free of it; returns how much that is."""
         taken = self._budget.take_some(amount)
         self.taken += taken
         return taken
 
     def settle(self, amount: int) -> None:
-        """It has come to this much."""
+        """Set what is taken to the size that the answer has now."""
         if amount > self.taken:
             self.take(amount - self.taken)
         self._budget.give(self.taken - amount)
         self.taken = amount
 
     def close(self) -> None:
-        """Give all of it back; a second time is nothing."""
+        """Give all of it back. A second call does nothing."""
         taken, self.taken = self.taken, 0
         self._budget.give(taken)
 
@@ -136,7 +135,7 @@ class Reservation:
 
 
 class MeteredStore:
-    """Both seams of a store; what they return is taken from the reservation of this thread's batch."""
+    """Samples and gathers from a store, and takes the memory from the reservation of this thread's batch."""
 
     def __init__(self, store: Store, budget: MemoryBudget) -> None:
         self.schema: Schema = store.schema
@@ -154,7 +153,7 @@ class MeteredStore:
             yield reservation
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """One hop; in pieces where it is not known beforehand that the picks fit."""
+        """One hop; for a few nodes at a time if it is not known beforehand that the picks fit."""
         reservation: Reservation = self._of_thread.reservation
         reservation.call.check()
         if self._fit(frontiers, draw, reservation):
@@ -172,11 +171,11 @@ class MeteredStore:
         return [_joined(picks) for picks in zip(*answers, strict=True)]
 
     def _fit(self, frontiers: Sequence[Frontier | None], draw: Draw, reservation: Reservation) -> bool:
-        """Whether all picks are sure to fit."""
+        """Whether all picks fit in any case."""
         return self._most(frontiers, draw) * PICK_BYTES <= reservation.left
 
     def _most(self, frontiers: Sequence[Frontier | None], draw: Draw) -> int:
-        """No more picks than this can come."""
+        """An upper bound of the picks."""
         total = 0
         for destination, fanout in zip(self.schema.destinations, draw.fanouts, strict=True):
             frontier = frontiers[destination]
@@ -185,7 +184,7 @@ class MeteredStore:
         return total
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[torch.Tensor]:
-        """Rows, once there is memory for them; where the client reads them, if that can be."""
+        """Rows, once there is memory for them; in memory that is shared with the client, if it can be."""
         size = sum(ids.numel() * self._row_bytes[owner, name] for owner, name, ids in wanted)
         reservation: Reservation = self._of_thread.reservation
         reservation.take(size)

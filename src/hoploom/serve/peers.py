@@ -1,7 +1,7 @@
-"""Peers together: who holds which part, whom to ask, and what happens when one does not answer.
+"""The graph servers of one store: which one to ask for a part, and what to do if it does not answer.
 
-A request carries all it needs, so any peer that holds the part can answer it: the one with the least under way, then
-others, until the deadline. One that is lost is looked for in the background.
+A request has all that it needs, so any server that holds the part can answer it: first the one with the fewest requests
+under way, then others, until the deadline. Servers that are lost are tried again in the background.
 """
 
 import random
@@ -24,7 +24,7 @@ from hoploom.store.format import Manifest
 
 Read = TypeVar("Read")
 TIMEOUT = 60.0  # seconds that a request may take, all attempts together
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds that a peer rests which could not answer
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds without requests for a peer that was too busy to answer
 
 
 class Peers(Closing):
@@ -38,18 +38,18 @@ class Peers(Closing):
         *,
         own: Sequence[int] | None = None,
     ) -> None:
-        """`own` are parts that need no peer; None: one that makes whole batches is enough."""
+        """`own` are the parts that need no peer. None: one peer that makes whole batches is enough."""
         self._timeout, self._own = timeout, own
         silence = timeout / 3 if len(addresses) > 1 else timeout / 2  # so that there is time for another attempt
         renewed = Renewed(security)
         self._peers = [Peer(address, renewed, silence) for address in addresses]
         self._rests_until = dict.fromkeys(self._peers, 0.0)
         self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
-        self._unreadable: set[Peer] = set()  # whose files could not be read, and that was said
+        self._unreadable: set[Peer] = set()  # with files that cannot be read, of which a warning has told
         self._lock = threading.Lock()
-        self._met = Discovery(self._peers)
+        self._discovery = Discovery(self._peers)
         try:
-            self.about = self._met.wait(self._enough, timeout)
+            self.about = self._discovery.wait(self._enough, timeout)
         except BaseException:
             self.close()
             raise
@@ -76,16 +76,16 @@ class Peers(Closing):
         }
 
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
-        """The answer of any peer that holds the part; of any peer at all for None."""
+        """The answer of any peer that holds the part; if the part is None, of any that makes whole batches."""
         return self.begin(request, part, partial(read_message, pinned=pinned))()
 
     def begin(self, request: Message, part: int | None, reading: Callable[[Incoming], Read]) -> Callable[[], Read]:
-        """Send a request now, and read the answer when the call that comes back is made."""
+        """Send a request now; the function that comes back reads the answer."""
         deadline = time.monotonic() + self._timeout
-        if self._met.closed:
+        if self._discovery.closed:
             raise self._lost(part)
         pending: PendingAnswer | None = None
-        peer = self._choose(part, self._met.present())
+        peer = self._choose(part, self._discovery.present())
         if peer is not None:
             try:
                 pending = peer.begin(request)
@@ -112,7 +112,7 @@ class Peers(Closing):
         first: tuple[Peer, StoreError],
         deadline: float,
     ) -> Read:
-        """The answer of another peer where one cannot read its files, which is said once; the error if none has it."""
+        """The answer of another peer, after the first one could not read its files; its error if there is none."""
         peer, error = first
         self._note_lost(peer, NotNowError(str(error)))
         unable = {peer}
@@ -120,8 +120,8 @@ class Peers(Closing):
         def choose(present: Mapping[Peer, ServerInfo]) -> Peer | None:
             return self._choose(part, {other: about for other, about in present.items() if other not in unable})
 
-        while any(other not in unable and holds(about, part) for other, about in self._met.known().items()):
-            if (other := self._met.wait_for(choose, deadline)) is None:
+        while any(other not in unable and holds(about, part) for other, about in self._discovery.known().items()):
+            if (other := self._discovery.wait_for(choose, deadline)) is None:
                 break
             try:
                 found = self._answer(other, other.begin(request), reading)
@@ -144,7 +144,7 @@ class Peers(Closing):
             warnings.warn(f"{error}; other servers answer for it as long as they can", stacklevel=5)
 
     def _insist(self, request: Message, part: int | None, reading: Callable[[Incoming], Read], deadline: float) -> Read:
-        """Ask until one answers, or time is over."""
+        """Ask one peer after the other until one answers, or the deadline has passed."""
         while (peer := self._wait_for(part, deadline)) is not None:
             try:
                 return self._answer(peer, peer.begin(request), reading)
@@ -157,11 +157,11 @@ class Peers(Closing):
         raise self._lost(part)
 
     def _wait_for(self, part: int | None, deadline: float) -> Peer | None:
-        """Whom to ask next, as soon as there is somebody."""
-        known = self._met.known()
+        """The next peer to ask; waits until there is one."""
+        known = self._discovery.known()
         if len(known) == len(self._peers) and not any(holds(about, part) for about in known.values()):
-            return None  # and never will
-        return self._met.wait_for(lambda present: self._choose(part, present), deadline)
+            return None  # there will never be one
+        return self._discovery.wait_for(lambda present: self._choose(part, present), deadline)
 
     def _answer(self, peer: Peer, pending: PendingAnswer, reading: Callable[[Incoming], Read]) -> Read:
         def checked(incoming: Incoming) -> Read:
@@ -174,7 +174,7 @@ class Peers(Closing):
         return found
 
     def _enough(self, known: Mapping[Peer, ServerInfo]) -> str | None:
-        """What is still missing."""
+        """What is still missing before work can begin; None if nothing is."""
         if self._own is None:
             makes = any(holds(about, None) for about in known.values())
             return None if makes else "no server makes whole batches; start them with --peers"
@@ -186,7 +186,7 @@ class Peers(Closing):
         return None
 
     def _choose(self, part: int | None, present: Mapping[Peer, ServerInfo]) -> Peer | None:
-        """The one with the least under way of those that hold a part and do not rest; any of the equal ones."""
+        """The peer with the fewest requests under way, of those that hold a part and were not just too busy."""
         now = time.monotonic()
         ready = [peer for peer, about in present.items() if holds(about, part) and self._rests_until[peer] <= now]
         if len(ready) <= 1:
@@ -196,7 +196,7 @@ class Peers(Closing):
     def _note_lost(self, peer: Peer, error: LostError) -> None:
         peer.last_loss = str(error)
         if not isinstance(error, NotNowError):
-            self._met.lose(peer)
+            self._discovery.lose(peer)
             return
         with self._lock:
             pause = self._pause[peer]
@@ -205,9 +205,9 @@ class Peers(Closing):
 
     def _lost(self, part: int | None) -> PeerError:
         what = "a batch" if part is None else f"part {part}"
-        if self._met.closed:
+        if self._discovery.closed:
             return PeerError(f"the store was closed while {what} was asked for; close it when its loaders are done")
-        known = self._met.known()
+        known = self._discovery.known()
         able = [peer for peer in self._peers if peer not in known or holds(known[peer], part)]
         if not able:
             return PeerError(f"no server here holds {what}; name one that does, or give those named more --part")
@@ -218,12 +218,12 @@ class Peers(Closing):
         )
 
     def close(self) -> None:
-        self._met.close()
+        self._discovery.close()
         for peer in self._peers:
             peer.close()
-        self._met.join()
+        self._discovery.join()
 
 
 def holds(about: ServerInfo, part: int | None) -> bool:
-    """Whether a server answers for a part; for None, whether it makes whole batches."""
+    """Whether a server holds a part; for None, whether it makes whole batches."""
     return MAKES in about.answers if part is None else part in about.parts

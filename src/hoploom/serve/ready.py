@@ -1,4 +1,4 @@
-"""That a graph server is ready, as one line of JSON on its standard output: for programs that start servers.
+"""The line of JSON that a graph server prints when it is ready, for programs that start servers.
 
 >>> Ready("127.0.0.1:7700", (0, 1)).line()
 '{"ready": "127.0.0.1:7700", "parts": [0, 1]}'
@@ -7,7 +7,7 @@
 import json
 from dataclasses import dataclass
 
-FOR_PEOPLE = "serving parts "  # how the sentence on stderr begins that says the same
+FOR_PEOPLE = "serving parts "  # the beginning of the same message on stderr
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Ready:
     metrics: str | None = None  # HOST:PORT
 
     def line(self) -> str:
-        """Its line, without the line's end. It begins with {"ready": so that a shell script finds it too."""
+        """The line, without a newline. It begins with {"ready": so that shell scripts find it."""
         metrics = {} if self.metrics is None else {"metrics": self.metrics}
         return json.dumps({"ready": self.address, "parts": self.parts, **metrics})
 
     @staticmethod
     def read(line: str) -> "Ready | None":
-        """What a server's line says; None for any other line."""
+        """Read the line of a server; None for any other line."""
         try:
             found = json.loads(line)
             address, parts, metrics = found["ready"], tuple(found["parts"]), found.get("metrics")

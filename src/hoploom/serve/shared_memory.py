@@ -1,8 +1,8 @@
-"""Memory that a server and a client on one host share: large tensors are made in it, and read where they lie.
+"""Memory that a server and a client on one host share: large tensors are made in it, and read without a copy.
 
 A segment is an unnamed file in memory, sealed so that it never shrinks under its reader. Its descriptor goes to the
-client once, and both map it once. When no tensor of the client lies in a segment any more, its next request says so,
-and the server uses the segment again. Nothing is left when either side is killed: the kernel frees what nobody maps.
+client once, and both map it once. When the client has no tensor in a segment any more, its next request says so, and
+the server uses the segment again. Nothing is left when either side is killed: the kernel frees what nobody maps.
 """
 
 import ctypes
@@ -60,14 +60,14 @@ class Segment:
             unmap(self.address, self.size)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, holder: object = None) -> Tensor:
-        """A tensor at its beginning. It keeps the memory, and what else is given."""
+        """A tensor at its beginning. The tensor keeps the segment and `holder` alive."""
         view = np.asarray(_Held(self.address, math.prod(shape) * dtype.itemsize, (self, holder)))
         tensor = torch.from_numpy(view.view(NUMPY_DTYPES[dtype]).reshape(shape))
         return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
 
 
 class _Held:
-    """Memory as NumPy takes it, for as long as anything lies there."""
+    """Memory in the form that NumPy wraps. It keeps `holder` alive."""
 
     def __init__(self, address: int, size: int, holder: object) -> None:
         self._holder = holder
@@ -78,7 +78,7 @@ class _Held:
 
 
 class Offered(NamedTuple):
-    """A segment that a client is told of, with a descriptor of it."""
+    """A new segment for a client, with its descriptor."""
 
     number: int
     size: int
@@ -86,7 +86,7 @@ class Offered(NamedTuple):
 
 
 class SharedAnswers(Closing):
-    """The segments of one connection. They take memory of a budget that all connections have together."""
+    """The segments of one connection. All connections of a server share one budget."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
@@ -99,7 +99,7 @@ class SharedAnswers(Closing):
         self._dropped: list[int] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Memory for a tensor of an answer; None where it is too small, or there is no memory left to share."""
+        """Memory for a tensor of an answer; None if the tensor is small, or the budget is used up."""
         size = math.prod(shape) * dtype.itemsize
         segment = self._take(size) if size >= SHARED_FROM else None
         if segment is None:
@@ -129,7 +129,7 @@ class SharedAnswers(Closing):
         return made
 
     def _make_room(self, size: int) -> bool:
-        """Drop what is free until there is room; whether there is."""
+        """Drop free segments until the size fits; returns whether it does."""
         while True:
             if len(self._all) < MOST_SEGMENTS:
                 taken = self._budget.take_some(size)
@@ -150,18 +150,18 @@ class SharedAnswers(Closing):
             self._dropped.append(segment.number)
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """The segment that a tensor lies at the beginning of."""
+        """The segment that begins with this tensor; None if it is in other memory."""
         return self._at.get(tensor.data_ptr())
 
     def news(self) -> tuple[list[Offered], list[int]]:
-        """What the client has to hear with the next answer: new segments, whose descriptors are the caller's to close,
-        and those that there are no more."""
+        """What goes to the client with the next answer: new segments, whose descriptors the caller must close, and the
+        numbers of those that were dropped."""
         offers, self._offers = self._offers, []
         dropped, self._dropped = self._dropped, []
         return offers, dropped
 
     def free(self, numbers: Iterable[int]) -> None:
-        """The client needs these no more."""
+        """The client does not need these segments any more."""
         in_use = {number: address for address, number in self._at.items()}
         for number in numbers:
             if number in in_use:
@@ -169,7 +169,7 @@ class SharedAnswers(Closing):
                 self._free.append(self._all[number])
 
     def keep(self, sent: set[int]) -> None:
-        """These are in the answer; the client never hears of what else was taken for it."""
+        """These segments are in the answer. Others that were taken for it are free again."""
         taken, self._taken = self._taken, []
         self.free(number for number in taken if number not in sent)
 
@@ -182,7 +182,7 @@ class SharedAnswers(Closing):
 
 
 def _rounded(size: int) -> int:
-    """A size of segments: one in eight between two powers of two, in whole pages."""
+    """The size of a segment: one of eight between two powers of two, in whole pages."""
     step = max(mmap.PAGESIZE, (1 << (size - 1).bit_length()) // (2 * STEPS))
     return -(-size // step) * step
 
@@ -210,7 +210,7 @@ def _seals() -> int:
 
 
 class _Lease:
-    """Held by all tensors of one answer in a segment; when the last of them is gone, the segment is free again."""
+    """All tensors of an answer in one segment keep this alive. When the last one is gone, the segment is free."""
 
     def __init__(self, number: int, freed: "Freed") -> None:
         self._number, self._freed = number, freed
@@ -220,7 +220,7 @@ class _Lease:
 
 
 class Freed:
-    """Numbers of segments, put here by whichever thread lets a tensor go."""
+    """Numbers of free segments, added by any thread that drops the last tensor."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
@@ -236,7 +236,7 @@ class Freed:
 
 
 class SharedMemory(Closing):
-    """The segments of one connection that a server has told this client of."""
+    """The client's side: the segments that it has mapped for one connection."""
 
     def __init__(self) -> None:
         self.freed = Freed()
@@ -244,7 +244,7 @@ class SharedMemory(Closing):
         self._all: dict[int, Segment] = {}
 
     def add(self, number: int, size: int, descriptor: int) -> None:
-        """Map a segment; ValueError where it is not what it says. The descriptor is closed in any case."""
+        """Map a segment; ValueError if it is too short, or could shrink. The descriptor is closed in any case."""
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
             if not seals & fcntl.F_SEAL_SHRINK or os.fstat(descriptor).st_size < size or size <= 0:
@@ -254,12 +254,12 @@ class SharedMemory(Closing):
             os.close(descriptor)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Forget these: what still lies in them keeps its memory."""
+        """Forget these segments. Tensors that are still in them keep their memory."""
         for number in numbers:
             self._all.pop(number, None)
 
     def tensor(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """What an answer has put into a segment."""
+        """The tensor at the beginning of a segment."""
         segment = self._all.get(number)
         if segment is None or math.prod(shape) * dtype.itemsize > segment.size:
             raise ValueError(f"a tensor in shared memory {number!r:.20}, which is not there, or is shorter")
