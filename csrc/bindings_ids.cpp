@@ -78,10 +78,10 @@ Narrowed narrowed_of(const Ids& ids, int64_t first) {
   return {ids.data(), is_narrow, int64_t(ids.shape(0)), first};
 }
 
-Buffer widen_ids(Ids ids, int64_t first) {
+Buffer owned_ids(Ids ids, int64_t first, int64_t size) {
   const Narrowed narrowed = narrowed_of(ids, first);
   nb::gil_scoped_release release;
-  return widen(narrowed);
+  return owned(narrowed, size);
 }
 
 auto widen_picks(Ids counts, Ids sources, Ids edges, int64_t first_edge) {
@@ -222,7 +222,7 @@ void bind_ids(nb::module_& m) {
         nb::arg("out").noconvert());
   m.def("select", &select_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert());
   m.def("narrow", &narrow_ids, nb::arg("ids").noconvert(), nb::arg("places").noconvert().none(), "first"_a);
-  m.def("widen", &widen_ids, nb::arg("ids").noconvert(), "first"_a);
+  m.def("owned", &owned_ids, nb::arg("ids").noconvert(), "first"_a, "size"_a);
   m.def("widen_picks", &widen_picks, nb::arg("counts").noconvert(), nb::arg("sources").noconvert(),
         nb::arg("edges").noconvert(), "first_edge"_a);
   m.def(

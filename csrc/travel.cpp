@@ -53,6 +53,19 @@ Buffer widen(const Narrowed& narrowed) {
   return out;
 }
 
+Buffer owned(const Narrowed& narrowed, int64_t size) {
+  Buffer out = widen(narrowed);
+  const int64_t* ids = out.as<int64_t>();
+  const auto is_outside = [&](int64_t id) { return uint64_t(id) - uint64_t(narrowed.first) >= uint64_t(size); };
+  uint64_t worst = 0;
+  for (int64_t i = 0; i < narrowed.count; ++i) worst |= uint64_t(is_outside(ids[i]));
+  if (worst)
+    throw std::out_of_range("id " + std::to_string(*std::find_if(ids, ids + narrowed.count, is_outside)) +
+                            " is out of range [" + std::to_string(narrowed.first) + ", " +
+                            std::to_string(narrowed.first + size) + ")");
+  return out;
+}
+
 bool is_counting(const int64_t* places, int64_t count) {
   int64_t wrong = 0;
   for (int64_t i = 0; i < count; ++i) wrong |= places[i] ^ i;

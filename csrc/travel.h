@@ -21,6 +21,9 @@ struct Narrowed {
 };
 Buffer widen(const Narrowed& narrowed);
 
+// The same; one that is not in [first, first + size) throws.
+Buffer owned(const Narrowed& narrowed, int64_t size);
+
 // Whether `places` are 0, 1, 2 and so on.
 bool is_counting(const int64_t* places, int64_t count);
 

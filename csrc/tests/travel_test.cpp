@@ -34,6 +34,19 @@ TEST(ids_of_any_part_are_narrowed_and_widened_again) {
   }
 }
 
+TEST(ids_that_a_part_does_not_own_are_told) {
+  for (int64_t first : {int64_t(0), int64_t(1) << 31, int64_t(1) << 47}) {
+    const std::vector<int64_t> ids = {first, first + 9, first + 4};
+    const std::vector<int32_t> narrowed = {0, 9, 4};
+    CHECK_EQUAL(values_of<int64_t>(owned({ids.data(), false, 3, first}, 10)), ids);
+    CHECK_EQUAL(values_of<int64_t>(owned({narrowed.data(), true, 3, first}, 10)), ids);
+    CHECK_THROWS(owned({ids.data(), false, 3, first}, 9));
+    CHECK_THROWS(owned({narrowed.data(), true, 3, first}, 9));
+    for (int64_t bad : {first - 1, first + 10, INT64_MIN, INT64_MAX}) CHECK_THROWS(owned({&bad, false, 1, first}, 10));
+    for (int32_t bad : {-1, 10, INT32_MIN, INT32_MAX}) CHECK_THROWS(owned({&bad, true, 1, first}, 10));
+  }
+}
+
 TEST(places_count_or_do_not) {
   const std::vector<int64_t> sound = counting(100);
   CHECK(is_counting(sound.data(), 100));

@@ -69,7 +69,7 @@ def frame(header: Any, *more: bytes) -> bytes:
 def send(connection: Connection, said: bytes) -> None:
     """Any bytes at all."""
     connection.begin(len(said))
-    connection.send([said], len(said))
+    connection.send([said])
 
 
 def said_by(connection: Connection) -> str:

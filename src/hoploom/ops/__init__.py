@@ -33,6 +33,7 @@ from hoploom.ops.rows import (
     joined,
     keep_freed_memory,
     narrow,
+    owned,
     pool_keep_at_most,
     pool_trim,
     pool_use,
@@ -42,7 +43,6 @@ from hoploom.ops.rows import (
     scatter_rows,
     select,
     wait_readable,
-    widen,
 )
 from hoploom.ops.sample import (
     EdgeLists,
@@ -105,6 +105,7 @@ __all__ = [
     "keep_freed_memory",
     "narrow",
     "order_edges",
+    "owned",
     "pack",
     "permute",
     "place",
@@ -121,6 +122,5 @@ __all__ = [
     "stitch",
     "take",
     "wait_readable",
-    "widen",
     "widen_picks",
 ]

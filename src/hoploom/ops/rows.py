@@ -117,9 +117,9 @@ def narrow(ids: Tensor, first: int, places: Tensor | None = None) -> Tensor:
     return tensor_of(_core.narrow(ids.numpy(), None if places is None else places.numpy(), first), torch.int32)
 
 
-def widen(ids: Tensor, first: int) -> Tensor:
-    """What `narrow` has made, as it was: [n] int64."""
-    return tensor_of(_core.widen(ids.numpy(), first))
+def owned(ids: Tensor, first: int, size: int) -> Tensor:
+    """What `narrow` has made, as it was: [n] int64. IndexError for ids that are not in [first, first + size)."""
+    return tensor_of(_core.owned(ids.numpy(), first, size))
 
 
 def is_counting(places: Tensor) -> bool:

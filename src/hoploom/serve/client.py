@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hoploom import errors, ops
 from hoploom.closing import Closing
-from hoploom.errors import HoploomError, PeerError
+from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
 from hoploom.serve.dial import TOO_MANY_FILES, LostError, essence, has_too_many_files, reach, reach_near_by
@@ -21,7 +21,7 @@ from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.shared_memory import SharedMemory
 from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message
+from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message, TooLargeError
 
 Read = TypeVar("Read")
 LATE = 0.1  # the part of the time of silence that may have passed when somebody begins to wait
@@ -103,6 +103,8 @@ class Peer(Closing):
             sent = conversation.send(request)
         except BaseException as error:
             self._done(conversation, keep=False)
+            if isinstance(error, TooLargeError):
+                raise ConfigError(f"a request has {error}; ask for less at once") from error
             if isinstance(error, FAILURES):
                 raise self._lost(error) from error
             raise

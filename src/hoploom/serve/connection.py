@@ -71,14 +71,14 @@ class Connection(Closing):
 
     # --- out -------------------------------------------------------------------------------------
 
-    def send(self, buffers: Sequence[Any], num_bytes: int, files: Sequence[int] = ()) -> None:
-        """All of these bytes, so many; on a Unix socket, descriptors go along."""
+    def send(self, buffers: Sequence[Any], files: Sequence[int] = ()) -> None:
+        """All of these bytes; on a Unix socket, descriptors go along."""
         sent, along = 0, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         if not self._is_tls and len(buffers) <= MOST_BUFFERS:
             sent, along = self._socket.sendmsg(buffers, along), []
-            if sent == num_bytes:
-                return
-        self._send_rest([memoryview(one).cast("B") for one in buffers if memoryview(one).nbytes], sent, along)
+        views = [memoryview(one) for one in buffers]
+        if sent < sum([view.nbytes for view in views]):
+            self._send_rest([view.cast("B") for view in views if view.nbytes], sent, along)
 
     def _send_rest(self, views: list[memoryview], sent: int, along: list[Any]) -> None:
         """What is left of these bytes when the first ones have gone out."""

@@ -100,7 +100,7 @@ def _answer_to(connection: Connection, content: dict[str, Any]) -> dict[str, Any
     """The server's answer to a greeting; _AnswerError if it is a refusal, or is not from a graph server."""
     connection.begin(greeting.MOST)
     spoken = greeting.said(content)
-    connection.send([spoken], len(spoken))
+    connection.send([spoken])
     first = b""
     while len(first) < len(OPENING):
         try:

@@ -127,7 +127,7 @@ class Door:
 
 def _say(connection: Connection, content: dict[str, Any]) -> None:
     spoken = said(content)
-    connection.send([spoken], len(spoken))
+    connection.send([spoken])
 
 
 def _client_says(connection: Connection) -> dict[str, Any]:

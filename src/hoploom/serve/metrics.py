@@ -4,10 +4,12 @@
 loopback both are free, as the server is. prometheus_client's own endpoint has no token and no bound on connections.
 """
 
+import bisect
 import functools
 import http.client
 import http.server
 import io
+import itertools
 import socket
 import socketserver
 import ssl
@@ -15,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address
@@ -31,6 +33,7 @@ from hoploom.serve.tls import Renewed
 KINDS = ("info", "sample", "gather", "split", "batch")
 OTHER = "other"  # what a client may call a request is unbounded, what is counted is not
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BOUNDS = (*map(floatToGoString, BUCKETS), "+Inf")  # as they are written
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # as generate_latest writes it
 PLAIN = "text/plain; charset=utf-8"
 MAX_REQUEST = 16 * 1024  # bytes of a request line and its headers
@@ -44,13 +47,25 @@ Outcome = Literal["ok", "refused", "failed"]
 # --- the counts ----------------------------------------------------------------------------------
 
 
-@dataclass
 class RequestCount:
-    """What a request turned out to be; whoever answers it fills this in."""
+    """One request, counted from its first byte to its last; whoever answers it says what it turned out to be."""
 
-    outcome: Outcome = "ok"
-    received: int = 0  # bytes
-    sent: int = 0
+    outcome: Outcome = "ok"  # an error that leaves the block makes it failed
+    received = 0  # bytes
+    sent = 0
+
+    def __init__(self, metrics: "Metrics", kind: str) -> None:
+        self._metrics, self._kind = metrics, kind if kind in KINDS else OTHER
+
+    def __enter__(self) -> Self:
+        self._began = self._metrics.clock()
+        self._metrics.begin_request()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.outcome = "failed"
+        self._metrics.end_request(self._kind, self, self._metrics.clock() - self._began)
 
 
 class Metrics:
@@ -64,21 +79,11 @@ class Metrics:
     ) -> None:
         self.draining = False
         self.under_way = 0  # requests being answered
+        self.clock = clock
         self._ended = threading.Condition()
-        self._of_kinds: dict[tuple[str, str], tuple[Histogram, Counter, Counter, Counter]] = {}
-        self._clock = clock
         self.registry = at = _Registry()
-        self._requests = Counter(
-            "hoploom_requests",
-            "Requests answered; refused: a mistake of the client, failed: of the server.",
-            ("kind", "outcome"),
-            registry=at,
-        )
-        self._seconds = Histogram(
-            "hoploom_request_seconds", "Seconds from a request to its answer.", ("kind",), registry=at, buckets=BUCKETS
-        )
-        self._received = Counter("hoploom_received_bytes", "Bytes of tensors in requests.", ("kind",), registry=at)
-        self._sent = Counter("hoploom_sent_bytes", "Bytes of tensors in answers.", ("kind",), registry=at)
+        self._requests = _Requests(self._ended)
+        at.register(self._requests)
         under_way = Gauge("hoploom_requests_under_way", "Requests being answered now.", registry=at)
         under_way.set_function(lambda: self.under_way)
         self._streams = Gauge("hoploom_open_streams", "Streams that clients hold open.", registry=at)
@@ -89,43 +94,19 @@ class Metrics:
         draining = "1 while the server finishes current requests and refuses new ones."
         Gauge("hoploom_draining", draining, registry=at).set_function(lambda: self.draining)
 
-    @contextmanager
-    def request(self, kind: str) -> Iterator[RequestCount]:
-        """Counts one request from its first byte to its last; an error that leaves the block makes it failed."""
-        known = kind if kind in KINDS else OTHER
-        count, begun = RequestCount(), self._clock()
-        try:
-            with self._as_under_way():
-                yield count
-        except BaseException:
-            count.outcome = "failed"
-            raise
-        finally:
-            of_kind = self._of_kinds.get((known, count.outcome)) or self._of_kind(known, count.outcome)
-            of_kind[0].observe(self._clock() - begun)
-            of_kind[1].inc()
-            of_kind[2].inc(count.received)
-            of_kind[3].inc(count.sent)
+    def request(self, kind: str) -> RequestCount:
+        """Counts one request, within a block."""
+        return RequestCount(self, kind)
 
-    def _of_kind(self, kind: str, outcome: str) -> tuple[Histogram, Counter, Counter, Counter]:
-        """What a request of a kind counts in: kept, for to look it up takes longer than to count."""
-        found = (
-            self._seconds.labels(kind),
-            self._requests.labels(kind, outcome),
-            self._received.labels(kind),
-            self._sent.labels(kind),
-        )
-        return self._of_kinds.setdefault((kind, outcome), found)
-
-    @contextmanager
-    def _as_under_way(self) -> Iterator[None]:
+    def begin_request(self) -> None:
         with self._ended:
             self.under_way += 1
-        try:
-            yield
-        finally:
-            with self._ended:
-                self.under_way -= 1
+
+    def end_request(self, kind: str, count: RequestCount, seconds: float) -> None:
+        with self._ended:
+            self._requests.add(kind, count, seconds)
+            self.under_way -= 1
+            if not self.under_way:
                 self._ended.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
@@ -155,6 +136,51 @@ class _Registry(CollectorRegistry):
         for metric in super().collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
+
+
+class _OfKind:
+    """What the requests of a kind have come to."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, int] = {}
+        self.in_buckets = [0] * (len(BUCKETS) + 1)  # by the seconds that they took
+        self.seconds = 0.0
+        self.received = self.sent = 0
+
+
+class _Requests(Collector):
+    """Counts of requests by kind. A Counter of prometheus_client's for each of these takes a lock and a few
+    microseconds every time, as much as half of a small request."""
+
+    def __init__(self, lock: threading.Condition) -> None:
+        self._kinds: dict[str, _OfKind] = {}
+        self._lock = lock  # whoever adds holds it
+
+    def add(self, kind: str, count: RequestCount, seconds: float) -> None:
+        of_kind = self._kinds.get(kind) or self._kinds.setdefault(kind, _OfKind())
+        of_kind.outcomes[count.outcome] = of_kind.outcomes.get(count.outcome, 0) + 1
+        of_kind.in_buckets[bisect.bisect_left(BUCKETS, seconds)] += 1
+        of_kind.seconds += seconds
+        of_kind.received += count.received
+        of_kind.sent += count.sent
+
+    def collect(self) -> Iterable[Metric]:
+        outcomes = "Requests answered; refused: a mistake of the client, failed: of the server."
+        requests = CounterMetricFamily("hoploom_requests", outcomes, labels=("kind", "outcome"))
+        seconds = HistogramMetricFamily(
+            "hoploom_request_seconds", "Seconds from a request to its answer.", labels=("kind",)
+        )
+        received = CounterMetricFamily("hoploom_received_bytes", "Bytes of tensors in requests.", labels=("kind",))
+        sent = CounterMetricFamily("hoploom_sent_bytes", "Bytes of tensors in answers.", labels=("kind",))
+        with self._lock:
+            for kind, of_kind in self._kinds.items():
+                for outcome, number in of_kind.outcomes.items():
+                    requests.add_metric((kind, outcome), number)
+                reached = itertools.accumulate(of_kind.in_buckets)
+                seconds.add_metric((kind,), list(zip(BOUNDS, reached, strict=True)), of_kind.seconds)
+                received.add_metric((kind,), of_kind.received)
+                sent.add_metric((kind,), of_kind.sent)
+        return requests, seconds, received, sent
 
 
 class _CacheRows(Collector):

@@ -33,8 +33,8 @@ class IdRange(NamedTuple):
         return ids if places is None else ops.select(ids, places)
 
     def come(self, ids: Tensor) -> Tensor:
-        """The same as they were."""
-        return ops.widen(ids, self.first) if ids.dtype is torch.int32 else ids
+        """The same as they were; IndexError for those that are not in the range."""
+        return ops.owned(ids, self.first, self.size)
 
 
 class Narrowing:

@@ -69,16 +69,10 @@ def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
     shown = (ids.dtype, tuple(ids.shape))
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
-    own = IdRange(first, count).come(ids)
-    if own.numel():
-        array = own.numpy()
-        lowest, highest = int(array.min()), int(array.max())
-        if lowest < first or highest >= first + count:
-            wrong = lowest if lowest < first else highest
-            raise ConfigError(
-                f"id {wrong} of {what} is not in [{first}, {first + count}), what the part holds; is it another store?"
-            )
-    return own
+    try:
+        return IdRange(first, count).come(ids)
+    except IndexError as error:
+        raise ConfigError(f"{error}, the ids of {what} that the part holds; is it another store?") from error
 
 
 def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.shared_memory import SharedAnswers, is_possible
-from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message
+from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message, TooLargeError
 
 GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_CONNECTIONS = 4096
@@ -166,16 +167,17 @@ class Server(Closing):
             connection.wait()
             connection.begin(wire.MAX_HEADER)
             try:
-                request = Incoming(connection, self._limits.request).into()
+                incoming = Incoming(connection, self._limits.request)
+                request = incoming.into()
             except (MalformedError, BrokenError) as error:
-                wire.write(connection, refusal(ConfigError(f"a request is malformed: {error}")))
+                wire.write(connection, refusal_of(ConfigError(f"a request is malformed: {error}")))
                 connection.hang_up()
                 return
-            self._reply(caller, request)
+            self._reply(caller, request, incoming.num_bytes)
 
-    def _reply(self, caller: "Caller", request: Message) -> None:
+    def _reply(self, caller: "Caller", request: Message, num_bytes: int) -> None:
         with self._metrics.request(str(request.header.get("ask"))) as count:
-            count.received = sum(tensor.nbytes for tensor in request.tensors if isinstance(tensor, Tensor))
+            count.received = num_bytes
             caller.free(request.header.pop("freed", None))
             try:
                 answer = self._answer(request, caller.begin_making())
@@ -185,12 +187,22 @@ class Server(Closing):
             count.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
             try:
                 count.sent = wire.write(caller.connection, answer, caller.shared)
+            except TooLargeError as error:  # nothing of it was sent
+                wire.write(caller.connection, refusal_of(error), caller.shared)
             except HoploomError as error:  # of rows that are read while they are sent
-                wire.write_broken(caller.connection, refusal(error).header)
-                raise ConnectionAbortedError from error
+                self._break_off(caller, error)
+            except (OSError, EOFError):
+                raise
+            except Exception as error:
+                self._break_off(caller, error)
             finally:
                 if answer.done is not None:
                     answer.done()
+
+    def _break_off(self, caller: "Caller", error: Exception) -> NoReturn:
+        """Say so in the middle of an answer; the conversation cannot go on."""
+        wire.write_broken(caller.connection, refusal_of(error).header)
+        raise ConnectionAbortedError from error
 
     def _answer(self, request: Message, call: Call) -> Message:
         if self._metrics.draining:
@@ -199,10 +211,8 @@ class Server(Closing):
             return self._service.answer(request, call)
         except CancelledError as error:
             raise ConnectionAbortedError from error
-        except HoploomError as error:
-            return refusal(error)
         except Exception as error:  # it belongs to the client, which waits for an answer
-            return refusal(BatchError(f"{type(error).__name__}: {error}"))
+            return refusal_of(error)
 
     def _look_after(self) -> None:
         """Tell clients that their answers are being made, and notice those that have left meanwhile."""
@@ -288,8 +298,10 @@ class Caller:
 FAILED = (PeerError.__name__, BatchError.__name__, StoreError.__name__)
 
 
-def refusal(error: HoploomError) -> Message:
+def refusal_of(error: Exception) -> Message:
     """An answer that says why there is none."""
+    if not isinstance(error, HoploomError):
+        error = BatchError(f"{type(error).__name__}: {error}")
     return Message({"error": type(error).__name__, "message": str(error)[:2000]})
 
 

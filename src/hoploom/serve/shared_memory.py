@@ -153,6 +153,10 @@ class SharedAnswers(Closing):
         """The segment that begins with this tensor; None if it is in other memory."""
         return self._at.get(tensor.data_ptr())
 
+    @property
+    def has_news(self) -> bool:
+        return bool(self._offers or self._dropped)
+
     def news(self) -> tuple[list[Offered], list[int]]:
         """What goes to the client with the next answer: new segments, whose descriptors the caller must close, and the
         numbers of those that were dropped."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.schema import DTYPE_NAMES, DTYPES
 from hoploom.serve.connection import Connection
-from hoploom.serve.shared_memory import SHARED_FROM, SharedAnswers, SharedMemory
+from hoploom.serve.shared_memory import SHARED_FROM, Offered, SharedAnswers, SharedMemory
 
 PROTOCOL = 4
 PREFIX = struct.Struct("<4sI")  # what a frame is, and the bytes of its header
@@ -28,11 +28,12 @@ LENGTH = struct.Struct("<I")  # of a piece; then its bytes. BROKEN: a message fo
 BROKEN = 0xFFFFFFFF
 PIECE = 1 << 20  # bytes; larger ones fall out of the cache between the two sides, smaller ones cost more calls
 MAX_HEADER = 1 << 20  # bytes
+MAX_NEWS = 1 << 16  # of these, for what is new in shared memory
 MAX_TENSORS = 4096
 MAX_REQUEST = 1 << 28  # bytes of a request's tensors
 MAX_ANSWER = 1 << 36  # bytes of an answer's tensors
 MAX_DIMENSIONS = 8
-SOON = 1 << 14  # bytes of tensors that are looked for in what was read ahead
+SOON = 1 << 16  # bytes of tensors that are looked for in what was read ahead
 
 
 to_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one each time
@@ -97,78 +98,81 @@ class BrokenError(Exception):
 # --- out -----------------------------------------------------------------------------------------
 
 
-class _Placed(NamedTuple):
-    """A tensor of a message, as the header lists it: [dtype, shape], and for some whether it comes in pieces and the
-    segment that it lies in."""
+class _Making(NamedTuple):
+    """What is made and sent after the header."""
 
-    listed: list[Any]
-    num_bytes: int
-    content: Any = None  # what is sent after the header
-    streamed: Streamed | None = None  # what is made and sent after the header
-    memory: Tensor | None = None  # of the segment, where it is made
+    streamed: Streamed
+    memory: Tensor | None  # of the segment where it is made; None: it is sent
 
 
 def write(connection: Connection, message: Message, shared: SharedAnswers | None = None) -> int:
-    """Send a message; returns the bytes of its tensors."""
-    placed = [_place(tensor, shared) for tensor in message.tensors]
-    total = sum(one.num_bytes for one in placed)
-    header = {**message.header, "tensors": [one.listed for one in placed]}
-    if shared is not None:
-        shared.keep({one.listed[3] for one in placed if len(one.listed) > 3 and one.listed[3] is not None})
-    offers, dropped = ([], []) if shared is None else shared.news()
-    if offers:
-        header["segments"] = [[one.number, one.size] for one in offers]
-    if dropped:
-        header["dropped"] = dropped
+    """Send a message; returns the bytes of its tensors. TooLargeError before anything is sent."""
+    listed, contents, total = [], [], 0
+    for tensor in message.tensors:
+        one, content, size = _place(tensor, shared)
+        listed.append(one)
+        total += size
+        if content is not None:
+            contents.append(content)
+    header = {**message.header, "tensors": listed}
     encoded = to_json(header).encode()
-    connection.begin(total)
-    waiting: list[Any] = [PREFIX.pack(MESSAGE, len(encoded)), encoded]
-    size = PREFIX.size + len(encoded)
+    is_too_large = len(encoded) > MAX_HEADER - MAX_NEWS
+    offers: list[Offered] = []
+    if shared is not None:
+        shared.keep(set() if is_too_large else {one[3] for one in listed if len(one) > 3 and one[3] is not None})
+    if is_too_large:
+        raise TooLargeError(f"a header of {len(encoded)} bytes; at most {MAX_HEADER - MAX_NEWS}")
     try:
-        for one in placed:
-            if one.streamed is not None:
-                connection.send(waiting, size, [offer.descriptor for offer in offers])
-                _close(offers)
-                waiting, size, offers = [], 0, []
-                _stream(connection, one.streamed, one.memory)
-            elif one.content is not None:
-                waiting.append(one.content)
-                size += one.num_bytes
-        if size:
-            connection.send(waiting, size, [offer.descriptor for offer in offers])
+        if shared is not None and shared.has_news:
+            offers, dropped = shared.news()
+            news = {"segments": [[one.number, one.size] for one in offers], "dropped": dropped}
+            encoded = to_json({**header, **news}).encode()
+        connection.begin(total)
+        files = [offer.descriptor for offer in offers]
+        waiting: list[Any] = [PREFIX.pack(MESSAGE, len(encoded)), encoded]
+        for content in contents:
+            if type(content) is _Making:
+                connection.send(waiting, files)
+                waiting, files = [], []
+                _stream(connection, content)
+            else:
+                waiting.append(content)
+        if waiting:
+            connection.send(waiting, files)
     finally:
-        _close(offers)
+        for offer in offers:
+            os.close(offer.descriptor)
     return total
 
 
-def _close(offers: Sequence[Any]) -> None:
-    for offer in offers:
-        os.close(offer.descriptor)
+def _place(tensor: Tensor | Streamed, shared: SharedAnswers | None) -> tuple[list[Any], Any, int]:
+    """How the header lists a tensor ([dtype, shape], and for some whether it comes in pieces and the segment that it
+    lies in), what is sent after the header, and its bytes.
 
-
-def _place(tensor: Tensor | Streamed, shared: SharedAnswers | None) -> _Placed:
-    """What is large and not in shared memory yet is copied there, where there is any: to send it costs two copies."""
+    What is large and not in shared memory yet is copied there, where there is any: to send it costs two copies.
+    """
     if isinstance(tensor, Streamed):
         described = tensor.described
         memory = None if shared is None else shared.empty(described.shape, described.dtype)
         segment = None if shared is None or memory is None else shared.number_of(memory)
-        listed = [DTYPE_NAMES[described.dtype], list(described.shape), True, segment]
-        return _Placed(listed, described.num_bytes, streamed=tensor, memory=memory)
-    listed, size = [DTYPE_NAMES[tensor.dtype], list(tensor.shape)], tensor.nbytes
+        listed = [DTYPE_NAMES[described.dtype], described.shape, True, segment]
+        return listed, _Making(tensor, memory), described.num_bytes
+    listed, size = [DTYPE_NAMES[tensor.dtype], tensor.shape], tensor.nbytes
     if shared is None or size < SHARED_FROM:
-        return _Placed(listed, size, array_of(tensor) if size else None)
+        return listed, array_of(tensor) if size else None, size
     segment = shared.number_of(tensor) if tensor.is_contiguous() else None
     if segment is None:
         memory = shared.empty(tuple(tensor.shape), tensor.dtype)
         if memory is None:
-            return _Placed(listed, size, array_of(tensor))
+            return listed, array_of(tensor), size
         np.copyto(array_of(memory), array_of(tensor))  # by NumPy: torch would start a team of threads
         segment = shared.number_of(memory)
-    return _Placed([*listed, False, segment], size)
+    return [*listed, False, segment], None, size
 
 
-def _stream(connection: Connection, streamed: Streamed, memory: Tensor | None) -> None:
+def _stream(connection: Connection, making: _Making) -> None:
     """Pieces: each is made in shared memory, or in memory that is recycled, and sent."""
+    streamed, memory = making
     described = streamed.described
     num_rows = described.shape[0] if described.num_bytes else 0
     step = rows_at_once(described, streamed.piece)
@@ -178,24 +182,20 @@ def _stream(connection: Connection, streamed: Streamed, memory: Tensor | None) -
         piece = ops.empty((count, *described.shape[1:]), described.dtype) if in_memory is None else in_memory
         streamed.fill(row, piece)
         length = LENGTH.pack(piece.nbytes)
-        if memory is None:
-            connection.send([length, array_of(piece)], LENGTH.size + piece.nbytes)
-        else:
-            connection.send([length], LENGTH.size)
+        connection.send([length] if memory is not None else [length, array_of(piece)])
 
 
 def write_made(connection: Connection) -> None:
     """Tell the client that its answer is still being made."""
     connection.begin(PREFIX.size)
-    connection.send([PREFIX.pack(MADE, 0)], PREFIX.size)
+    connection.send([PREFIX.pack(MADE, 0)])
 
 
 def write_broken(connection: Connection, header: dict[str, Any]) -> None:
     """In the middle of pieces: there are no more of them, and why."""
     connection.begin(0)
-    encoded = json.dumps({**header, "tensors": []}).encode()
-    content = LENGTH.pack(BROKEN) + PREFIX.pack(MESSAGE, len(encoded)) + encoded
-    connection.send([content], len(content))
+    encoded = to_json({**header, "tensors": []}).encode()
+    connection.send([LENGTH.pack(BROKEN), PREFIX.pack(MESSAGE, len(encoded)), encoded])
 
 
 def array_of(tensor: Tensor) -> Any:
@@ -221,6 +221,7 @@ class Coming(NamedTuple):
     """A tensor of a message that is read."""
 
     described: Described
+    num_bytes: int
     in_pieces: bool
     segment: int | None
 
@@ -238,36 +239,43 @@ class Incoming:
         if kind != MESSAGE:
             raise MalformedError(f"a frame of kind {kind!r}; {MESSAGE!r} is a message")
         self.header, self._coming, self.num_bytes = _parse_header(connection, length, limit, shared)
-        self.described = [one.described for one in self._coming]
-        connection.begin(self.num_bytes)
+        if self.num_bytes:
+            connection.begin(self.num_bytes)
+
+    @property
+    def described(self) -> list[Described]:
+        return [one.described for one in self._coming]
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
         """(which tensor, its first row, whole rows as bytes [n, row bytes]), in order. What is not in shared memory
         stays as it is only until the next one is asked for."""
-        scratch = torch.empty(0, dtype=torch.uint8)
+        scratch: Tensor | None = None
         for index, one in enumerate(self._coming):
-            num_rows = one.described.shape[0] if one.described.shape else 1
-            row_bytes = one.described.row_bytes
+            described, num_bytes = one.described, one.num_bytes
+            row_bytes, num_rows = described.row_bytes, described.shape[0] if described.shape else 1
             memory = self._in_segment(one)
-            row = 0 if one.described.num_bytes else num_rows
-            step = num_rows if memory is not None and not one.in_pieces else rows_at_once(one.described)
-            while row < num_rows:
-                left = num_rows - row
-                size = self._piece_length(one, left) if one.in_pieces else min(step, left) * row_bytes
-                if memory is None:
-                    if scratch.numel() < size:
-                        scratch = ops.empty((size,), torch.uint8)
-                    rows = scratch[:size]
-                    self._connection.receive(memoryview(bytes_of(rows)))
-                else:
-                    rows = memory[row * row_bytes : row * row_bytes + size]
-                yield index, row, rows.view(-1, row_bytes)
-                row += size // row_bytes
+            if one.in_pieces or memory is not None or num_bytes > SOON:
+                row = 0 if num_bytes else num_rows
+                step = num_rows if memory is not None and not one.in_pieces else rows_at_once(described)
+                while row < num_rows:
+                    left = num_rows - row
+                    size = self._piece_length(one, left) if one.in_pieces else min(step, left) * row_bytes
+                    if memory is None:
+                        if scratch is None or scratch.numel() < size:
+                            scratch = ops.empty((size,), torch.uint8)
+                        rows = scratch[:size]
+                        self._connection.receive(memoryview(bytes_of(rows)))
+                    else:
+                        rows = memory[row * row_bytes : row * row_bytes + size]
+                    yield index, row, rows.view(-1, row_bytes)
+                    row += size // row_bytes
+            elif num_bytes:
+                yield index, 0, _small(self._connection.take(num_bytes), torch.uint8, (num_rows, row_bytes))
 
     def _in_segment(self, one: Coming) -> Tensor | None:
         if one.segment is None:
             return None
-        return self._lies(one.segment, (one.described.num_bytes,), torch.uint8)
+        return self._lies(one.segment, (one.num_bytes,), torch.uint8)
 
     def _lies(self, segment: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         assert self._shared is not None
@@ -292,7 +300,7 @@ class Incoming:
         return Message(self.header, [self._whole(one, allocate) for one in self._coming])
 
     def _whole(self, one: Coming, allocate: Callable[[tuple[int, ...], torch.dtype], Tensor] | None) -> Tensor:
-        described, size = one.described, one.described.num_bytes
+        described, size = one.described, one.num_bytes
         if one.segment is not None:
             lies = self._lies(one.segment, described.shape, described.dtype)
             self._skip_pieces(one)
@@ -302,7 +310,7 @@ class Incoming:
             np.copyto(array_of(own), array_of(lies))
             return own
         if allocate is None and size <= SOON and not one.in_pieces:
-            return _small(self._connection.take(size), described)
+            return _small(self._connection.take(size), *described)
         tensor = (allocate or ops.empty)(described.shape, described.dtype)
         target = memoryview(bytes_of(tensor))
         row = 0
@@ -317,16 +325,16 @@ class Incoming:
     def _skip_pieces(self, one: Coming) -> None:
         """Wait until all rows are where they are to be."""
         row = 0
-        while one.in_pieces and row < one.described.shape[0] and one.described.num_bytes:
+        while one.in_pieces and row < one.described.shape[0] and one.num_bytes:
             row += self._piece_length(one, one.described.shape[0] - row) // one.described.row_bytes
 
 
-def _small(content: bytearray, described: Described) -> Tensor:
+def _small(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """In memory of its own: few calls, for it is the time of these that a round trip is."""
     if not content:
-        return torch.empty(described.shape, dtype=described.dtype)
-    flat = torch.frombuffer(content, dtype=described.dtype)
-    return flat if len(described.shape) == 1 else flat.view(described.shape)
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(content, dtype=dtype)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 def _parse_header(
@@ -346,7 +354,7 @@ def _parse_header(
             shared.drop(header.pop("dropped"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise MalformedError(f"a header that cannot be read: {type(error).__name__}: {error}") from error
-    total = sum([one.described.num_bytes for one in coming])
+    total = sum([one.num_bytes for one in coming])
     if len(coming) > MAX_TENSORS or total > limit:
         raise TooLargeError(f"{len(coming)} tensors of {total} bytes; at most {MAX_TENSORS} of {limit}")
     if any(one.segment is not None for one in coming) and shared is None:
@@ -361,13 +369,13 @@ def _add_segment(connection: Connection, shared: SharedMemory | None, number: An
     shared.add(number, size, connection.files.pop(0))
 
 
-def _coming(name: str, shape: Any, in_pieces: Any = False, segment: Any = None) -> Coming:
-    described = Described(DTYPES[name], _shape(shape))
-    if not isinstance(in_pieces, bool) or (in_pieces and not described.shape):
+def _coming(name: str, given: Any, in_pieces: Any = False, segment: Any = None) -> Coming:
+    dtype, shape = DTYPES[name], _shape(given)
+    if not isinstance(in_pieces, bool) or (in_pieces and not shape):
         raise ValueError(f"pieces {in_pieces!r:.80}")
     if segment is not None and (type(segment) is not int or segment < 0):
         raise ValueError(f"segment {segment!r:.80}")
-    return Coming(described, in_pieces, segment)
+    return Coming(Described(dtype, shape), math.prod(shape) * dtype.itemsize, in_pieces, segment)
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
