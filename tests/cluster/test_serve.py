@@ -98,8 +98,8 @@ def without(header: dict[str, Any], key: str) -> dict[str, Any]:
         ({"ask": "gather", "part": "0", "wanted": []}, [], "part '0'"),
         ({"ask": "gather", "part": True, "wanted": []}, [], "part True"),
         ({"ask": "gather", "part": 0}, [], "wanted of a request"),
-        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([15])], "id 15 of 'node'"),
-        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([-1])], "id -1 of 'node'"),
+        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([15])], "ids of 'node': id 15 is"),
+        ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([-1])], "ids of 'node': id -1 is"),
         ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([0.5])], "torch.float32"),
         ({"ask": "gather", "part": 0, "wanted": [["node", "x", 1]]}, [IDS], "needs a whole number from 0 to below 1"),
         (
@@ -121,7 +121,7 @@ def without(header: dict[str, Any], key: str) -> dict[str, Any]:
         (SAMPLE | {"key": -1}, [IDS], "key of a request is -1"),
         (SAMPLE | {"hop": None}, [IDS], "hop of a request is None"),
         (without(SAMPLE, "labor"), [IDS], "labor of a request is None"),
-        (SAMPLE, [torch.tensor([10**12])], "id 1000000000000 of 'node' is not in"),
+        (SAMPLE, [torch.tensor([10**12])], "ids of 'node': id 1000000000000 is"),
     ],
 )
 def test_a_bad_request_is_refused_and_the_next_one_answered(

@@ -72,7 +72,7 @@ def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
     try:
         return IdRange(first, count).come(ids)
     except IndexError as error:
-        raise ConfigError(f"{error}, the ids of {what} that the part holds; is it another store?") from error
+        raise ConfigError(f"ids of {what}: {error}, what the part holds; is it another store?") from error
 
 
 def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:

@@ -40,7 +40,7 @@ def test_a_server_takes_ids_of_either_width_and_names_one_that_is_not_its_own() 
     assert read_owned("node", torch.tensor([30, 39]), 30, 10).tolist() == [30, 39]
     assert read_owned("node", torch.tensor([0, 9], dtype=torch.int32), 30, 10).tolist() == [30, 39]
     for wrong in (torch.tensor([29]), torch.tensor([-1], dtype=torch.int32)):
-        with pytest.raises(ConfigError, match=r"id 29 is out of range \[30, 40\), the ids of node"):
+        with pytest.raises(ConfigError, match=r"ids of node: id 29 is out of range \[30, 40\)"):
             read_owned("node", wrong, 30, 10)
     with pytest.raises(ConfigError, match="needs int32 or int64"):
         read_owned("node", torch.tensor([30.0]), 30, 10)
