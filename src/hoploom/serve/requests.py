@@ -1,4 +1,4 @@
-"""What may stand in a request: every value is read by one of these, before anything is allocated for it."""
+"""Reads and checks every value of a request, before any memory is allocated for it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from hoploom.serve.wire import Message
 from hoploom.store import Part
 from hoploom.store.base import Draw, Wanted
 
-ROUGH = 1 << 20  # picks, up to which the most there could be is near enough
+ROUGH = 1 << 20  # picks: up to this bound, degrees are not looked at to find a better one
 MAX_FANOUT = 1 << 31
 MAX_WANTED = 1024
 MAX_NAME = 1000  # characters
@@ -50,7 +50,7 @@ def read_flag(holder: Mapping[str, Any], key: str) -> bool:
 
 
 def read_fanouts(given: Any, num_relations: int) -> list[int]:
-    """Those of a hop."""
+    """The fanouts of a hop, one for each relation."""
     fits = isinstance(given, list) and len(given) == num_relations
     require(fits, "fanouts", given, f"one per relation, {num_relations}")
     return [read_integer("fanout", fanout, -1, MAX_FANOUT) for fanout in given]
@@ -65,7 +65,7 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
-    """Ids that a part owns, [n] int64; those that come as int32 are counted from the first one."""
+    """Ids that a part owns, [n] int64. In a request, int32 ids are counted from the first id of the part."""
     shown = (ids.dtype, tuple(ids.shape))
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
@@ -108,7 +108,7 @@ def _tensors(request: Message) -> list[Tensor]:
 
 
 def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw, limit: int) -> int:
-    """No more picks than this will be made, over all relations; ConfigError if there are more than `limit`."""
+    """An upper bound of the picks over all relations; ConfigError if there are more than `limit`."""
     if how.counts_only:
         return 0
     drawn = [
@@ -127,7 +127,7 @@ def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw, limit: i
 
 
 def _num_picks(lists: EdgeLists, nodes: Tensor, fanout: int, *, replace: bool) -> int:
-    """By the nodes' degrees; with replacement every node with an edge has as many picks as the fanout says."""
+    """The picks of one relation, from the degrees. With replacement, each node with an edge has `fanout` picks."""
     indptr, rows = lists.indptr.numpy(), nodes.numpy() - lists.first_node
     degrees = indptr[rows + 1] - indptr[rows]
     if fanout < 0:
@@ -154,7 +154,7 @@ def read_wanted(request: Message, part: Part) -> list[Wanted]:
 
 
 def read_owner(schema: Schema, given: Any, *, known: bool = True) -> Owner:
-    """A node type's name, or a relation's three; seeds may be links of one that is not known."""
+    """The name of a node type, or the three of a relation. If `known` is false, the relation may be a new one."""
     if isinstance(given, str):
         return schema.node_type(given).name
     names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)
