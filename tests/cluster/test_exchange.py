@@ -11,16 +11,18 @@ from unittest import mock
 import pytest
 import torch
 from support import exchange_workers
-from support.exchanges import ranks_here
+from support.exchanges import HOMES, ranks_here
 from support.graphs import random_graph, save_in_parts
 from support.until import until
 
 import hoploom
 from hoploom import BatchError, ConfigError, PeerError, TrainError
+from hoploom.ops import Frontier
 from hoploom.ranks import exchange
 from hoploom.ranks.exchange import Exchange, Reply
 from hoploom.ranks.rank_part import HeldParts
 from hoploom.ranks.spawn import spawn
+from hoploom.store.base import Draw
 from hoploom.train import init
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,6 +109,20 @@ def test_any_error_of_an_answer_is_of_the_rank_that_asks(while_rows_are_read: bo
             store.features.gather(wanted)
         (rows,) = store.features.gather(wanted)  # the rounds go on
     assert torch.equal(rows, random_graph(60, 400, 1).x)
+
+
+def test_ids_and_picks_travel_as_int32(tmp_path: Path) -> None:
+    nodes = torch.arange(60).repeat(200)
+    with ranks_here(Path(_saved(tmp_path / "graph", 4)), "parted") as store:
+        far = torch.cat([part for number, part in enumerate(store.features.route("node", nodes)) if number in HOMES[1]])  # type: ignore[attr-defined]
+        store.features.gather([("node", "x", nodes)])
+        asked = store.traffic()
+        assert 4 * far.numel() < asked["bytes_sent"] < 4 * far.numel() + 1000
+        (picks,) = store.graph.sample([Frontier(nodes)], Draw(3, 0, [-1]))
+        assert picks is not None
+        received = store.traffic()["bytes_received"] - asked["bytes_received"]
+        num_picks = int(picks.counts[far].sum())
+        assert 4 * far.numel() + 8 * num_picks < received < 4 * far.numel() + 8 * num_picks + 1000
 
 
 def test_a_failure_in_the_rounds_is_of_the_next_call_and_of_closing_where_nobody_asked(

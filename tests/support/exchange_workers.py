@@ -19,9 +19,8 @@ from torch import Tensor
 import hoploom
 from hoploom import ConfigError, PeerError, StoreError
 from hoploom.load.loader import Loader
-from hoploom.ranks import rank_part
 from hoploom.ranks.context import Context
-from hoploom.ranks.rank_part import HeldParts
+from hoploom.ranks.rank_part import MOST_BYTES, HeldParts, RankPart
 from hoploom.store import Store
 from support.batches import assert_same, assert_same_batches
 from support.cluster_workers import loader
@@ -122,7 +121,7 @@ def unevenly(context: Context, store: Store, whole: Store) -> None:
         assert_same_batches(ours.steps(steps, dealt=False), theirs.steps(steps, dealt=False))
     if rank == 2:
         ids = torch.arange(60).repeat(100)
-        with mock.patch.object(rank_part, "MOST_BYTES", 1000):  # in many messages
+        with mock.patch.object(RankPart, "_cost", return_value=MOST_BYTES // 9):  # in many messages
             (rows,) = store.features.gather([("node", "x", ids)])
         (expected,) = whole.features.gather([("node", "x", ids)])
         assert torch.equal(rows, expected)

@@ -61,7 +61,7 @@ def join_ranks(
 
     def remote(number: int) -> RankPart:
         holders = [rank for rank, held in enumerate(homes) if number in held]
-        return RankPart(local.schema, number, holders[exchange.rank % len(holders)], exchange)
+        return RankPart(local.schema, number, local.ranges[number], holders[exchange.rank % len(holders)], exchange)
 
     store = join_parts(local, own, remote)
     of_ranks = tuple(tuple(held) for held in homes)

@@ -52,7 +52,8 @@ class Inquiry:
     """What this rank asks another one."""
 
     rank: int
-    content: Tensor  # [n] uint8
+    content: Sequence[Tensor]  # of any dtype, each aligned in the message
+    num_bytes: int  # of all
     answer_bytes: int | None  # None: only who answers knows it
     answer: "Future[Tensor]" = field(default_factory=Future)  # [n] uint8
 
@@ -89,9 +90,10 @@ class Exchange:
         self._thread = threading.Thread(target=self._work, name="hoploom exchange", daemon=True)
         self._thread.start()
 
-    def ask(self, rank: int, content: Tensor, answer_bytes: int | None = None) -> Callable[[], Tensor]:
+    def ask(self, rank: int, content: Sequence[Tensor], answer_bytes: int | None = None) -> Callable[[], Tensor]:
         """Ask another rank now; the answer [n] uint8 when the call that comes back is made."""
-        question = Inquiry(rank, content, answer_bytes)
+        num_bytes = sum(aligned(piece.nbytes) for piece in content)
+        question = Inquiry(rank, content, num_bytes, answer_bytes)
         with self._lock:
             self._check_open()
             self._waiting.append(question)
@@ -103,7 +105,7 @@ class Exchange:
             answer = self._answered(question)
             with self._lock:
                 self._traffic["requests"] += 1
-                self._traffic["bytes_sent"] += content.numel()
+                self._traffic["bytes_sent"] += num_bytes
                 self._traffic["bytes_received"] += answer.numel()
                 self._traffic["wait_seconds"] += time.perf_counter() - began
             return answer
@@ -241,12 +243,13 @@ class Exchange:
             number, is_idle = self._number, self._is_idle
         if not is_idle:
             self._ring(number)
-        if hasattr(self._bell, "clone"):
-            self._bell.wait([f"bell/{number}"], IDLE)
-        while not self._bell.check([f"bell/{number}"]):
-            threading.Event().wait(PAUSE)
         if self.rank == 0:
             self._bell.delete_key(f"bell/{number - 1}")  # all have heard it
+        if hasattr(self._bell, "clone"):
+            self._bell.wait([f"bell/{number}"], IDLE)
+        else:
+            while not self._bell.check([f"bell/{number}"]):
+                threading.Event().wait(PAUSE)
         sizes = [HEAD] * self.world_size
         return _heads(self._swap(self._announce().view(-1), sizes, sizes))
 
@@ -263,7 +266,7 @@ class Exchange:
         heads = torch.zeros(self.world_size, 2, dtype=torch.int64)
         heads[:, 0] = flags
         for question in self._announced:
-            heads[question.rank, 1] += ALIGNED + aligned(question.content.numel())
+            heads[question.rank, 1] += ALIGNED + question.num_bytes
         return heads.view(torch.uint8)
 
     def _round(self, heads: Tensor) -> Tensor:
@@ -271,7 +274,7 @@ class Exchange:
         self._under_way = self._announced
         asked = [[one for one in self._under_way if one.rank == rank] for rank in range(self.world_size)]
         questions = _joined([question for of_rank in asked for question in of_rank])
-        sizes = [sum(ALIGNED + aligned(question.content.numel()) for question in of_rank) for of_rank in asked]
+        sizes = [sum(ALIGNED + question.num_bytes for question in of_rank) for of_rank in asked]
         received = self._swap(questions, sizes, heads[:, 1].tolist())
         answers = [[self._prepared(*one) for one in _pieces(of_rank)] for of_rank in received]
         out_sizes = [HEAD + sum(_answer_size(answer.num_bytes) for answer in of_rank) for of_rank in answers]
@@ -317,16 +320,22 @@ def _heads(rows: Sequence[Tensor]) -> Tensor:
 
 def _joined(questions: Sequence[Inquiry]) -> Tensor:
     """Each after its length, and that of its answer where that is known."""
-    out = ops.empty((sum(ALIGNED + aligned(question.content.numel()) for question in questions),), torch.uint8)
-    begin = 0
+    out = ops.empty((sum(ALIGNED + question.num_bytes for question in questions),), torch.uint8)
+    left = out
     for question in questions:
-        content = question.content
-        end = begin + ALIGNED + content.numel()
-        sizes = out[begin : begin + ALIGNED].view(torch.int64)
-        sizes[0], sizes[1] = content.numel(), question.answer_bytes or 0
-        out.numpy()[begin + ALIGNED : end] = content.numpy()  # torch would start a team of threads
-        begin = aligned(end)
+        sizes = left[:ALIGNED].view(torch.int64)
+        sizes[0], sizes[1] = question.num_bytes, question.answer_bytes or 0
+        write_pieces(question.content, left[ALIGNED:])
+        left = left[ALIGNED + question.num_bytes :]
     return out
+
+
+def write_pieces(pieces: Sequence[Tensor], out: Tensor) -> None:
+    """One after the other, each aligned."""
+    array, begin = out.numpy(), 0
+    for piece in pieces:  # torch would start a team of threads
+        array[begin : begin + piece.nbytes] = piece.contiguous().view(torch.uint8).numpy()
+        begin += aligned(piece.nbytes)
 
 
 def _pieces(message: Tensor) -> list[tuple[Tensor, int]]:
@@ -336,7 +345,7 @@ def _pieces(message: Tensor) -> list[tuple[Tensor, int]]:
         size, answer_bytes = message[begin : begin + ALIGNED].view(torch.int64).tolist()
         end = begin + ALIGNED + size
         found.append((message[begin + ALIGNED : end], answer_bytes))
-        begin = aligned(end)
+        begin = end
     return found
 
 

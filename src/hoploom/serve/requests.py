@@ -11,10 +11,10 @@ from hoploom.errors import ConfigError
 from hoploom.load.arguments import canonical
 from hoploom.ops import EdgeLists, Frontier
 from hoploom.schema import Owner, Schema
-from hoploom.serve.narrowing import IdRange
 from hoploom.serve.wire import Message
 from hoploom.store import Part
 from hoploom.store.base import Draw, Wanted
+from hoploom.store.narrowing import IdRange
 
 ROUGH = 1 << 20  # picks: up to this bound, degrees are not looked at to find a better one
 MAX_FANOUT = 1 << 31

@@ -19,11 +19,12 @@ from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve import requests
 from hoploom.serve.memory_budget import ALONE, Call, MemoryBudget, Reservation
-from hoploom.serve.narrowing import Narrowing
 from hoploom.serve.wire import PIECE, PROTOCOL, Described, Message, Streamed
 from hoploom.store import Part, Store
 from hoploom.store.base import Shard, Wanted
 from hoploom.store.format import Manifest, to_json
+from hoploom.store.narrowing import Narrowing
+from hoploom.store.remote_shard import read_all
 from hoploom.store.sharded import empty_rows
 
 Answer = Callable[[Message, Call], Message]
@@ -154,7 +155,7 @@ class Service:
                 if n in read:
                     tensors.append(read[n])
                 elif n in far:
-                    tensors.append(_streamed(part, want, partial(_read_into, shard), piece))
+                    tensors.append(_streamed(part, want, partial(read_all, shard), piece))
                 else:
                     tensors.append(_streamed(part, want, part.gather_into, PIECE))
             return Message({}, tensors, reservation.close)
@@ -193,10 +194,5 @@ def _streamed(part: Part, want: Wanted, fill: Fill, piece: int) -> Tensor | Stre
 def _read(shard: Shard, part: Part, wanted: Sequence[Wanted]) -> list[Tensor]:
     """Rows that are on disk, all of them together."""
     outs = [empty_rows(part.schema, want.owner, want.field, want.ids.numel()) for want in wanted]
-    _read_into(shard, wanted, outs)
+    read_all(shard, wanted, outs)
     return outs
-
-
-def _read_into(shard: Shard, wanted: Sequence[Wanted], outs: Sequence[Tensor]) -> None:
-    places = {id(want.ids): torch.arange(want.ids.numel()) for want in wanted}  # fields of one type share their ids
-    shard.begin_gather(wanted, [places[id(want.ids)] for want in wanted], outs)()

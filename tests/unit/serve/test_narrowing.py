@@ -13,13 +13,13 @@ from torch import Tensor
 import hoploom
 from hoploom import ConfigError
 from hoploom.ops import Frontier, Picks
-from hoploom.serve.narrowing import IdRange, Narrowing
 from hoploom.serve.remote import RemotePart
 from hoploom.serve.requests import read_owned
 from hoploom.serve.service import Service
 from hoploom.serve.wire import Described, Message
 from hoploom.store import Store, Wanted
 from hoploom.store.base import Draw, range_of
+from hoploom.store.narrowing import IdRange, Narrowing
 from hoploom.store.sharded import Sharded
 
 SPAN = 1 << 31

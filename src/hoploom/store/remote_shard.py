@@ -1,0 +1,180 @@
+"""A shard for which another process answers: what is asked, and where answers belong, whatever carries them.
+
+A hop is one question, and all rows are one, but for those that are too many.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoploom.errors import PeerError
+from hoploom.ops import Frontier, Picks
+from hoploom.schema import Owner, Schema
+from hoploom.store.base import Draw, Location, Part, Shard, Wanted
+from hoploom.store.format import PartRange
+from hoploom.store.narrowing import Narrowing
+
+
+class WantedRows(NamedTuple):
+    """Rows ids[places] of some fields of one owner."""
+
+    ids: Tensor  # [n] int64
+    places: Tensor  # [m] int64
+    wants: list[int]  # which of what is wanted
+
+
+class Target(NamedTuple):
+    """Where the rows of one field belong: out[places]."""
+
+    places: Tensor  # [m] int64
+    out: Tensor
+
+
+class RemoteShard:
+    """The questions for one part. Those that follow send them."""
+
+    def __init__(self, schema: Schema, number: int, held: PartRange, most: int) -> None:
+        self.schema, self.number = schema, number
+        self.narrowing = Narrowing(schema, held)
+        self._most = most  # what the rows of one question may cost
+
+    @property
+    def is_here(self) -> bool:
+        return False
+
+    @property
+    def is_remote(self) -> bool:
+        return True
+
+    def lies_here(self, owner: Owner, name: str) -> bool:
+        return False
+
+    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
+        return Location(places[:0], (), places)
+
+    # --- how they are sent ---------------------------------------------------------------------
+
+    def _ask_hop(self, header: dict[str, Any], columns: list[Tensor]) -> Callable[[], tuple[Any, list[Any]]]:
+        """What comes back: the relations that were drawn, and three columns of picks for each."""
+        raise NotImplementedError
+
+    def _ask_rows(self, listed: list[list[Any]], ids: list[Tensor], targets: list[Target]) -> Callable[[], None]:
+        """Rows of [owner, field, which ids], to their targets."""
+        raise NotImplementedError
+
+    def _cost(self, wanted: Sequence[Wanted], wants: Sequence[int]) -> int:
+        """What one id of these costs, of what a question may cost."""
+        return 1
+
+    # --- what is asked -------------------------------------------------------------------------
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        """Ask for one hop of all relations."""
+        destinations = self.schema.destinations
+        drawn = [
+            relation
+            for relation, (end, fanout) in enumerate(zip(destinations, draw.fanouts, strict=True))
+            if fanout != 0 and frontiers[end] is not None
+        ]
+        if not drawn:
+            return lambda: [None] * len(destinations)
+        types = {destinations[relation] for relation in drawn}
+        listed, columns = [], []
+        for number, frontier in enumerate(frontiers):
+            if frontier is None or number not in types:
+                continue
+            nodes, trees, times = frontier
+            listed.append([number, trees is not None, times is not None])
+            columns.append(self.narrowing.nodes[number].sent(nodes))
+            columns += [column for column in (trees, times) if column is not None]
+        header = dict(zip(draw._fields, draw, strict=True)) | {"frontiers": listed, "fanouts": list(draw.fanouts)}
+        finish = self._ask_hop(header, columns)
+        return lambda: self._picks(*finish(), drawn, frontiers)
+
+    def _picks(
+        self, relations: Any, columns: list[Any], drawn: Sequence[int], frontiers: Sequence[Frontier | None]
+    ) -> list[Picks | None]:
+        """The answer's columns by relation, checked: whoever answers may be mistaken."""
+        if relations != list(drawn) or len(columns) != 3 * len(drawn):
+            raise self._wrong("picks of other relations")
+        found: list[Picks | None] = [None] * len(self.schema.relations)
+        for place, index in enumerate(drawn):
+            picks = self.narrowing.picks_come(index, columns[3 * place : 3 * place + 3])
+            frontier = frontiers[self.schema.destinations[index]]
+            assert frontier is not None
+            if picks is None or picks.counts.shape != frontier.nodes.shape or picks.sources.shape != picks.edges.shape:
+                raise self._wrong("picks that do not fit the frontier")
+            found[index] = picks
+        return found
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        """Ask for rows of all fields. What is too much for one question is asked when the call returned is made."""
+        columns: dict[tuple[int, int], WantedRows] = {}
+        for index, (want, place) in enumerate(zip(wanted, places, strict=True)):
+            if place.numel():
+                key = id(want.ids), id(place)  # fields of one type share their ids
+                if key not in columns:
+                    columns[key] = WantedRows(want.ids, place, [])
+                columns[key].wants.append(index)
+        if not columns:
+            return lambda: None
+        first, *others = self._questions(list(columns.values()), wanted)
+        finish = self._begin_gather(first, wanted, outs)
+        if not others:
+            return finish
+
+        def finish_all() -> None:
+            finish()
+            for question in others:
+                self._begin_gather(question, wanted, outs)()
+
+        return finish_all
+
+    def _questions(self, columns: list[WantedRows], wanted: Sequence[Wanted]) -> list[list[WantedRows]]:
+        """The columns of each question, which costs no more than it may: but one id can always be asked for."""
+        costs = [max(1, self._cost(wanted, column.wants)) for column in columns]
+        if sum(cost * column.places.numel() for cost, column in zip(costs, columns, strict=True)) <= self._most:
+            return [columns]
+        questions: list[list[WantedRows]] = [[]]
+        left = self._most
+        for cost, column in zip(costs, columns, strict=True):
+            step = max(1, self._most // cost)
+            for begin in range(0, column.places.numel(), step):
+                piece = column._replace(places=column.places[begin : begin + step])
+                if questions[-1] and piece.places.numel() * cost > left:
+                    questions.append([])
+                    left = self._most
+                questions[-1].append(piece)
+                left -= piece.places.numel() * cost
+        return questions
+
+    def _begin_gather(
+        self, columns: Sequence[WantedRows], wanted: Sequence[Wanted], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        """One question."""
+        listed: list[list[Any]] = []
+        targets: list[Target] = []
+        ids: list[Tensor] = []
+        for number, (all_ids, places, wants) in enumerate(columns):
+            ids.append(self.narrowing.of(wanted[wants[0]].owner).sent(all_ids, places))
+            for index in wants:
+                owner, name, _ = wanted[index]
+                listed.append([owner if isinstance(owner, str) else list(owner), name, number])
+                targets.append(Target(places, outs[index]))
+        return self._ask_rows(listed, ids, targets)
+
+    def _wrong(self, what: str) -> PeerError:
+        return PeerError(f"part {self.number} answered with {what}; use the same Hoploom on both sides")
+
+
+def read_all(shard: Shard, wanted: Sequence[Wanted], outs: Sequence[Tensor]) -> None:
+    """All rows that are wanted, by who answers."""
+    if isinstance(shard, Part):
+        shard.gather_into(wanted, outs)
+        return
+    places = {id(want.ids): torch.arange(want.ids.numel()) for want in wanted}  # fields of one type share their ids
+    shard.begin_gather(wanted, [places[id(want.ids)] for want in wanted], outs)()
