@@ -36,4 +36,4 @@ class AllToAll:
 
 def split(message: Tensor, sizes: list[int]) -> list[Tensor]:
     """Its pieces of these sizes, without a copy."""
-    return list(message.split(sizes))  # type: ignore[no-untyped-call]
+    return list(torch.split_with_sizes(message, sizes))

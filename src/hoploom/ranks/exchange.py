@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -38,6 +40,9 @@ TEXT = 512 - ALIGNED  # bytes of an answer that may hold an error
 ASKS, OPEN, CLOSED, GONE = 1, 2, 4, 8  # flags: asks somebody, also what has answers of any size; is done; has left
 IDLE = timedelta(days=365)  # that nobody may ask anything
 PAUSE = 0.005  # seconds between two looks for a note, where torch cannot wait for one beside other calls
+
+
+Heads = NDArray[np.int64]  # [ranks, 2]: flags, and the bytes of what each asks this rank
 
 
 class Reply(NamedTuple):
@@ -227,7 +232,7 @@ class Exchange:
         self._since = time.monotonic()
         return self._ways.swap(sent, sent_sizes, received_sizes)
 
-    def _is_over(self, heads: Tensor) -> bool:
+    def _is_over(self, heads: Heads) -> bool:
         """Whether this rank leaves, or all are done; raises where another one has left."""
         if int(heads[self.rank, 0]) & GONE:
             return True
@@ -235,8 +240,8 @@ class Exchange:
             raise dist.DistError("it has left")
         return not _any(heads, ASKS) and bool((heads[:, 0] & CLOSED).all())
 
-    def _next_heads(self) -> Tensor:
-        """Wait until somebody has something to say, and hear what the next round is about: [ranks, 2] int64."""
+    def _next_heads(self) -> Heads:
+        """Wait until somebody has something to say, and hear what the next round is about."""
         with self._lock:
             self._number += 1
             self._is_idle = not (self._waiting or self._has_news)
@@ -263,13 +268,12 @@ class Exchange:
             flags |= ASKS
         if any(question.answer_bytes is None for question in self._announced):
             flags |= OPEN
-        heads = torch.zeros(self.world_size, 2, dtype=torch.int64)
-        heads[:, 0] = flags
+        heads = np.full((self.world_size, 2), (flags, 0), dtype=np.int64)
         for question in self._announced:
             heads[question.rank, 1] += ALIGNED + question.num_bytes
-        return heads.view(torch.uint8)
+        return torch.from_numpy(heads.view(np.uint8))
 
-    def _round(self, heads: Tensor) -> Tensor:
+    def _round(self, heads: Heads) -> Heads:
         """Ask, answer, and be answered; the heads of the next round."""
         self._under_way = self._announced
         asked = [[one for one in self._under_way if one.rank == rank] for rank in range(self.world_size)]
@@ -310,12 +314,12 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNED) * ALIGNED
 
 
-def _any(heads: Tensor, flag: int) -> bool:
+def _any(heads: Heads, flag: int) -> bool:
     return bool((heads[:, 0] & flag).any())
 
 
-def _heads(rows: Sequence[Tensor]) -> Tensor:
-    return torch.stack([row.clone().view(torch.int64) for row in rows])
+def _heads(rows: Sequence[Tensor]) -> Heads:
+    return np.stack([row.numpy().view(np.int64) for row in rows])
 
 
 def _joined(questions: Sequence[Inquiry]) -> Tensor:
@@ -323,8 +327,7 @@ def _joined(questions: Sequence[Inquiry]) -> Tensor:
     out = ops.empty((sum(ALIGNED + question.num_bytes for question in questions),), torch.uint8)
     left = out
     for question in questions:
-        sizes = left[:ALIGNED].view(torch.int64)
-        sizes[0], sizes[1] = question.num_bytes, question.answer_bytes or 0
+        left.numpy()[:ALIGNED].view(np.int64)[:] = question.num_bytes, question.answer_bytes or 0
         write_pieces(question.content, left[ALIGNED:])
         left = left[ALIGNED + question.num_bytes :]
     return out
@@ -342,7 +345,7 @@ def _pieces(message: Tensor) -> list[tuple[Tensor, int]]:
     """What was joined, each with the length of its answer; 0: only who answers knows it."""
     found, begin = [], 0
     while begin < message.numel():
-        size, answer_bytes = message[begin : begin + ALIGNED].view(torch.int64).tolist()
+        size, answer_bytes = message[begin : begin + ALIGNED].numpy().view(np.int64).tolist()
         end = begin + ALIGNED + size
         found.append((message[begin + ALIGNED : end], answer_bytes))
         begin = end
@@ -363,26 +366,27 @@ def _refusal(error: Exception, num_bytes: int) -> Reply:
 
 
 def _write(answers: Sequence[Reply], out: Tensor) -> None:
-    """Each after its length, and the error that it is, if it is one."""
+    """Each after its length and that of the error that it is, if it is one."""
     for answer in answers:
-        out[:8].view(torch.int64).fill_(answer.num_bytes)
-        text = out[ALIGNED : ALIGNED + TEXT].zero_()
+        said = b""
         try:
             answer.write(out[ALIGNED + TEXT :][: answer.num_bytes])
         except Exception as error:  # as in _prepared
             own = error if isinstance(error, HoploomError) else BatchError(f"{type(error).__name__}: {error}")
             said = f"{type(own).__name__}|{own}".encode()[:TEXT]
-            text[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        array = out.numpy()
+        array[:ALIGNED].view(np.int64)[:] = answer.num_bytes, len(said)
+        array[ALIGNED : ALIGNED + len(said)] = np.frombuffer(said, dtype=np.uint8)
         out = out[_answer_size(answer.num_bytes) :]
 
 
 def _settle(questions: Sequence[Inquiry], answers: Tensor) -> None:
     for question in questions:
-        num_bytes = int(answers[:8].view(torch.int64))
-        kind, _, text = (
-            bytes(answers[ALIGNED : ALIGNED + TEXT].numpy()).rstrip(b"\0").decode(errors="ignore").partition("|")
-        )
-        if kind:
+        array = answers.numpy()
+        num_bytes, num_letters = array[:ALIGNED].view(np.int64).tolist()
+        if num_letters:
+            said = array[ALIGNED : ALIGNED + num_letters].tobytes().decode(errors="ignore")
+            kind, _, text = said.partition("|")
             question.answer.set_exception(getattr(errors, kind, PeerError)(f"rank {question.rank}: {text}"))
         else:
             question.answer.set_result(answers[ALIGNED + TEXT :][:num_bytes])
