@@ -60,6 +60,17 @@ def test_a_short_timeout_does_not_make_a_slow_answer_a_lost_one(path: Path) -> N
         assert store.features.gather(wanted)[0][:, 0].tolist() == [5.0, 7.0]
 
 
+def test_a_server_that_only_says_that_it_makes_an_answer_is_left_at_the_deadline(path: Path) -> None:
+    wanted = [Wanted("node", "x", torch.tensor([5, 7]))]
+    with (
+        listening(path, limits=ServerLimits(beat=0.1), seconds=20.0) as slow,
+        hoploom.connect(slow.address, made="here", timeout=2.0) as store,
+        within(6.0),
+        pytest.raises(PeerError, match=r"no answer for part 0 within 2 seconds .* is still making its answer"),
+    ):
+        store.features.gather(wanted)
+
+
 def test_a_client_that_stops_reading_does_not_keep_others_waiting(path: Path) -> None:
     everything = torch.arange(NODES)
     with (

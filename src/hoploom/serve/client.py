@@ -4,6 +4,7 @@ A server that is silent for too long is lost; while it makes an answer, it says 
 kept for the next request; one that failed is never used again.
 """
 
+import math
 import os
 import threading
 import time
@@ -146,9 +147,10 @@ class Peer(Closing):
         conversation.close()
         raise LostError("the store was closed")
 
-    def read(self, conversation: Conversation, reading: Callable[[Incoming], Read]) -> Read:
-        """Read an answer by `reading`; raises what the server refused with, LostError if none comes."""
+    def read(self, conversation: Conversation, reading: Callable[[Incoming], Read], deadline: float) -> Read:
+        """Read an answer by `reading`; raises what the server refused with, LostError if none comes by the deadline."""
         keep, incoming = False, None
+        conversation.connection.deadline = deadline
         began = time.perf_counter()
         try:
             incoming = conversation.incoming()
@@ -161,14 +163,16 @@ class Peer(Closing):
             keep = incoming is not None and "error" in incoming.header and not incoming.num_bytes  # it was read whole
             raise
         except FAILURES as error:
-            raise self._lost(error) from error
+            raise self._lost(error, is_late=time.monotonic() >= deadline) from error
         finally:
             with self._lock:
                 self.wait_seconds += time.perf_counter() - began
             self._done(conversation, keep=keep)
 
-    def _lost(self, error: Exception) -> HoploomError:
+    def _lost(self, error: Exception, *, is_late: bool = False) -> HoploomError:
         self._drop_idle()  # they are lost too
+        if isinstance(error, TimeoutError) and is_late:
+            return LostError(f"{self.address} is still making its answer; ask for less at once, or give more time")
         if isinstance(error, TimeoutError):
             return LostError(f"{self.address} has not answered for {self._silence:g} seconds; see whether it runs")
         if has_too_many_files(error):
@@ -184,6 +188,7 @@ class Peer(Closing):
             self.under_way -= 1
             keep = keep and len(self._idle) < MAX_IDLE and conversation in self._open
             if conversation is not None and keep:
+                conversation.connection.deadline = math.inf  # the next request has its own
                 self._idle.append(conversation)
         if conversation is not None and not keep:
             self._drop(conversation)
@@ -218,9 +223,9 @@ class PendingAnswer:
     def __init__(self, peer: Peer, conversation: Conversation) -> None:
         self._peer, self._conversation = peer, conversation
 
-    def read(self, reading: Callable[[Incoming], Read]) -> Read:
-        """The answer, by what reads it."""
-        return self._peer.read(self._conversation, reading)
+    def read(self, reading: Callable[[Incoming], Read], deadline: float = math.inf) -> Read:
+        """The answer, by what reads it; LostError if it is not complete at the deadline."""
+        return self._peer.read(self._conversation, reading, deadline)
 
 
 def read_message(incoming: Incoming, *, pinned: bool = False) -> Message:

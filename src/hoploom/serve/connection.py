@@ -7,6 +7,7 @@ but steady rate. A small message costs one call of the system on either side; wh
 
 import array
 import errno
+import math
 import os
 import socket
 import ssl
@@ -43,6 +44,7 @@ class Connection(Closing):
         self._buffer = bytearray(BUFFERED)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0  # of what was read ahead
+        self.deadline = math.inf  # of an answer, however often the server says that it is being made
         self._until = 0.0  # when a message has to be through
         self._waits_are_short = True
         self._timeout, self._file = silence, connected.fileno()
@@ -63,7 +65,7 @@ class Connection(Closing):
         if silence != self._timeout:  # to set it is a call of the system
             self._timeout = silence
             self._socket.settimeout(silence)
-        self._until = time.monotonic() + silence + num_bytes / SLOWEST
+        self._until = min(self.deadline, time.monotonic() + silence + num_bytes / SLOWEST)
 
     def _in_time(self) -> None:
         if time.monotonic() > self._until:

@@ -94,8 +94,8 @@ class Peers(Closing):
 
         def finish() -> Read:
             if peer is not None and pending is not None:
-                try:
-                    return self._answer(peer, pending, reading)
+                try:  # it may have been asked for long before anybody reads it
+                    return self._answer(peer, pending, reading, max(deadline, time.monotonic() + self._timeout))
                 except LostError as error:
                     self._note_lost(peer, error)
                 except StoreError as error:
@@ -124,7 +124,7 @@ class Peers(Closing):
             if (other := self._discovery.wait_for(choose, deadline)) is None:
                 break
             try:
-                found = self._answer(other, other.begin(request), reading)
+                found = self._answer(other, other.begin(request), reading, deadline)
             except LostError as lost:  # busy, say
                 self._note_lost(other, lost)
             except StoreError:
@@ -147,7 +147,7 @@ class Peers(Closing):
         """Ask one peer after the other until one answers, or the deadline has passed."""
         while (peer := self._wait_for(part, deadline)) is not None:
             try:
-                return self._answer(peer, peer.begin(request), reading)
+                return self._answer(peer, peer.begin(request), reading, deadline)
             except LostError as error:
                 self._note_lost(peer, error)
             except StoreError as error:
@@ -163,13 +163,13 @@ class Peers(Closing):
             return None  # there will never be one
         return self._discovery.wait_for(lambda present: self._choose(part, present), deadline)
 
-    def _answer(self, peer: Peer, pending: PendingAnswer, reading: Callable[[Incoming], Read]) -> Read:
+    def _answer(self, peer: Peer, pending: PendingAnswer, reading: Callable[[Incoming], Read], deadline: float) -> Read:
         def checked(incoming: Incoming) -> Read:
             if "error" in incoming.header and incoming.header["error"] != "need":
                 raise refusal_of(incoming.header, peer.address)
             return reading(incoming)
 
-        found = pending.read(checked)
+        found = pending.read(checked, deadline)
         self._pause[peer] = FIRST_PAUSE
         return found
 
