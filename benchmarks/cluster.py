@@ -10,8 +10,10 @@ from typing import Any
 
 import graph
 import report
+from measure import Side
 
 HERE = Path(__file__).parent
+RANKS = 4  # that the seeds are dealt out to, though fewer may be there
 SHAPE = graph.Shape(500_000, 60.0, 100)  # 30 M edges: the graph that GLT's figures are of
 
 
@@ -89,6 +91,25 @@ class Trainers:
         for process in self.all:
             process.kill()
             process.wait()
+
+
+def load(trainers: Trainers, name: str, **options: Any) -> int:
+    """A loader in each, as of a job of four ranks, so that an epoch is short and yet many batches; how many."""
+    told = {"do": "load", "name": name, "world_size": RANKS, **options}
+    (answer, *_) = trainers.tell([told | {"rank": rank} for rank in range(len(trainers.all))])
+    return int(answer["steps"])
+
+
+def epoch(trainers: Trainers, name: str, steps: int) -> Side:
+    """Milliseconds for a batch, over whole epochs: what loaders do before the first batch counts, and what they make
+    ahead is used."""
+
+    def side(number: int) -> float:
+        answers = trainers.tell_all({"do": "walk", "name": name, "batches": steps})
+        trainers.tell_all({"do": "rest", "name": name})
+        return max(float(answer["seconds"]) for answer in answers) / steps * 1e3
+
+    return side
 
 
 def leave_shared_memory() -> None:

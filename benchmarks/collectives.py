@@ -11,7 +11,7 @@ import report
 from measure import take_turns
 from report import Report, Row, Target
 
-BATCHES = 8  # of each rank in one repetition
+BATCHES = 8  # whose bytes are counted
 THREADS = 1
 # what is asked of others -> how the graph is opened
 WAYS: dict[str, dict[str, Any]] = {
@@ -38,14 +38,14 @@ def _measure(num_ranks: int, tiny: bool, rows: list[Row], notes: list[str]) -> N
         joining = {"do": "join", "world_size": num_ranks, "address": told["address"]}
         trainers.tell([joining | {"rank": rank} for rank in range(num_ranks)])
         trainers.tell_all({"do": "open", "path": str(path), "name": "local", "servers": []})
-        _load(trainers, "local", num_ranks)
+        steps = cluster.load(trainers, "local", num_workers=THREADS)
         for way, options in WAYS.items():
             served = {"do": "open", "name": f"served {way}", "servers": servers, "over": "tcp"}
             for told_all in (served, {"do": "exchange", "name": f"exchanged {way}"}):
                 trainers.tell([told_all | {"path": str(path), "parts": own} | options for own in parts])
-                _load(trainers, str(told_all["name"]), num_ranks)
+                cluster.load(trainers, str(told_all["name"]), num_workers=THREADS)
         names = ["local", *(f"{how} {way}" for way in WAYS for how in ("served", "exchanged"))]
-        found = take_turns({name: _walk(trainers, name) for name in names}, repetitions=5, warmups=1)
+        found = take_turns({name: cluster.epoch(trainers, name, steps) for name in names}, repetitions=3, warmups=1)
         for way in WAYS:
             ours, baseline = found[f"exchanged {way}"], found[f"served {way}"]
             ratio, question = baseline.median / ours.median, f"collectives over Gloo, {num_ranks} ranks, {way}"
@@ -59,20 +59,6 @@ def _measure(num_ranks: int, tiny: bool, rows: list[Row], notes: list[str]) -> N
             f"{num_ranks} ranks with all of the graph here: {local:.1f} ms/batch; an exchange that costs nothing would "
             f"be {most:.2f} times as fast as servers"
         )
-
-
-def _load(trainers: cluster.Trainers, name: str, num_ranks: int) -> None:
-    told = {"do": "load", "name": name, "world_size": num_ranks, "num_workers": THREADS}
-    trainers.tell([told | {"rank": rank} for rank in range(num_ranks)])
-
-
-def _walk(trainers: cluster.Trainers, name: str) -> Any:
-    def side(number: int) -> float:
-        answers = trainers.tell_all({"do": "walk", "name": name, "batches": BATCHES})
-        trainers.tell_all({"do": "rest", "name": name})
-        return max(answer["seconds"] for answer in answers) / BATCHES * 1e3
-
-    return side
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from report import Report, Row, Target
 
 import hoploom
 
-BATCHES = 8  # of each rank in one repetition
 REPETITIONS = 3
 WORKER, SERVED = "two trainers with a part each", "one server, one client"
 KNOWN = {"collocated": 306.0, "sampler processes": 900.0, "server-client": 555.0}  # ms; two cores, commit 97737b9
@@ -31,12 +30,14 @@ def measure(tiny: bool) -> Report:
     rows, notes = [], []
     size = graph.NUM_SEEDS // 16 if tiny else graph.NUM_SEEDS
     with ExitStack() as stack:
-        ours = {WORKER: stack.enter_context(_worker_mode(tiny, size)), SERVED: stack.enter_context(_served(tiny, size))}
+        ours = {WORKER: stack.enter_context(_worker_mode(tiny)), SERVED: stack.enter_context(_served(tiny))}
         theirs = stack.enter_context(peer.glt_cluster())
         for mode, way in OURS.items():
-            sides = {"ours": _walk(ours[way])}
+            options = {"num_workers": 2 // len(ours[way].all), "batch_size": size}
+            steps = cluster.load(ours[way], way, **options)
+            sides = {"ours": cluster.epoch(ours[way], way, steps)}
             if theirs is not None:
-                sides["GLT"] = _glt(theirs, mode, len(ours[way].all), size, tiny)
+                sides["GLT"] = _glt(theirs, mode, len(ours[way].all), steps, size, tiny)
             found = take_turns(sides, repetitions=REPETITIONS, warmups=1)
             title = f"GLT, {mode}" if theirs else f"GLT, {mode}, measured before"
             other = found.get("GLT", spread_of([KNOWN[mode]]))
@@ -47,42 +48,27 @@ def measure(tiny: bool) -> Report:
 
 
 @contextmanager
-def _worker_mode(tiny: bool, size: int) -> Iterator[cluster.Trainers]:
+def _worker_mode(tiny: bool) -> Iterator[cluster.Trainers]:
     path = cluster.parts_of(cluster.SHAPE, 2, tiny)
     serve = [cluster.serve_command(path, [part]) for part in range(2)]
     with cluster.serving(serve) as servers, cluster.Trainers([cluster.trainer_command()] * 2) as trainers:
         opened = {"do": "open", "name": WORKER, "path": str(path), "servers": servers, "over": "tcp"}
         trainers.tell([opened | {"topology": "parted", "parts": [rank]} for rank in range(2)])
-        load = {"do": "load", "name": WORKER, "world_size": 2, "num_workers": 1, "batch_size": size}
-        trainers.tell([load | {"rank": rank} for rank in range(2)])
         yield trainers
 
 
 @contextmanager
-def _served(tiny: bool, size: int) -> Iterator[cluster.Trainers]:
+def _served(tiny: bool) -> Iterator[cluster.Trainers]:
     serve = cluster.serve_command(graph.path_of(cluster.SHAPE, tiny), [], "--threads", "2")
     with cluster.serving([serve]) as servers, cluster.Trainers([cluster.trainer_command()]) as trainers:
         trainers.tell_all({"do": "open", "name": SERVED, "path": None, "servers": servers, "over": "tcp"})
-        load = {"do": "load", "name": SERVED, "world_size": 1, "rank": 0, "num_workers": 2, "batch_size": size}
-        trainers.tell_all(load)
         yield trainers
 
 
-def _walk(trainers: cluster.Trainers) -> Any:
-    name = WORKER if len(trainers.all) == 2 else SERVED
-
-    def side(_: int) -> float:
-        answers = trainers.tell_all({"do": "walk", "name": name, "batches": BATCHES})
-        trainers.tell_all({"do": "rest", "name": name})
-        return float(max(answer["seconds"] for answer in answers)) / BATCHES * 1e3
-
-    return side
-
-
-def _glt(theirs: peer.Peer, mode: str, trainers: int, size: int, tiny: bool) -> Any:
+def _glt(theirs: peer.Peer, mode: str, trainers: int, steps: int, size: int, tiny: bool) -> Any:
     path = graph.path_of(cluster.SHAPE, tiny)
     with hoploom.open(path) as store:
-        files, seeds = peer.files_of(path, store), graph.seeds_at(store, 0, trainers * BATCHES * size)
+        files, seeds = peer.files_of(path, store), graph.seeds_at(store, 0, trainers * steps * size)
     folder = Path(f"{path.with_suffix('')}-glt")
     told = {"graph": files, "seeds": seeds.tolist(), "fanouts": graph.FANOUTS, "folder": str(folder)}
     theirs.ask("make", mode=mode, trainers=trainers, batch_size=size, threads=2 // trainers, **told)

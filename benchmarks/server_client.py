@@ -44,9 +44,9 @@ def measure(tiny: bool) -> Report:
             trainers[before.NAME] = _trainer(stack, flight, servers=[address])
         for kind, (options, targets) in KINDS.items():
             for trainer in trainers.values():
-                load = {"do": "load", "name": kind, "rank": 0, "world_size": 1, "num_workers": THREADS}
-                trainer.tell_all(load | options)
-            found = take_turns({name: _walk(one, kind) for name, one in trainers.items()}, repetitions=7, warmups=1)
+                steps = cluster.load(trainer, kind, num_workers=THREADS, **options)
+            sides = {name: cluster.epoch(one, kind, steps) for name, one in trainers.items()}
+            found = take_turns(sides, repetitions=5, warmups=1)
             question = f"server-client, one of each, batches for {kind}"
             for way, limit in targets.items():
                 for name, target in ((LOCAL, Target("ratio", ">=", limit)), (before.NAME, None)):
@@ -72,15 +72,6 @@ def _trainer(stack: ExitStack, python: Path | None = None, **opened: Any) -> clu
     for kind in KINDS:
         trainer.tell_all({"do": "open", "name": kind, "path": None, "servers": []} | opened)
     return trainer
-
-
-def _walk(trainer: cluster.Trainers, name: str) -> Any:
-    def side(number: int) -> float:
-        (answer,) = trainer.tell_all({"do": "walk", "name": name, "batches": BATCHES})
-        trainer.tell_all({"do": "rest", "name": name})
-        return float(answer["seconds"]) / BATCHES * 1e3
-
-    return side
 
 
 def _wait(trainer: cluster.Trainers, name: str, compute: float) -> Any:

@@ -17,7 +17,7 @@ import report
 from measure import take_turns
 from report import Report, Row, Target
 
-BATCHES = 16  # of each rank in one repetition
+BATCHES = 16  # whose bytes are counted
 THREADS = 1
 CACHE = "20%"
 LOCAL = "local loaders"
@@ -38,15 +38,14 @@ def measure(tiny: bool) -> Report:
     graph.forget(path)
     flight = before.found()
     with ExitStack() as stack:
-        ours = _trainers(stack, path, sys.executable, cluster.trainer_command())
+        ours, steps = _trainers(stack, path, sys.executable, cluster.trainer_command())
         ours.tell_all({"do": "open", "name": LOCAL, "path": str(path), "servers": []})
-        _load(ours, LOCAL)
-        sides = {LOCAL: _walk(ours, LOCAL)}
-        sides |= {name: _walk(ours, name) for name in WAYS}
+        cluster.load(ours, LOCAL, num_workers=THREADS)
+        sides = {name: cluster.epoch(ours, name, steps) for name in (LOCAL, *WAYS)}
         if flight is not None:
-            theirs = _trainers(stack, path, flight, before.trainer_command(flight))
-            sides |= {f"{before.NAME}, {name}": _walk(theirs, name) for name in WAYS}
-        found = take_turns(sides, repetitions=5, warmups=1)
+            theirs, _ = _trainers(stack, path, flight, before.trainer_command(flight))
+            sides |= {f"{before.NAME}, {name}": cluster.epoch(theirs, name, steps) for name in WAYS}
+        found = take_turns(sides, repetitions=3, warmups=1)
     rows = []
     for name, (_, limit) in WAYS.items():
         target = None if limit is None else Target("ratio", ">=", limit)
@@ -59,8 +58,8 @@ def measure(tiny: bool) -> Report:
     return Report(rows, _travel(tiny), [] if flight else [before.NAME])
 
 
-def _trainers(stack: ExitStack, path: Path, python: Path | str, command: list[str]) -> cluster.Trainers:
-    """A server of each part, and beside it a trainer that has opened the graph in every way."""
+def _trainers(stack: ExitStack, path: Path, python: Path | str, command: list[str]) -> tuple[cluster.Trainers, int]:
+    """A server of each part, and beside it a trainer that has opened the graph in every way; the steps of an epoch."""
     serve = [cluster.serve_command(path, [part], python=python) for part in range(2)]
     servers = stack.enter_context(cluster.serving(serve))
     trainers = stack.enter_context(cluster.Trainers([command] * 2))
@@ -68,22 +67,8 @@ def _trainers(stack: ExitStack, path: Path, python: Path | str, command: list[st
         opened = {"do": "open", "name": name, "path": str(path), "servers": servers, **options}
         opened |= {"over": "tcp"} if python == sys.executable else {}  # Flight has nothing else
         trainers.tell([opened | {"parts": [rank]} for rank in range(2)])
-        _load(trainers, name)
-    return trainers
-
-
-def _load(trainers: cluster.Trainers, name: str) -> None:
-    told = {"do": "load", "name": name, "world_size": 2, "num_workers": THREADS}
-    trainers.tell([told | {"rank": rank} for rank in range(2)])
-
-
-def _walk(trainers: cluster.Trainers, name: str) -> Any:
-    def side(number: int) -> float:
-        answers = trainers.tell_all({"do": "walk", "name": name, "batches": BATCHES})
-        trainers.tell_all({"do": "rest", "name": name})
-        return max(answer["seconds"] for answer in answers) / BATCHES * 1e3
-
-    return side
+        steps = cluster.load(trainers, name, num_workers=THREADS)
+    return trainers, steps
 
 
 def _travel(tiny: bool) -> list[str]:
