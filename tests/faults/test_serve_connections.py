@@ -19,16 +19,17 @@ from support.until import until
 from support.wires import frame, nearby, over_tcp, plain, send
 
 import hoploom
-from hoploom import BatchError, ConfigError, PeerError
-from hoploom.serve import greeting, wire
+from hoploom import ConfigError, PeerError
+from hoploom.serve import greeting, incoming, wire
 from hoploom.serve.client import NotNowError, Peer, read_message, refusal_of
 from hoploom.serve.dial import LostError
+from hoploom.serve.incoming import Incoming
 from hoploom.serve.memory_budget import BusyError, Call
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity, read_server_security
 from hoploom.serve.server import Server, ServerLimits
 from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import Described, Incoming, Message, Streamed
+from hoploom.serve.wire import Message
 
 pytestmark = pytest.mark.timeout(180)
 INFO = Message({"ask": "info"})
@@ -193,51 +194,6 @@ def test_a_request_that_is_too_large_is_refused_as_such() -> None:
             peer.begin(Message({"ask": "x"}, [torch.zeros(10_000_000, dtype=torch.int64)])).read(refused)
 
 
-def test_a_request_with_too_long_a_header_is_refused_before_it_is_sent() -> None:
-    service: Any = Prompt()
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
-        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
-    ):
-        with pytest.raises(ConfigError, match="a header of 2000023 bytes; at most 983040; ask for less at once"):
-            peer.begin(Message({"ask": "x" * 2_000_000}))
-        assert peer.begin(INFO).read(read_message).header == {}
-
-
-class Failing:
-    """Its answers have a header that is too long, or break off with an error that nobody foresaw."""
-
-    def answer(self, request: Message, call: Call) -> Message:
-        if request.header["ask"] == "long":
-            return Message({"told": "x" * 2_000_000})
-
-        def fill(row: int, out: torch.Tensor) -> None:
-            if row:
-                raise ZeroDivisionError("row by row")
-
-        return Message({}, [Streamed(Described(torch.int64, (10,)), fill, 8)])
-
-
-@pytest.mark.parametrize("ask", ["long", "rows"])
-def test_an_answer_that_cannot_be_sent_says_why(ask: str) -> None:
-    """It is an error of this request: to ask again, or another, helps nobody."""
-    service: Any = Failing()
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
-        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
-    ):
-
-        def checked(incoming: Incoming) -> Message:
-            if "error" in incoming.header:
-                raise refusal_of(incoming.header, peer.address)
-            return read_message(incoming)
-
-        for _ in range(2):
-            told = {"long": "a header of 2000024 bytes", "rows": "ZeroDivisionError: row by row"}[ask]
-            with pytest.raises(BatchError, match=told):
-                peer.begin(Message({"ask": ask})).read(checked)
-
-
 def test_a_refused_client_keeps_its_connection() -> None:
     service: Any = Refusing()
     metrics = Metrics()
@@ -329,7 +285,7 @@ def test_a_thousand_connections_at_once_are_answered(path: Path) -> None:
                 wire.write(connection, INFO)
             for connection in opened:
                 connection.begin(0)
-                assert "identity" in wire.read(connection).header
+                assert "identity" in incoming.read(connection).header
             until(lambda: server.metrics.value(STREAMS) == 1000)
         until(lambda: server.metrics.value(STREAMS) == 0)
         until(lambda: files() == before and threading.active_count() <= threads)

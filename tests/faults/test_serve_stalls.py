@@ -1,6 +1,7 @@
 """Answers that take long, clients that stop reading, many requests at once: none of them hangs."""
 
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from support.wires import over_tcp
 import hoploom
 from hoploom import PeerError
 from hoploom.serve import wire
+from hoploom.serve.client import NotNowError, read_message
 from hoploom.serve.graph_server import BatchOptions
 from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message
@@ -24,6 +26,7 @@ from hoploom.store import Wanted
 
 pytestmark = pytest.mark.timeout(180)
 NODES, WIDTH = 20_000, 256  # 20 MB of features
+FIVE = Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([5])])
 MEMORY = 64_000_000  # of which three whole batches have no room
 
 
@@ -69,6 +72,36 @@ def test_a_server_that_only_says_that_it_makes_an_answer_is_left_at_the_deadline
         pytest.raises(PeerError, match=r"no answer for part 0 within 2 seconds .* is still making its answer"),
     ):
         store.features.gather(wanted)
+
+
+def test_an_answer_that_is_read_late_comes_from_a_replica_where_its_own_server_has_ended(path: Path) -> None:
+    """The time for an answer begins when somebody waits for it."""
+    with (
+        listening(path) as one,
+        listening(path) as other,
+        hoploom.connect([one.address, other.address], made="here", timeout=1.0) as store,
+    ):
+        peers = store.deployment.peers  # type: ignore[union-attr]
+        finish = peers.begin(FIVE, 0, read_message)
+        time.sleep(1.2)  # longer than the timeout
+        for peer in peers._peers:
+            for conversation in [*peer._open]:
+                conversation.connection.cut()
+        (rows,) = finish().tensors
+        assert rows[0, 0] == 5  # type: ignore[index]
+
+
+def test_a_server_that_stands_still_is_left_at_the_deadline(path: Path) -> None:
+    """It may be silent for longer than there is time left."""
+    with (
+        listening(path, limits=ServerLimits(beat=3600.0), seconds=60.0) as silent,
+        hoploom.connect(silent.address, made="here", timeout=6.0) as store,  # which may be silent for 3 s
+    ):
+        (peer,) = store.deployment.peers._peers  # type: ignore[union-attr]
+        pending, began = peer.begin(FIVE), time.monotonic()
+        with pytest.raises(NotNowError, match="has not answered in full; ask for less at once"):
+            pending.read(read_message, began + 0.5)
+        assert time.monotonic() - began < 2.5
 
 
 def test_a_client_that_stops_reading_does_not_keep_others_waiting(path: Path) -> None:

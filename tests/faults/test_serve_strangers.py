@@ -28,6 +28,7 @@ import hoploom
 from hoploom import Store
 from hoploom.serve import greeting, wire
 from hoploom.serve.batch_codec import unpacked
+from hoploom.serve.incoming import Incoming
 from hoploom.serve.wire import Message
 
 pytestmark = pytest.mark.timeout(240)
@@ -200,7 +201,7 @@ def _header(**more: Any) -> bytes:
         (_header(tensors=[["int64", [-1]]]), "a header that cannot be read: ValueError: shape [-1]"),
         (_header(tensors=[["int64", [1.5]]]), "a header that cannot be read: ValueError: shape [1.5]"),
         (_header(tensors=[["int64", [1] * 9]]), "a header that cannot be read: ValueError: shape"),
-        (_header(tensors=[["int64", [1 << 47, 1 << 47]]]), "1 tensors of 1"),
+        (_header(tensors=[["int64", [1 << 47]]]), "1 tensors of 1"),
         (_header(tensors=[["int64", [0]]] * 5000), "5000 tensors of 0 bytes; at most 4096"),
         (_header(tensors=[["int64", [], True]]), "a header that cannot be read: ValueError: pieces True"),
         (_header(tensors=[["int64", [3], False, 1]]), "tensors in shared memory, which this connection has not"),
@@ -210,6 +211,7 @@ def _header(**more: Any) -> bytes:
             "a header that cannot be read: ValueError: shared memory 1 of 4096 bytes, or its de",
         ),
         (b" " * (1 << 20) + b"{}", "a header of 1048578 bytes; at most 1048576"),
+        (_header(tensors=[["int64", [0, 1 << 40, 1 << 40]]]), "a header that cannot be read: ValueError: shape"),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -251,7 +253,7 @@ def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
     with hoploom.connect(addresses_of(pair), timeout=60) as store, over_tcp(stopped.address) as slow:
         assert_same_batches(expected, loader(store))
         wire.write(slow, _whole_batch(stopped, 18_000))
-        incoming = wire.Incoming(slow, wire.MAX_ANSWER)
+        incoming = Incoming(slow, wire.MAX_ANSWER)
         stopped.process.send_signal(signal.SIGTERM)
         assert "stopping: 1 requests under way, new ones are refused" in _next_line(stopped)
         assert_same_batches(expected, loader(store))  # by the other one

@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hoploom.config.values import split_address
-from hoploom.serve import wire
+from hoploom.serve import incoming, wire
 from hoploom.serve.connection import Connection
 from hoploom.serve.dial import reach, reach_near_by
+from hoploom.serve.incoming import Incoming
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import Incoming, Message
+from hoploom.serve.wire import Message
 
 PATIENCE = 60.0  # seconds
 
@@ -34,7 +35,7 @@ def over_the_wire(message: Message) -> Message:
         writing = threads.submit(write)
         try:
             far.begin(0)
-            return wire.read(far)
+            return incoming.read(far)
         finally:
             far.cut()
             writing.result()

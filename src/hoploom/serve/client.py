@@ -18,11 +18,12 @@ from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
 from hoploom.serve.dial import TOO_MANY_FILES, LostError, essence, has_too_many_files, reach, reach_near_by
+from hoploom.serve.incoming import Incoming
 from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.shared_memory import SharedMemory
 from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message, TooLargeError
+from hoploom.serve.wire import BrokenError, MalformedError, Message, StillMakingError, TooLargeError
 
 Read = TypeVar("Read")
 LATE = 0.1  # the part of the time of silence that may have passed when somebody begins to wait
@@ -63,7 +64,10 @@ class Conversation:
         freed = None if self.shared is None else self.shared.freed.take()
         if freed:
             request = request._replace(header={**request.header, "freed": freed})
-        sent = wire.write(self.connection, request)
+        prepared = wire.prepare(request)
+        if prepared.num_bytes > wire.MAX_REQUEST:
+            raise TooLargeError(f"tensors of {prepared.num_bytes} bytes; at most {wire.MAX_REQUEST}")
+        sent = wire.send(self.connection, prepared)
         self.sent = time.monotonic()
         return sent
 
@@ -163,16 +167,21 @@ class Peer(Closing):
             keep = incoming is not None and "error" in incoming.header and not incoming.num_bytes  # it was read whole
             raise
         except FAILURES as error:
-            raise self._lost(error, is_late=time.monotonic() >= deadline) from error
+            raise self._late(error) if time.monotonic() >= deadline else self._lost(error) from error
         finally:
             with self._lock:
                 self.wait_seconds += time.perf_counter() - began
             self._done(conversation, keep=keep)
 
-    def _lost(self, error: Exception, *, is_late: bool = False) -> HoploomError:
+    def _late(self, error: Exception) -> HoploomError:
+        """The server may be well; its answer takes longer than there was time for."""
+        if not isinstance(error, TimeoutError):
+            return self._lost(error)
+        told = "is still making its answer" if isinstance(error, StillMakingError) else "has not answered in full"
+        return NotNowError(f"{self.address} {told}; ask for less at once, or give more time")
+
+    def _lost(self, error: Exception) -> HoploomError:
         self._drop_idle()  # they are lost too
-        if isinstance(error, TimeoutError) and is_late:
-            return LostError(f"{self.address} is still making its answer; ask for less at once, or give more time")
         if isinstance(error, TimeoutError):
             return LostError(f"{self.address} has not answered for {self._silence:g} seconds; see whether it runs")
         if has_too_many_files(error):
@@ -186,7 +195,7 @@ class Peer(Closing):
     def _done(self, conversation: Conversation | None, *, keep: bool) -> None:
         with self._lock:
             self.under_way -= 1
-            keep = keep and len(self._idle) < MAX_IDLE and conversation in self._open
+            keep = keep and not self._closed and len(self._idle) < MAX_IDLE and conversation in self._open
             if conversation is not None and keep:
                 conversation.connection.deadline = math.inf  # the next request has its own
                 self._idle.append(conversation)

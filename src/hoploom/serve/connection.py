@@ -21,8 +21,9 @@ from hoploom.closing import Closing
 
 BUFFERED = 1 << 16  # bytes that are read ahead: a small message comes in one piece
 LAST_WORDS = 1.0  # seconds for the other side to read why a conversation ends
-SPIN = 200  # microseconds of asking before a wait: a processor that falls asleep wakes up later than most answers come
-SHORT = 400e-6  # seconds that the last wait has taken, for the next one to begin with asking
+SPIN = 200  # microseconds of polling before a wait: a processor that falls asleep wakes up later than most answers come
+SHORT = 400e-6  # seconds: where the last wait was shorter, the next one begins with polling
+LEAST = 1e-3  # seconds that a wait may take, even if the deadline has passed: what has come by then is read
 LARGE, TOGETHER = 1 << 18, 1 << 20  # bytes of a tensor from which on so many are waited for at once
 SLOWEST = 1 << 16  # bytes a second that a message has to come or go at, besides the seconds of silence
 MOST_BUFFERS = 512  # that go out in one call; Linux takes 1024
@@ -61,11 +62,12 @@ class Connection(Closing):
 
     def begin(self, num_bytes: int, silence: float | None = None) -> None:
         """From now on a message of so many bytes is on its way, in either direction."""
-        silence = self.silence if silence is None else silence
+        now = time.monotonic()
+        silence = max(LEAST, min(self.silence if silence is None else silence, self.deadline - now))
         if silence != self._timeout:  # to set it is a call of the system
             self._timeout = silence
             self._socket.settimeout(silence)
-        self._until = min(self.deadline, time.monotonic() + silence + num_bytes / SLOWEST)
+        self._until = min(self.deadline, now + silence + num_bytes / SLOWEST)
 
     def _in_time(self) -> None:
         if time.monotonic() > self._until:
@@ -127,7 +129,8 @@ class Connection(Closing):
             return taken
         while self._end - self._begin < count:
             self._read_ahead()
-            self._in_time()
+            if self._end - self._begin < count:
+                self._in_time()
         begin, self._begin = self._begin, self._begin + count
         return self._buffer[begin : begin + count]
 
@@ -154,12 +157,11 @@ class Connection(Closing):
 
     def _receive_large(self, target: memoryview) -> None:
         """Much at once, as long as it comes quickly: each time to wake up costs more than what there is to copy."""
-        at = TOGETHER
-        self._wake_up_at(min(at, target.nbytes))
+        at = 0
         try:
             while target.nbytes:
-                if target.nbytes < at:
-                    self._wake_up_at(at := target.nbytes)
+                if at == 0 or target.nbytes < at:
+                    self._wake_up_at(at := min(TOGETHER, target.nbytes))
                 try:
                     target = target[self._receive_some(target) :]
                 except TimeoutError:
@@ -173,7 +175,8 @@ class Connection(Closing):
 
     def _wake_up_at(self, num_bytes: int) -> None:
         """Whoever waits is woken up once so many bytes are there, or no more will come."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+        with suppress(OSError):  # not every system can
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def _read_ahead(self) -> None:
         """What has come by now, behind what was not taken yet; at least a byte."""

@@ -136,6 +136,7 @@ class _AnswerError(Exception):
 # --- what went wrong -----------------------------------------------------------------------------
 
 SEE_TOKEN = "give the token file that it was started with"
+SPEAKS_TLS = "speaks TLS; give its CA here"
 SEE_PORT = "give the port of `hoploom serve`"
 TOO_MANY_FILES = "cannot be asked: this process has too many files open; raise `ulimit -n`"
 SEE_OUTPUT = "see in its own output whether it ended"
@@ -210,7 +211,7 @@ def _other_answer(error: _AnswerError, address: str, security: ClientSecurity) -
         return PeerError(f"peer {address} {asks}; {SEE_TOKEN}")
     if reason == greeting.TLS:
         told = "does not speak TLS; start it with --cert and --key, or give no CA here"
-        return PeerError(f"peer {address} {told if security.tls else 'speaks TLS; give its CA here'}")
+        return PeerError(f"peer {address} {told if security.tls else SPEAKS_TLS}")
     if reason == greeting.FULL:
         return LostError(f"{address}: {essence(error)}")
     return PeerError(f"peer {address} refuses this client: {essence(error)}")
@@ -233,10 +234,11 @@ def _without_tls(address: str) -> PeerError:
     """The error for a server without TLS. It is greeted in plain first, for it may be no graph server at all."""
     try:
         reach(address, Renewed(ClientSecurity()), CONNECT_SECONDS).connection.close()
-    except NoGraphServerError as error:
+    except (NoGraphServerError, LostError) as error:  # it is full, say, or ends just now
         return error
-    except PeerError:
-        pass  # it asks for a token, say
+    except PeerError as error:
+        if SPEAKS_TLS in str(error):  # it was full, which is told before TLS begins
+            return LostError(f"peer {address} could not be met; try again")
     return PeerError(f"peer {address} does not speak TLS; start it with --cert and --key, or give no CA here")
 
 

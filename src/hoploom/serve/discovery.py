@@ -110,8 +110,10 @@ class Discovery:
         """Wait until `find` finds something among the present servers; None at the deadline, or after `close`."""
         with self._changed:
             while not self.closed:
-                found, left = find(self.present()), deadline - time.monotonic()
-                if found is not None or left <= 0:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                if (found := find(self.present())) is not None:
                     return found
                 self._changed.wait(min(left, TICK))
             return None

@@ -17,9 +17,10 @@ from hoploom.errors import PeerError, StoreError
 from hoploom.serve.client import NotNowError, Peer, PendingAnswer, read_message, refusal_of
 from hoploom.serve.dial import LostError
 from hoploom.serve.discovery import MAKES, Discovery, ServerInfo
+from hoploom.serve.incoming import Incoming
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import Incoming, Message
+from hoploom.serve.wire import Message
 from hoploom.store.format import Manifest
 
 Read = TypeVar("Read")
@@ -81,7 +82,6 @@ class Peers(Closing):
 
     def begin(self, request: Message, part: int | None, reading: Callable[[Incoming], Read]) -> Callable[[], Read]:
         """Send a request now; the function that comes back reads the answer."""
-        deadline = time.monotonic() + self._timeout
         if self._discovery.closed:
             raise self._lost(part)
         pending: PendingAnswer | None = None
@@ -93,9 +93,10 @@ class Peers(Closing):
                 self._note_lost(peer, error)
 
         def finish() -> Read:
+            deadline = time.monotonic() + self._timeout  # it may have been asked for long before anybody reads it
             if peer is not None and pending is not None:
-                try:  # it may have been asked for long before anybody reads it
-                    return self._answer(peer, pending, reading, max(deadline, time.monotonic() + self._timeout))
+                try:
+                    return self._answer(peer, pending, reading, deadline)
                 except LostError as error:
                     self._note_lost(peer, error)
                 except StoreError as error:

@@ -9,8 +9,9 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.schema import Schema
 from hoploom.serve.client import read_message
+from hoploom.serve.incoming import Incoming
 from hoploom.serve.peers import Peers
-from hoploom.serve.wire import Incoming, Message
+from hoploom.serve.wire import Message
 from hoploom.store.remote_shard import RemoteShard, Target
 
 MAX_IDS = 1 << 22  # in one request: 32 MiB at most, of wire.MAX_REQUEST

@@ -85,6 +85,7 @@ def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
     try:
         for index, has_trees, has_times in listed or ():
             number = read_integer("type", index, 0, len(schema.node_types))
+            require(found[number] is None, "frontiers", listed, "each type once")
             what = repr(schema.node_types[number].name)
             nodes = read_owned(what, next(columns), part.first_nodes[number], part.num_nodes[number])
             trees, times = [_column_of(next(columns), nodes) if given else None for given in (has_trees, has_times)]

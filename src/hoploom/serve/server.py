@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -25,12 +24,13 @@ from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, Sto
 from hoploom.serve import greeting, wire
 from hoploom.serve.connection import Connection
 from hoploom.serve.greeting import Door, RefusedError
+from hoploom.serve.incoming import Incoming
 from hoploom.serve.memory_budget import Call, CancelledError, MemoryBudget
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.shared_memory import SharedAnswers, is_possible
-from hoploom.serve.wire import BrokenError, Incoming, MalformedError, Message, TooLargeError
+from hoploom.serve.wire import BrokenError, MalformedError, Message, Prepared, TooLargeError
 
 GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_CONNECTIONS = 4096
@@ -186,23 +186,25 @@ class Server(Closing):
             error_name = answer.header.get("error")
             count.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
             try:
-                count.sent = wire.write(caller.connection, answer, caller.shared)
-            except TooLargeError as error:  # nothing of it was sent
-                wire.write(caller.connection, refusal_of(error), caller.shared)
-            except HoploomError as error:  # of rows that are read while they are sent
-                self._break_off(caller, error)
-            except (OSError, EOFError):
-                raise
-            except Exception as error:
-                self._break_off(caller, error)
+                try:
+                    prepared = wire.prepare(answer, caller.shared)
+                except Exception as error:  # too large, say
+                    count.outcome = "failed"
+                    prepared = wire.prepare(refusal_of(error), caller.shared)
+                count.sent = self._send(caller, prepared)
             finally:
                 if answer.done is not None:
                     answer.done()
 
-    def _break_off(self, caller: "Caller", error: Exception) -> NoReturn:
-        """Say so in the middle of an answer; the conversation cannot go on."""
-        wire.write_broken(caller.connection, refusal_of(error).header)
-        raise ConnectionAbortedError from error
+    def _send(self, caller: "Caller", prepared: Prepared) -> int:
+        """An answer, of which rows may be read while it is sent: where that fails, the conversation cannot go on."""
+        try:
+            return wire.send(caller.connection, prepared)
+        except Exception as error:
+            if isinstance(error, OSError | EOFError) and not isinstance(error, HoploomError):
+                raise  # of the connection
+            wire.write_broken(caller.connection, refusal_of(error).header)
+            raise ConnectionAbortedError from error
 
     def _answer(self, request: Message, call: Call) -> Message:
         if self._metrics.draining:
@@ -300,7 +302,9 @@ FAILED = (PeerError.__name__, BatchError.__name__, StoreError.__name__)
 
 def refusal_of(error: Exception) -> Message:
     """An answer that says why there is none."""
-    if not isinstance(error, HoploomError):
+    if isinstance(error, TooLargeError):
+        error = BatchError(f"an answer would have {error}; ask for less at once")
+    elif not isinstance(error, HoploomError):
         error = BatchError(f"{type(error).__name__}: {error}")
     return Message({"error": type(error).__name__, "message": str(error)[:2000]})
 

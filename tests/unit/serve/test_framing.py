@@ -14,11 +14,12 @@ from torch import Tensor
 
 from hoploom import StoreError, ops
 from hoploom.schema import DTYPES
-from hoploom.serve import wire
+from hoploom.serve import incoming, wire
 from hoploom.serve.connection import Connection
+from hoploom.serve.incoming import Incoming
 from hoploom.serve.memory_budget import MemoryBudget
 from hoploom.serve.shared_memory import SharedAnswers, SharedMemory
-from hoploom.serve.wire import BrokenError, Described, Incoming, MalformedError, Message, Streamed
+from hoploom.serve.wire import BrokenError, Described, MalformedError, Message, Streamed
 
 KNOWN = (MalformedError, EOFError, BrokenError, TimeoutError)
 LIMIT = 1 << 16  # bytes of tensors that the fuzzed side takes
@@ -126,7 +127,7 @@ def test_an_answer_that_breaks_off_says_why() -> None:
         wire.write_broken(near, {"error": "StoreError", "message": "gone"})
         far.begin(0)
         with pytest.raises(BrokenError) as broken:
-            wire.read(far)
+            incoming.read(far)
     assert broken.value.header == {"error": "StoreError", "message": "gone"}
 
 
@@ -146,7 +147,7 @@ def test_what_comes_drop_by_drop_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
         far.begin(0)
         begun = time.monotonic()
         with pytest.raises(TimeoutError, match="less than"):
-            wire.read(far)
+            incoming.read(far)
         assert time.monotonic() - begun < 5
         far.close()
         with pytest.raises(BrokenPipeError):

@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from support.certificates import certificates
 from support.until import until
 from support.wires import over_tcp, plain
 
 from hoploom import ConfigError, PeerError
 from hoploom.config.values import join_address, split_address
-from hoploom.serve.dial import reach
+from hoploom.serve.dial import LostError, reach
 from hoploom.serve.memory_budget import Call
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity, ServerSecurity
@@ -90,6 +91,21 @@ def test_clients_that_never_introduce_themselves_are_bounded_too(monkeypatch: py
             assert stack.enter_context(plain(server.address, 10.0)).recv(1) == b""
         until(lambda: server._num_met == 0)
         over_tcp(server.address, silence=5.0).close()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_a_server_with_too_many_clients_is_not_taken_for_another(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so before TLS begins; a client comes again later."""
+    service: Any = Prompt()
+    made = certificates()
+    secured = ServerSecurity(certificate=made["server.pem"], key=made["server.key"]) if tls else ServerSecurity()
+    shown = ClientSecurity(ca=made["ca.pem"]) if tls else ClientSecurity()
+    with Server(service, "127.0.0.1:0", secured, Metrics()) as server:
+        monkeypatch.setattr("hoploom.serve.server.MAX_CONNECTIONS", 0)
+        with pytest.raises(LostError, match="0 connections are open already"):
+            over_tcp(server.address, shown, silence=5.0)
+        monkeypatch.undo()
+        over_tcp(server.address, shown, silence=5.0).close()
 
 
 def test_a_server_without_a_unix_socket_is_asked_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
