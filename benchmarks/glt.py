@@ -1,8 +1,8 @@
 """How long does a batch take on a cluster, next to GLT's own examples on the same graph and cores?
 
 Two trainers with a part each (GLT: collocated samplers, or sampler processes), then one server and one client. Each
-rank has a thread for the batches; ours goes over TCP, as GLT does. Where GLT cannot be imported, figures that were
-measured before on this kind of machine stand in, and their rows say so.
+rank has a thread for the batches; ours goes over TCP, as GLT does, and once through shared memory. Where GLT cannot be
+imported, figures that were measured before on this kind of machine stand in, and their rows say so.
 """
 
 from collections.abc import Iterator
@@ -20,9 +20,10 @@ from report import Report, Row, Target
 import hoploom
 
 REPETITIONS = 3
-WORKER, SERVED = "two trainers with a part each", "one server, one client"
+WORKER = "two trainers with a part each"
+SERVED, NEAR = "one server, one client", "one server, one client, shared memory"  # as users have it on one host
 KNOWN = {"collocated": 306.0, "sampler processes": 900.0, "server-client": 555.0}  # ms; two cores, commit 97737b9
-OURS = {"collocated": WORKER, "sampler processes": WORKER, "server-client": SERVED}
+OURS = {"collocated": [WORKER], "sampler processes": [WORKER], "server-client": [SERVED, NEAR]}
 
 
 def measure(tiny: bool) -> Report:
@@ -30,19 +31,22 @@ def measure(tiny: bool) -> Report:
     rows, notes = [], []
     size = graph.NUM_SEEDS // 16 if tiny else graph.NUM_SEEDS
     with ExitStack() as stack:
-        ours = {WORKER: stack.enter_context(_worker_mode(tiny)), SERVED: stack.enter_context(_served(tiny))}
+        ours = {WORKER: stack.enter_context(_worker_mode(tiny))}
+        ours |= {way: stack.enter_context(_served(tiny, way)) for way in (SERVED, NEAR)}
         theirs = stack.enter_context(peer.glt_cluster())
-        for mode, way in OURS.items():
-            options = {"num_workers": 2 // len(ours[way].all), "batch_size": size}
-            steps = cluster.load(ours[way], way, **options)
-            sides = {"ours": cluster.epoch(ours[way], way, steps)}
+        for mode, ways in OURS.items():
+            num_trainers, sides = len(ours[ways[0]].all), {}
+            for way in ways:
+                steps = cluster.load(ours[way], way, num_workers=2 // num_trainers, batch_size=size)
+                sides[way] = cluster.epoch(ours[way], way, steps)
             if theirs is not None:
-                sides["GLT"] = _glt(theirs, mode, len(ours[way].all), steps, size, tiny)
+                sides["GLT"] = _glt(theirs, mode, num_trainers, steps, size, tiny)
             found = take_turns(sides, repetitions=REPETITIONS, warmups=1)
             title = f"GLT, {mode}" if theirs else f"GLT, {mode}, measured before"
             other = found.get("GLT", spread_of([KNOWN[mode]]))
-            ratio = other.median / found["ours"].median
-            rows.append(Row(f"a batch, {way}", "ms", found["ours"], title, other, ratio, Target("ratio", ">=", 10)))
+            for way in ways:
+                ratio = other.median / found[way].median
+                rows.append(Row(f"a batch, {way}", "ms", found[way], title, other, ratio, Target("ratio", ">=", 10)))
         notes += [] if theirs is None else [theirs.versions]
     return Report(rows, notes, [] if notes else ["GLT"])
 
@@ -58,10 +62,11 @@ def _worker_mode(tiny: bool) -> Iterator[cluster.Trainers]:
 
 
 @contextmanager
-def _served(tiny: bool) -> Iterator[cluster.Trainers]:
+def _served(tiny: bool, way: str) -> Iterator[cluster.Trainers]:
     serve = cluster.serve_command(graph.path_of(cluster.SHAPE, tiny), [], "--threads", "2")
     with cluster.serving([serve]) as servers, cluster.Trainers([cluster.trainer_command()]) as trainers:
-        trainers.tell_all({"do": "open", "name": SERVED, "path": None, "servers": servers, "over": "tcp"})
+        opened = {"do": "open", "name": way, "path": None, "servers": servers}
+        trainers.tell_all(opened | ({"over": "tcp"} if way == SERVED else {}))
         yield trainers
 
 

@@ -53,7 +53,7 @@ def measure(tiny: bool) -> Report:
                     ours, theirs = found[way], found.get(name)
                     ratio = None if theirs is None else theirs.median / ours.median
                     rows.append(Row(f"{question}, {way}", "ms/batch", ours, name, theirs, ratio, target))
-            (told,) = trainers[TCP].tell_all({"do": "travel", "name": kind, "batches": BATCHES})
+            (told,) = trainers[TCP].tell_all({"do": "travel", "name": kind, "batches": steps})
             notes.append(f"received for a batch for {kind}: {told['bytes'] / 1e6:.1f} MB")
             compute = SLOWER * found[TCP].median / 1e3
             waited = take_turns({"waited": _wait(trainers[TCP], kind, compute)}, repetitions=3, warmups=1)["waited"]

@@ -17,7 +17,6 @@ import report
 from measure import take_turns
 from report import Report, Row, Target
 
-BATCHES = 16  # whose bytes are counted
 THREADS = 1
 CACHE = "20%"
 LOCAL = "local loaders"
@@ -82,9 +81,8 @@ def _travel(tiny: bool) -> list[str]:
             for name, (options, _) in WAYS.items():
                 opened = {"do": "open", "name": name, "path": str(path), "servers": servers, "parts": [0], **options}
                 trainers.tell_all(opened)
-                load = {"do": "load", "name": name, "world_size": num_parts, "rank": 0, "num_workers": THREADS}
-                trainers.tell_all(load)
-                (told,) = trainers.tell_all({"do": "travel", "name": name, "batches": BATCHES})
+                steps = cluster.load(trainers, name, num_workers=THREADS)
+                (told,) = trainers.tell_all({"do": "travel", "name": name, "batches": steps})
                 hits = "" if told["hit_rate"] is None else f" (hit rate {told['hit_rate']:.2f})"
                 said.append(f"{name} {told['bytes'] / 1e6:.1f} MB{hits}")
         notes.append(f"received for a batch, {num_parts} parts: {'; '.join(said)}")
