@@ -19,7 +19,8 @@ import hoploom
 from hoploom import BatchError, ConfigError, PeerError, TrainError
 from hoploom.ops import Frontier
 from hoploom.ranks import exchange
-from hoploom.ranks.exchange import Exchange, Reply
+from hoploom.ranks.exchange import Exchange
+from hoploom.ranks.inquiries import Reply
 from hoploom.ranks.rank_part import HeldParts
 from hoploom.ranks.spawn import spawn
 from hoploom.store.base import Draw
@@ -128,7 +129,7 @@ def test_ids_and_picks_travel_as_int32(tmp_path: Path) -> None:
 def test_a_failure_in_the_rounds_is_of_the_next_call_and_of_closing_where_nobody_asked(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    broken = mock.patch.object(exchange, "_joined", side_effect=MemoryError("no room"))
+    broken = mock.patch.object(exchange, "join_questions", side_effect=MemoryError("no room"))
     with ranks_here(Path(_saved(tmp_path / "graph", 4)), "local") as store, broken:
         for _ in range(2):
             with pytest.raises(PeerError, match=r"rank 0 was exchanging rows.* failed with MemoryError: no room"):

@@ -31,7 +31,8 @@ from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import RankPlace
-from hoploom.ranks.exchange import Exchange, Reply
+from hoploom.ranks.exchange import Exchange
+from hoploom.ranks.inquiries import Reply
 from hoploom.ranks.rendezvous import RankNotes, adopted, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
 from hoploom.ranks.whereabouts import whereabouts

@@ -10,12 +10,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +22,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from hoploom import errors, ops
-from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError
+from hoploom import ops
+from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks.all_to_all import AllToAll, split
+from hoploom.ranks.inquiries import (
+    ALIGNED,
+    Inquiry,
+    Reply,
+    aligned,
+    answer_size,
+    join_questions,
+    read_questions,
+    refusal,
+    settle,
+    write_answers,
+)
 from hoploom.ranks.rendezvous import FAREWELL, own_client
 from hoploom.ranks.whereabouts import Whereabouts
 
@@ -34,33 +44,12 @@ CHANNEL = "exchanges"
 DOING = "exchanging rows with the other ranks"
 CLOSING = "closing its store, whose rows the other ranks may still need (Context.close)"
 OVER = "the store is closed, so other ranks cannot be asked; close it after its last batch"
-ALIGNED = 16  # bytes: where each part of a message begins
 HEAD = 16  # bytes of what a rank tells each other one of the next round: flags, and the size of its questions
-TEXT = 512 - ALIGNED  # bytes of an answer that may hold an error
 ASKS, OPEN, CLOSED, GONE = 1, 2, 4, 8  # flags: asks somebody, also what has answers of any size; is done; has left
 IDLE = timedelta(days=365)  # that nobody may ask anything
 PAUSE = 0.005  # seconds between two looks for a note, where torch cannot wait for one beside other calls
 
-
 Heads = NDArray[np.int64]  # [ranks, 2]: flags, and the bytes of what each asks this rank
-
-
-class Reply(NamedTuple):
-    """What a question has been answered with."""
-
-    num_bytes: int
-    write: Callable[[Tensor], object]  # fills [num_bytes] uint8
-
-
-@dataclass(frozen=True, eq=False)
-class Inquiry:
-    """What this rank asks another one."""
-
-    rank: int
-    content: Sequence[Tensor]  # of any dtype, each aligned in the message
-    num_bytes: int  # of all
-    answer_bytes: int | None  # None: only who answers knows it
-    answer: "Future[Tensor]" = field(default_factory=Future)  # [n] uint8
 
 
 class Exchange:
@@ -277,25 +266,25 @@ class Exchange:
         """Ask, answer, and be answered; the heads of the next round."""
         self._under_way = self._announced
         asked = [[one for one in self._under_way if one.rank == rank] for rank in range(self.world_size)]
-        questions = _joined([question for of_rank in asked for question in of_rank])
+        questions = join_questions([question for of_rank in asked for question in of_rank])
         sizes = [sum(ALIGNED + question.num_bytes for question in of_rank) for of_rank in asked]
         received = self._swap(questions, sizes, heads[:, 1].tolist())
-        answers = [[self._prepared(*one) for one in _pieces(of_rank)] for of_rank in received]
-        out_sizes = [HEAD + sum(_answer_size(answer.num_bytes) for answer in of_rank) for of_rank in answers]
+        answers = [[self._prepared(*one) for one in read_questions(of_rank)] for of_rank in received]
+        out_sizes = [HEAD + sum(answer_size(answer.num_bytes) for answer in of_rank) for of_rank in answers]
         if _any(heads, OPEN):
             told = torch.tensor(out_sizes).view(torch.uint8)
             in_sizes = [int(size.view(torch.int64)) for size in self._swap(told, *[[8] * self.world_size] * 2)]
         else:
-            in_sizes = [HEAD + sum(_answer_size(question.answer_bytes or 0) for question in one) for one in asked]
+            in_sizes = [HEAD + sum(answer_size(question.answer_bytes or 0) for question in one) for one in asked]
         sent = ops.empty((sum(out_sizes),), torch.uint8)
         segments = split(sent, out_sizes)
         for segment, replies in zip(segments, answers, strict=True):
-            _write(replies, segment[HEAD:])
+            write_answers(replies, segment[HEAD:])
         for segment, head in zip(segments, self._announce(), strict=True):
             segment[:HEAD] = head
         found = self._swap(sent, out_sizes, in_sizes)
         for inquiries, segment in zip(asked, found, strict=True):
-            _settle(inquiries, segment[HEAD:])
+            settle(inquiries, segment[HEAD:])
         self._under_way = []
         return _heads([segment[:HEAD] for segment in found])
 
@@ -303,15 +292,10 @@ class Exchange:
         try:
             return self._answer(content)
         except Exception as error:  # it belongs to the rank that waits for an answer
-            return _refusal(error, num_bytes)
+            return refusal(error, num_bytes)
 
 
-# --- messages ------------------------------------------------------------------------------------
-
-
-def aligned(num_bytes: int) -> int:
-    """What so many bytes take in a message."""
-    return -(-num_bytes // ALIGNED) * ALIGNED
+# --- heads ---------------------------------------------------------------------------------------
 
 
 def _any(heads: Heads, flag: int) -> bool:
@@ -320,74 +304,3 @@ def _any(heads: Heads, flag: int) -> bool:
 
 def _heads(rows: Sequence[Tensor]) -> Heads:
     return np.stack([row.numpy().view(np.int64) for row in rows])
-
-
-def _joined(questions: Sequence[Inquiry]) -> Tensor:
-    """Each after its length, and that of its answer where that is known."""
-    out = ops.empty((sum(ALIGNED + question.num_bytes for question in questions),), torch.uint8)
-    left = out
-    for question in questions:
-        left.numpy()[:ALIGNED].view(np.int64)[:] = question.num_bytes, question.answer_bytes or 0
-        write_pieces(question.content, left[ALIGNED:])
-        left = left[ALIGNED + question.num_bytes :]
-    return out
-
-
-def write_pieces(pieces: Sequence[Tensor], out: Tensor) -> None:
-    """One after the other, each aligned."""
-    array, begin = out.numpy(), 0
-    for piece in pieces:  # torch would start a team of threads
-        array[begin : begin + piece.nbytes] = piece.contiguous().view(torch.uint8).numpy()
-        begin += aligned(piece.nbytes)
-
-
-def _pieces(message: Tensor) -> list[tuple[Tensor, int]]:
-    """What was joined, each with the length of its answer; 0: only who answers knows it."""
-    found, begin = [], 0
-    while begin < message.numel():
-        size, answer_bytes = message[begin : begin + ALIGNED].numpy().view(np.int64).tolist()
-        end = begin + ALIGNED + size
-        found.append((message[begin + ALIGNED : end], answer_bytes))
-        begin = end
-    return found
-
-
-def _answer_size(num_bytes: int) -> int:
-    return ALIGNED + TEXT + aligned(num_bytes)
-
-
-def _refusal(error: Exception, num_bytes: int) -> Reply:
-    """An answer that is an error, as long as the one that is waited for."""
-
-    def refuse(out: Tensor) -> None:
-        raise error
-
-    return Reply(num_bytes, refuse)
-
-
-def _write(answers: Sequence[Reply], out: Tensor) -> None:
-    """Each after its length and that of the error that it is, if it is one."""
-    for answer in answers:
-        said = b""
-        try:
-            answer.write(out[ALIGNED + TEXT :][: answer.num_bytes])
-        except Exception as error:  # as in _prepared
-            own = error if isinstance(error, HoploomError) else BatchError(f"{type(error).__name__}: {error}")
-            said = f"{type(own).__name__}|{own}".encode()[:TEXT]
-        array = out.numpy()
-        array[:ALIGNED].view(np.int64)[:] = answer.num_bytes, len(said)
-        array[ALIGNED : ALIGNED + len(said)] = np.frombuffer(said, dtype=np.uint8)
-        out = out[_answer_size(answer.num_bytes) :]
-
-
-def _settle(questions: Sequence[Inquiry], answers: Tensor) -> None:
-    for question in questions:
-        array = answers.numpy()
-        num_bytes, num_letters = array[:ALIGNED].view(np.int64).tolist()
-        if num_letters:
-            said = array[ALIGNED : ALIGNED + num_letters].tobytes().decode(errors="ignore")
-            kind, _, text = said.partition("|")
-            question.answer.set_exception(getattr(errors, kind, PeerError)(f"rank {question.rank}: {text}"))
-        else:
-            question.answer.set_result(answers[ALIGNED + TEXT :][:num_bytes])
-        answers = answers[_answer_size(num_bytes) :]

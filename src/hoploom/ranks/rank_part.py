@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.ops import Frontier
-from hoploom.ranks.exchange import Exchange, Reply, aligned, write_pieces
+from hoploom.ranks.exchange import Exchange
+from hoploom.ranks.inquiries import Reply, aligned, write_pieces
 from hoploom.schema import DTYPES, Field, Owner, Schema
 from hoploom.store import Store
 from hoploom.store.base import Draw, Wanted
