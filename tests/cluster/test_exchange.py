@@ -16,7 +16,7 @@ from support.graphs import random_graph, save_in_parts
 from support.until import until
 
 import hoploom
-from hoploom import BatchError, ConfigError, PeerError, TrainError
+from hoploom import BatchError, ConfigError, PeerError, StoreError, TrainError
 from hoploom.ops import Frontier
 from hoploom.ranks import exchange
 from hoploom.ranks.exchange import Exchange
@@ -110,6 +110,14 @@ def test_any_error_of_an_answer_is_of_the_rank_that_asks(while_rows_are_read: bo
             store.features.gather(wanted)
         (rows,) = store.features.gather(wanted)  # the rounds go on
     assert torch.equal(rows, random_graph(60, 400, 1).x)
+
+
+def test_a_split_of_another_rank_whose_file_was_truncated_is_an_error(tmp_path: Path) -> None:
+    path = Path(_saved(tmp_path / "graph", 4))
+    with ranks_here(path, "parted") as store:
+        os.truncate(path / "part-00001/nodes/node/split.train.npy", 0)
+        with pytest.raises(StoreError, match=r"rank 1: .*split\.train\.npy cannot be read any more"):
+            store.split("train")
 
 
 def test_ids_and_picks_travel_as_int32(tmp_path: Path) -> None:

@@ -80,7 +80,10 @@ class HeldParts:
         if kind == "gather":
             return self._gather(number, header, columns)
         if kind == "split":
-            return _reply(None, [self._shards[number].split(*header)])
+            members = self._shards[number].split(*header)
+            copied = members.clone()
+            ops.require_whole([members])  # asked once they have been read
+            return _reply(None, [copied])
         return self._sample(number, header, columns)
 
     def _gather(self, number: int, listed: Sequence[Any], columns: Sequence[Tensor]) -> Reply:
