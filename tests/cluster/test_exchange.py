@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,8 +21,9 @@ import hoploom
 from hoploom import BatchError, ConfigError, PeerError, StoreError, TrainError
 from hoploom.ops import Frontier
 from hoploom.ranks import exchange
+from hoploom.ranks.all_to_all import AllToAll
 from hoploom.ranks.exchange import Exchange
-from hoploom.ranks.inquiries import Reply
+from hoploom.ranks.inquiries import Inquiry, Reply, answer_size, settle
 from hoploom.ranks.rank_part import HeldParts
 from hoploom.ranks.spawn import spawn
 from hoploom.store.base import Draw
@@ -146,21 +149,50 @@ def test_a_failure_in_the_rounds_is_of_the_next_call_and_of_closing_where_nobody
     assert str(unheard.message).startswith("the ranks have stopped exchanging rows: rank 1 was exchanging rows")
 
 
+@pytest.mark.filterwarnings("ignore:the ranks have stopped")
+def test_a_failure_in_the_rounds_keeps_no_messages(tmp_path: Path) -> None:
+    sent: list[weakref.ref[Any]] = []
+
+    def broken(ways: AllToAll, message: torch.Tensor, *sizes: Any) -> Any:
+        sent.append(weakref.ref(message))
+        raise RuntimeError("no way")
+
+    with ranks_here(Path(_saved(tmp_path / "graph", 4)), "local") as store:
+        with mock.patch.object(AllToAll, "swap", broken), suppress(PeerError):
+            store.features.gather([("node", "x", torch.arange(60))])
+        rounds = store.deployment.exchange  # type: ignore[attr-defined]
+        rounds._thread.join(60)
+        assert isinstance(rounds._failure, PeerError)
+        assert sent
+        until(lambda: all(message() is None for message in sent), "messages that are freed")
+
+
 @pytest.mark.filterwarnings("ignore:the ranks have stopped")  # of the other rank, as this one leaves
 def test_who_asks_waits_for_about_one_timeout_where_nobody_hears_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "FAREWELL", 0.2)
-    with ranks_here(Path(_saved(tmp_path / "graph", 4)), "local", seconds=0.5) as store:
+    """Its rounds end as it leaves, though they wait for a ring that was lost."""
+    monkeypatch.setattr(exchange, "FAREWELL", 0.5)
+    with ranks_here(Path(_saved(tmp_path / "graph", 4)), "local") as store:
         rounds = store.deployment.exchange  # type: ignore[attr-defined]
         until(lambda: rounds._is_idle, "a rank that waits")
-        with mock.patch.object(Exchange, "_ring") as lost:
+        rounds._seconds = 0.5
+        with mock.patch.object(Exchange, "_ring"):
             began = time.monotonic()
-            for seconds in (1.2, 1.3):  # the second call learns it at once
+            for _ in range(2):  # the second call learns it at once
                 with pytest.raises(PeerError, match=r"no answer came within 0\.5 seconds"):
                     store.features.gather([("node", "x", torch.arange(60))])
-                assert time.monotonic() - began < seconds
-        rounds._ring(*lost.call_args.args)
+                assert 1 <= time.monotonic() - began < 15
+        rounds.leave()
+        until(lambda: not rounds._thread.is_alive(), "the end of its rounds", 10)
+
+
+def test_an_answer_that_nobody_waits_for_any_more_does_not_keep_others_from_theirs() -> None:
+    given_up, waiting = (Inquiry(1, [], 0, None) for _ in range(2))
+    given_up.answer.set_exception(PeerError("no answer came"))
+    settle([given_up, waiting], torch.zeros(2 * answer_size(0), dtype=torch.uint8))
+    assert isinstance(given_up.answer.exception(0), PeerError)
+    assert waiting.answer.result(0).numel() == 0
 
 
 @pytest.mark.parametrize(

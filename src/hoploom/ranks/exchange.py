@@ -168,10 +168,12 @@ class Exchange:
 
     def _fail(self, error: Exception) -> None:
         """It belongs to all who ask, now or later."""
-        own = error if isinstance(error, HoploomError) else None
-        if own is None:
+        if isinstance(error, HoploomError):
+            own, cause = type(error)(str(error)), error.__cause__
+        else:
             own = PeerError(f"rank {self.rank} was {DOING}, and failed with {type(error).__name__}: {error}")
-            own.__cause__ = error
+            cause = error
+        own.__cause__ = None if cause is None else cause.with_traceback(None)  # its frames hold messages, and a store
         with self._lock:
             self._failure = self._failure or own
         self._end(own)
@@ -199,7 +201,8 @@ class Exchange:
     def _say(self, flag: int) -> None:
         with self._lock:
             self._flags, self._has_news = self._flags | flag, True
-            number = self._wanted_bell()
+            wanted = self._wanted_bell()
+            number = self._number if flag == GONE else wanted  # a ring that was lost must not keep this rank here
         self._ring(number)
 
     # --- the rounds ------------------------------------------------------------------------------
@@ -215,6 +218,9 @@ class Exchange:
             self._fail(error)
         self._ways.close()
         self._notes = None
+        self._under_way, self._announced = [], []
+        with self._lock:
+            self._waiting = []
         del self._bell, self._answer  # connections, and a store: the context keeps this object
 
     def _swap(self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]) -> list[Tensor]:

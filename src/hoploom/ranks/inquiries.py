@@ -4,8 +4,10 @@ The messages of one rank to another stand one after the other, each after its le
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -109,7 +111,10 @@ def settle(questions: Sequence[Inquiry], answers: Tensor) -> None:
         if num_letters:
             said = array[ALIGNED : ALIGNED + num_letters].tobytes().decode(errors="ignore")
             kind, _, text = said.partition("|")
-            question.answer.set_exception(getattr(errors, kind, PeerError)(f"rank {question.rank}: {text}"))
+            answer = getattr(errors, kind, PeerError)(f"rank {question.rank}: {text}")
+            finish = partial(question.answer.set_exception, answer)
         else:
-            question.answer.set_result(answers[ALIGNED + TEXT :][:num_bytes])
+            finish = partial(question.answer.set_result, answers[ALIGNED + TEXT :][:num_bytes])
+        with suppress(InvalidStateError):  # who asked has given up
+            finish()
         answers = answers[answer_size(num_bytes) :]
