@@ -1,6 +1,7 @@
 """Ranks that exchange rows and hops with each other: no server, real processes, real faults."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -85,6 +86,14 @@ def test_a_rank_that_leaves_with_an_error_is_named_with_it(tmp_path: Path) -> No
     with pytest.raises(KeyError, match="rank one's own"):
         spawn(exchange_workers.leave_with_an_error, 2, [_saved(tmp_path / "graph", 2), str(tmp_path)], timeout=60)
     assert "rank 1 ended with KeyError: " in (tmp_path / "0").read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_its_store_and_goes_on_is_not_lost(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="rank 2 was killed by SIGKILL"):
+        spawn(exchange_workers.leave_a_store_and_go_on, 3, [_saved(tmp_path / "graph", 3), str(tmp_path)], timeout=60)
+    for rank in (0, 1):
+        assert re.search("no sign of life came from rank 2 |rank 2 was killed", (tmp_path / f"{rank}").read_text())
 
 
 @pytest.mark.slow

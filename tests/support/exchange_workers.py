@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -204,11 +205,33 @@ def _told_of_the_loss(context: Context, store: Store, folder: str) -> None:
 
 def leave_with_an_error(context: Context, path: str, folder: str) -> None:
     """Rank 1 leaves its loop with an error of its own, while the others go on."""
-    store = context.open(path, **OPTIONS)
-    if context.rank == 1:
-        next(iter(loader(store, context.rank, context.world_size, num_workers=1)))
-        raise KeyError("rank one's own")
-    _told_of_the_loss(context, store, folder)
+    with context.open(path, **OPTIONS) as store:
+        if context.rank == 1:
+            next(iter(loader(store, context.rank, context.world_size, num_workers=1)))
+            raise KeyError("rank one's own")
+        _told_of_the_loss(context, store, folder)
+
+
+def _read_on(store: Store) -> None:
+    for _ in range(100000):
+        store.features.gather([("node", "x", torch.arange(60))])
+
+
+def leave_a_store_and_go_on(context: Context, path: str, folder: str) -> None:
+    """Rank 1 leaves its store by an error that it catches. All go on without the store, until rank 2 is killed."""
+    with suppress(KeyError), context.open(path, **OPTIONS) as store:
+        store.features.gather([("node", "x", torch.arange(60))])
+        context.barrier()
+        if context.rank == 1:
+            raise KeyError("rank one's own")
+        with pytest.raises(PeerError, match=r"exchanging rows with the other ranks, and rank 1 closed its store \("):
+            _read_on(store)
+    assert context.sum(1) == 3
+    if context.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerError) as raised:
+        context.sum(1)
+    Path(folder, f"{context.rank}").write_text(str(raised.value))
 
 
 def linger(context: Context, path: str) -> None:

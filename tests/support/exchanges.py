@@ -1,5 +1,6 @@
 """Ranks that exchange rows with each other, all in this process. Their threads, and what is between them, are real."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from hoploom.deploy.exchanged import join_ranks
 from hoploom.ranks.all_to_all import AllToAll
-from hoploom.ranks.exchange import Exchange
+from hoploom.ranks.exchange import Exchange, leave_all
 from hoploom.ranks.rank_part import HeldParts
 from hoploom.ranks.whereabouts import Whereabouts
 from hoploom.store import Store
@@ -43,7 +44,8 @@ def ranks_here(
         for exchange in exchanges:
             exchange.close()
         for exchange in exchanges:
-            exchange.wait()
+            exchange.wait(time.monotonic() + seconds)
+        leave_all(exchanges)
         until(lambda: not any(exchange._thread.is_alive() for exchange in exchanges), "the end of the rounds")
 
 

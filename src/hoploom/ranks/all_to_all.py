@@ -9,7 +9,12 @@ from torch import Tensor
 
 from hoploom import ops
 
-GONE = (RuntimeError, ValueError, AssertionError)  # what torch raises of a group that it does not know any more
+LEFT = (
+    RuntimeError,
+    ValueError,
+    KeyError,
+    AssertionError,
+)  # what torch raises of a group that is gone
 
 
 class AllToAll:
@@ -30,7 +35,7 @@ class AllToAll:
     def close(self) -> None:
         """Leave the group. Ranks that are in a call with this one learn it at once."""
         group, self._group = self._group, None
-        with suppress(*GONE):
+        with suppress(*LEFT):
             dist.destroy_process_group(group)
 
 

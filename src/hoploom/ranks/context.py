@@ -8,9 +8,11 @@ Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; t
 import atexit
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -31,7 +33,7 @@ from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import RankPlace
-from hoploom.ranks.exchange import Exchange
+from hoploom.ranks.exchange import Exchange, RankLeft, leave_all
 from hoploom.ranks.inquiries import Reply
 from hoploom.ranks.rendezvous import RankNotes, adopted, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
@@ -250,13 +252,16 @@ class Context:
         """The tensor of rank 0. The other ranks give any tensor of the same shape and dtype."""
         return tensor.detach().clone() if self._calls is None else self._calls.broadcast(tensor)
 
-    @contextmanager
-    def guard(self, doing: str) -> Iterator[None]:
+    def guard(self, doing: str) -> AbstractContextManager[None]:
         """Raise one PeerError, which says what this rank was doing, if another rank is lost inside this block.
 
         >>> with context.guard("averaging gradients"):
         ...     loss.backward()
         """
+        return self._guard(doing)
+
+    @contextmanager
+    def _guard(self, doing: str, beside: str = "") -> Iterator[None]:
         try:
             yield
         except HoploomError:
@@ -265,8 +270,10 @@ class Context:
             if self._peers is None or not (isinstance(error, dist.DistError) or LOST.search(str(error))):
                 raise
             reason = LOCATION.sub("", str(error).splitlines()[0]).split(". ")[0]
+            peers = self._peers
+            who = peers.farewell_of(error.rank) if isinstance(error, RankLeft) else peers.missing(beside)
             raise PeerError(
-                f"rank {self.rank} of {self.world_size} was {doing}, and {self._peers.missing()} ({reason:.300}); read "
+                f"rank {self.rank} of {self.world_size} was {doing}, and {who} ({reason:.300}); read "
                 "the output of that rank, then start again from the last checkpoint; if it was only slow, give "
                 f"hoploom.init a timeout above {self.timeout:g} seconds"
             ) from error
@@ -307,8 +314,9 @@ class Context:
             raise ConfigError("there is one rank only, and nobody to exchange with; start several, e.g. with torchrun")
         with self.guard("meeting the other ranks"):
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
-        notes = PrefixStore(f"exchange/{len(self._exchanges)}", self._peers.store)
-        self._exchanges.append(Exchange(AllToAll(group), notes, here, self.guard, answer, self.timeout))
+        name = f"exchange/{len(self._exchanges)}"
+        notes, guard = PrefixStore(name, self._peers.store), partial(self._guard, beside=name)
+        self._exchanges.append(Exchange(AllToAll(group), notes, here, guard, answer, self.timeout))
         return self._exchanges[-1]
 
     def close(self) -> None:
@@ -316,8 +324,9 @@ class Context:
         try:
             for exchange in self._exchanges:
                 exchange.close()
+            deadline = time.monotonic() + self.timeout
             for exchange in self._exchanges:
-                exchange.wait()
+                exchange.wait(deadline)
         except BaseException as error:
             self._leave(error)
             raise
@@ -367,16 +376,15 @@ class Context:
         atexit.unregister(self._leave_at_exit)
         peers, self._peers = self._peers, None
         if peers is not None:
-            ended = f"ended with {type(error).__name__}: {error}"[:300]
-            peers.leave(otherwise if error is None else ended, self._leave_group)
+            told = otherwise if error is None else f"ended with {type(error).__name__}: {error}"[:300]
+            peers.leave(told, self._leave_group, is_for_peers=isinstance(error, PeerError))
 
     def _leave_at_exit(self) -> None:
         """Of a script that never closes its context: the others learn how it ended, but sys.exit leaves no trace."""
         self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:
-        for exchange in self._exchanges:
-            exchange.leave()
+        leave_all(self._exchanges)
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             if self._calls is not None:

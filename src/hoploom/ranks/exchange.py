@@ -52,6 +52,14 @@ PAUSE = 0.005  # seconds between two looks for a note, where torch cannot wait f
 Heads = NDArray[np.int64]  # [ranks, 2]: flags, and the bytes of what each asks this rank
 
 
+class RankLeft(dist.DistError):
+    """A rank said that it leaves the rounds, while others still need them."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__("before all ranks had closed theirs")
+        self.rank = rank
+
+
 class Exchange:
     """This rank's part in the rounds. `answer` answers the other ranks, in the thread of the rounds."""
 
@@ -116,23 +124,18 @@ class Exchange:
         self._say(CLOSED)
         self._warn()
 
-    def wait(self) -> None:
-        """Until all have closed, or the deadline is over; then leave."""
-        deadline = time.monotonic() + self._seconds
+    def wait(self, deadline: float) -> None:
+        """Until all have closed, at most to this time of time.monotonic()."""
         self._whereabouts.begin(CHANNEL)
-        try:
-            with suppress(dist.DistError):  # a rank that has left needs no rows
-                self._whereabouts.wait(
-                    CHANNEL, CLOSING, lambda seconds: self._over.wait(seconds) or time.monotonic() > deadline
-                )
-            self._warn()
-        finally:
-            self.leave()
+        with suppress(dist.DistError):  # a rank that has left needs no rows
+            self._whereabouts.wait(
+                CHANNEL, CLOSING, lambda seconds: self._over.wait(seconds) or time.monotonic() > deadline
+            )
+        self._warn()
 
     def leave(self) -> None:
         """Answer nobody any more. Ranks that have not closed yet get an error."""
-        self._say(GONE)
-        self._thread.join(FAREWELL)
+        leave_all([self])
 
     # --- what other threads tell the one of the rounds -------------------------------------------
 
@@ -232,7 +235,7 @@ class Exchange:
         if int(heads[self.rank, 0]) & GONE:
             return True
         if _any(heads, GONE):
-            raise dist.DistError("it has left")
+            raise RankLeft(int(np.flatnonzero(heads[:, 0] & GONE)[0]))
         return not _any(heads, ASKS) and bool((heads[:, 0] & CLOSED).all())
 
     def _next_heads(self) -> Heads:
@@ -299,6 +302,15 @@ class Exchange:
             return self._answer(content)
         except Exception as error:  # it belongs to the rank that waits for an answer
             return refusal(error, num_bytes)
+
+
+def leave_all(exchanges: Sequence[Exchange]) -> None:
+    """Leave these, and wait a moment for the ends of their rounds: for all together."""
+    for exchange in exchanges:
+        exchange._say(GONE)
+    deadline = time.monotonic() + FAREWELL / 2  # the rest is for leaving the ranks themselves
+    for exchange in exchanges:
+        exchange._thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # --- heads ---------------------------------------------------------------------------------------
