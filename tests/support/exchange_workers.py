@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import hoploom
 from hoploom import ConfigError, PeerError, StoreError
 from hoploom.load.loader import Loader
 from hoploom.ranks.context import Context
-from hoploom.ranks.rank_part import MOST_BYTES, HeldParts, RankPart
+from hoploom.ranks.rank_part import HeldParts, RankPart
 from hoploom.store import Store
 from support.batches import assert_same, assert_same_batches
 from support.cluster_workers import loader
@@ -56,13 +56,21 @@ def leave_nothing_open(context: Context, path: str) -> None:
         gc.collect()
         return len(os.listdir("/proc/self/fd"))
 
-    counts = []
-    for _ in range(4):
-        with context.open(path, **OPTIONS) as store:
-            store.features.gather([("node", "x", torch.arange(60))])
-        store.deployment.exchange._thread.join(10)  # type: ignore[attr-defined]
+    def open_and_close(times: int) -> None:
+        for _ in range(times):
+            with context.open(path, **OPTIONS) as store:
+                store.features.gather([("node", "x", torch.arange(60))])
+            store.deployment.exchange._thread.join(10)  # type: ignore[attr-defined]
+
+    def is_settled() -> bool:
         counts.append(num_open())
-    until(lambda: num_open() <= max(counts[:2]), "descriptors that are closed")
+        return len(counts) >= 25 and len(set(counts[-25:])) == 1
+
+    open_and_close(2)
+    counts: list[int] = []
+    until(is_settled, "a count that stays the same")
+    open_and_close(8)
+    until(lambda: num_open() <= counts[-1], "descriptors that are closed", 10)
 
 
 def _both(context: Context, store: Store, whole: Store, **options: Any) -> tuple[Loader, Loader]:
@@ -121,12 +129,26 @@ def unevenly(context: Context, store: Store, whole: Store) -> None:
         steps = range(0, len(ours), 3 - rank)
         assert_same_batches(ours.steps(steps, dealt=False), theirs.steps(steps, dealt=False))
     if rank == 2:
-        ids = torch.arange(60).repeat(100)
-        with mock.patch.object(RankPart, "_cost", return_value=MOST_BYTES // 9):  # in many messages
-            (rows,) = store.features.gather([("node", "x", ids)])
-        (expected,) = whole.features.gather([("node", "x", ids)])
-        assert torch.equal(rows, expected)
+        in_many_messages(store, whole)
     context.barrier()
+
+
+def in_many_messages(store: Store, whole: Store) -> None:
+    """Nine rows are in each message, and those that are left in the last one of a part."""
+    wanted = [("node", "x", torch.arange(60).repeat(100))]
+    counts = [places.numel() for places in store.features.route("node", wanted[0][2])]  # type: ignore[attr-defined]
+    num_messages = sum(-(-counts[number] // 9) for number, shard in enumerate(store.shards) if shard.is_remote)
+    remote = [getattr(shard, "shard", shard) for shard in store.shards if shard.is_remote]
+    asked = store.traffic()["requests"]
+    with ExitStack() as patched:
+        for part in remote:
+            assert isinstance(part, RankPart)
+            most = 9 * store.schema.node_type("node").fields["x"].row_bytes
+            patched.enter_context(mock.patch.object(part, "_most", most))
+        (rows,) = store.features.gather(wanted)
+    assert store.traffic()["requests"] - asked == num_messages
+    (expected,) = whole.features.gather(wanted)
+    assert torch.equal(rows, expected)
 
 
 def while_torch_waits(context: Context, store: Store) -> None:
@@ -235,15 +257,17 @@ def leave_a_store_and_go_on(context: Context, path: str, folder: str) -> None:
 
 
 def linger(context: Context, path: str) -> None:
-    """Rank 0 is done at once; rank 1 needs its rows long after that. They close their stores in another order."""
+    """Rank 0 closes its stores at once; rank 1 needs its rows after that. They close their stores in another order."""
     stores = [context.open(path, exchange="collective") for _ in range(2)]
-    for _ in range(2 * context.rank):
+    met = dist.distributed_c10d._get_default_store()
+    if context.rank == 1:
+        met.wait(["rank 0 has closed"], timedelta(seconds=30))
         for store in stores:
             assert_same_batches(loader(store, 0, 1), loader(hoploom.open(path), 0, 1))
-    began = time.monotonic()
     for store in stores[:: 1 - 2 * context.rank]:
         store.close()
-    assert time.monotonic() - began < 1
+    if context.rank == 0:
+        met.set("rank 0 has closed", "")
 
 
 def close_against_a_sum(context: Context, path: str, folder: str) -> None:
