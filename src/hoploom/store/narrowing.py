@@ -16,8 +16,7 @@ from hoploom.schema import Owner, Schema
 from hoploom.store.format import PartRange
 
 MOST = 1 << 31  # ids of a range that int32 has room for
-FROM_ZERO = 0
-COME = (torch.int32, torch.int64)
+WIDTHS = (torch.int32, torch.int64)
 
 
 class IdRange(NamedTuple):
@@ -33,7 +32,7 @@ class IdRange(NamedTuple):
         return ids if places is None else ops.select(ids, places)
 
     def come(self, ids: Tensor) -> Tensor:
-        """The same as they were; IndexError for those that are not in the range."""
+        """Ids that were sent, as int64; IndexError for those that are not in the range."""
         return ops.owned(ids, self.first, self.size)
 
 
@@ -43,8 +42,8 @@ class Narrowing:
     def __init__(self, schema: Schema, held: PartRange) -> None:
         self.nodes = [IdRange(*of_type) for of_type in zip(held.first_nodes, held.num_nodes, strict=True)]
         edges = [IdRange(*of_relation) for of_relation in zip(held.first_edges, held.num_edges, strict=True)]
-        sources = [IdRange(FROM_ZERO, schema.node_types[index].num_nodes) for index in schema.sources]
-        counts = [IdRange(FROM_ZERO, of_relation.size) for of_relation in edges]
+        sources = [IdRange(0, schema.node_types[index].num_nodes) for index in schema.sources]
+        counts = [IdRange(0, of_relation.size) for of_relation in edges]
         self._columns = list(zip(counts, sources, edges, strict=True))  # of picks, by relation
         self._owned: dict[Owner, IdRange] = {
             of.name: own for of, own in zip(schema.node_types, self.nodes, strict=True)
@@ -60,9 +59,9 @@ class Narrowing:
         return [ids.sent(column) for ids, column in zip(self._columns[relation], picks, strict=True)]
 
     def picks_come(self, relation: int, columns: Sequence[Any]) -> Picks | None:
-        """The same as they were; None for what are no picks."""
+        """Picks that were sent, as int64; None if the columns cannot be picks."""
         for column in columns:
-            if column.dtype not in COME or column.dim() != 1:
+            if column.dtype not in WIDTHS or column.dim() != 1:
                 return None
         counts, sources, edges = columns
         return ops.widen_picks(counts, sources, edges, self._columns[relation][2].first)

@@ -33,11 +33,11 @@ class Target(NamedTuple):
 
 
 class RemoteShard:
-    """The questions for one part. Those that follow send them."""
+    """The questions for one part. Subclasses send them."""
 
     def __init__(self, schema: Schema, number: int, held: PartRange, most: int) -> None:
         self.schema, self.number = schema, number
-        self.narrowing = Narrowing(schema, held)
+        self._narrowing = Narrowing(schema, held)
         self._most = most  # what the rows of one question may cost
 
     @property
@@ -87,7 +87,7 @@ class RemoteShard:
                 continue
             nodes, trees, times = frontier
             listed.append([number, trees is not None, times is not None])
-            columns.append(self.narrowing.nodes[number].sent(nodes))
+            columns.append(self._narrowing.nodes[number].sent(nodes))
             columns += [column for column in (trees, times) if column is not None]
         header = dict(zip(draw._fields, draw, strict=True)) | {"frontiers": listed, "fanouts": list(draw.fanouts)}
         finish = self._ask_hop(header, columns)
@@ -101,7 +101,7 @@ class RemoteShard:
             raise self._wrong("picks of other relations")
         found: list[Picks | None] = [None] * len(self.schema.relations)
         for place, index in enumerate(drawn):
-            picks = self.narrowing.picks_come(index, columns[3 * place : 3 * place + 3])
+            picks = self._narrowing.picks_come(index, columns[3 * place : 3 * place + 3])
             frontier = frontiers[self.schema.destinations[index]]
             assert frontier is not None
             if picks is None or picks.counts.shape != frontier.nodes.shape or picks.sources.shape != picks.edges.shape:
@@ -160,7 +160,7 @@ class RemoteShard:
         targets: list[Target] = []
         ids: list[Tensor] = []
         for number, (all_ids, places, wants) in enumerate(columns):
-            ids.append(self.narrowing.of(wanted[wants[0]].owner).sent(all_ids, places))
+            ids.append(self._narrowing.of(wanted[wants[0]].owner).sent(all_ids, places))
             for index in wants:
                 owner, name, _ = wanted[index]
                 listed.append([owner if isinstance(owner, str) else list(owner), name, number])
