@@ -204,6 +204,15 @@ def test_an_answer_that_nobody_waits_for_any_more_does_not_keep_others_from_thei
     assert waiting.answer.result(0).numel() == 0
 
 
+def test_one_deadline_is_for_all_exchanges_that_a_context_closes(tmp_path: Path) -> None:
+    with ranks_here(Path(_saved(tmp_path / "graph", 4)), "local") as store:
+        rounds = store.deployment.exchange  # type: ignore[attr-defined]
+        began = time.monotonic()
+        for _ in range(20):  # rank 1 does not close
+            rounds.wait(began + 0.5)
+        assert 0.5 <= time.monotonic() - began < 10
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -127,10 +127,13 @@ class Exchange:
     def wait(self, deadline: float) -> None:
         """Until all have closed, at most to this time of time.monotonic()."""
         self._whereabouts.begin(CHANNEL)
+
+        def is_over(seconds: float) -> bool:
+            left = deadline - time.monotonic()
+            return self._over.wait(max(0.0, min(seconds, left))) or left <= seconds
+
         with suppress(dist.DistError):  # a rank that has left needs no rows
-            self._whereabouts.wait(
-                CHANNEL, CLOSING, lambda seconds: self._over.wait(seconds) or time.monotonic() > deadline
-            )
+            self._whereabouts.wait(CHANNEL, CLOSING, is_over)
         self._warn()
 
     def leave(self) -> None:
