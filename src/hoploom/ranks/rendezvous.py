@@ -81,7 +81,7 @@ class RankNotes:
 
     def _why_not(self, deadline: float) -> str:
         """Why not all can be here any more; "": they still can."""
-        if self.store.check(["gone"]):
+        if self.store.check(["gone"]) and not self.store.check(["complete"]):  # else it has been here, and left since
             return f"{self._kind} {self.store.get('gone').decode(errors='replace')}"
         if time.monotonic() < deadline:
             return ""
