@@ -22,8 +22,8 @@ CACHE = "20%"
 LOCAL = "local loaders"
 # what is asked -> (how the graph is opened, the ratio to reach)
 WAYS: dict[str, tuple[dict[str, Any], float | None]] = {
-    "topology and rows elsewhere": ({"topology": "parted"}, 0.6),
-    "topology and rows elsewhere, look-ahead 1": ({"topology": "parted", "look_ahead": 1}, None),
+    "topology and rows on the other host": ({"topology": "parted"}, 0.6),
+    "topology and rows on the other host, look-ahead 1": ({"topology": "parted", "look_ahead": 1}, None),
     "topology here": ({"topology": "local"}, None),
     "topology here, look-ahead 1": ({"topology": "local", "look_ahead": 1}, None),
     f"topology here, {CACHE} cached": ({"topology": "local", "cache": CACHE}, 0.8),

@@ -142,7 +142,7 @@ class RankNotes:
                         return ended
                 silent = {rank for rank in silent if not self.store.check([f"{lost}/{rank}"])}
                 threading.Event().wait(ROLL_CALL / 20)
-            # one that has missed others elsewhere is to blame only where nobody else is: that may be long ago
+            # a rank that has missed others, perhaps long ago, is blamed only if no other rank is silent
             silent = {rank for rank in silent if not self.store.check([f"heard/{rank}"])} or silent
         except RuntimeError:
             return f"{self._keeper} ended or cannot be reached"
