@@ -16,11 +16,11 @@ from support.batch_servers import listening
 from support.fleets import within
 from support.graphs import ring
 from support.until import until
-from support.wires import frame, nearby, over_tcp, plain, send
+from support.wires import frame, nearby, over_tcp, plain, read_whole, send
 
 import hoploom
 from hoploom import ConfigError, PeerError
-from hoploom.serve import greeting, incoming, wire
+from hoploom.serve import greeting, wire
 from hoploom.serve.client import NotNowError, Peer, read_message, refusal_of
 from hoploom.serve.dial import LostError
 from hoploom.serve.incoming import Incoming
@@ -285,7 +285,7 @@ def test_a_thousand_connections_at_once_are_answered(path: Path) -> None:
                 wire.write(connection, INFO)
             for connection in opened:
                 connection.begin(0)
-                assert "identity" in incoming.read(connection).header
+                assert "identity" in read_whole(connection).header
             until(lambda: server.metrics.value(STREAMS) == 1000)
         until(lambda: server.metrics.value(STREAMS) == 0)
         until(lambda: files() == before and threading.active_count() <= threads)

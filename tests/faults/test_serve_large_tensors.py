@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from support.wires import read_whole
 
-from hoploom.serve import incoming, wire
+from hoploom.serve import wire
 from hoploom.serve.connection import LARGE, TOGETHER, Connection
 from hoploom.serve.wire import Message
 
@@ -53,10 +54,10 @@ def test_a_small_message_behind_a_large_one_is_not_waited_for_in_vain(
 
     beside(send)
     reading.begin(0)
-    header, (large,), _ = incoming.read(reading)
+    header, (large,), _ = read_whole(reading)
     assert (header, torch.equal(large, sent)) == ({"n": 1}, True)  # type: ignore[arg-type]
     reading.begin(0)
-    assert incoming.read(reading).header == {"n": 2}
+    assert read_whole(reading).header == {"n": 2}
 
 
 def test_a_large_tensor_may_come_slowly(

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hoploom.config.values import split_address
-from hoploom.serve import incoming, wire
+from hoploom.serve import wire
 from hoploom.serve.connection import Connection
 from hoploom.serve.dial import reach, reach_near_by
 from hoploom.serve.incoming import Incoming
@@ -23,6 +23,11 @@ def line(silence: float = PATIENCE) -> tuple[Connection, Connection]:
     return Connection(near, silence), Connection(far, silence, takes_files=True)
 
 
+def read_whole(connection: Connection) -> Message:
+    """The next message of a connection."""
+    return Incoming(connection, wire.MAX_ANSWER).into()
+
+
 def over_the_wire(message: Message) -> Message:
     """What arrives of a message."""
     near, far = line()
@@ -35,7 +40,7 @@ def over_the_wire(message: Message) -> Message:
         writing = threads.submit(write)
         try:
             far.begin(0)
-            return incoming.read(far)
+            return read_whole(far)
         finally:
             far.cut()
             writing.result()

@@ -213,8 +213,3 @@ def _shape(shape: Any) -> tuple[int, ...]:
     if size >= MAX_ELEMENTS:
         raise ValueError(f"shape {shape!r:.80}")
     return tuple(shape)
-
-
-def read(connection: Connection, limit: int = MAX_ANSWER) -> Message:
-    """A whole message, into recycled memory."""
-    return Incoming(connection, limit).into()

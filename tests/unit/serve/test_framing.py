@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.wires import frame, line, over_the_wire
+from support.wires import frame, line, over_the_wire, read_whole
 from torch import Tensor
 
 from hoploom import StoreError, ops
 from hoploom.schema import DTYPES
-from hoploom.serve import incoming, wire
+from hoploom.serve import wire
 from hoploom.serve.connection import Connection
 from hoploom.serve.incoming import Incoming
 from hoploom.serve.memory_budget import MemoryBudget
@@ -127,7 +127,7 @@ def test_an_answer_that_breaks_off_says_why() -> None:
         wire.write_broken(near, {"error": "StoreError", "message": "gone"})
         far.begin(0)
         with pytest.raises(BrokenError) as broken:
-            incoming.read(far)
+            read_whole(far)
     assert broken.value.header == {"error": "StoreError", "message": "gone"}
 
 
@@ -147,7 +147,7 @@ def test_what_comes_drop_by_drop_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
         far.begin(0)
         begun = time.monotonic()
         with pytest.raises(TimeoutError, match="less than"):
-            incoming.read(far)
+            read_whole(far)
         assert time.monotonic() - begun < 5
         far.close()
         with pytest.raises(BrokenPipeError):
