@@ -3,6 +3,7 @@
 The scratch folder must be one that Spark's workers reach under the same path; with `local` masters it is.
 """
 
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ class SparkEngine:
 
     def read(self, paths: Sequence[str]) -> ir.Table:
         with _explained("Spark cannot read the tables"):
-            frame = self._session.read.parquet(*paths)
+            frame = self._session.read.parquet(*map(_literal, paths))
             name = f"hoploom_{id(self)}_{self._next()}"
             frame.createOrReplaceTempView(name)
             return self._connection.table(name)
@@ -72,12 +73,17 @@ class SparkEngine:
     def _write(self, table: ir.Table, name: str) -> Path:
         folder = self._folder / name
         with _explained("Spark cannot read the tables"):
-            self._session.sql(sql_of(table, "pyspark")).write.parquet(folder.as_uri())
+            self._session.sql(sql_of(table, "pyspark")).write.parquet(f"file://{folder}")  # Spark decodes no %20
         return folder
 
     def _next(self) -> int:
         self._made += 1
         return self._made
+
+
+def _literal(path: str) -> str:
+    """A path that Spark reads as it is; without this, it looks for what a pattern such as [a] stands for."""
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
 def _started(folder: Path, memory: int, master: str) -> SparkSession:
