@@ -1,0 +1,81 @@
+"""`hoploom build --engine spark` on a standalone cluster: the bytes and the errors are those of DuckDB."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.spark_builds import by_duckdb, spark_builds
+from support.spark_cluster import SparkCluster, spark_cluster
+from support.tables import IDS, NODES, build_here, contents, graph, write_graph, write_table
+
+from hoploom import HoploomError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
+        yield cluster
+
+
+def test_a_cluster_gives_the_bytes_of_duckdb(cluster: SparkCluster, tmp_path: Path) -> None:
+    folders = [tmp_path / f"50% [{name}]" for name in IDS]  # nothing in a name is a pattern
+    for folder, of in zip(folders, IDS.values(), strict=True):
+        folder.mkdir()
+        write_graph(folder, of, 3, files=3)
+        (folder / "graph.toml").write_text(NODES)
+    with spark_builds(cluster, folders, parts=3) as builds:
+        ended = builds.finish()
+    assert [event for event in ended if "refused" in event] == []
+    for folder in folders:
+        assert contents(folder / "out.store") == by_duckdb(folder, parts=3)
+
+
+def _value(table: str, column: str, row: int, value: Any) -> Callable[[dict[str, dict[str, Any]]], None]:
+    def change(tables: dict[str, dict[str, Any]]) -> None:
+        tables[table][column][row] = value
+
+    return change
+
+
+BAD = {
+    "an edge begins nowhere": _value("edges", "src", 71, "nobody"),
+    "an edge ends nowhere": _value("edges", "dst", 5, "nobody"),
+    "an end is null": _value("edges", "dst", 5, None),
+    "an id comes twice": _value("nodes", "id", 38, "user-1é"),
+    "an id is null": _value("nodes", "id", 38, None),
+    "a weight is null": _value("edges", "w", 66, None),
+    "a weight is negative": _value("edges", "w", 66, -1.0),
+    "a feature is null": _value("nodes", "year", 33, None),
+    "a list is too long": _value("nodes", "emb", 33, [1.0, 2.0, 3.0]),
+    "a label is too large": _value("nodes", "venue", 27, 7),
+}
+
+
+def test_what_is_wrong_with_tables_is_named_as_by_duckdb(cluster: SparkCluster, tmp_path: Path) -> None:
+    folders, messages = [], []
+    for number, change in enumerate(BAD.values()):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        nodes, edges = graph(IDS["text"])
+        change({"nodes": nodes, "edges": edges})
+        nodes["emb"] = pa.array(nodes["emb"], pa.list_(pa.float32()))
+        write_table(folder / "nodes.parquet", nodes, files=3)
+        write_table(folder / "edges.parquet", edges, files=3)
+        (folder / "graph.toml").write_text(NODES)
+        folders.append(folder)
+        with pytest.raises(HoploomError) as caught:
+            build_here(folder, NODES, "duckdb.store", parts=2)
+        messages.append(f"{caught.type.__name__}: {caught.value}")
+    with spark_builds(cluster, folders, parts=2) as builds:
+        ended = builds.finish()
+    told = [event.get("refused") for event in ended]
+    assert dict(zip(BAD, told, strict=True)) == dict(zip(BAD, messages, strict=True))
+    assert [message for message in messages if "\n" in message] == []
+    assert "\tat " not in builds.errors.read_text()
+    assert "Traceback" not in builds.errors.read_text()
+    for folder in folders:
+        assert {path.suffix for path in folder.iterdir()} == {".parquet", ".toml"}

@@ -1,0 +1,132 @@
+"""`hoploom build` on a standalone cluster, as a process that tests watch and disturb; and graphs that keep it busy."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from support.process_tree import descendants_of
+from support.spark_cluster import Executor, SparkCluster
+from support.tables import build_here, contents, write_table
+from support.until import until
+
+GRAPH = """
+[nodes.node]
+files = "nodes*.parquet"
+id = "id"
+features = ["a", "b"]
+label = "y"
+time = "at"
+split = "fold"
+[edges."node to node"]
+files = "edges*.parquet"
+source = "src"
+destination = "dst"
+weight = "w"
+features = ["kind"]
+"""
+FOLDS = np.array(["train", "val", "test"])
+
+
+def write_large(folder: Path, num_nodes: int, num_edges: int, files: int = 4) -> None:
+    """A graph of integers with gaps as ids; every value is arithmetic on its row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    nodes, edges = np.arange(num_nodes), np.arange(num_edges)
+    ids = nodes * 7919 % (1 << 40) - 10**6
+    columns = {"id": ids, "a": nodes / 2, "b": nodes % 11, "y": nodes % 7, "at": nodes * 1000, "fold": FOLDS[nodes % 3]}
+    write_table(folder / "nodes.parquet", columns, files=files, row_groups=1 << 16)
+    ends = {"src": ids[edges * 31 % num_nodes], "dst": ids[(edges * 17 + edges // num_nodes) % num_nodes]}
+    columns = {**ends, "w": edges % 13 + 1.0, "kind": edges % 5}
+    write_table(folder / "edges.parquet", columns, files=files, row_groups=1 << 18)
+    (folder / "graph.toml").write_text(GRAPH)
+
+
+def by_duckdb(folder: Path, **options: Any) -> dict[str, bytes]:
+    """The bytes of the store that DuckDB makes of the tables in a folder."""
+    build_here(folder, (folder / "graph.toml").read_text(), "duckdb.store", **options)
+    return contents(folder / "duckdb.store")
+
+
+@dataclass
+class SparkBuilds:
+    """A driver at work."""
+
+    process: subprocess.Popen[bytes]
+    said: Path  # its events, a line each
+    errors: Path  # its stderr
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        whole, _, _ = self.said.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    @property
+    def stages(self) -> list[str]:
+        return [event["stage"] for event in self.events if "stage" in event]
+
+    def reach(self, stage: str, seconds: float = 120.0) -> None:
+        """Wait for the first stage whose name holds these words."""
+
+        def reached() -> bool:
+            assert self.process.poll() is None, f"ended before {stage!r}: {self.stages}, {self.errors.read_text()}"
+            return any(stage in name for name in self.stages)
+
+        until(reached, f"the stage {stage!r} after {self.stages}", seconds)
+
+    def finish(self, seconds: float = 240.0) -> list[dict[str, Any]]:
+        """Wait for its end; what became of each build: its seconds, or how it was refused."""
+        code = self.process.wait(seconds)
+        assert code == 0, f"{self.stages}, {self.errors.read_text()}"
+        return [event for event in self.events if "stage" not in event]
+
+    def kill(self) -> None:
+        """SIGKILL, to the Python of the driver only: its JVM is left to find out."""
+        self.process.kill()
+        self.process.wait(10)
+
+
+def busy_executor(cluster: SparkCluster, *, python: bool = False) -> Executor:
+    """An executor that has begun a task and not ended it; `python`: one of its Python processes is at it."""
+    found: list[Executor] = []
+
+    def busy() -> bool:
+        found[:] = [each for each in cluster.executors if each.running and (each.tasks or not python)]
+        return bool(found)
+
+    until(busy, "a task on an executor", 60)
+    return found[0]
+
+
+@contextmanager
+def spark_builds(
+    cluster: SparkCluster, folders: Sequence[Path], environment: dict[str, str] | None = None, **options: Any
+) -> Iterator[SparkBuilds]:
+    """A driver that builds out.store from graph.toml in each of the folders; nothing of it runs afterwards."""
+    options = {"master": cluster.url, **options}
+    wanted = json.dumps([{"folder": str(folder), "options": options} for folder in folders])
+    said, errors = (folders[0].parent / f"{folders[0].name}.driver.{kind}" for kind in ("out", "err"))
+    with said.open("wb") as out, errors.open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "support.spark_driver", wanted],
+            env={**cluster.environment, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
+    try:
+        yield SparkBuilds(process, said, errors)
+    finally:
+        below = descendants_of(process.pid)
+        process.kill()
+        process.wait(10)
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
