@@ -90,18 +90,18 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Place:
+class SavedAt:
     """Where training stood when it was saved; both count from 1."""
 
     epoch: int
     step: int
 
 
-def saved_place(path: Path) -> Place | None:
+def saved_place(path: Path) -> SavedAt | None:
     """Where training stood, from the header alone; None where nothing whole is there."""
     with suppress(StoreError, KeyError, TypeError):
         standing = tensorfile.read_tree(path)["parts"]["standing"]
-        return Place(int(standing["epoch"]) + (int(standing["rows"]) > 0), int(standing["steps"]))
+        return SavedAt(int(standing["epoch"]) + (int(standing["rows"]) > 0), int(standing["steps"]))
     return None
 
 

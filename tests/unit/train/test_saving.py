@@ -10,7 +10,7 @@ from support.fit_workers import alone, assert_same_run, given, learner_of, resum
 from hoploom import ConfigError, StoreError, TrainError
 from hoploom.ranks.spawn import spawn
 from hoploom.train import tensorfile
-from hoploom.train.checkpoint import Checkpoint, Place, SaveClock, saved_place
+from hoploom.train.checkpoint import Checkpoint, SaveClock, SavedAt, saved_place
 from hoploom.train.learner import Training
 
 
@@ -59,9 +59,9 @@ def test_where_training_stood_is_in_a_checkpoints_header(tmp_path: Path) -> None
     path = Checkpoint(tmp_path, alone()).path("last")
     assert saved_place(path) is None
     run(learner_of(), folder=tmp_path, max_steps=3)
-    assert saved_place(path) == Place(1, 3)
+    assert saved_place(path) == SavedAt(1, 3)
     run(learner_of(), folder=tmp_path, max_steps=4)  # all of an epoch
-    assert saved_place(path) == Place(1, 4)
+    assert saved_place(path) == SavedAt(1, 4)
     path.write_bytes(path.read_bytes()[:100])
     assert saved_place(path) is None
 
@@ -89,5 +89,5 @@ def test_the_best_and_the_last_state_are_one_file_while_they_are_the_same(tmp_pa
     for values, is_same in (((0.1, 0.2), True), ((0.3, 0.2), False)):
         run(learner_of(), 2, folder=tmp_path, validate=given(*values))
         assert best.samefile(last) == is_same
-        assert saved_place(last) == Place(2, 8)
-        assert saved_place(best) == (Place(2, 8) if is_same else Place(1, 4))
+        assert saved_place(last) == SavedAt(2, 8)
+        assert saved_place(best) == (SavedAt(2, 8) if is_same else SavedAt(1, 4))
