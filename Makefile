@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Debian machine with python3, g++ and make: `make demo`, `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-DEV := clang-format hypothesis mkdocs-material mkdocstrings[python] mypy pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
+DEV := clang-format flask flask-cors hypothesis mkdocs-material mkdocstrings[python] moto[s3] mypy pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
 # What only the long tests need: a browser's driver, and the tools that our loaders and loggers work with.
 LONG := accelerate lightning mlflow-skinny playwright wandb
 WORKERS ?= 3

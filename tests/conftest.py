@@ -21,6 +21,7 @@ if not torch.cuda.is_available():  # read by Triton when kernels are imported, i
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from support.graphs import library, random_graph, ring, save_in_parts
+from support.object_store import ObjectStore, object_store
 from support.servers import OneProcess, one_process
 
 import hoploom
@@ -60,6 +61,21 @@ def server_process() -> Iterator[OneProcess]:
     """A process of graph servers, which no test ends."""
     with one_process() as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A server of S3's protocol, which no test ends."""
+    with object_store(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """The same; this process and those that it starts use it."""
+    for name, value in s3_server.variables.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
 
 
 @pytest.fixture

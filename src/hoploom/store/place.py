@@ -1,0 +1,277 @@
+"""A folder that every host reaches: a path on a shared file system, or s3:// and gs:// through pyarrow.
+
+A file appears under its name when it is complete, or not at all. An upload that fails is never finished: what it has
+sent stays in the bucket, and nobody sees it. A lifecycle rule of the bucket removes it.
+"""
+
+import ctypes
+import io
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from hoploom.config.extras import needs
+from hoploom.errors import ConfigError, StoreError
+from hoploom.store.format import DISK_FULL, sync_folder
+
+OBJECT_STORES = {"s3": "", "gs": "?retry_limit_seconds=60"}  # pyarrow's options: without this one, gs waits 15 minutes
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+BUCKET = re.compile(r"[A-Za-z0-9._-]+")
+BUFFER = 1 << 20
+CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to an account that may use this bucket",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the key file of an account that may use this bucket",
+}
+ENDPOINT = {
+    "s3": "check the network; for a server other than Amazon's, set AWS_ENDPOINT_URL to its address",
+    "gs": "check the network",
+}
+DENIED = re.compile(
+    r"ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIALS|HTTP status 40[13]|PERMISSION|UNAUTHENTICATED"
+)
+UNREACHABLE = re.compile(r"NETWORK_CONNECTION|UNAVAILABLE|DEADLINE_EXCEEDED|curlCode|resolve host")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder of files. It holds only its URL, so it can be sent to other processes.
+
+    >>> with Place("s3://bucket/papers").create("store.json") as file:
+    ...     file.write(b"{}")
+    """
+
+    url: str
+
+    def __post_init__(self) -> None:
+        url = re.sub(r"^file:(//)?(?=/)", "", self.url)
+        found = SCHEME.match(url)
+        if found is None:
+            url = os.path.abspath(url)
+        else:
+            scheme, bucket, path = _split(url)
+            if scheme not in OBJECT_STORES or "://" not in url:
+                raise ConfigError(f"{url}: Hoploom cannot use {scheme}; give a shared path, s3://… or gs://…")
+            if not BUCKET.fullmatch(bucket):
+                raise ConfigError(
+                    f"give {scheme}://BUCKET/PATH and nothing else; keys and endpoints are read from the environment"
+                )
+            url = f"{scheme}://{bucket}/{path.strip('/')}".rstrip("/")
+        object.__setattr__(self, "url", url)
+
+    def __truediv__(self, name: str) -> "Place":
+        return Place(f"{self.url}/{name}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def path(self) -> Path | None:
+        """Where the folder is on this host; None for an object store."""
+        return None if SCHEME.match(self.url) else Path(self.url)
+
+    def open(self, name: str) -> BinaryIO:
+        """Read a file; it can seek."""
+        with self._explained("read", name):
+            if self.path is not None:
+                return (self.path / name).open("rb", buffering=BUFFER)
+            file = self._objects.open_input_file(self._key(name))
+        return io.BufferedReader(_Reader(file, lambda: self._explained("read", name)), BUFFER)
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Write a file, or replace it. It appears when the block ends; not at all after an error in it."""
+        made = self._create_local if self.path is not None else self._create_object
+        yield from made(name)
+
+    def size(self, name: str) -> int | None:
+        """In bytes; None where there is no such file."""
+        with self._explained("read", name):
+            if self.path is not None:
+                path = self.path / name
+                return path.stat().st_size if path.is_file() else None
+            about = self._objects.get_file_info(self._key(name))
+        return int(about.size) if about.is_file else None
+
+    def names(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """The files in a folder and in the folders below it: their names in this place, and their bytes."""
+        if self.path is not None:
+            yield from self._names_local(self.path, prefix)
+            return
+        from pyarrow.fs import FileSelector
+
+        base, folder = self._key(""), self._key(prefix).rstrip("/")
+        with self._explained("list", prefix):
+            listed = self._objects.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
+            if not listed and not self._has_bucket():
+                raise FileNotFoundError(folder)
+        yield from sorted((one.path.removeprefix(base), int(one.size)) for one in listed if one.is_file)
+
+    def remove(self, prefix: str) -> None:
+        """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+        if not prefix.strip("/"):
+            raise ConfigError(f"a whole place is never removed; name what to remove in {self.url}")
+        with self._explained("remove", prefix):
+            if self.path is not None:
+                path = self.path / prefix
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                return
+            key = self._key(prefix).rstrip("/")
+            about = self._objects.get_file_info(key)
+            if about.is_file:
+                self._objects.delete_file(key)
+            else:
+                self._objects.delete_dir_contents(key, missing_dir_ok=True)
+
+    def _create_local(self, name: str) -> Iterator[BinaryIO]:
+        assert self.path is not None
+        path = self.path / name
+        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
+        try:
+            with self._explained("write", name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = partial.open("wb", buffering=BUFFER)
+            try:
+                yield self._writer(file, name)
+                with self._explained("write", name):
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                with suppress(OSError):  # of a write that failed, once more
+                    file.close()
+            with self._explained("write", name):
+                os.replace(partial, path)
+                sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+    def _create_object(self, name: str) -> Iterator[BinaryIO]:
+        with self._explained("write", name):
+            upload = self._objects.open_output_stream(self._key(name))
+        try:
+            yield self._writer(upload, name)
+            with self._explained("write", name):
+                upload.close()
+        except BaseException:
+            # An upload that is closed, or collected, is complete for the object store: this one never is.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(upload))
+            raise
+
+    def _writer(self, file: Any, name: str) -> BinaryIO:
+        return cast(BinaryIO, _Writer(file, lambda: self._explained("write", name)))
+
+    @staticmethod
+    def _names_local(root: Path, prefix: str) -> Iterator[tuple[str, int]]:
+        for folder, folders, files in os.walk(root / prefix):
+            folders.sort()
+            for name in sorted(files):
+                path = Path(folder, name)
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    if not name.startswith("."):  # one that is being written
+                        yield str(path.relative_to(root)), path.stat().st_size
+
+    @property
+    def _objects(self) -> Any:
+        scheme, bucket, _ = _split(self.url)
+        return _file_system(scheme, bucket)
+
+    def _key(self, name: str) -> str:
+        """What pyarrow calls a file in a bucket."""
+        _, bucket, path = _split(self.url)
+        return "/".join(filter(None, (bucket, path))) + "/" + name
+
+    @contextmanager
+    def _explained(self, verb: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"cannot {verb} {self.url}/{name}: {self._reason(error)}") from error
+
+    def _reason(self, error: OSError) -> str:
+        reason = str(error).split(" (Request ID")[0].splitlines()[0].rstrip(".: ")
+        if self.path is not None:
+            if error.errno in DISK_FULL:
+                return "the disk is full; free some space"
+            return "there is no such file" if isinstance(error, FileNotFoundError) else reason
+        scheme, bucket, _ = _split(self.url)
+        if DENIED.search(reason):
+            return f"access was denied ({reason}); {CREDENTIALS[scheme]}"
+        if UNREACHABLE.search(reason):
+            return f"the server does not answer ({reason}); {ENDPOINT[scheme]}"
+        if "NO_SUCH_BUCKET" in reason or (isinstance(error, FileNotFoundError) and not self._has_bucket()):
+            return f"there is no bucket {bucket!r}; create it, or correct the URL"
+        return "there is no such file" if isinstance(error, FileNotFoundError) else reason
+
+    def _has_bucket(self) -> bool:
+        with suppress(OSError):
+            return bool(self._objects.get_file_info(_split(self.url)[1]).type.value)
+        return True  # what it said first is the better message
+
+
+class _Reader(io.RawIOBase):
+    """An object of pyarrow's, whose errors are explained."""
+
+    def __init__(self, file: Any, explained: Callable[[], Any]) -> None:
+        self._file, self._explained = file, explained
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self._explained():
+            return int(self._file.readinto(buffer))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class _Writer(io.RawIOBase):
+    """A file that is being made, and whose errors are explained. Whoever made it finishes it."""
+
+    def __init__(self, file: Any, explained: Callable[[], Any]) -> None:
+        self._file, self._explained = file, explained
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: Any) -> int:
+        with self._explained():
+            return int(self._file.write(piece))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    """Scheme, bucket and path."""
+    scheme, _, rest = url.partition(":")
+    bucket, _, path = rest.removeprefix("//").partition("/")
+    return scheme, bucket, path
+
+
+@cache
+def _file_system(scheme: str, bucket: str) -> Any:
+    with needs("tables"):
+        from pyarrow.fs import FileSystem
+    return FileSystem.from_uri(f"{scheme}://{bucket}{OBJECT_STORES[scheme]}")[0]
