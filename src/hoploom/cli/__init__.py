@@ -33,6 +33,7 @@ COMMANDS = {
     "import": ("stores", "make a store from a downloaded data set or an archive", "Data"),
     "generate": ("stores", "write a synthetic graph of any size", "Data"),
     "partition": ("stores", "partition a store for several hosts", "Data"),
+    "fetch": ("fetching", "bring a store, or parts of it, from an object store to this host", "Data"),
     "train": ("training", "train as a run.toml describes", "Train"),
     "evaluate": ("training", "measure a trained model on a split", "Train"),
     "infer": ("training", "write embeddings and predictions of all nodes", "Train"),

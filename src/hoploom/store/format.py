@@ -137,14 +137,21 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check store.json."""
     path = folder / STORE_FILE
     try:
-        written = path.read_bytes()
-        contents = json.loads(written.decode("utf-8"))
+        return parse_manifest(path.read_bytes(), str(path))
+    except StoreError:
+        raise
     except FileNotFoundError as error:
         raise StoreError(f"{folder} is no store: it has no {STORE_FILE}") from error
     except NotADirectoryError as error:
         raise StoreError(f"{folder} is no store: it is not a directory") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def parse_manifest(written: bytes, path: str) -> Manifest:
+    """Check what store.json holds; `path` is what messages call it."""
+    try:
+        contents = json.loads(written.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is damaged: {error}; copy the store again") from error
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:

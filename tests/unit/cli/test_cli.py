@@ -133,6 +133,7 @@ FAILING = {  # a failure of every command that has --json
     "import": "npz absent.npz -o new",
     "generate": "new --nodes 100 --homophily 3",
     "partition": "absent -o new --parts 2",
+    "fetch": "absent --to new",
     "train": "absent.toml",
     "evaluate": "absent",
     "infer": "absent",
