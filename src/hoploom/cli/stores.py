@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", default="duckdb", metavar="NAME", help="the engine that joins the tables: duckdb (default) or spark"
     )
     parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
+    text = "a setting of Spark's, as spark-submit takes it; may be given again"
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=text)
     add_option(parser, "--threads", read_positive, metavar="N", help="threads of the engine (default: all cores)")
 
 
@@ -72,6 +75,7 @@ def _build(arguments: Arguments) -> int:
         threads=arguments.threads,
         engine=arguments.engine,
         master=arguments.master,
+        conf=_conf(arguments.conf),
         drop_dangling=arguments.drop_dangling,
     )
     _check_no_table(arguments.graph)
@@ -86,6 +90,14 @@ def _build(arguments: Arguments) -> int:
     dropped = {str(relation): count for relation, count in report.dropped.items()}
     counts = {owner: unlabelled.count for owner, unlabelled in report.unlabelled.items()}
     return _show_store(arguments, sum(report.seconds.values()), dropped=dropped, unlabelled=counts)
+
+
+def _conf(given: Sequence[str]) -> dict[str, str]:
+    """Spark's settings by name."""
+    for setting in given:
+        if not re.fullmatch(r"spark\.[^=]+=.*", setting):
+            raise ConfigError(f"--conf is {setting!r}; give NAME=VALUE, e.g. spark.executor.memory=8g")
+    return dict(setting.split("=", 1) for setting in given)
 
 
 def _check_no_table(path: Path) -> None:

@@ -121,6 +121,10 @@ class StoreWriter:
         if rows != shape[0]:
             raise StoreError(f"{name} got {rows} rows of {shape[0]}")
 
+    def add(self, name: str, entry: FileEntry) -> None:
+        """An array that somebody else has written where `path_of` says, flushed to the disk."""
+        self._files[name] = entry
+
     def append(self, name: str, field: Field, rows: Tensor) -> None:
         """Append rows to an array that stays open until it is finished."""
         with self._explaining():

@@ -31,7 +31,7 @@ from hoploom.errors import DataError
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.ids import padded
-from hoploom.ingest.tables.transforms import Moments
+from hoploom.ingest.tables.transforms import Moments, moments_of
 from hoploom.schema import ORIGINAL_ID
 from hoploom.train.tasks import NodeClassification
 
@@ -296,7 +296,7 @@ def test_moments_of_chunks_are_those_of_the_whole() -> None:
     values[:, 2] = 0.1
     moments = Moments(3)
     for begin, end in ((0, 1), (1, 1), (1, 300), (300, 1000)):
-        moments.add(values[begin:end])
+        moments.add(moments_of(values[begin:end]))
     assert np.allclose(moments.centre, np.nanmean(values, axis=0), rtol=1e-12)
     assert np.allclose(moments.deviation[:2], np.nanstd(values, axis=0)[:2], rtol=1e-9)
     assert (moments.centre[2], moments.deviation[2]) == (0.1, 1)

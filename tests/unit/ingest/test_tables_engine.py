@@ -152,11 +152,13 @@ def test_a_spark_of_our_own_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_spark_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = pytest.importorskip("pyspark").SparkContext
+    from hoploom.ingest.spark.session import spark_session
+
     monkeypatch.setattr(context, "_gateway", None)  # what an earlier test started
     monkeypatch.setattr(context, "_jvm", None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=r"Spark at 'local\[2\]' does not start: .*Spark needs Java 17 or later"):
-        open_engine(tmp_path, 1 << 30, name="spark", master="local[2]").__enter__()
+        spark_session(tmp_path, 1 << 30, "local[2]", {}).__enter__()
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from hoploom.ingest.tables.build import open_engine
 from hoploom.ingest.tables.fields import Planner
 from hoploom.ingest.tables.graph_file import ColumnRule, parse_graph
 from hoploom.ingest.tables.ids import Numbering
+from hoploom.ingest.tables.node_tables import NodeRows, Report
 from hoploom.ingest.tables.sources import TableSource, read_sources
-from hoploom.ingest.tables.table_streams import NodeRows, Report
-from hoploom.ingest.tables.transforms import Moments, SourceColumn, UnfitError, numbers_of
+from hoploom.ingest.tables.transforms import Moments, SourceColumn, UnfitError, moments_of, numbers_of
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -196,5 +196,5 @@ def test_a_value_that_is_no_category_is_never_counted_as_the_last_one() -> None:
 
 def test_the_deviation_of_tiny_values_is_no_zero() -> None:
     moments = Moments(1)
-    moments.add(np.array([[1e-200], [2e-200]]))
+    moments.add(moments_of(np.array([[1e-200], [2e-200]])))
     assert moments.deviation.tolist() == [1]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import DataError
+from hoploom.ingest.stream.node_rows import ArraySink
 from hoploom.ingest.stream.spill import (
     MOST_BUCKETS,
     Bucket,
@@ -27,7 +28,6 @@ from hoploom.ops import KEY_BYTES
 from hoploom.schema import DTYPES, Field, Relation, check_ids
 from hoploom.store import format as layout
 from hoploom.store.format import id_dtype
-from hoploom.store.write import StoreWriter
 
 INDPTR, WEIGHT, TIME = Field("int64"), Field("float32"), Field("int64")
 
@@ -44,6 +44,7 @@ class WrittenRelation:
     source_times: Tensor | None  # [num_sources] int64, where times belong to the source nodes
     in_order: bool
     deduplicate: bool
+    first_part: int = 0  # what the bounds begin with
 
     @property
     def is_timed(self) -> bool:
@@ -64,7 +65,7 @@ class WrittenRelation:
 
 
 def write_relations(
-    writer: StoreWriter, stream: EdgeStream, written: Sequence[WrittenRelation], budget: SpillBudget
+    writer: ArraySink, stream: EdgeStream, written: Sequence[WrittenRelation], budget: SpillBudget
 ) -> list[list[int]]:
     """Write a stream's relation, and its reverse where there is one; returns the number of edges by part of each."""
     with ExitStack() as stack:
@@ -122,10 +123,11 @@ def _record_columns(topology: WrittenRelation, rows: EdgeRows) -> list[Tensor]:
     return [ops.byte_rows(column) for column in columns]
 
 
-def _write_lists(writer: StoreWriter, topology: WrittenRelation, spool: Spool) -> list[int]:
+def _write_lists(writer: ArraySink, topology: WrittenRelation, spool: Spool) -> list[int]:
     """Write the lists of all parts, one part after the other; returns the number of edges by part."""
     num_edges = []
-    for part, buckets in by_part(topology.bounds, spool.buckets()):
+    for number, buckets in by_part(topology.bounds, spool.buckets()):
+        part = topology.first_part + number
         files = topology.files(part)
         writer.append(next(iter(files)), INDPTR, torch.zeros(1, dtype=torch.int64))
         written = 0
@@ -137,7 +139,7 @@ def _write_lists(writer: StoreWriter, topology: WrittenRelation, spool: Spool) -
     return num_edges
 
 
-def _append_lists(writer: StoreWriter, topology: WrittenRelation, bucket: Bucket, part: int, first_edge: int) -> int:
+def _append_lists(writer: ArraySink, topology: WrittenRelation, bucket: Bucket, part: int, first_edge: int) -> int:
     """Write the lists of a bucket behind those of the part; returns the number of edges."""
     relation, columns = topology.relation, topology.columns(part)
     source_bytes = next(iter(columns.values())).row_bytes

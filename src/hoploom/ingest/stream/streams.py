@@ -4,15 +4,20 @@ Ids are store ids: who makes a stream has numbered the nodes. A stream gives up 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from hoploom.schema import Field, RelationName
 
 LEAST_MEMORY = 64 << 20
+ID_CHUNK = 1 << 17
+SOURCE_TIME = "source_time"  # among the fields of rows of edges: the times of their source nodes, where that counts
+T = TypeVar("T")
 Progress = Callable[[str], None]  # called with what is done now
 
 
@@ -31,19 +36,46 @@ class EdgeRows(NamedTuple):
     fields: Mapping[str, Tensor]  # [n, ...] each
 
 
+@dataclass(frozen=True)
+class IdRows(Generic[T]):
+    """Rows that follow from their store ids, 0 to num_nodes - 1."""
+
+    num_nodes: int
+    made: Callable[[Tensor], T]  # of ids [n] int64
+
+    def __call__(self) -> Iterator[T]:
+        return self.within(0, self.num_nodes)
+
+    def within(self, first: int, end: int) -> Iterator[T]:
+        """Those of some consecutive ids."""
+        for begin in range(first, end, ID_CHUNK):
+            yield self.made(torch.arange(begin, min(begin + ID_CHUNK, end)))
+
+    def then(self, further: Callable[[T], Any]) -> "IdRows[Any]":
+        """The same rows, turned into something else."""
+        return replace(self, made=partial(in_turn, self.made, further))
+
+
+def in_turn(one: Callable[[Any], Any], other: Callable[[Any], Any], given: Any) -> Any:
+    """The one function, then the other; a function that can be sent to another process, as its parts can."""
+    return other(one(given))
+
+
 Chunk = Mapping[str, Tensor]  # fields of consecutive nodes, in the order of their ids
+Measures = Mapping[str, Sequence[Sequence[float]]]  # by field: some numbers for each of its columns
 
 
 @dataclass(frozen=True)
 class Finish:
     """A last step over rows that stand in order already, such as a division by a mean over the column.
 
-    `prepare` reads all chunks of the type and returns what is then applied to each. Chunks are cut alike whatever
-    the memory, so sums over them come out the same to the last bit.
+    All chunks of the type are measured; what follows from the measures, in their order, is then applied to each chunk.
+    Chunks are cut alike whatever the memory, so sums over them come out the same to the last bit.
     """
 
     fields: Mapping[str, Field]  # what is stored
-    prepare: Callable[[Iterator[Chunk]], Callable[[Chunk], Chunk]]
+    measure: Callable[[Chunk], Measures]
+    prepare: Callable[[Iterator[Measures]], Callable[[Chunk], Chunk]]
 
 
 @dataclass(frozen=True)
@@ -68,6 +100,7 @@ class NodeStream:
     bounds: Sequence[int]  # part p holds the ids bounds[p] to bounds[p + 1] - 1
     blocks: Sequence[NodeFields] = ()
     splits: Mapping[str, Callable[[], Iterator[Tensor]]] = field(default_factory=dict)  # [n] int64 ids, each once
+    first_part: int = 0  # what the bounds begin with
 
     @property
     def num_nodes(self) -> int:
@@ -97,6 +130,13 @@ class EdgeStream:
     fields: Mapping[str, Field]
     rows: Callable[[], Iterator[EdgeRows]]  # every edge once; called once
     rule: EdgeRule = EdgeRule()
+
+    @property
+    def keys(self) -> list[RelationName]:
+        """The relation, and its reverse where there is one."""
+        source, _, destination = self.key
+        turned = [] if self.rule.reverse is None else [(destination, self.rule.reverse, source)]
+        return [self.key, *turned]
 
 
 @dataclass(frozen=True, kw_only=True)

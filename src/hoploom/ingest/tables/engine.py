@@ -4,7 +4,7 @@ Whatever an engine must keep is a Parquet file in its folder. Gives up an engine
 little, for one behaviour of all. DuckDB spills into that folder, too, where its memory does not do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from hoploom.errors import ConfigError, DataError, HoploomError, StoreError
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 122_880  # of a batch; DuckDB slows down where more rows than these hold strings
 AHEAD_BYTES = 16 << 20  # DuckDB works on while a batch is used, up to here
+Fold = Callable[[Iterator[pa.RecordBatch]], dict[str, Any]]
 
 
 class UnreadableError(DataError):
@@ -31,8 +32,14 @@ class Engine(Protocol):
     def read(self, paths: Sequence[str]) -> ir.Table:
         """The rows of some files as one table."""
 
+    def count_up(self, count: int) -> ir.Table:
+        """The numbers 0 to count - 1, as `id`."""
+
     def stream(self, table: ir.Table, row_bytes: int = 16, *, as_read: bool = False) -> Iterator[pa.RecordBatch]:
         """The rows of an expression; in order where it is ordered. `as_read`: better in the order of the files."""
+
+    def fold(self, table: ir.Table, task: Fold, row_bytes: int = 16) -> list[dict[str, Any]]:
+        """What `task` makes of the rows, or of each of the pieces that they come in: numbers and texts."""
 
     def keep(self, table: ir.Table, name: str) -> ir.Table:
         """The rows of an expression, computed once."""
@@ -84,11 +91,17 @@ class DuckEngine:
             )
         return self._connection.table(name)
 
+    def count_up(self, count: int) -> ir.Table:
+        return self._connection.sql(f"SELECT range AS id FROM range({count})")
+
     def stream(self, table: ir.Table, row_bytes: int = 16, *, as_read: bool = False) -> Iterator[pa.RecordBatch]:
         with _explained(), self._connection.con.cursor() as connection:
             connection.execute(f"SET preserve_insertion_order = {as_read}")
             connection.execute(f"SET streaming_buffer_size = '{AHEAD_BYTES}B'")
             yield from connection.sql(sql_of(table, "duckdb")).to_arrow_reader(batch_rows(row_bytes))
+
+    def fold(self, table: ir.Table, task: Fold, row_bytes: int = 16) -> list[dict[str, Any]]:
+        return [task(self.stream(table, row_bytes))]
 
     def keep(self, table: ir.Table, name: str) -> ir.Table:
         path = str(self._folder / f"{name}.parquet")

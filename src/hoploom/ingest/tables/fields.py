@@ -196,6 +196,10 @@ class TableFields:
         found = [field for field in self.fields if field.columns[0].null is not None]
         return replace(self, fields=found) if found else None
 
+    def shipped(self) -> "TableFields":
+        """The same, without what cannot be sent to another process: arrays that are mapped."""
+        return replace(self, source=replace(self.source, arrays=()))
+
     @property
     def aliases(self) -> dict[str, str]:
         """What the engine calls each column, whatever its name."""

@@ -7,9 +7,9 @@ Integers without gaps need no map in one part: the store id is a difference.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import md5
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import ibis
@@ -17,13 +17,14 @@ import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from hoploom.errors import DataError
+from hoploom.ingest.stream.streams import IdRows
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.engine import Engine, rows_of
+from hoploom.ingest.tables.engine_rows import EngineRows
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
 from hoploom.ingest.tables.sources import TableSource
 
@@ -31,8 +32,8 @@ BUCKETS = 256  # of integers; texts have 16 ** 3
 MODULUS, FACTOR = 2**31 - 1, 48271  # Lehmer's generator: no product passes 2^47, so engines agree
 MOST_PARTS = 2**16  # four hex digits
 UNKNOWN, NULL = -1, -2  # in place of a store id
-CHUNK = 1 << 17  # ids
 WAY_OUT = "give every node an id"
+NodeIds = tuple[Tensor, Tensor]  # store ids [n], the user's: [n] int64, or [n, width] uint8, UTF-8 padded with zeros
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,21 @@ class Numbering:
         found = ibis.coalesce(joined[f"{name}_node"], missing).cast("int64")
         return joined.select(*table.columns, **{name: found})
 
-    def original(self, engine: Engine) -> Iterator[tuple[Tensor, Tensor]]:
-        """Store ids, and the user's own: [n] int64, or [n, width] uint8, UTF-8 padded with zeros."""
+    def original(self, engine: Engine) -> EngineRows[NodeIds] | IdRows[NodeIds]:
+        """All nodes with the user's ids."""
         if self.pairs is None:
-            for begin in range(0, self.num_nodes, CHUNK):
-                nodes = torch.arange(begin, min(begin + CHUNK, self.num_nodes))
-                yield nodes, nodes + self.first
-            return
-        for batch in engine.stream(self.pairs.select("node", "id"), 16 + self.width):
-            ids = batch.column("id")
-            yield int64_of(batch.column("node")), padded(ids, self.width) if self.width else int64_of(ids)
+            return IdRows(self.num_nodes, partial(_shifted, self.first))
+        return EngineRows(engine, self.pairs.select("node", "id"), partial(ids_of, self.width), 16 + self.width)
+
+
+def _shifted(first: int, nodes: Tensor) -> NodeIds:
+    return nodes, nodes + first
+
+
+def ids_of(width: int, batch: pa.RecordBatch) -> NodeIds:
+    """The columns `node` and `id` of a batch; width=0: ids are integers."""
+    ids = batch.column("id")
+    return int64_of(batch.column("node")), padded(ids, width) if width else int64_of(ids)
 
 
 def cast_ids(ids: Any, source: TableSource, column: str) -> Any:
@@ -79,14 +85,16 @@ def cast_ids(ids: Any, source: TableSource, column: str) -> Any:
     return ids.cast("string" if source.has_text(column) else "int64")
 
 
-def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, parts: int, scratch: Path) -> Numbering:
+def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, parts: int) -> Numbering:
     """The numbering of a node type; DataError for nulls and duplicates."""
     if source is None:
         assert table.count is not None
         if parts == 1:
             return Numbering(table.owner, (0, table.count))
-        source = _counted(scratch / f"{file_name(table.owner)}.parquet", table.name, table.count)
-    rows, column = engine.read(source.paths), source.id_column
+        rows, source = engine.count_up(table.count), _counted(table.name, table.count)
+    else:
+        rows = engine.read(source.paths)
+    column = source.id_column
     number = _number_texts if source.has_text(column) else _number_integers
     ids = rows.select(id=cast_ids(rows[column], source, column))
     numbering = number(engine, source, ids, parts)
@@ -160,24 +168,29 @@ def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> N
 
 def _width(engine: Engine, source: TableSource, pairs: ir.Table) -> int:
     """The bytes of the longest text."""
-    width = 1
-    for batch in engine.stream(pairs.select("id"), 64):
+    found = engine.fold(pairs.select("id"), _measured, 64)
+    zeros = sorted(measured["zero"] for measured in found if measured["zero"] is not None)
+    if zeros:
+        raise diagnose.zero_bytes(source, zeros[0])
+    return max((measured["width"] for measured in found), default=1)
+
+
+def _measured(batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    """The bytes of the longest text, and a text with a zero byte if there is one."""
+    width, zero = 1, None
+    for batch in batches:
         ids = batch.column(0)
         width = max(width, pc.max(pc.binary_length(ids)).as_py() or 0)
         ends = pc.match_substring(ids, "\0")
-        if pc.any(ends).as_py():
-            raise diagnose.zero_bytes(source, ids.filter(ends)[0].as_py())
-    return width
+        if zero is None and pc.any(ends).as_py():
+            zero = ids.filter(ends)[0].as_py()
+    return {"width": width, "zero": zero}
 
 
-def _counted(path: Path, name: str, count: int) -> TableSource:
-    """A table of the ids 0 to count - 1."""
-    schema, step = pa.schema([("id", pa.int64())]), 1 << 20
-    with pq.ParquetWriter(path, schema) as writer:
-        for begin in range(0, count, step):
-            writer.write_table(pa.table({"id": np.arange(begin, min(begin + step, count))}))
-    table = NodeTable(name, files=(str(path),), id="id")
-    return TableSource(GraphFile({name: table}, {}), table, table.files, table.files, schema, count)
+def _counted(name: str, count: int) -> TableSource:
+    """What stands for the table of the ids 0 to count - 1."""
+    table = NodeTable(name, files=("",), id="id")
+    return TableSource(GraphFile({name: table}, {}), table, (), (), pa.schema([("id", pa.int64())]), count)
 
 
 def file_name(owner: str) -> str:

@@ -26,6 +26,7 @@ KINDS |= {f".{kind}{packed}": kind for kind in ("csv", "tsv") for packed in ("",
 ARRAYS = {".npy": "npy"}
 MAGIC = "*?["
 BUFFER = 1 << 20  # bytes of a column that are read at once: a row group may be larger than memory
+MappedArray = np.memmap[Any, Any]
 BATCH = 1 << 16  # rows
 GROUP = 16 << 20  # bytes of a row group in scratch files: engines read row groups at once and in parallel
 
@@ -201,7 +202,7 @@ def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
         yield reader.schema, batches
 
 
-def open_array(file: TableFile) -> "np.memmap[Any, Any]":
+def open_array(file: TableFile) -> MappedArray:
     """A .npy file with a row of numbers per node."""
     with readable(f"{file.shown} is no .npy file, or cut short"):
         if is_url(file.path):
@@ -216,7 +217,7 @@ def open_array(file: TableFile) -> "np.memmap[Any, Any]":
     return array.reshape(len(array), array.shape[1] if array.ndim == 2 else 1)  # type: ignore[no-any-return]
 
 
-def array_rows(array: "np.memmap[Any, Any]", begin: int, count: int) -> np.ndarray[Any, Any]:
+def array_rows(array: MappedArray, begin: int, count: int) -> np.ndarray[Any, Any]:
     """Some rows of a .npy file, read from it: pages of a mapping that were read would count as memory."""
     width = array.shape[1]
     if width == 0:  # nothing is mapped, so the array does not say where it begins

@@ -5,6 +5,7 @@ All arithmetic on values happens here, not in an engine, so that every engine gi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from hoploom.ingest.stream.streams import Chunk, Finish
+from hoploom.ingest.stream.streams import Chunk, Finish, Measures
 from hoploom.ingest.tables.graph_file import ColumnRule
 from hoploom.schema import DTYPES, Field
 
@@ -282,28 +283,50 @@ def standardise(columns: Mapping[str, Sequence[int]], stored: Mapping[str, Field
     rows came. What is "not a number" is left out of them; a column of one value becomes zeros.
     """
 
-    def prepare(chunks: Iterator[Chunk]) -> Callable[[Chunk], Chunk]:
-        moments = {name: Moments(len(some)) for name, some in columns.items()}
-        for chunk in chunks:
-            for name, some in columns.items():
-                moments[name].add(_columns(chunk[name], some).numpy())
+    return Finish(stored, partial(_measured, columns), partial(_prepared, columns, stored))
 
-        def finish(chunk: Chunk) -> Chunk:
-            done = dict(chunk)
-            for name, some in columns.items():
-                rows = chunk[name].clone()
-                values = (_columns(rows, some).numpy() - moments[name].centre) / moments[name].deviation
-                rows.view(rows.shape[0], -1)[:, list(some)] = torch.from_numpy(values)
-                done[name] = rows.to(DTYPES[stored[name].dtype])
-            return done
 
-        return finish
+Columns = Mapping[str, Sequence[int]]  # some of each field's
 
-    return Finish(stored, prepare)
+
+def _measured(columns: Columns, chunk: Chunk) -> Measures:
+    """By field what `Moments` takes."""
+    return {name: moments_of(_columns(chunk[name], some).numpy()).tolist() for name, some in columns.items()}
+
+
+def _prepared(columns: Columns, stored: Mapping[str, Field], measures: Iterator[Measures]) -> Callable[[Chunk], Chunk]:
+    moments = {name: Moments(len(some)) for name, some in columns.items()}
+    for measured in measures:
+        for name in columns:
+            moments[name].add(np.array(measured[name], np.float64))
+    shifts = {name: (moments[name].centre, moments[name].deviation) for name in columns}
+    return partial(_standardised, columns, stored, shifts)
+
+
+def _standardised(
+    columns: Columns, stored: Mapping[str, Field], shifts: Mapping[str, tuple[Values, Values]], chunk: Chunk
+) -> Chunk:
+    done = dict(chunk)
+    for name, some in columns.items():
+        rows, (centre, deviation) = chunk[name].clone(), shifts[name]
+        values = (_columns(rows, some).numpy() - centre) / deviation
+        rows.view(rows.shape[0], -1)[:, list(some)] = torch.from_numpy(values)
+        done[name] = rows.to(DTYPES[stored[name].dtype])
+    return done
 
 
 def _columns(rows: Tensor, some: Sequence[int]) -> Tensor:
     return rows.view(rows.shape[0], -1)[:, list(some)]
+
+
+def moments_of(values: Values) -> Values:
+    """Of each column [n, width] float64: values that are numbers, mean, squares, least, most: [5, width]."""
+    given = ~np.isnan(values)
+    count = given.sum(axis=0)
+    mean = np.where(given, values, 0).sum(axis=0) / np.maximum(count, 1)
+    squares = np.where(given, np.square(values - mean), 0).sum(axis=0)
+    least = np.fmin.reduce(values, axis=0, initial=np.inf)
+    return np.stack([count, mean, squares, least, np.fmax.reduce(values, axis=0, initial=-np.inf)])
 
 
 class Moments:
@@ -313,18 +336,14 @@ class Moments:
         self._count, self._mean, self._squares = np.zeros(width), np.zeros(width), np.zeros(width)
         self._least, self._most = np.full(width, np.inf), np.full(width, -np.inf)
 
-    def add(self, values: Values) -> None:
-        """Values [n, width] float64."""
-        given = ~np.isnan(values)
-        count = given.sum(axis=0)
-        mean = np.where(given, values, 0).sum(axis=0) / np.maximum(count, 1)
-        squares = np.where(given, np.square(values - mean), 0).sum(axis=0)
+    def add(self, measured: Values) -> None:
+        """A chunk, as `moments_of` has measured it."""
+        count, mean, squares, least, most = measured
         delta, total = mean - self._mean, np.maximum(self._count + count, 1)
         self._squares += squares + np.square(delta) * (self._count * count / total)
         self._mean = self._mean + delta * (count / total)
         self._count = self._count + count
-        self._least = np.fmin(self._least, np.fmin.reduce(values, axis=0, initial=np.inf))
-        self._most = np.fmax(self._most, np.fmax.reduce(values, axis=0, initial=-np.inf))
+        self._least, self._most = np.fmin(self._least, least), np.fmax(self._most, most)
 
     @property
     def centre(self) -> Values:

@@ -1,0 +1,184 @@
+"""The rows of nodes, written in the order of their ids: fields part by part, members of splits ascending.
+
+Works on all nodes of a type, or on a range of them: the first bound need not be 0.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.errors import DataError
+from hoploom.ingest.stream.spill import (
+    MOST_BUCKETS,
+    Bucket,
+    SpillBudget,
+    Spool,
+    bucket_bounds,
+    by_part,
+    checked_rows,
+    from_bytes,
+)
+from hoploom.ingest.stream.streams import Chunk, Measures, NodeFields, NodeStream, Rows
+from hoploom.ops import KEY_BYTES
+from hoploom.schema import Field
+from hoploom.store import format as layout
+
+CHUNK_BYTES = 16 << 20
+
+
+class ArraySink(Protocol):
+    """Takes the rows of a store's files: a store that is being written, or pieces of one."""
+
+    def append(self, name: str, field: Field, rows: Tensor) -> None:
+        """Append rows to a file."""
+
+    def finish(self, name: str, field: Field) -> int:
+        """No more rows come for a file; returns how many there were."""
+
+
+def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budget: SpillBudget) -> None:
+    """Write the fields of a block; a part's files are finished as soon as they are complete, so that few are open."""
+    bounds, position, part = stream.bounds, stream.bounds[0], 0
+
+    def finish_part() -> None:
+        nonlocal part
+        for name, field in block.stored.items():
+            writer.finish(layout.node_file(stream.first_part + part, stream.name, name), field)
+        part += 1
+
+    for chunk in _in_order(stream, block, budget):
+        end = position + next(iter(chunk.values())).shape[0]
+        while position < end and part < len(bounds) - 1:
+            count = min(end, bounds[part + 1]) - position
+            for name, field in block.stored.items():
+                writer.append(layout.node_file(stream.first_part + part, stream.name, name), field, chunk[name][:count])
+            chunk = {name: rows[count:] for name, rows in chunk.items()}
+            position += count
+            if position == bounds[part + 1]:
+                finish_part()
+        position = end
+    if position != bounds[-1]:
+        came, wanted = position - bounds[0], bounds[-1] - bounds[0]
+        raise DataError(f"{came} rows came for the {wanted} nodes of {stream.name!r}; give one each")
+    while part < len(bounds) - 1:
+        finish_part()
+
+
+def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Measures]:
+    """What the block's last step measures of each chunk."""
+    assert block.finish is not None
+    with _spooled(stream, block, budget, stream.bounds[0], block.rows()) as chunks:
+        yield from map(block.finish.measure, chunks())
+
+
+def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
+    """The block's fields in the order of the ids, as they are stored.
+
+    Rows that come in order already are passed on as they come; the others wait in a spool.
+    """
+    position, arriving = stream.bounds[0], block.rows()
+    for rows in arriving if block.finish is None else ():
+        if not _follows(rows.ids, position):
+            arriving = chain([rows], arriving)
+            break
+        yield checked_rows(block.fields, rows.fields, rows.ids.numel())
+        position += rows.ids.numel()
+    else:
+        if block.finish is None:
+            return
+    with _spooled(stream, block, budget, position, arriving) as chunks:
+        if block.finish is None:
+            yield from chunks()
+        else:
+            yield from map(block.finish.prepare(map(block.finish.measure, chunks())), chunks())
+
+
+@contextmanager
+def _spooled(
+    stream: NodeStream, block: NodeFields, budget: SpillBudget, position: int, arriving: Iterator[Rows]
+) -> Iterator[Callable[[], Iterator[Chunk]]]:
+    """The rows from a position on; they may be read several times, in order."""
+    width = sum(field.row_bytes for field in block.fields.values())
+    bounds = [position, stream.bounds[-1]]
+    wanted = -(-(bounds[1] - position) * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget
+    step = chunk_rows(budget.chunk_rows, width)
+    cuts = bucket_bounds(bounds, max(1, min(wanted, MOST_BUCKETS)), step)
+    with Spool(budget.folder / "rows", cuts, width, budget.bytes, step) as spool:
+        for rows in arriving:
+            values = checked_rows(block.fields, rows.fields, rows.ids.numel()).values()
+            spool.add(rows.ids, [ops.byte_rows(column) for column in values])
+        yield partial(_in_chunks, spool, stream, block, step)
+
+
+def _follows(ids: Tensor, position: int) -> bool:
+    """Whether these are consecutive ids from a position on."""
+    count = ids.numel()
+    if count and (int(ids[0]) != position or int(ids[-1]) != position + count - 1):
+        return False
+    return bool((ids[1:] - ids[:-1] == 1).all())
+
+
+def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -> Iterator[Chunk]:
+    """All rows, cut by their number and width alone: the same chunks whatever the memory."""
+    for bucket in spool.buckets():
+        values, offset = {}, KEY_BYTES
+        for name, field in block.fields.items():
+            raw = ops.empty((bucket.num_keys, field.row_bytes), torch.uint8)
+            try:
+                ops.place(bucket.records, offset, raw)
+            except DataError as error:
+                raise DataError(f"{stream.name!r}: {error}") from error
+            values[name] = from_bytes(raw, field)
+            offset += field.row_bytes
+        for begin in range(0, bucket.num_keys, step):
+            yield {name: rows[begin : begin + step] for name, rows in values.items()}
+
+
+def chunk_rows(rows: int, width: int) -> int:
+    """So many, or fewer where rows are wide."""
+    while rows > 1 and rows * width > CHUNK_BYTES:
+        rows //= 2
+    return rows
+
+
+def write_split(writer: ArraySink, stream: NodeStream, split: str, budget: SpillBudget) -> list[int]:
+    """Write the members of a split, ascending, part by part; returns how many each part holds."""
+    sizes, field = [0] * (len(stream.bounds) - 1), Field("int64")
+    cuts = bucket_bounds(stream.bounds, MOST_BUCKETS)
+    try:
+        with Spool(budget.folder / "split", cuts, 0, budget.bytes) as spool:
+            for ids in stream.splits[split]():
+                spool.add(ids, [])
+            for part, buckets in by_part(stream.bounds, spool.buckets()):
+                name = layout.split_file(stream.first_part + part, stream.name, split)
+                for bucket in buckets:
+                    writer.append(name, field, _members(bucket))
+                sizes[part] = writer.finish(name, field)
+    except DataError as error:
+        raise DataError(f"split {split!r} of {stream.name!r}: {error}") from error
+    return sizes
+
+
+def _members(bucket: Bucket) -> Tensor:
+    members = torch.sort(bucket.records.view(torch.uint32).view(-1).to(torch.int64)).values + bucket.first
+    repeated = torch.nonzero(members[1:] == members[:-1])
+    if repeated.numel():
+        raise DataError(f"node {int(members[repeated[0]])} came twice; give every member once")
+    return members
+
+
+def stored_fields(stream: NodeStream) -> dict[str, Field]:
+    """The fields of a type by name; DataError where two have one name."""
+    fields: dict[str, Field] = {}
+    for block in stream.blocks:
+        repeated = fields.keys() & block.stored.keys()
+        if repeated:
+            raise DataError(f"{stream.name!r} has two fields named {sorted(repeated)[0]!r}; rename one")
+        fields |= block.stored
+    return fields
