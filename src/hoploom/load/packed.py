@@ -6,11 +6,8 @@ of every row, a second sampling, and a first batch that waits for its stretch. S
 every step. Nothing is left behind, whatever ends the process: the files have no name.
 """
 
-import errno
 import mmap
-import os
 import shutil
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,28 +22,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.config.values import as_bytes
 from hoploom.errors import StoreError
 from hoploom.load.assemble import Assembler, Batch, Sent
 from hoploom.load.look_ahead import LookAhead, Needed, StepSize, id_bytes
 from hoploom.load.maker import Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Producer, Stages, Work
-from hoploom.ops import DiskError, DiskFile, FileRows, Reads, RowRequest
+from hoploom.ops import DiskError, FileRows, Reads, RowRequest
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
 from hoploom.store.budget import little_idle
 from hoploom.store.on_disk import FarRows, OnDisk
 from hoploom.store.row_cache import Finish, Wrapped
+from hoploom.store.scratch_file import BLOCK, SHARE, ScratchFile
 
 Key = tuple[int, Owner, str]  # a table: the shard that has it, whose rows they are, and the field
 Ids = NDArray[np.int64] | NDArray[np.int32]  # narrow where they fit: they are what limits a stretch
 
 MOST_STEPS = 1024  # in a stretch
 STRETCHES = 3  # that may lie in scratch space at once: one ends, one is read, one is written
-SHARE = 0.5  # of what is free in scratch space
 PIECE = 64 << 20  # bytes that are read and then written at once, or a quarter of the window
-BLOCK = 4096  # writes past the page cache begin and end at multiples of it
 EVERY = 64  # of so many ids one tells where the pieces are cut, or of fewer where steps have few
 OF_A_ROW = 48  # bytes that a row takes besides its own while it is read
 SECONDS, SWEEPS = 60.0, 3.0  # a stretch takes at most so long, or as long as so many passes over the store,
@@ -270,53 +265,6 @@ class TablePlan(NamedTuple):
         """In the file, where every piece may lose a row and a block."""
         num_rows = int(self.begins[-1].sum()) if self.steps else 0
         return num_rows * self.far.row_bytes + (len(self.cuts) + 1) * (self.far.row_bytes + BLOCK) if num_rows else 0
-
-
-class ScratchFile:
-    """A file without a name that is written past the page cache where its file system allows that."""
-
-    def __init__(self, folder: Path, num_bytes: int) -> None:
-        self.num_bytes = -(-num_bytes // BLOCK) * BLOCK
-        self.end = 0  # of what is written
-        descriptor = -1
-        try:
-            descriptor = _open_without_name(folder)
-            os.posix_fallocate(descriptor, 0, self.num_bytes)
-            path = f"/proc/self/fd/{descriptor}"
-            self.opened = DiskFile(path)
-            self._descriptor = os.open(path, os.O_WRONLY | (os.O_DIRECT if self.opened.is_direct else 0))
-        except OSError as error:
-            way_out = f"it needs {as_bytes(self.num_bytes)} at a time; give scratch another folder, or leave it out"
-            raise StoreError(f"scratch space {folder} cannot be used: {error.strerror}; {way_out}") from error
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-
-    def __enter__(self) -> "ScratchFile":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._descriptor)
-
-    def append(self, blocks: memoryview) -> None:
-        try:
-            while blocks:
-                written = os.pwrite(self._descriptor, blocks, self.end)
-                self.end += written
-                blocks = blocks[written:]
-        except OSError as error:
-            raise StoreError(f"scratch space cannot be written: {error.strerror}; check its disk") from error
-
-
-def _open_without_name(folder: Path) -> int:
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    descriptor, path = tempfile.mkstemp(prefix="hoploom-", dir=folder)  # a file system that knows only names
-    os.unlink(path)
-    return descriptor
 
 
 def _copy_piece(plan: TablePlan, piece: int, shard: OnDisk, file: ScratchFile) -> Ids:
