@@ -6,7 +6,6 @@ of every row, a second sampling, and a first batch that waits for its stretch. S
 every step. Nothing is left behind, whatever ends the process: the files have no name.
 """
 
-import mmap
 import shutil
 import threading
 from collections import deque
@@ -34,7 +33,7 @@ from hoploom.store import Sharded, Wanted
 from hoploom.store.budget import little_idle
 from hoploom.store.on_disk import FarRows, OnDisk
 from hoploom.store.row_cache import Finish, Wrapped
-from hoploom.store.scratch_file import BLOCK, SHARE, ScratchFile
+from hoploom.store.scratch_file import BLOCK, SHARE, ScratchFile, cut
 
 Key = tuple[int, Owner, str]  # a table: the shard that has it, whose rows they are, and the field
 Ids = NDArray[np.int64] | NDArray[np.int32]  # narrow where they fit: they are what limits a stretch
@@ -42,7 +41,6 @@ Ids = NDArray[np.int64] | NDArray[np.int32]  # narrow where they fit: they are w
 MOST_STEPS = 1024  # in a stretch
 STRETCHES = 3  # that may lie in scratch space at once: one ends, one is read, one is written
 PIECE = 64 << 20  # bytes that are read and then written at once, or a quarter of the window
-EVERY = 64  # of so many ids one tells where the pieces are cut, or of fewer where steps have few
 OF_A_ROW = 48  # bytes that a row takes besides its own while it is read
 SECONDS, SWEEPS = 60.0, 3.0  # a stretch takes at most so long, or as long as so many passes over the store,
 PATIENCE = 0.25  # and never more than this share of the loader's deadline
@@ -221,7 +219,7 @@ class Packing(Producer):
                 shard = self._features.shards[plan.key[0]]
                 assert isinstance(shard, OnDisk)
                 rows = FileRows(file.opened, 0, file.num_bytes // plan.far.row_bytes)
-                shifts = np.zeros((len(plan.cuts) + 1, len(plan.steps)), dtype=np.int64)
+                shifts = np.zeros((plan.num_pieces, len(plan.steps)), dtype=np.int64)
                 for piece in range(len(shifts)):
                     if left.is_set():
                         return {}
@@ -239,7 +237,6 @@ class TablePlan(NamedTuple):
     far: FarRows
     steps: list[int]
     ids: list[Ids]  # by step, ascending
-    cuts: Ids  # ids at which the second piece begins, the third and so on
     begins: Ids  # [pieces + 1, steps]: where in a step's ids each piece begins
 
     @staticmethod
@@ -250,44 +247,34 @@ class TablePlan(NamedTuple):
             if key[1] in by_owner:
                 begin, end = np.searchsorted(by_owner[key[1]], bounds)
                 own[step] = by_owner[key[1]][begin:end]
-        num_rows = max(1, piece // (far.row_bytes + OF_A_ROW))
-        every = min(EVERY, max(1, num_rows // max(1, len(own))))
-        some = np.sort(np.concatenate([one[::every] for one in own.values()] or [np.empty(0, dtype=np.int64)]))
-        cuts = np.unique(some[:: max(1, num_rows // every)][1:])
-        begins = np.zeros((len(cuts) + 2, len(own)), dtype=np.int64)
-        for place, of_step in enumerate(own.values()):
-            begins[1:-1, place] = np.searchsorted(of_step, cuts)
-            begins[-1, place] = len(of_step)
-        return TablePlan(key, far, list(own), list(own.values()), cuts, begins)
+        begins = cut(list(own.values()), max(1, piece // (far.row_bytes + OF_A_ROW)))
+        return TablePlan(key, far, list(own), list(own.values()), begins)
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self.begins) - 1
 
     @property
     def num_bytes(self) -> int:
         """In the file, where every piece may lose a row and a block."""
         num_rows = int(self.begins[-1].sum()) if self.steps else 0
-        return num_rows * self.far.row_bytes + (len(self.cuts) + 1) * (self.far.row_bytes + BLOCK) if num_rows else 0
+        return num_rows * self.far.row_bytes + self.num_pieces * (self.far.row_bytes + BLOCK) if num_rows else 0
 
 
 def _copy_piece(plan: TablePlan, piece: int, shard: OnDisk, file: ScratchFile) -> Ids:
     """Write the rows of one piece, step after step: by step, their place in the file less that in the step's ids."""
-    row_bytes = plan.far.row_bytes
     begins, ends = plan.begins[piece], plan.begins[piece + 1]
-    first_row = -(-file.end // row_bytes)
-    places = first_row + np.concatenate([[0], np.cumsum(ends - begins)])
-    lead = first_row * row_bytes - file.end
-    num_bytes = -(-(lead + int(places[-1] - first_row) * row_bytes) // BLOCK) * BLOCK
-    if places[-1] == first_row:
-        return np.zeros(len(plan.steps), dtype=np.int64)
-    blocks = mmap.mmap(-1, num_bytes)  # begins at a block, as writes past the page cache must
-    table = torch.frombuffer(blocks, dtype=torch.uint8, offset=lead)
+    room = file.room_for(int((ends - begins).sum()), plan.far.row_bytes)
+    places = np.concatenate([[0], np.cumsum(ends - begins)])
     requests = []
     for place, of_step in enumerate(plan.ids):
         own = of_step[begins[place] : ends[place]]
         if len(own):
-            at = int(places[place] - first_row) * row_bytes
-            out = table[at : at + len(own) * row_bytes].view(len(own), row_bytes)
             wide = torch.from_numpy(own.astype(np.int64, copy=False))
+            out = room.rows[places[place] : places[place + 1]]
             requests.append(RowRequest(plan.far.rows, wide, torch.arange(len(own)), out))
-    shard.read_rows(requests)
-    with shard.reads.writing():
-        file.append(memoryview(blocks))
-    return np.asarray(places[:-1] - begins)
+    if requests:
+        shard.read_rows(requests)
+        with shard.reads.writing():
+            file.append(room)
+    return np.asarray(room.first_row + places[:-1] - begins)

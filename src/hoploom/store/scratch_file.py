@@ -1,9 +1,17 @@
 """A file in scratch space: it has no name, so nothing is left behind, whatever ends the process."""
 
 import errno
+import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from hoploom.config.values import as_bytes
 from hoploom.errors import StoreError
@@ -11,6 +19,17 @@ from hoploom.ops import DiskFile
 
 BLOCK = 4096  # writes past the page cache begin and end at multiples of it
 SHARE = 0.5  # of what is free in scratch space
+EVERY = 64  # of so many ids one tells where the pieces are cut, or of fewer where there are few
+
+Ids = NDArray[np.int64] | NDArray[np.int32]
+
+
+class RoomInFile(NamedTuple):
+    """Memory for rows that will stand in a file one after the other."""
+
+    first_row: int  # of the file
+    rows: Tensor  # [num_rows, row_bytes] uint8
+    blocks: mmap.mmap  # begins at a block, as writes past the page cache must
 
 
 class ScratchFile:
@@ -39,7 +58,16 @@ class ScratchFile:
     def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
 
-    def append(self, blocks: memoryview) -> None:
+    def room_for(self, num_rows: int, row_bytes: int) -> RoomInFile:
+        """For the next rows, of a table that begins where the file does."""
+        first_row = -(-self.end // row_bytes)
+        lead = first_row * row_bytes - self.end
+        blocks = mmap.mmap(-1, max(1, -(-(lead + num_rows * row_bytes) // BLOCK)) * BLOCK)
+        flat = torch.frombuffer(blocks, dtype=torch.uint8)[lead : lead + num_rows * row_bytes]
+        return RoomInFile(first_row, flat.view(num_rows, row_bytes), blocks)
+
+    def append(self, room: RoomInFile) -> None:
+        blocks = memoryview(room.blocks)
         try:
             while blocks:
                 written = os.pwrite(self._descriptor, blocks, self.end)
@@ -47,6 +75,19 @@ class ScratchFile:
                 blocks = blocks[written:]
         except OSError as error:
             raise StoreError(f"scratch space cannot be written: {error.strerror}; check its disk") from error
+
+
+def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
+    """Where lists of ascending ids are cut into pieces of about so many ids, all at the same ids: [pieces + 1, lists],
+    places in each list."""
+    every = min(EVERY, max(1, num_rows // max(1, len(ids))))
+    some = np.sort(np.concatenate([one[::every] for one in ids] or [np.empty(0, dtype=np.int64)]))
+    cuts = np.unique(some[:: max(1, num_rows // every)][1:])
+    begins = np.zeros((len(cuts) + 2, len(ids)), dtype=np.int64)
+    for place, one in enumerate(ids):
+        begins[1:-1, place] = np.searchsorted(one, cuts)
+        begins[-1, place] = len(one)
+    return begins
 
 
 def _open_without_name(folder: Path) -> int:
