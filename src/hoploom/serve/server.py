@@ -90,7 +90,10 @@ class Server(Closing):
     def drain(self, grace: float = GRACE) -> bool:
         """Refuse what is new, wait for what is under way; whether all of it was finished."""
         self._metrics.draining = True
-        return self._metrics.wait_until_idle(grace)
+        end = time.monotonic() + grace
+        while not (idle := self._metrics.wait_until_idle(min(LOOK_UP, grace))) and time.monotonic() < end:
+            pass
+        return idle
 
     def close(self) -> None:
         """Stop listening. Requests under way are cut off; `drain` comes first where that matters."""
