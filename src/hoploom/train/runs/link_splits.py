@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hoploom import keys
+from hoploom import keys, ops
 from hoploom.ops import EdgeLists
 from hoploom.ops.mixing import Words, mix_words
 from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema
@@ -84,6 +84,7 @@ def hold_out(store: Store, relation: RelationName, reverse: RelationName | None,
     left = Schema(schema.node_types, relations, schema.homogeneous, schema.weight, schema.time)
     held_out = HeldOut(_within(store, assemble(left, _without(store.parts, left, kept)), set(kept)), links)
     store.require_whole()  # what was copied
+    ops.give_back_freed_memory()  # it took twice as much as is left
     return held_out
 
 
@@ -152,7 +153,7 @@ def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, 
 
 def _kept_lists(lists: EdgeLists, keep: Tensor, first_edge: int) -> EdgeLists:
     running = torch.zeros(keep.numel() + 1, dtype=torch.int64)
-    torch.cumsum(keep, dim=0, out=running[1:])
+    np.cumsum(keep.numpy(), out=running[1:].numpy())  # torch's would copy all of `keep` to 64 bits first
     return EdgeLists(
         running[lists.indptr],
         lists.indices[keep],
