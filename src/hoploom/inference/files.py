@@ -21,7 +21,7 @@ from torch import Tensor
 from hoploom.closing import Closing
 from hoploom.config.extras import needs
 from hoploom.errors import HoploomError, StoreError
-from hoploom.ops import MappedFile
+from hoploom.ops import DiskFile, FileRows, MappedFile
 from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context
 
@@ -68,6 +68,11 @@ class RowFile(Closing):
             return torch.frombuffer(MappedFile(descriptor, self._size), dtype=self._dtype).view(self._shape)
         finally:
             os.close(descriptor)
+
+    def read_far(self) -> FileRows:
+        """The same, for reads past the page cache."""
+        assert self._descriptor is None, "read before it was finished"
+        return FileRows(DiskFile(str(self._path)), 0, self._shape[0])
 
     def remove(self) -> None:
         """Delete the file; its pages are gone when nobody reads them any more."""

@@ -1,6 +1,6 @@
 """Layer-wise inference: every layer once over the whole graph, all ranks together, out of core.
 
-Rows between two layers lie in mapped files, so a budget bounds memory; the price is disk. Computes on the CPU.
+Rows between two layers lie in files, so a budget bounds memory; the price is disk. Computes on the CPU.
 """
 
 import copy
@@ -164,7 +164,11 @@ def _slices(store: Store, plan: ModelPlan, memory: int) -> Slices:
     weighed = any(layer.projected for layer in plan.layers)
     costs = Costs(memory, _row_bytes(plan, store.schema), WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES)
     slices = Slices(store, relations, costs)
-    widest = max((plan.inputs[name] for name in plan.as_stored if slices.are_far(name)), default=0)
+    widths = [plan.inputs[name] for name in plan.as_stored if slices.are_far(name)]
+    for layer in plan.layers:
+        if slices.exceed_memory(layer.num_sent_bytes(store.schema, plan.dtype)):
+            widths += layer.sent.values()
+    widest = max(widths, default=0)
     costs = replace(costs, edge_bytes=costs.edge_bytes + widest * plan.dtype.itemsize)  # a source each, at most
     return Slices(store, relations, costs)
 
@@ -174,14 +178,14 @@ def _row_bytes(plan: ModelPlan, schema: Schema) -> dict[str, int]:
     found = {}
     for name, width in plan.inputs.items():
         fields = schema.node_type(name).fields
-        most = width + (fields[FEATURES].row_bytes if FEATURES in fields else 0)
+        most, stored = width, fields[FEATURES].row_bytes if FEATURES in fields else 0
         for layer in plan.layers:
             projected = {key: layer.projected.get(key, layer.widths[key[0]]) for key in layer.relations}
             sent = sum(count for key, count in projected.items() if key[0] == name and key in layer.projected)
             brought = sum(count for key, count in projected.items() if key[2] == name)
             after = max(layer.computed.get(name, 0), plan.outputs.get(name, 0))
             most = max(most, 2 * layer.widths.get(name, 0) + max(sent, brought + 3 * after))
-        found[name] = most * plan.dtype.itemsize
+        found[name] = max(width * plan.dtype.itemsize + stored, most * plan.dtype.itemsize)
     return found
 
 

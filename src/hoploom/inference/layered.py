@@ -62,6 +62,15 @@ class LayerPlan:
     widths: Mapping[str, int]  # of the rows it starts from
 
     @property
+    def sent(self) -> dict[RelationName, int]:
+        """Widths of the rows that relations aggregate."""
+        return {key: self.projected.get(key, self.entered.get(key[0], self.widths[key[0]])) for key in self.relations}
+
+    def num_sent_bytes(self, schema: Schema, dtype: torch.dtype) -> int:
+        """What these rows of all nodes take."""
+        return sum(schema.node_type(key[0]).num_nodes * width for key, width in self.sent.items()) * dtype.itemsize
+
+    @property
     def rewritten(self) -> list[str]:
         """Types of which something is written before the layer aggregates."""
         projected = {key[0] for key in self.projected}

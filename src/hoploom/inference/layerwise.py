@@ -17,13 +17,15 @@ from hoploom.closing import Closing
 from hoploom.errors import StoreError
 from hoploom.inference.files import Columns, ParquetFile, RowFile, SharedFolder
 from hoploom.inference.layered import Layered, ModelPlan, Rows
-from hoploom.inference.slices import Slice, Slices, degrees_without_loops
+from hoploom.inference.slices import Slice, Slices, degrees_without_loops, sources_of
+from hoploom.inference.source_rows import FarTable, Room, SourceRows, gathering
 from hoploom.load.assemble import FEATURES
 from hoploom.schema import Owner, RelationName
 from hoploom.store import Wanted
 from hoploom.store.format import node_file
 
 Progress = Callable[[int, int], None]  # rows done, of so many
+Sources = Mapping[RelationName, Tensor | SourceRows]  # what relations aggregate: mapped, or read from the disk
 Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
 
 
@@ -142,52 +144,84 @@ class LayerWise(Closing):
         return kept | {name: file.read() for name, file in files.items()}
 
     @contextmanager
-    def _sources(self, depth: int, x: Rows) -> Iterator[dict[RelationName, Tensor]]:
+    def _sources(self, depth: int, x: Rows) -> Iterator[Sources]:
         """What is aggregated of every relation's sources."""
         layer, stage = self._plan.layers[depth], self._model.stage(depth)
 
         def rewritten(some: Slice) -> dict[Any, Tensor]:
             name = some.node_type
-            ops.read_soon(x[name][some.span])
-            rows = self._model.enter(depth, {name: x[name][some.span]})[name]
+            rows = self._model.enter(depth, {name: self._own_rows(x, some)})[name]
             made: dict[Any, Tensor] = {name: rows} if name in layer.entered else {}
             return made | {key: stage.project(key, rows) for key in layer.projected if key[0] == name}
 
         doing, widths = f"projecting for layer {depth + 1}", dict[Any, int](layer.entered) | dict(layer.projected)
         files = self._pass(f"sources-{depth}", doing, widths, layer.rewritten, rewritten)
         rows = dict[Any, Tensor](x) | {owner: file.read() for owner, file in files.items()}
-        yield {key: rows[key if key in files else key[0]] for key in layer.relations}
+        z = {key: rows[key if key in files else key[0]] for key in layer.relations}
+        made = {key: files.get(key, files.get(key[0], self._files.get(key[0]))) for key in layer.relations}
+        yield {key: self._far(depth, x, key, z[key], made[key]) or z[key] for key in layer.relations}
         for file in files.values():
             file.remove()
 
-    def _computed(self, depth: int, x: Rows, z: Mapping[RelationName, Tensor], some: Slice) -> dict[str, Tensor]:
+    def _far(self, depth: int, x: Rows, key: RelationName, rows: Tensor, file: RowFile | None) -> SourceRows | None:
+        """What reads a relation's sources from the disk, where they do not fit in a budget."""
+        reads, layer = self._store.reads, self._plan.layers[depth]
+        if reads is None:
+            return None
+        if depth == 0 and key[0] in self._plan.as_stored and rows is x[key[0]] and self._cuts.are_far(key[0]):
+            table = FarTable(partial(self._cuts.gather_features, key[0]), rows)
+        elif file is not None and self._cuts.exceed_memory(layer.num_sent_bytes(self._schema, self._plan.dtype)):
+            table = FarTable(gathering(file.read_far(), reads), rows)
+        else:
+            return None
+        room = Room(self._cuts.memory, self._scratch, 1 / self._folder.context.world_size)
+
+        def others(some: Slice) -> Tensor:
+            return sources_of(some, key, self._cuts.edges(some, [key], {})[key]).others
+
+        return SourceRows(table, self._own[key[2]], others, room, reads)
+
+    def _own_rows(self, x: Rows, some: Slice) -> Tensor:
+        """A slice's rows before a layer."""
+        name = some.node_type
+        if name not in self._files and self._cuts.are_far(name):  # features
+            return self._cuts.gather(name, some.ids)
+        rows = x[name][some.span]
+        ops.read_soon(rows)
+        return rows
+
+    def _computed(self, depth: int, x: Rows, z: Sources, some: Slice) -> dict[str, Tensor]:
         """A layer's rows of a slice."""
         name = some.node_type
-        own = {name: x[name][some.span]}
-        ops.read_soon(own[name])
         keys = [key for key in self._plan.layers[depth].relations if key[2] == name]
+        for rows in map(z.__getitem__, keys):
+            if isinstance(rows, SourceRows):
+                rows.prepare(some, self._folder.check_peers)
         edges = self._cuts.edges(some, keys, self._degrees)
-        given = {key: z[key] for key in keys}
+        given, own = {}, None
         for key in keys:
-            is_feature = depth == 0 and key[0] in self._plan.as_stored and z[key] is x[key[0]]
-            if is_feature and self._cuts.are_far(key[0]):
-                given[key], edges[key] = self._cuts.fetched(some, key, edges[key])
+            if isinstance(rows := z[key], SourceRows):
+                sources = sources_of(some, key, edges[key])
+                given[key], edges[key] = rows.of(some, sources.own, sources.others), sources.edges
+                own = given[key][: len(some)] if rows.table.mapped is x[name] else own
+            else:
+                given[key] = rows
+        own_rows = {name: self._own_rows(x, some) if own is None else own}
         try:
-            entered = self._model.enter(depth, own)
-            rows = self._model.stage(depth).propagate(given, entered, edges, None)
+            entered = self._model.enter(depth, own_rows)
+            after = self._model.stage(depth).propagate(given, entered, edges, None)
         except IndexError as error:
             raise StoreError(
                 f"in-edges of {name!r} {some.first} to {some.end - 1}: {error}; run hoploom check"
             ) from error
-        return {name: self._model.close(depth, rows, own)[name]}
+        return {name: self._model.close(depth, after, own_rows)[name]}
 
-    def _finished(self, depth: int, some: Slice, x: Rows, z: Mapping[RelationName, Tensor]) -> dict[str, Tensor]:
+    def _finished(self, depth: int, some: Slice, x: Rows, z: Sources) -> dict[str, Tensor]:
         """The columns that a model can give of a slice."""
         name = some.node_type
-        before = x[name][some.span]
-        rows = self._computed(depth, x, z, some)[name] if name in self._plan.layers[depth].computed else before
-        output = self._model.finish({name: rows})[name]
-        embedding = rows if self._plan.has_head else before
+        computed = self._computed(depth, x, z, some)[name] if name in self._plan.layers[depth].computed else None
+        embedding = self._own_rows(x, some) if computed is None or not self._plan.has_head else computed
+        output = self._model.finish({name: embedding if computed is None else computed})[name]
         return {"embedding": embedding, "output": output}
 
     def _ids(self, some: Slice, id_field: str) -> Tensor:

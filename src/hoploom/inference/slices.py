@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from hoploom import ops
 from hoploom.load.assemble import FEATURES
 from hoploom.ops import Frontier, InEdges
 from hoploom.schema import RelationName
-from hoploom.store import Draw, Part, Store, Wanted
+from hoploom.store import Draw, Part, Sharded, Store, Wanted
 from hoploom.store.edges import covers
 
 
@@ -120,24 +121,54 @@ class Slices:
             edges[key] = InEdges(indptr, sources, num_sources, None, first, degrees.get(key))
         return edges
 
+    @property
+    def memory(self) -> int:
+        """What a slice may take."""
+        return self._costs.budget
+
+    def exceed_memory(self, num_bytes: int) -> bool:
+        """Whether rows between layers take more than a budget leaves beside the topology that it holds."""
+        budget = self.store.budget
+        if budget is None or self.store.reads is None:
+            return False
+        lists = [lists for part in self.store.parts for lists in part.lists]
+        begins = sum(one.indptr.nbytes for one in lists)
+        others = sum(column.nbytes for one in lists for column in one.columns) - begins
+        return num_bytes > budget.num_bytes - begins - budget.lists * others
+
     def are_far(self, node_type: str) -> bool:
         """Whether some features of a type are on the disk, beyond a budget of memory."""
         return self.store.reads is not None and not all(
             shard.lies_here(node_type, FEATURES) for shard in self.store.shards
         )
 
-    def fetched(self, some: Slice, key: RelationName, edges: InEdges) -> tuple[Tensor, InEdges]:
-        """The features of a slice's sources, each row read once, and the edges that name them by place. The slice's
-        own nodes stand first where they are of the same type."""
-        first, end = (some.first, some.end) if key[0] == key[2] else (0, 0)
-        sources = edges.sources.to(torch.int64)
-        are_own = (sources >= first) & (sources < end)
-        others = torch.unique(sources[~are_own])
-        places = torch.where(are_own, sources - first, torch.searchsorted(others, sources) + (end - first))
-        ids = torch.cat([torch.arange(first, end), others])
-        (rows,) = self.store.features.gather([Wanted(key[0], FEATURES, ids)])
-        degrees = None if edges.source_degrees is None else edges.source_degrees[ids]
-        return rows, InEdges(edges.indptr, places, ids.numel(), None, 0, degrees)
+    def gather_features(self, node_type: str, ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """outs[i] = the features of ids[i]: all read together."""
+        assert isinstance(self.store.features, Sharded), "features within a budget are"
+        wanted = [Wanted(node_type, FEATURES, one) for one in ids]
+        self.store.features.gather_at(wanted, [None] * len(wanted), outs)
+
+    def gather(self, node_type: str, ids: Tensor) -> Tensor:
+        """Features."""
+        return self.store.features.gather([Wanted(node_type, FEATURES, ids)])[0]
+
+
+class Sources(NamedTuple):
+    """The sources of a slice's edges, each once, and the edges that name them by place."""
+
+    own: Tensor  # the slice's nodes where sources are of their type, else none; they stand first
+    others: Tensor  # ascending
+    edges: InEdges
+
+
+def sources_of(some: Slice, key: RelationName, edges: InEdges) -> Sources:
+    first, end = (some.first, some.end) if key[0] == key[2] else (0, 0)
+    own, sources = torch.arange(first, end), edges.sources.to(torch.int64)
+    are_own = (sources >= first) & (sources < end)
+    others = torch.unique(sources[~are_own])
+    places = torch.where(are_own, sources - first, torch.searchsorted(others, sources) + (end - first))
+    degrees = None if edges.source_degrees is None else edges.source_degrees[torch.cat([own, others])]
+    return Sources(own, others, InEdges(edges.indptr, places, own.numel() + others.numel(), None, 0, degrees))
 
 
 def degrees_without_loops(edges: InEdges) -> Tensor:

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import math
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from support.stores import left_in
 from torch import Tensor, nn
 
 import hoploom
-from hoploom import ConfigError, Store
+from hoploom import ConfigError, Store, StoreError
 from hoploom.inference import Inference, infer
-from hoploom.inference.files import ParquetFile
+from hoploom.inference.files import ParquetFile, RowFile
 from hoploom.inference.layered import plan_of
 from hoploom.inference.slices import Costs, Slices
+from hoploom.inference.source_rows import gathering
 from hoploom.nn import GNN, Shape
+from hoploom.ops import Reads
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
@@ -278,6 +281,50 @@ def test_slices_have_every_node_once_and_fit_the_budget(num_parts: int, world_si
     assert sum(map(len, costs)) <= math.ceil((60 * 20 + 400 * 10) / 300) + num_parts + world_size
     assert max(map(sum, costs)) - min(map(sum, costs)) <= 2 * (20 + 10 * int(degrees.max()))
     assert [len(one) for one in Slices(store, [TO], Costs(1, {"node": 20}, 10)).of("node", 0, 1)] == [1] * 60
+
+
+def test_a_slice_takes_what_the_rows_of_its_nodes_take(tmp_path: Path) -> None:
+    count = 1000
+    edges = torch.stack([torch.arange(2 * count) % count, torch.arange(count).repeat_interleave(2)])
+    store = hoploom.from_tensors({"x": torch.zeros(count, 128)}, edges)
+    of_a_node = 4 * (2 * 128 + 128 + 3 * 8) + 2 * 16  # rows before, aggregated, and after a layer; two edges
+    calls: list[int] = []
+    chosen = Inference(memory=100 * of_a_node)
+    model = GNN("sage", store.schema, Shape(hidden=8, num_layers=2, out=4))
+    infer(model, store, tmp_path / "out", inference=chosen, progress=lambda done, total: calls.append(done))
+    assert calls == list(range(100, 2 * count + 1, 100))
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_sources_of_many_slices_are_read_together(kind: str, tmp_path: Path) -> None:
+    """A slice alone would read a block for every row, or the whole table."""
+    count, width, memory = 20_000, 128, 4 << 20
+    torch.manual_seed(0)
+    edges = torch.randint(count, (2, 3 * count))
+    whole = hoploom.from_tensors({"x": torch.rand(count, width)}, edges).save(tmp_path / "store")
+    store = hoploom.open(tmp_path / "store", memory="2MB")
+    model = GNN(kind, store.schema, Shape(width, 3, 4))
+    chosen = Inference(columns=["output"], memory=memory)
+    infer(model, store, tmp_path / "out", inference=chosen)
+    infer(model, whole, tmp_path / "whole", inference=chosen)
+    torch.testing.assert_close(read(tmp_path / "out" / "node", "output"), read(tmp_path / "whole" / "node", "output"))
+    assert store.reads is not None
+    # per layer: to copy a row, as a node's own, and for each edge; those between layers do not fit the budget either
+    assert 3 * count < store.reads.bytes / (width * 4) < 3 * (2 * count + 3 * count) * 1.2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "store", "whole"]
+
+
+def test_rows_between_layers_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    with RowFile(tmp_path / "rows", (4000, 2), torch.float32) as file:
+        file.write(0, torch.arange(8000.0).view(4000, 2))
+        file.finish(synced=False)
+        gather = gathering(file.read_far(), Reads())
+        outs = [torch.empty(2, 2), torch.empty(1, 2)]
+        gather([torch.tensor([1, 3999]), torch.tensor([3])], outs)
+        assert [out.tolist() for out in outs] == [[[2, 3], [7998, 7999]], [[6, 7]]]
+        os.truncate(tmp_path / "rows", 4096)
+        with pytest.raises(StoreError, match=r"rows between layers cannot be read: .*; check the disk"):
+            gather([torch.tensor([3999])], [torch.empty(1, 2)])
 
 
 def test_private_memory_does_not_grow_with_the_graph(tmp_path: Path) -> None:

@@ -70,6 +70,10 @@ assert took_of(loader, 20) > 20 * 64
 model = GNN("sage", store.schema, Shape(hidden=8, num_layers=2, out=4))
 infer(model, store, Path(out) / "nodes", inference=Inference(memory=48 << 20))
 """,
+    "inference, rows between layers of twice the group": """
+model = GNN("sage", store.schema, Shape(hidden=64, num_layers=2, out=4))
+infer(model, store, Path(out) / "nodes", inference=Inference(memory=48 << 20))
+""",
     "saving": "store.save(Path(out) / 'saved.store')",
     "checking": "assert not list(problems(path))",
 }
