@@ -30,9 +30,15 @@ class TopKeys:
 
     store: str | None = key(
         None,
-        "the store, at the same path on every host; default: your command names it",
+        "the store, at the same path on every host, or s3://… with `cache`; default: your command names it",
         rules.HOST_PATH,
         example="graph.store",
+    )
+    cache: str | None = key(
+        None,
+        "a folder on each host; the host's parts are fetched from `store` into it before its server starts",
+        rules.HOST_PATH,
+        example="/nvme",
     )
     mode: str | None = key(
         None,
@@ -293,6 +299,7 @@ class Cluster:
 
     hosts: tuple[Host, ...]
     store: str | None  # absolute, the same on all hosts; None: the command knows it
+    source: str | None = field(default=None, kw_only=True)  # where hosts fetch their parts of it from
     executor: Executor
     mode: Mode
     rendezvous: str  # where torchrun's processes meet, host:port; port 0: a free one of this host, or the Slurm job's
@@ -317,9 +324,9 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Process:
-    """One program on one host: a graph server, or the torchrun of its trainers."""
+    """One program on one host: what fetches its parts, a graph server, or the torchrun of its trainers."""
 
-    label: str  # "gpu1/server", "gpu1/trainers"
+    label: str  # "gpu1/fetch", "gpu1/server", "gpu1/trainers"
     host: Host
     words: tuple[str, ...]  # the program and its arguments
     environment: Mapping[str, str]  # besides what the host has
@@ -328,3 +335,7 @@ class Process:
     @property
     def is_server(self) -> bool:
         return self.label.endswith("/server")
+
+    @property
+    def is_fetch(self) -> bool:
+        return self.label.endswith("/fetch")

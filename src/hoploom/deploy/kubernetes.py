@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from hoploom.deploy.cluster_file import Cluster, Host, Security
-from hoploom.deploy.programs import script_words, server_command, trainer_environment
+from hoploom.deploy.programs import fetch_words, script_words, server_command, trainer_environment
 from hoploom.errors import ConfigError
 
 Manifest = dict[str, Any]
@@ -30,8 +30,10 @@ PROBE = {"periodSeconds": 5, "timeoutSeconds": 5}
 FAILURES = {"startupProbe": 120, "readinessProbe": 2, "livenessProbe": 12}  # a large store is checked and mapped first
 GPU = "nvidia.com/gpu"
 PLAIN = re.compile(r"(?![yn]$)[a-z/][a-z0-9_./-]*", re.IGNORECASE)  # kubectl takes y and 1e-3 for no texts, PyYAML does
+CACHE_VOLUME = {"name": "cache", "emptyDir": {}}  # on the disk of the pod's node; it lasts as long as the pod
 LONGEST_LINE = 10**6  # characters: no text is folded
 WAIT_DEADLINE = 3600  # seconds until all servers take connections
+FETCH_DEADLINE = 24 * 3600  # the same where they fetch their parts first
 WAIT = """
 import socket, sys, time
 deadline = time.monotonic() + float(sys.argv[2])
@@ -133,8 +135,9 @@ def _stateful_set(cluster: Cluster) -> Manifest:
     pod = {
         **_pod(cluster),
         "terminationGracePeriodSeconds": GRACE + 10,
+        **({"initContainers": [_fetch(cluster)]} if cluster.source else {}),
         "containers": [_server(cluster)],
-        "volumes": _volumes(cluster),
+        "volumes": [*_volumes(cluster), *([CACHE_VOLUME] if cluster.source else [])],
     }
     spec = {
         "serviceName": _set_name(cluster),
@@ -146,21 +149,32 @@ def _stateful_set(cluster: Cluster) -> Manifest:
     return _object(cluster, "apps/v1", "StatefulSet", _set_name(cluster), spec)
 
 
-def _server(cluster: Cluster) -> Manifest:
+def _by_number(cluster: Cluster, name: str, words: Sequence[Sequence[str]]) -> Manifest:
     """Pods are numbered, and so are the servers in the file; a pod's name ends with its number."""
-    health = {"path": "/health", "port": "metrics", "scheme": "HTTPS" if cluster.security.cert else "HTTP"}
     pod_name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    words = [_literal(join(_server_words(cluster, host))) for host in cluster.servers]
-    by_number = ["case ${POD_NAME##*-} in", *(f"{i}) exec {line} ;;" for i, line in enumerate(words)), "esac"]
+    cases = [f"{i}) exec {_literal(join(line))} ;;" for i, line in enumerate(words)]
+    cache = [{"name": "cache", "mountPath": str(PurePosixPath(str(cluster.store)).parent)}] if cluster.source else []
     return {
-        "name": "server",
+        "name": name,
         "image": cluster.kubernetes.image,
-        "command": ["sh", "-c", "\n".join(by_number)],
+        "command": ["sh", "-c", "\n".join(["case ${POD_NAME##*-} in", *cases, "esac"])],
         "env": [pod_name, *_environment({"PYTHONUNBUFFERED": "1", **cluster.servers[0].environment})],
+        "volumeMounts": [*_mounts(cluster, read_only=True), *cache],
+    }
+
+
+def _fetch(cluster: Cluster) -> Manifest:
+    """Runs before a pod's server, whose probes do not wait for it."""
+    return _by_number(cluster, "fetch", [fetch_words(cluster, host) for host in cluster.servers])
+
+
+def _server(cluster: Cluster) -> Manifest:
+    health = {"path": "/health", "port": "metrics", "scheme": "HTTPS" if cluster.security.cert else "HTTP"}
+    return {
+        **_by_number(cluster, "server", [_server_words(cluster, host) for host in cluster.servers]),
         "ports": [{"name": name, "containerPort": port} for name, port in _ports(cluster).items()],
         **{name: {"httpGet": health, **PROBE, "failureThreshold": most} for name, most in FAILURES.items()},
         **_resources(cluster, 0, "resources"),
-        "volumeMounts": _mounts(cluster, read_only=True),
     }
 
 
@@ -214,10 +228,11 @@ def _training_runtime(cluster: Cluster) -> Manifest:
 def _wait_for_servers(cluster: Cluster) -> Manifest:
     """Runs before the trainers: servers may have to wait for a node, and pull their image, for longer than a client."""
     addresses = ",".join(server.endpoint for server in cluster.servers)
+    deadline = FETCH_DEADLINE if cluster.source else WAIT_DEADLINE
     return {
         "name": "wait-for-servers",
         "image": cluster.kubernetes.image,
-        "command": [cluster.trainers[0].python, "-c", WAIT.strip(), addresses, str(WAIT_DEADLINE)],
+        "command": [cluster.trainers[0].python, "-c", WAIT.strip(), addresses, str(deadline)],
     }
 
 
@@ -310,11 +325,13 @@ def _check(cluster: Cluster) -> None:
         mistakes.append(f"kubernetes.name is {options.name}; let it begin with a letter")
     if options.image is None:
         mistakes.append("kubernetes.image is not set; give the image that holds Python and hoploom")
-    if cluster.store is not None and options.claim is None:
-        what = f"kubernetes.claim is not set, so pods do not see {cluster.store}"
+    path = cluster.source or cluster.store
+    mounted = None if path is None or "://" in path else PurePosixPath(path)
+    if mounted is not None and options.claim is None:
+        what = f"kubernetes.claim is not set, so pods do not see {mounted}"
         mistakes.append(f"{what}; name the PersistentVolumeClaim that holds the store")
-    if cluster.store is not None and PurePosixPath(options.mount) not in PurePosixPath(cluster.store).parents:
-        what = f"store is {cluster.store}, but pods see the claim below {options.mount}"
+    if mounted is not None and PurePosixPath(options.mount) not in mounted.parents:
+        what = f"store is {mounted}, but pods see the claim below {options.mount}"
         mistakes.append(f"{what}; give the store's path there, or another kubernetes.mount")
     for path in _files(cluster.security):
         if options.secret is None:

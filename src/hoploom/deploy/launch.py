@@ -1,5 +1,6 @@
 """Run a cluster from here: servers, then trainers, until the trainers have ended; then nothing is left running.
 
+Before them, hosts fetch their parts of the store where the cluster file has a `cache`.
 The first failure ends all others. A server's end is one only where nobody else has its parts. Lines are shown whole,
 each with the label of who said it; the last of each are kept, to tell in the end who failed first and how.
 """
@@ -108,7 +109,8 @@ class Launch:
         logs: Path | None = None,
     ) -> None:
         self._servers = [process for process in planned if process.is_server]
-        self._trainers = [process for process in planned if not process.is_server]
+        self._fetches = [process for process in planned if process.is_fetch]
+        self._trainers = [process for process in planned if not (process.is_server or process.is_fetch)]
         self._executor, self._patience = executor, patience or Patience()
         self._logs = None if logs is None else LogFiles(logs)
         labels = [process.label for process in planned]
@@ -123,8 +125,8 @@ class Launch:
         """Until the trainers have ended, one process has failed, or a signal came."""
         if self._logs is not None:
             self._view.announce(f"every process logs to a file of its own in {self._logs.folder}")
-        if self._start_servers() and self._start(self._trainers):
-            self._until(lambda: not self._supervisor.living(self._trainers), None)
+        if self._run_all(self._fetches) and self._start_servers():
+            self._run_all(self._trainers)
         self._stop_trainers()
         self._ending = True
         self._stop(self._servers, "KILL" if len(self._signals) > 1 else "TERM", self._patience.after_terminate)
@@ -144,6 +146,12 @@ class Launch:
             late = next(one for one in kept if not one.ready)
             message = f"does not serve after {seconds:.0f} seconds; its own lines may say why"
             self._failures.append(Failure(late.label, message, self._view.tail(late.label)))
+        return not self._is_over
+
+    def _run_all(self, planned: Sequence[Process]) -> bool:
+        """Whether all have begun and ended as they were to."""
+        if self._start(planned):
+            self._until(lambda: not self._supervisor.living(planned), None)
         return not self._is_over
 
     def _start(self, planned: Sequence[Process]) -> bool:
@@ -191,19 +199,17 @@ class Launch:
     # --- ending ----------------------------------------------------------------------------------
 
     def _stop_trainers(self) -> None:
-        """The gentler way first."""
-        patience = self._patience
+        """The gentler way first. What fetches stops as they do."""
+        patience, running = self._patience, [*self._fetches, *self._trainers]
         if self._signals:
             self._ending = True
             is_interrupt = self._signals[0] == signal.SIGINT
-            self._stop(self._trainers, "INT" if is_interrupt else "TERM", patience.after_interrupt)
+            self._stop(running, "INT" if is_interrupt else "TERM", patience.after_interrupt)
         elif self._failures:
             hurried = self._hurry()
-            self._supervisor.until(
-                lambda: not self._supervisor.living(self._trainers) or hurried(), patience.after_failure
-            )
+            self._supervisor.until(lambda: not self._supervisor.living(running) or hurried(), patience.after_failure)
             self._ending = True
-            self._stop(self._trainers, "TERM", patience.after_terminate)
+            self._stop(running, "TERM", patience.after_terminate)
 
     def _stop(self, planned: Sequence[Process], name: SignalName, seconds: float) -> None:
         self._supervisor.stop(name, seconds, planned, hurried=self._hurry())

@@ -1,6 +1,6 @@
-"""Which programs run where: graph servers, and one torchrun per host of trainers. Nothing is started here.
+"""Which programs run where: what fetches parts, graph servers, and one torchrun per host of trainers.
 
-All that start `hoploom serve` take its command line from here.
+Nothing is started here. All that start `hoploom serve` take its command line from here.
 torchrun's rendezvous is the static one: ranks follow the hosts' order in the file, one known port is open, and nobody
 waits to see who joins. What it gives up is a cluster that grows while it runs.
 """
@@ -25,15 +25,16 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines are shown when they are printed
 
 
 def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
-    """Servers first, then trainers in the order of their ranks.
+    """What fetches parts first, then servers, then trainers in the order of their ranks.
 
     >>> [process.label for process in processes(cluster, ["train", "run.toml"])]
     ['gpu1/server', 'gpu2/server', 'gpu1/trainers', 'gpu2/trainers']
     """
     script, planned = script_words(command), []
-    for host in cluster.servers:
-        words = server_command(cluster, host).words(host.python)
-        planned.append(Process(f"{host.name}/server", host, words, {**UNBUFFERED, **host.environment}, host.folder))
+    for role, words_of in (("fetch", fetch_words), ("server", server_words)):
+        for host in cluster.servers if role == "server" or cluster.source else ():
+            environment = {**UNBUFFERED, **host.environment}
+            planned.append(Process(f"{host.name}/{role}", host, words_of(cluster, host), environment, host.folder))
     for rank, host in enumerate(cluster.trainers):
         words, environment = trainer_words(cluster, rank, script), trainer_environment(cluster, host)
         planned.append(Process(f"{host.name}/trainers", host, words, environment, host.folder))
@@ -99,6 +100,17 @@ class ServerCommand:
         last = ["--insecure"] if security.insecure else []
         last += [] if self.grace is None else ["--grace", str(self.grace)]
         return (python, "-m", "hoploom", "serve", self.store, *parts, "--listen", self.listen, *flags, *last)
+
+
+def fetch_words(cluster: Cluster, host: Host) -> tuple[str, ...]:
+    """`hoploom fetch` of one host's parts."""
+    parts = [word for part in host.parts for word in ("--part", str(part))]
+    return (host.python, "-m", "hoploom", "fetch", str(cluster.source), "--to", str(cluster.store), *parts)
+
+
+def server_words(cluster: Cluster, host: Host) -> tuple[str, ...]:
+    """`hoploom serve` of one host, with the host's Python."""
+    return server_command(cluster, host).words(host.python)
 
 
 def server_command(cluster: Cluster, host: Host) -> ServerCommand:

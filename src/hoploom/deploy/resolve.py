@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def _resolve(written: Written, overrides: Overrides) -> Cluster:
     hosts = tuple(_host(written, host, executor, mode) for host in _counted(written))
     cluster = Cluster(
         hosts=_with_ports(written, hosts, executor),
-        store=None if top.store is None else str(absolute(folder, top.store)),
+        **_store(document, top),
         executor=executor,  # type: ignore[arg-type]  # rules.choice has checked it
         mode=mode,  # type: ignore[arg-type]
         rendezvous="",
@@ -72,6 +73,25 @@ def _resolve(written: Written, overrides: Overrides) -> Cluster:
     for name, message in chain(_mistakes(document, cluster), _about_rendezvous(written, executor, overrides)):
         raise document.problem(name, message)
     return replace(cluster, hosts=_with_parts(cluster), rendezvous=_rendezvous(cluster, top, overrides))
+
+
+def _store(document: Document, top: TopKeys) -> dict[str, str | None]:
+    """Where the store is on every host, and what it is fetched from."""
+    if top.store is None or top.cache is None:
+        if top.cache is not None:
+            raise document.problem("cache", 'cache has no effect without a store; add one, e.g. store = "s3://…"')
+        if top.store is not None and "://" in top.store:
+            what = f"store is {top.store}, which servers cannot open as it is"
+            raise document.problem("store", f'{what}; add cache = "/nvme", a folder on each host for its parts')
+        return {"store": None if top.store is None else str(absolute(document.folder, top.store))}
+    from hoploom.store.place import Place  # brings torch, which most launches do without
+
+    try:
+        source = Place(top.store if "://" in top.store else str(absolute(document.folder, top.store)))
+    except ConfigError as error:
+        raise document.problem("store", f"store is {top.store}: {error}") from error
+    name = source.url.rpartition("/")[2]
+    return {"store": str(absolute(document.folder, top.cache) / name), "source": source.url}
 
 
 def _counted(written: Written) -> tuple[Host, ...]:
@@ -182,11 +202,29 @@ def _with_absolute(options: Any, names: Sequence[str], folder: Path) -> Any:
 
 def number_of_parts(cluster: Cluster) -> int | None:
     """Of the store, where this host sees it."""
+    if cluster.source is not None:
+        found = _parts_at(cluster.source)
+        if isinstance(found, int):
+            return found
+        if any(host.parts for host in cluster.servers):
+            return None  # what fetches on the hosts reports it, if it is wrong there too
+        raise found
     if cluster.store is None or not os.path.exists(cluster.store):
         return None
     from hoploom.store.format import read_manifest  # brings torch, which most launches do without
 
     return len(read_manifest(Path(cluster.store)).parts)
+
+
+@cache
+def _parts_at(source: str) -> int | StoreError:
+    from hoploom.store.fetch import manifest_at
+    from hoploom.store.place import Place
+
+    try:
+        return len(manifest_at(Place(source))[1].parts)
+    except StoreError as error:
+        return error
 
 
 def _mistakes(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -228,7 +266,7 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
     if cluster.mode == "worker":
         where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
     names = [_name(host, key) for host in cluster.hosts for key in keys if getattr(host, key)]
-    names += ["store"] if cluster.mode == "none" else []
+    names += ["store", "cache"] if cluster.mode == "none" else ["cache"]
     for name in document.where:
         if name in names or name.startswith("server."):
             yield name, f"{name} has no effect {where}; leave it out, or take another mode"
@@ -264,7 +302,8 @@ def _about_store(document: Document, cluster: Cluster) -> Iterator[tuple[str, st
         what = f'mode is "{cluster.mode}", but there is no store to serve'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
     try:
-        if cluster.executor == "local" and number_of_parts(cluster) is None:
+        num_parts = number_of_parts(cluster)
+        if cluster.executor == "local" and cluster.source is None and num_parts is None:
             yield "store", f"store is {cluster.store}, which does not exist; `hoploom partition` writes one"
     except StoreError as error:
         raise document.problem("store", f"store is {cluster.store}: {error}") from error

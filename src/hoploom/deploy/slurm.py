@@ -55,6 +55,24 @@ serve() {  # NODE WORDS...
    exit "${PIPESTATUS[0]}") &
   servers[node]=$!
 }
+fetch() {  # NODE WORDS...
+  local node=$1
+  shift
+  ("environment_$node"
+   "${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow_fetch "$node"
+   exit "${PIPESTATUS[0]}") &
+  fetches+=($!)
+}
+follow_fetch() {  # NODE: label its lines
+  local line
+  while IFS= read -r line || [ -n "$line" ]; do printf '%s/fetch | %s\n' "${hosts[$1]}" "$line"; done
+}
+wait_for_fetches() {  # the first that fails ends the job
+  local left=${#fetches[@]} status
+  while [ "$((left--))" -gt 0 ]; do
+    wait -n || { status=$?; echo "hoploom: a host's parts were not fetched; the lines above say why"; exit "$status"; }
+  done
+}
 wait_for_servers() {
   local node deadline=$((SECONDS + SERVE_DEADLINE))
   for node in "${!servers[@]}"; do
@@ -125,7 +143,8 @@ def _inside(cluster: Cluster) -> Cluster:
 def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     planned = processes(cluster, command)
     servers = [process for process in planned if process.is_server]
-    trainers = [process for process in planned if not process.is_server]
+    fetches = [process for process in planned if process.is_fetch]
+    trainers = [process for process in planned if not (process.is_server or process.is_fetch)]
     common = dict(set.intersection(*(set(process.environment.items()) for process in trainers)))
     yield "#!/bin/bash"
     yield f"# Written by `hoploom launch {cluster.file}`"
@@ -141,8 +160,12 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     yield from (f"export {assigned}" for assigned in sorted(_assigned(common)))
     yield f"step=({' '.join(_step(cluster.slurm))})"
     yield FUNCTIONS
-    for process in servers:
-        yield from _server(cluster, process)
+    yield from (_environment(cluster, process) for process in servers)
+    if fetches:
+        yield "fetches=()"
+        yield from (_started("fetch", cluster, process) for process in fetches)
+        yield "wait_for_fetches"
+    yield from (_started("serve", cluster, process) for process in servers)
     yield "read -r -d '' trainer <<'TRAINER'"
     yield "unset trainer; first=$1 port=$2"
     yield "case $SLURM_PROCID in"
@@ -195,12 +218,15 @@ def _node(cluster: Cluster, process: Process) -> str:
     return str(cluster.hosts.index(process.host))
 
 
-def _server(cluster: Cluster, process: Process) -> Iterator[str]:
-    """Start one server; a container has folders of its own."""
-    node = _node(cluster, process)
+def _environment(cluster: Cluster, server: Process) -> str:
+    """Of a node's server, and of what fetches its parts."""
+    return f"environment_{_node(cluster, server)}() {{ export {' '.join(_assigned(server.environment))}; }}"
+
+
+def _started(function: str, cluster: Cluster, process: Process) -> str:
+    """Start one process by a function of the script; a container has folders of its own."""
     folder = [] if cluster.slurm.in_container else [f"--chdir={shlex.quote(process.folder)}"]
-    yield f"environment_{node}() {{ export {' '.join(_assigned(process.environment))}; }}"
-    yield " ".join(["serve", node, *folder, *map(_quoted, process.words)])
+    return " ".join([function, _node(cluster, process), *folder, *map(_quoted, process.words)])
 
 
 def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> str:

@@ -76,7 +76,7 @@ def fetch(source: Place, folder: Path, parts: Sequence[int] | None = None, show:
     >>> fetch(Place("s3://bucket/papers.parts"), Path("/nvme/papers.parts"), [3])
     """
     begun = time.monotonic()
-    written, manifest = _read_manifest(source)
+    written, manifest = manifest_at(source)
     numbers = tuple(range(len(manifest.parts))) if parts is None else tuple(sorted(set(parts)))
     for part in numbers:
         if part >= len(manifest.parts):
@@ -95,7 +95,8 @@ def fetch(source: Place, folder: Path, parts: Sequence[int] | None = None, show:
     return FetchResult(numbers, len(copies), total, to_come, time.monotonic() - begun)
 
 
-def _read_manifest(source: Place) -> tuple[bytes, Manifest]:
+def manifest_at(source: Place) -> tuple[bytes, Manifest]:
+    """The store.json of a store that lies there, as it is written and as it is meant."""
     if source.size(STORE_FILE) is None:
         next(source.names(), None)  # says where the bucket is missing
         raise StoreError(
