@@ -11,18 +11,16 @@ from hoploom.store import format as layout
 from hoploom.store.format import Manifest
 
 
-def headline(path: Path) -> str:
+def headline(path: Path | str, manifest: Manifest) -> str:
     """A line about a store."""
-    manifest = layout.read_manifest(path)
     num_nodes = sum(t.num_nodes for t in manifest.schema.node_types)
     num_edges = sum(r.num_edges for r in manifest.schema.relations)
     parts = f"{len(manifest.parts)} part" + "s" * (len(manifest.parts) > 1)
     return f"{path}: {num_nodes:,} nodes, {num_edges:,} edges, {parts}, {megabytes(num_bytes(manifest))}"
 
 
-def contents_of(path: Path) -> dict[str, Any]:
+def contents_of(manifest: Manifest) -> dict[str, Any]:
     """store.json, with sizes instead of the list of files."""
-    manifest = layout.read_manifest(path)
     contents: dict[str, Any] = json.loads(layout.to_json(manifest))
     del contents["files"]
     for number, part in enumerate(contents["parts"]):
@@ -46,7 +44,7 @@ def as_text(path: Path) -> str:
     named = (("weights", schema.weight), ("times", schema.time))
     fields_read = [f"{what} are in field {name!r}" for what, name in named if name]
     sections = (
-        "\n".join((headline(path), *fields_read)),
+        "\n".join((headline(path, manifest), *fields_read)),
         table(("node type", "nodes", "fields", "splits"), node_types),
         table(("relation", "edges", "fields"), relations),
         table(("part", "nodes", "edges", "bytes"), parts),

@@ -29,21 +29,33 @@ BOTH_WAYS = "add the reverse of every edge; an edge that exists in both directio
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
 
-def _add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="STORE", help="the new store; must not exist")
+def _add_out(parser: argparse.ArgumentParser, *, on_spark: bool = False) -> None:
+    where = "; with Spark also s3://… or gs://…" if on_spark else ""
+    text = f"the new store; must not exist{where}"
+    kind = _path_or_url if on_spark else Path
+    parser.add_argument("-o", "--out", type=kind, required=True, metavar="STORE", help=text)
     text = "memory limit of the whole process (default: 4GB)"
     add_option(parser, "--memory", parse_bytes, default="4GB", metavar="SIZE", help=text)
     add_json(parser)
 
 
+def _path_or_url(text: str) -> Path | str:
+    return text if "://" in text else Path(text)
+
+
 def _show_store(arguments: Arguments, seconds: float, **more: Any) -> int:
     """A line about the store that was made, or one JSON object with `more`."""
     from hoploom.cli.store_text import contents_of, headline
+    from hoploom.store.format import STORE_FILE, parse_manifest
+    from hoploom.store.place import Place
 
-    path: Path = arguments.out
-    print(f"{headline(path)}, {seconds:.1f} s", file=for_people(arguments))
+    place = Place(str(arguments.out))
+    with place.open(STORE_FILE) as file:
+        manifest = parse_manifest(file.read(), str(place))
+    print(f"{headline(arguments.out, manifest)}, {seconds:.1f} s", file=for_people(arguments))
     if arguments.json:
-        print(json.dumps({"out": str(path), "seconds": round(seconds, 3), **more, "store": contents_of(path)}))
+        shown = {"out": str(arguments.out), "seconds": round(seconds, 3), **more, "store": contents_of(manifest)}
+        print(json.dumps(shown))
     return 0
 
 
@@ -52,7 +64,7 @@ def _show_store(arguments: Arguments, seconds: float, **more: Any) -> int:
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", type=Path, help="graph.toml; `hoploom init --tables DIR` drafts one")
-    _add_out(parser)
+    _add_out(parser, on_spark=True)
     text = "parts, nodes assigned by a hash of their id (default: 1)"
     add_option(parser, "--parts", read_positive, default="1", metavar="N", help=text)
     parser.add_argument("--drop-dangling", action="store_true", help="leave out edges of unknown nodes, and count them")
@@ -79,6 +91,8 @@ def _build(arguments: Arguments) -> int:
         drop_dangling=arguments.drop_dangling,
     )
     _check_no_table(arguments.graph)
+    if arguments.engine != "spark" and isinstance(arguments.out, str):
+        raise ConfigError(f"--out is {arguments.out}; only --engine spark writes to an object store, so give a path")
     with stage_line() as show:
         report = build(read_graph(arguments.graph), arguments.out, options, progress=show)
     for relation, count in report.dropped.items():
@@ -242,8 +256,9 @@ def _info(arguments: Arguments) -> int:
     from hoploom.store.disk import check_manifest
     from hoploom.store.format import read_manifest
 
-    check_manifest(arguments.store, read_manifest(arguments.store))
-    print(json.dumps(contents_of(arguments.store), indent=1) if arguments.json else as_text(arguments.store))
+    manifest = read_manifest(arguments.store)
+    check_manifest(arguments.store, manifest)
+    print(json.dumps(contents_of(manifest), indent=1) if arguments.json else as_text(arguments.store))
     return 0
 
 

@@ -1,14 +1,29 @@
-"""Where executors write a store: a folder beside its path on a shared file system, renamed when it is complete."""
+"""Where executors write a store: a folder on a shared file system, or a prefix of an object store.
 
+A folder is renamed when it is complete. In an object store nothing is renamed: files have their names at once, and
+store.json, without which nobody takes them for a store, comes last.
+"""
+
+import secrets
+import shutil
+import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from hoploom.errors import HoploomError, StoreError
 from hoploom.schema import Schema
-from hoploom.store.format import FileEntry, PartRange
+from hoploom.store import format as layout
+from hoploom.store.format import STORE_FILE, FileEntry, Manifest, PartRange
 from hoploom.store.place import Place
 from hoploom.store.write import StoreWriter
+
+SIGN = "writing.json"  # in a prefix that is being written
+BEAT = 5.0  # seconds between two signs of life
+GIVEN_UP = 4 * BEAT  # without a new sign, whoever was writing is gone
 
 
 class StoreTarget(Protocol):
@@ -27,6 +42,18 @@ class StoreTarget(Protocol):
         """What the files are."""
 
 
+@contextmanager
+def opened_target(out: str | Path) -> Iterator[StoreTarget]:
+    """A store to be written; it is there complete when the block ends, or not at all."""
+    place = Place(str(out))
+    if place.path is not None:
+        with StoreWriter(place.path) as writer:
+            yield FolderTarget(writer)
+        return
+    with PrefixTarget(place) as target:
+        yield target
+
+
 class FolderTarget:
     """On a file system that all executors reach under the same path."""
 
@@ -41,8 +68,98 @@ class FolderTarget:
         return folder
 
 
-@contextmanager
-def opened_target(path: str) -> Iterator[StoreTarget]:
-    """A store to be written; it is there complete when the block ends, or not at all."""
-    with StoreWriter(Path(path)) as writer:
-        yield FolderTarget(writer)
+class PrefixTarget:
+    """In an object store. What a writer that was killed has left is removed by the next one."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self._own = place, secrets.token_hex(8)
+        self.staging = place / f"staging-{self._own}"
+        self._files: dict[str, FileEntry] = {}
+        self._described: tuple[Schema, tuple[PartRange, ...]] | None = None
+        self._done = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="hoploom-sign", daemon=True)
+
+    def __enter__(self) -> "PrefixTarget":
+        self._refuse_existing()
+        self._wait_for_others()
+        self._clear()
+        self._sign(0)
+        self._beating.start()
+        self._scratch = Path(tempfile.mkdtemp(prefix="hoploom-"))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *failure: Any) -> None:
+        try:
+            if kind is None:
+                self._complete()
+        finally:
+            self._done.set()
+            self._beating.join()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            if kind is None:
+                self.staging.remove("pieces")
+                self.place.remove(SIGN)
+            else:
+                with suppress(HoploomError):  # what went wrong first is the better message
+                    self._clear()
+
+    def local_scratch(self, name: str) -> Path:
+        folder = self._scratch / name
+        folder.mkdir()
+        return folder
+
+    def add(self, name: str, entry: FileEntry) -> None:
+        self._files[name] = entry
+
+    def describe(self, schema: Schema, parts: Sequence[PartRange]) -> None:
+        self._described = schema, tuple(parts)
+
+    def _complete(self) -> None:
+        assert self._described is not None
+        self._refuse_existing()
+        if self._signed() not in (None, self._own):
+            raise StoreError(f"another process writes {self.place}, too; one of the two has to stop")
+        with self.place.create(STORE_FILE) as file:
+            file.write(layout.to_json(Manifest(*self._described, self._files)).encode())
+
+    def _refuse_existing(self) -> None:
+        if self.place.size(STORE_FILE) is not None:
+            raise StoreError(f"{self.place} exists; give another path, or remove it first")
+
+    def _clear(self) -> None:
+        """Remove what is no store: parts without a store.json, pieces, and the sign."""
+        for folder in dict.fromkeys(name.split("/", 1)[0] for name, _ in self.place.names()):
+            if folder.startswith(("part-", "staging-")) or folder == SIGN:
+                self.place.remove(folder)
+
+    # --- signs of life ------------------------------------------------------------------------------
+
+    def _wait_for_others(self) -> None:
+        first = self._read_sign()
+        end = time.monotonic() + GIVEN_UP
+        while first is not None and time.monotonic() < end:
+            time.sleep(BEAT / 5)
+            if self._read_sign() != first:
+                raise StoreError(f"another process is writing {self.place}; wait for it, or give another path")
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._done.wait(BEAT):
+            count += 1
+            with suppress(HoploomError):  # the next one may get through
+                self._sign(count)
+
+    def _sign(self, count: int) -> None:
+        with self.place.create(SIGN) as file:
+            file.write(f"{self._own} {count}".encode())
+
+    def _read_sign(self) -> bytes | None:
+        if self.place.size(SIGN) is None:
+            return None
+        with self.place.open(SIGN) as file:
+            return file.read()
+
+    def _signed(self) -> str | None:
+        """Who is writing here."""
+        sign = self._read_sign()
+        return None if sign is None else sign.decode().split()[0]

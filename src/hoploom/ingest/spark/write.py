@@ -1,10 +1,11 @@
 """Streams whose rows Spark has become a store: a job for each stream's pieces, one for its files, store.json last."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import torch
@@ -24,7 +25,8 @@ from hoploom.ingest.spark.frames import (
 from hoploom.ingest.spark.pieces import PIECES, Piece, WholeFile, join_pieces, whole_indptr
 from hoploom.ingest.spark.target import StoreTarget
 from hoploom.ingest.spark.tasks import TURNED, BlockTask, EdgeTask, SplitTask, TaskOptions
-from hoploom.ingest.stream import EdgeStream, NodeFields, NodeStream, Progress, Rows, StoreOptions
+from hoploom.ingest.spark.watch_jobs import watching
+from hoploom.ingest.stream import EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
 from hoploom.ingest.stream.edge_lists import WrittenRelation
 from hoploom.ingest.stream.node_rows import chunk_rows
 from hoploom.ingest.stream.streams import SOURCE_TIME, IdRows, Measures
@@ -33,6 +35,17 @@ from hoploom.ops import KEY_BYTES
 from hoploom.schema import Field
 from hoploom.store import format as layout
 from hoploom.store.format import FileEntry
+
+
+class Shown(Protocol):
+    """What is told how far the work is."""
+
+    def begin(self, stage: str) -> None:
+        """The next stage begins."""
+
+    def detail(self, text: str) -> None:
+        """How far the stage is."""
+
 
 Frames = Callable[[Any], Any]  # SharedRows, or IdRows as they are
 
@@ -45,21 +58,21 @@ def write_shared(
     options: StoreOptions,
     frames: Frames,
     *,
-    progress: Progress | None = None,
+    progress: Shown | None = None,
 ) -> None:
     """Write streams into a store that is open for writing. `frames` finds the frame of a stream's `rows`.
 
     `options.memory` is what a task may hold.
     """
     check_streams(nodes, edges)
-    _SharedStore(session, target, options, frames, progress or (lambda what: None)).write(nodes, edges)
+    _SharedStore(session, target, options, frames, progress).write(nodes, edges)
 
 
 class _SharedStore:
     def __init__(
-        self, session: SparkSession, target: StoreTarget, options: StoreOptions, frames: Frames, say: Progress
+        self, session: SparkSession, target: StoreTarget, options: StoreOptions, frames: Frames, shown: Shown | None
     ) -> None:
-        self._session, self._target, self._options, self._frames, self._say = session, target, options, frames, say
+        self._session, self._target, self._options, self._frames, self._shown = session, target, options, frames, shown
         self._tasks = TaskOptions(target.staging, options.memory, options.chunk_rows)
         self._parallel = session.sparkContext.defaultParallelism
 
@@ -73,6 +86,15 @@ class _SharedStore:
             num_edges += self._edges(stream, written, nodes)
             relations += written
         self._target.describe(*described(nodes, sizes, relations, num_edges, self._options))
+
+    def _say(self, stage: str) -> None:
+        if self._shown is not None:
+            self._shown.begin(stage)
+
+    def _watching(self, ranges: int, rows: str) -> AbstractContextManager[None]:
+        if self._shown is None:
+            return nullcontext()
+        return watching(self._session, self._shown.detail, ranges, rows)
 
     # --- nodes --------------------------------------------------------------------------------------
 
@@ -116,10 +138,11 @@ class _SharedStore:
         return [file.rows for file in files]
 
     def _run(self, rows: SharedRows | IdRows[Any], ranges: Ranges, task: Any) -> list[Any]:
-        if isinstance(rows, IdRows):
-            return returned(numbers(self._session, ranges.count), task)
-        moved = shuffled(rows.frame, ranges.number_of("node"), ranges.count)
-        return returned(moved, task, rows.row_bytes)
+        with self._watching(ranges.count, f"{ranges.num_ids:,} nodes"):
+            if isinstance(rows, IdRows):
+                return returned(numbers(self._session, ranges.count), task)
+            moved = shuffled(rows.frame, ranges.number_of("node"), ranges.count)
+            return returned(moved, task, rows.row_bytes)
 
     # --- edges --------------------------------------------------------------------------------------
 
@@ -142,9 +165,11 @@ class _SharedStore:
         task = EdgeTask(self._tasks, tuple(ranges), tuple(written), stream.rule, rows.decode)
         order = ["position"] if stream.rule.in_order else []
         frame, number = _directed(rows, stream, ranges)
-        moved = shuffled(frame, number, sum(each.count for each in ranges), order)
+        tasks = sum(each.count for each in ranges)
+        moved = shuffled(frame, number, tasks, order)
         try:
-            answers = returned(moved, task.write, rows.row_bytes)
+            with self._watching(tasks, f"{rows.num_rows:,} edges"):
+                answers = returned(moved, task.write, rows.row_bytes)
         except HoploomError as error:
             raise (error if rows.explained is None else rows.explained(error)) from error
         if rows.counted is not None:
@@ -203,7 +228,9 @@ class _SharedStore:
     def _join(self, files: Sequence[WholeFile]) -> None:
         """Make the files of their pieces, which are then removed."""
         task = partial(join_pieces, self._target.staging, self._target.place, tuple(files))
-        for name, size, digest in returned(numbers(self._session, len(files)), task):
+        with self._watching(len(files), f"{len(files):,} files"):
+            entries = returned(numbers(self._session, len(files)), task)
+        for name, size, digest in entries:
             self._target.add(name, FileEntry(size, digest))
         self._target.staging.remove(PIECES)
 

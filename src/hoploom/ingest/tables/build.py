@@ -36,13 +36,13 @@ def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress:
     >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
     """
     report = Report()
-    with StageTimes(report.seconds, progress) as begin:
+    with StageTimes(report.seconds, progress) as stages:
         if options.engine == "spark":
             with needs("spark"):
                 from hoploom.ingest.tables.spark_build import build_on_spark
-            build_on_spark(graph, out, options, report, begin)
+            build_on_spark(graph, out, options, report, stages)
         else:
-            _build_here(graph, Path(out), options, report, begin)
+            _build_here(graph, Path(out), options, report, stages.begin)
     return report
 
 

@@ -53,17 +53,23 @@ class StageTimes:
         self._seconds, self._progress = seconds, progress
         self._now: tuple[str, float] | None = None
 
-    def __enter__(self) -> Progress:
-        return self._begin
+    def __enter__(self) -> "StageTimes":
+        return self
 
     def __exit__(self, *failure: Any) -> None:
         self._end()
 
-    def _begin(self, stage: str) -> None:
+    def begin(self, stage: str) -> None:
+        """The next stage begins."""
         self._end()
         self._now = stage, time.monotonic()
         if self._progress is not None:
             self._progress(stage)
+
+    def detail(self, text: str) -> None:
+        """How far the stage is."""
+        if self._progress is not None and self._now is not None:
+            self._progress(f"{self._now[0]}: {text}")
 
     def _end(self) -> None:
         if self._now is not None:

@@ -1,5 +1,6 @@
 """A build on Spark: the driver plans and counts; executors number nodes, join edges and write the parts."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,27 +8,31 @@ from typing import Any
 from hoploom.errors import HoploomError
 from hoploom.ingest.spark import SharedRows, write_shared
 from hoploom.ingest.spark.session import spark_session
-from hoploom.ingest.spark.target import opened_target
-from hoploom.ingest.stream import Progress
+from hoploom.ingest.spark.target import StoreTarget, opened_target
+from hoploom.ingest.spark.watch_jobs import watching
 from hoploom.ingest.stream.streams import IdRows, in_turn
 from hoploom.ingest.tables.array_frame import array_rows_on
 from hoploom.ingest.tables.array_rows import ArrayRows
 from hoploom.ingest.tables.build_options import BuildOptions
-from hoploom.ingest.tables.build_report import Report
+from hoploom.ingest.tables.build_report import Report, StageTimes
 from hoploom.ingest.tables.edge_tables import KnownEdges, UnknownEndError, known_edges
 from hoploom.ingest.tables.engine_rows import EngineRows
 from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.graph_streams import GraphTables, store_options
-from hoploom.ingest.tables.sources import read_sources
+from hoploom.ingest.tables.sources import TableSource, read_sources
 from hoploom.ingest.tables.spark_engine import SparkEngine
 
 
-def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, report: Report, begin: Progress) -> None:
+def build_on_spark(
+    graph: GraphFile, out: str | Path, options: BuildOptions, report: Report, stages: StageTimes
+) -> None:
     """Build a store from tables that all executors reach."""
-    with opened_target(str(out)) as target:
+    begin = stages.begin
+    with opened_target(out) as target:
         begin("reading the tables")
         folder = target.local_scratch("tables")
         sources = read_sources(graph, folder)
+        _check_reach(target, folder, sources, options.master)
         begin("starting Spark")
         local = target.local_scratch("spark")
         with (
@@ -37,10 +42,22 @@ def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, rep
             tables = GraphTables(graph, sources, engine, folder)
             with tables.naming_damage():
                 begin("numbering the nodes")
-                nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)
-                told = store_options(graph, options.memory)
-                write_shared(session, target, nodes, edges, told, partial(_shared, engine), progress=begin)
+                with watching(session, stages.detail):
+                    nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)
+                    told = store_options(graph, options.memory)
+                    write_shared(session, target, nodes, edges, told, partial(_shared, engine), progress=stages)
         begin("closing the store")
+
+
+def _check_reach(target: StoreTarget, folder: Path, sources: Mapping[str, TableSource], master: str) -> None:
+    """ConfigError where executors on other hosts could not read a table that was rewritten here."""
+    if target.place.path is not None or master.startswith("local"):
+        return
+    for source in sources.values():
+        if any(path.startswith(str(folder)) for path in source.paths):
+            way_out = "write it as Parquet, or build into a path that all executors share, then copy the store"
+            why = f"{source.origins[0]} was rewritten on this host, which executors do not reach"
+            raise source.problem("files", f"{why}; {way_out}")
 
 
 def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
