@@ -351,6 +351,26 @@ def test_a_trainer_that_fails_ends_the_job_and_the_launcher(launched: Launched, 
 
 
 @pytest.mark.slow
+def test_nodes_fetch_their_parts_first_and_one_that_cannot_fails_the_job(
+    launched: Launched, sound_stores: Path
+) -> None:
+    launched.write('hosts = 2\nmode = "worker"\ncache = "nvme"', TRAIN, sound_stores / "ring")
+    code, said, errors = launched.run()
+    assert code == 0, said + errors
+    here = launched.folder / "nvme" / "ring"
+    fetched = [f"127.0.0.{n}/fetch | parts {n - 1} of {sound_stores / 'ring'} are in {here}: " for n in (1, 2)]
+    assert [line[: len(fetched[0])] for line in lines_with("/fetch | parts", said)] == fetched
+    assert seeds_in(lines_with("elsewhere: False", said)) == [0, 1, 2, 3, 4, 5]
+    launched.write('hosts = 2\nmode = "worker"\ncache = "nvme"', STAY, sound_stores / "ring")
+    (here / "store.json").write_text("{}")
+    code, said, errors = launched.run()
+    assert code == 2, said + errors
+    assert "training" not in said
+    assert f"first error: 127.0.0.1/fetch | hoploom: {here} holds another store" in errors.replace("0.2/", "0.1/")
+    assert not launched.processes()
+
+
+@pytest.mark.slow
 def test_a_server_that_cannot_serve_fails_the_job(launched: Launched, tmp_path: Path) -> None:
     launched.write('hosts = 2\nmode = "worker"', STAY, tmp_path / "absent.store")
     code, said, errors = launched.run()
