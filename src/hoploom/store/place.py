@@ -34,7 +34,7 @@ ENDPOINT = {
     "gs": "check the network",
 }
 DENIED = re.compile(
-    r"ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIALS|HTTP status 40[13]|PERMISSION|UNAUTHENTICATED"
+    r"ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIALS|HTTP status 40[13]|PERMISSION|UNAUTHENTICATED|access token"
 )
 UNREACHABLE = re.compile(r"NETWORK_CONNECTION|UNAVAILABLE|DEADLINE_EXCEEDED|curlCode|resolve host")
 
@@ -241,7 +241,7 @@ class _Reader(io.RawIOBase):
         return int(self._file.tell())
 
     def close(self) -> None:
-        if not self.closed:
+        with suppress(OSError):  # of a read that failed, once more
             self._file.close()
         super().close()
 
