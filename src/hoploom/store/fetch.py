@@ -30,11 +30,13 @@ from hoploom.store.format import (
     write_whole,
 )
 from hoploom.store.place import Place
+from hoploom.store.write import combine
 
 PIECE = 16 << 20  # bytes
 NUM_READERS = 8
 UNDER_WAY = ".fetching.json"  # what will be store.json
 Show = Callable[[str, int, int], None]  # what is done, bytes done, of how many
+_Piece = tuple[bytes, int]  # and its checksum
 
 
 @dataclass(frozen=True)
@@ -185,9 +187,9 @@ def _transfer(source: Place, missing: Sequence[_Copy], total: int, show: Show) -
         pool.shutdown(cancel_futures=True)
 
 
-def _in_order(pool: ThreadPoolExecutor, source: Place, pieces: Iterator[tuple[_Copy, int]]) -> Iterator[bytes]:
+def _in_order(pool: ThreadPoolExecutor, source: Place, pieces: Iterator[tuple[_Copy, int]]) -> Iterator[_Piece]:
     """The contents of pieces, a few of them read ahead."""
-    ahead: deque[Future[bytes]] = deque()
+    ahead: deque[Future[_Piece]] = deque()
     for copy, at in pieces:
         ahead.append(pool.submit(_read, source, copy, at))
         if len(ahead) >= NUM_READERS:
@@ -196,7 +198,7 @@ def _in_order(pool: ThreadPoolExecutor, source: Place, pieces: Iterator[tuple[_C
         yield ahead.popleft().result()
 
 
-def _read(source: Place, copy: _Copy, at: int) -> bytes:
+def _read(source: Place, copy: _Copy, at: int) -> _Piece:
     size, url = min(PIECE, copy.entry.bytes - at), f"{source}/{copy.name}"
     try:
         with source.open(copy.name) as file:
@@ -209,18 +211,18 @@ def _read(source: Place, copy: _Copy, at: int) -> bytes:
     if len(piece) < size:
         what = f"{url} ends after {at + len(piece)} bytes of {copy.entry.bytes}"
         raise StoreError(f"{what}; write the store there again")
-    return piece
+    return piece, zlib.crc32(piece)
 
 
-def _append(copy: _Copy, pieces: Iterator[bytes]) -> Iterator[int]:
+def _append(copy: _Copy, pieces: Iterator[_Piece]) -> Iterator[int]:
     """Write what is missing of a file, and give it its name once it is what store.json says."""
     crc = copy.crc
     with copy.partial.open("ab", buffering=0) as file:
-        for piece in pieces:
+        for piece, own in pieces:
             left = memoryview(piece)
             while left:
                 left = left[file.write(left) :]
-            crc = zlib.crc32(piece, crc)
+            crc = combine(crc, own, len(piece))
             yield len(piece)
         os.fsync(file.fileno())
     if crc != copy.entry.crc32:
