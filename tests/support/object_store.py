@@ -45,8 +45,9 @@ class ObjectStore:
         """Uploads that have begun and are neither finished nor given up."""
         return self._ask(f"{bucket.removeprefix('s3://')}?uploads").count(b"<Upload>")
 
-    def put(self, url: str, contents: bytes) -> None:
-        self._ask(url.removeprefix("s3://"), "PUT", contents)
+    def keys(self, bucket: str) -> list[str]:
+        """All objects of a bucket, also those that stand for empty folders."""
+        return re.findall("<Key>(.*?)</Key>", self._ask(bucket.removeprefix("s3://")).decode())
 
     def _ask(self, path: str, method: str = "GET", contents: bytes | None = None) -> bytes:
         request = urllib.request.Request(f"{self.url}/{path}", contents, method=method)

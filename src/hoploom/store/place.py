@@ -127,7 +127,8 @@ class Place:
             if about.is_file:
                 self._objects.delete_file(key)
             else:
-                self._objects.delete_dir_contents(key, missing_dir_ok=True)
+                with suppress(FileNotFoundError):
+                    self._objects.delete_dir(key)
 
     def _create_local(self, name: str) -> Iterator[BinaryIO]:
         assert self.path is not None

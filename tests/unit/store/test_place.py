@@ -86,6 +86,14 @@ def test_a_folder_or_a_file_is_removed(place: Place) -> None:
         place.remove("")
 
 
+def test_a_folder_that_is_removed_leaves_no_object(s3: ObjectStore) -> None:
+    bucket = s3.new_bucket()
+    for name in ("a/x", "a/deep/y", "b"):
+        write(Place(bucket), name, b"1")
+    Place(bucket).remove("a")
+    assert s3.keys(bucket) == ["b"]
+
+
 def test_a_place_is_sent_as_its_url(place: Place) -> None:
     write(place, "x", b"1")  # pyarrow's file system is open
     assert pickle.loads(pickle.dumps(place)) == place
