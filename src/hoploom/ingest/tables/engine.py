@@ -81,18 +81,17 @@ class DuckEngine:
         self._connection = ibis.duckdb.connect(**settings)
 
     def read(self, paths: Sequence[str]) -> ir.Table:
-        self._views += 1
-        name = f"files_{self._views}"
-        listed = ", ".join(map(_quoted, paths))
-        # A view of the database, not of the connection: streams have connections of their own.
-        with _explained():
-            self._connection.con.execute(
-                f"CREATE VIEW {name} AS SELECT * FROM read_parquet([{listed}], hive_partitioning = false)"
-            )
-        return self._connection.table(name)
+        return self._view(f"SELECT * FROM read_parquet([{', '.join(map(_quoted, paths))}], hive_partitioning = false)")
 
     def count_up(self, count: int) -> ir.Table:
-        return self._connection.sql(f"SELECT range AS id FROM range({count})")
+        return self._view(f"SELECT range AS id FROM range({count})")
+
+    def _view(self, statement: str) -> ir.Table:
+        """A view of the database, not of the connection: streams have connections of their own."""
+        self._views += 1
+        with _explained():
+            self._connection.con.execute(f"CREATE VIEW rows_{self._views} AS {statement}")
+        return self._connection.table(f"rows_{self._views}")
 
     def stream(self, table: ir.Table, row_bytes: int = 16, *, as_read: bool = False) -> Iterator[pa.RecordBatch]:
         with _explained(), self._connection.con.cursor() as connection:

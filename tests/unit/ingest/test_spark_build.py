@@ -1,0 +1,187 @@
+"""What Spark's executors write is what one process with DuckDB writes, however small the ranges."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.object_store import object_store
+from support.tables import IDS, build_here, contents, shuffled, write_table
+
+from hoploom.errors import DataError, StoreError
+from hoploom.schema import Schema
+from hoploom.store.fetch import fetch
+from hoploom.store.place import Place
+
+pytest.importorskip("pyspark")
+from hoploom.ingest.spark import frames, target
+from hoploom.ingest.spark.frames import Ranges, leading_there, murmur3, ranges_for
+
+needs_spark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
+GRAPH = """
+[nodes.author]
+count = 30
+
+[nodes.paper]
+files = "papers*.parquet"
+id = "id"
+features_npy = ["x0.npy", "x1.npy"]
+dtype = "float16"
+time = "year"
+split = { train = 0.6, test = 0.4 }
+
+[edges."author writes paper"]
+files = "writes.parquet"
+source = "author"
+destination = "paper"
+reverse = "written_by"
+weight = "w"
+
+[edges."paper cites paper"]
+files = "cites.parquet"
+source = "src"
+destination = "dst"
+undirected = true
+self_loops = "drop"
+deduplicate = true
+"""
+
+
+@pytest.fixture
+def tiny_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "LEAST_ROWS", 7)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
+
+
+def test_every_partition_has_a_number_whose_hash_leads_there() -> None:
+    assert murmur3(np.array([0, 1, 42], np.int32)).tolist() == [
+        933211791,
+        -559580957,
+        29417773,
+    ]  # Spark: SELECT hash(…)
+    for count in (1, 2, 7, 300):
+        leading = np.array(leading_there(count), np.int32)
+        assert np.remainder(murmur3(leading), count).tolist() == list(range(count))
+
+
+def test_ranges_cover_all_ids_in_whole_steps() -> None:
+    for num_ids, num_rows, memory, tasks, step in (
+        (1000, 10**6, 1 << 20, 4, 64),
+        (7, 3, 1 << 30, 2, 1),
+        (1, 0, 1, 1, 8),
+    ):
+        ranges = ranges_for(num_ids, num_rows, 16, memory, tasks, step)
+        limits = [ranges.limits(number) for number in range(ranges.count)]
+        assert limits[0][0] == 0
+        assert limits[-1][1] == num_ids
+        assert [begin for begin, _ in limits[1:]] == [end for _, end in limits[:-1]]
+        assert all(begin % step == 0 for begin, _ in limits)
+    assert ranges_for(10**6, 10**9, 16, 1 << 30, 2).count >= 16 * 10**9 * 8 / 2**30  # each fits a task's memory
+    assert Ranges(0, 5).count == 0
+
+
+def write_graph(folder: Path, *, dangling: bool = False) -> None:
+    """Papers with text ids, some of them cited by themselves; what authors write has ids of no table, if asked for."""
+    folder.mkdir()
+    ids = [IDS["text"](v) for v in range(40)]
+    write_table(
+        folder / "papers.parquet", {"id": ids, "year": [1990 + v % 9 for v in range(40)]}, files=2, row_groups=9
+    )
+    rows = np.arange(80, dtype=np.float32).reshape(40, 2)
+    np.save(folder / "x0.npy", rows[:13])
+    np.save(folder / "x1.npy", rows[13:])
+    writes = {"author": [v % 30 for v in range(90)], "paper": [ids[v * 7 % 40] for v in range(90)]}
+    writes["w"] = [v / 8 for v in range(90)]
+    if dangling:
+        writes["paper"][3:5] = ["nobody's", "nobody's"]
+        writes["author"][8] = 99
+    write_table(folder / "writes.parquet", shuffled(writes, 1))
+    cites = {"src": [ids[v % 40] for v in range(120)], "dst": [ids[v * v % 40] for v in range(120)]}
+    write_table(folder / "cites.parquet", shuffled(cites, 2))
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("tiny_ranges")
+@pytest.mark.parametrize("parts", [1, 3])
+def test_every_kind_of_table_gives_the_same_bytes(tmp_path: Path, parts: int) -> None:
+    made, said = [], []
+    for engine in ("duckdb", "spark"):
+        write_graph(tmp_path / engine, dangling=True)
+        options = {"engine": engine, "parts": parts, "drop_dangling": True, "master": "local[2]", "memory": 1 << 30}
+        _, report = build_here(tmp_path / engine, GRAPH, **options)
+        made.append(contents(tmp_path / engine / "out.store"))
+        said.append((report.nodes, report.edges, report.dropped))
+    assert made[0] == made[1]
+    assert said[0] == said[1]
+    assert said[0][2]['edges."author writes paper"'] == 3
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("tiny_ranges")
+def test_edges_of_unknown_nodes_are_told_as_by_duckdb(tmp_path: Path) -> None:
+    told = []
+    for engine in ("duckdb", "spark"):
+        write_graph(tmp_path / engine, dangling=True)
+        with pytest.raises(DataError) as error:
+            build_here(tmp_path / engine, GRAPH, engine=engine, master="local[2]", memory=1 << 30)
+        told.append(str(error.value).replace(str(tmp_path / engine), ""))
+        assert not (tmp_path / engine / "out.store").exists()
+        assert not list((tmp_path / engine).glob(".out*"))
+    assert told[0] == told[1]
+    assert "row" in told[0]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with object_store(tmp_path_factory.mktemp("moto") / "log") as store, pytest.MonkeyPatch.context() as patch:
+        for name, value in store.variables.items():
+            patch.setenv(name, value)
+        yield store.new_bucket()
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("tiny_ranges")
+def test_a_store_in_a_bucket_is_fetched_as_it_would_be_built_here(tmp_path: Path, bucket: str) -> None:
+    write_graph(tmp_path / "graph")
+    build_here(tmp_path / "graph", GRAPH, parts=2)
+    (tmp_path / "graph" / "graph.toml").write_text(GRAPH)
+    # a process of its own: executors have the environment of the process that has started Spark
+    command = [sys.executable, "-m", "hoploom", "build", str(tmp_path / "graph" / "graph.toml")]
+    command += ["-o", f"{bucket}/there", "--engine", "spark", "--master", "local[2]", "--memory", "1GB", "--parts", "2"]
+    subprocess.run(command, check=True, timeout=250)
+    fetch(Place(f"{bucket}/there"), tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == contents(tmp_path / "graph" / "out.store")
+    left = {name.split("/")[0] for name, _ in Place(f"{bucket}/there").names()}
+    assert left == {"part-00000", "part-00001", "store.json"}
+    again = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    assert again.returncode == 2
+    assert f"{bucket}/there exists; give another path, or remove it first" in again.stderr
+
+
+@pytest.mark.slow
+def test_what_a_killed_writer_left_in_a_bucket_is_removed_by_the_next(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "BEAT", 0.2)
+    monkeypatch.setattr(target, "GIVEN_UP", 2.0)
+    place = Place(f"{bucket}/left")
+    for name in ("part-00000/x.npy", "staging-0123/pieces/x.npy/000000", "writing.json", "mine.txt"):
+        with place.create(name) as file:
+            file.write(b"left")
+    with target.opened_target(place.url) as opened:
+        assert {name for name, _ in place.names()} == {"mine.txt", "writing.json"}
+        with opened.staging.create("pieces/a") as file:
+            file.write(b"a")
+        with pytest.raises(StoreError, match="another process is writing"), target.opened_target(place.url):
+            pass
+        opened.describe(Schema((), (), homogeneous=False), [])
+    assert {name for name, _ in place.names()} == {"mine.txt", "store.json"}
