@@ -35,6 +35,8 @@ spark.driver.bindAddress 127.0.0.1
 spark.driver.memory 512m
 spark.executor.memory 512m
 spark.executor.cores 1
+spark.sql.shuffle.partitions 8
+spark.ui.showConsoleProgress false
 spark.driver.extraJavaOptions {java}
 spark.executor.extraJavaOptions {java}
 """
@@ -85,7 +87,8 @@ class SparkCluster:
     @cached_property
     def environment(self) -> dict[str, str]:
         """Of a driver."""
-        return {**os.environ, "SPARK_CONF_DIR": str(self.folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+        own = {"SPARK_CONF_DIR": str(self.folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+        return {**os.environ, **own, "PYSPARK_PYTHON": sys.executable}
 
     @property
     def executors(self) -> list[Executor]:
@@ -129,7 +132,7 @@ def spark_cluster(folder: Path, environment: Mapping[str, str] | None = None) ->
     conf.mkdir(parents=True)
     (conf / "spark-defaults.conf").write_text(DEFAULTS.format(java=JAVA))
     given = {**os.environ, **(environment or {}), "SPARK_CONF_DIR": str(conf), "SPARK_LOCAL_IP": "127.0.0.1"}
-    given |= {"SPARK_DAEMON_MEMORY": "192m", "SPARK_DAEMON_JAVA_OPTS": JAVA, "PYSPARK_PYTHON": sys.executable}
+    given |= {"SPARK_DAEMON_MEMORY": "192m", "SPARK_DAEMON_JAVA_OPTS": JAVA}
     given |= {"SPARK_LOCAL_DIRS": str(folder / "local")}
     of_all = ["--host", "127.0.0.1", "--webui-port", "0"]
     with ExitStack() as stack:

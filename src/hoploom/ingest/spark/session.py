@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from hoploom import errors
 from hoploom.errors import ConfigError, HoploomError
+from hoploom.ingest.spark.checks import check_executors, check_java, check_master, python_problem, reason_of
 
 STATIC = {  # of a process
     "spark.ui.showConsoleProgress": "false",
@@ -32,18 +33,25 @@ MARK = re.compile(r"hoploom-error:([A-Za-z0-9+/=]+):")
 @contextmanager
 def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session with the settings that the same bytes need. `folder` is for what one process keeps on its disk."""
-    with explained(f"Spark at {master!r} does not start", ConfigError), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of pandas, which nothing here uses
-        active = SparkSession.getActiveSession()
-        session = (_started(folder, memory, master, conf) if active is None else active).newSession()
-        _set_python(session)
-        for name, value in SETTINGS.items():
-            session.conf.set(name, value)
-    try:
+    active = SparkSession.getActiveSession()
+    if active is None:
+        check_java()
+        check_master(master)
+    with warnings.catch_warnings(), ExitStack() as stack:
+        warnings.filterwarnings(
+            "ignore", category=FutureWarning, module="pyspark"
+        )  # of pandas, which nothing here uses
+        with explained(f"Spark at {master!r} does not start", ConfigError):
+            started = _started(folder, memory, master, conf) if active is None else active
+            if active is None:
+                stack.callback(started.stop)
+            session = started.newSession()
+            _set_python(session)
+            for name, value in SETTINGS.items():
+                session.conf.set(name, value)
+        if not str(session.sparkContext.master).startswith("local"):
+            check_executors(session)
         yield session
-    finally:
-        if active is None:
-            session.stop()
 
 
 def _started(folder: Path, memory: int, master: str, conf: Mapping[str, str]) -> SparkSession:
@@ -57,7 +65,7 @@ def _started(folder: Path, memory: int, master: str, conf: Mapping[str, str]) ->
     for name, value in (settings | dict(conf)).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session.sparkContext.setLogLevel("OFF")  # what goes wrong is raised here
     return session
 
 
@@ -103,8 +111,4 @@ def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
     except HoploomError:
         raise
     except Exception as error:  # Py4J's, Spark's and Java's have no common base
-        ours = received(error)
-        if ours is not None:
-            raise ours from error
-        hint = "; Spark needs Java 17 or later, as `java` or under JAVA_HOME" if "JAVA" in str(error).upper() else ""
-        raise kind(f"{what}: {str(error).strip().splitlines()[0]}{hint}") from error
+        raise received(error) or python_problem(error) or kind(f"{what}: {reason_of(error)}") from error

@@ -1,0 +1,155 @@
+"""A build on Spark whose executors, tasks or driver are killed: the same bytes, nothing twice, nothing left over."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.spark_builds import SparkBuilds, busy_executor, by_duckdb, spark_builds, write_large
+from support.spark_cluster import SparkCluster, spark_cluster
+from support.tables import contents
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+OPTIONS = {"parts": 3}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables") / "graph"
+    write_large(folder, 200_000, 1_000_000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(tables: Path) -> dict[str, bytes]:
+    return by_duckdb(tables, **OPTIONS)
+
+
+@pytest.fixture
+def folder(tables: Path, tmp_path: Path) -> Path:
+    """The tables in a folder of their own."""
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    for path in (*tables.glob("*.parquet"), tables / "graph.toml"):
+        os.link(path, folder / path.name)
+    return folder
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """Files of the store that is being written."""
+    staging = folder.glob(".out.store.partial-*")
+    return [Path(root, name) for path in staging for root, _, names in os.walk(path) for name in names]
+
+
+def is_numbering(builds: SparkBuilds, folder: Path) -> bool:
+    return bool(builds.stages) and builds.stages[-1].startswith("numbering the nodes")
+
+
+def pieces_of(kind: str) -> Callable[[SparkBuilds, Path], bool]:
+    def appear(builds: SparkBuilds, folder: Path) -> bool:
+        return any("/pieces/" in str(path) and kind in str(path) for path in unfinished(folder))
+
+    return appear
+
+
+def files_of(kind: str) -> Callable[[SparkBuilds, Path], bool]:
+    def appear(builds: SparkBuilds, folder: Path) -> bool:
+        return any("/pieces/" not in str(path) and kind in str(path) for path in unfinished(folder))
+
+    return appear
+
+
+MOMENTS = {
+    "numbering": is_numbering,
+    "ranges of nodes": pieces_of("/nodes/"),
+    "joining nodes": files_of("/nodes/"),
+    "ranges of edges": pieces_of("/edges/"),
+    "joining edges": files_of("/edges/"),
+}
+
+
+def until_moment(builds: SparkBuilds, folder: Path, moment: Callable[[SparkBuilds, Path], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not moment(builds, folder):
+        assert builds.process.poll() is None, builds.errors.read_text()
+        assert time.monotonic() < deadline, builds.stages
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_killed_executor_changes_nothing(
+    name: str, cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]
+) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    cluster.idle()
+    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+        until_moment(builds, folder, MOMENTS[name])
+        victim = busy_executor(cluster)
+        os.kill(victim.pid, signal.SIGKILL)
+        assert not (folder / "out.store").exists()
+        (ended,) = builds.finish()
+    assert "seconds" in ended
+    assert cluster.num_started > 2  # another one took its place
+    assert contents(folder / "out.store") == wanted
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*before, "out.store"])
+
+
+def test_a_killed_task_changes_nothing(cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]) -> None:
+    """The Python process of a task, as the kernel ends it where memory runs out."""
+    cluster.idle()
+    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+        for name in ("ranges of nodes", "ranges of edges"):
+            until_moment(builds, folder, MOMENTS[name])
+            os.kill(busy_executor(cluster, python=True).tasks[0], signal.SIGKILL)
+        (ended,) = builds.finish()
+    assert "seconds" in ended
+    assert cluster.num_started == 2  # executors outlive it
+    assert contents(folder / "out.store") == wanted
+    assert list(folder.glob(".*")) == []
+
+
+def test_tasks_that_are_killed_each_time_end_the_build(cluster: SparkCluster, folder: Path) -> None:
+    cluster.idle()
+    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+        until_moment(builds, folder, MOMENTS["ranges of edges"])
+        while builds.process.poll() is None:
+            for executor in cluster.executors:
+                for task in executor.tasks:
+                    with suppress(ProcessLookupError):
+                        os.kill(task, signal.SIGKILL)
+            time.sleep(0.05)
+        (ended,) = builds.finish()
+    assert re.search("the Python process of a task was ended, .* memory.* --memory", ended["refused"])
+    assert "\tat " not in builds.errors.read_text()
+    assert {path.suffix for path in folder.iterdir()} == {".parquet", ".toml"}
+
+
+@pytest.mark.parametrize("name", ["ranges of nodes", "joining edges"])
+def test_a_killed_driver_leaves_what_the_next_one_removes(
+    name: str, cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]
+) -> None:
+    before = {path.name for path in folder.iterdir()}
+    cluster.idle()
+    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+        until_moment(builds, folder, MOMENTS[name])
+        builds.process.kill()
+        builds.process.wait(10)
+        (left,) = {path.name for path in folder.iterdir()} - before
+        assert left.startswith(".out.store.partial-")
+        cluster.idle()  # its JVM ends without it, and so do the executors
+        assert {path.name for path in folder.iterdir()} == {*before, left}
+    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+        (ended,) = builds.finish()
+    assert "seconds" in ended
+    assert contents(folder / "out.store") == wanted
+    assert {path.name for path in folder.iterdir()} == {*before, "out.store"}
