@@ -22,6 +22,7 @@ from hoploom.ingest.spark.session import explained, sent
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 1 << 17
 RETURNED = "made string"
+JOINED_BYTES, JOIN_BYTES = 32, 128 << 20  # of a row, and of a task
 LEAST_ROWS = 1 << 16  # of a range, about
 MOST_RANGES = 1 << 14
 Task = Callable[[int, Iterator[pa.RecordBatch]], Any]  # number of the partition, rows -> what JSON can hold
@@ -74,7 +75,7 @@ def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: 
 def shuffled(frame: DataFrame, number: Column, count: int, order: Sequence[str] = ()) -> DataFrame:
     """The frame in `count` partitions, each row in that of its number; in order inside a partition, if one is given."""
     columns = frame.columns
-    leading = sql.array(*[sql.lit(value) for value in leading_there(count)])
+    leading = sql.expr(f"array({','.join(map(str, leading_there(count)))})")
     moved = frame.withColumn("range", sql.element_at(leading, number + 1)).repartition(count, "range")
     return (moved.sortWithinPartitions(*order) if order else moved).select(*columns)
 
@@ -91,6 +92,13 @@ def returned(frame: DataFrame, task: Task, row_bytes: int = 16) -> list[Any]:
         found = frame.mapInArrow(partial(_run, task), RETURNED).collect()
     answers = dict(json.loads(row[0]) for row in found)
     return [answers[number] for number in sorted(answers)]
+
+
+def set_join_tasks(session: SparkSession, num_rows: int) -> None:
+    """Enough tasks for the largest join: Spark merges those that have little to do, but never splits one."""
+    wanted = min(MOST_RANGES, num_rows * JOINED_BYTES // JOIN_BYTES)
+    if wanted > int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200):
+        session.conf.set("spark.sql.shuffle.partitions", str(wanted))
 
 
 def set_batch_rows(session: SparkSession, row_bytes: int) -> None:

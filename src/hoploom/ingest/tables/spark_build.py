@@ -7,6 +7,7 @@ from typing import Any
 
 from hoploom.errors import HoploomError
 from hoploom.ingest.spark import SharedRows, write_shared
+from hoploom.ingest.spark.frames import set_join_tasks
 from hoploom.ingest.spark.session import spark_session
 from hoploom.ingest.spark.target import StoreTarget, opened_target
 from hoploom.ingest.spark.watch_jobs import watching
@@ -39,6 +40,7 @@ def build_on_spark(
             spark_session(local, options.memory, options.master, options.conf) as session,
             SparkEngine(session) as engine,
         ):
+            set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
             tables = GraphTables(graph, sources, engine, folder)
             with tables.naming_damage():
                 begin("numbering the nodes")
