@@ -11,16 +11,17 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, get_type_hints
 
-from hoploom.config.values import as_count, as_rate
+from hoploom.config.values import as_count, as_rate, as_seconds
 from hoploom.errors import ConfigError
 
-HEADER = {"format": "hoploom-bench", "version": 3}
+HEADER = {"format": "hoploom-bench", "version": 4}
 SHORT_ROW = 64  # bytes
 REMEDY = "run `hoploom bench --out bench.json` again"
 
 BytesPerSecond = Annotated[float, as_rate]
 PerSecond = Annotated[float, lambda value: f"{as_count(value)}/s"]
 Factor = Annotated[float, lambda value: f"{value:.2f} times"]
+Seconds = Annotated[float, as_seconds]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,17 @@ class Constants:
     disk_read: BytesPerSecond  # in order
     disk_requests: PerSecond  # of single blocks, past the page cache, many under way
     disk_sweep: BytesPerSecond  # likewise, of long ones in order
+    # Of a build on Spark, rates of one core of its executors. `hoploom bench` starts no cluster to measure them.
+    spark_start: Seconds  # what every build takes: processes and jobs that start
+    spark_nodes: PerSecond  # numbered
+    spark_joins: PerSecond  # edges: both ends looked up, and moved to the ranges of their destinations
+    spark_writes: BytesPerSecond  # of rows that become the store's files
 
     def __str__(self) -> str:
         return f"{self.machine}, {self.cores} cores, {self.date}, Hoploom {self.hoploom}"
+
+
+OF_SPARK = ("spark_start", "spark_nodes", "spark_joins", "spark_writes")
 
 
 @cache

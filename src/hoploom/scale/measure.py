@@ -29,7 +29,7 @@ from hoploom.ops import NodeMap
 from hoploom.partition import assign
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.hops import make_sampling
-from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
+from hoploom.scale.constants import OF_SPARK, SHORT_ROW, Constants, default_constants
 from hoploom.store import Store, disk_figures, open_store
 from hoploom.store.from_tensors import from_tensors
 from hoploom.system import num_cores
@@ -65,7 +65,7 @@ def measure(
     """Measure this machine; `folder` is on the disk that stores will lie on, and gets nothing that stays."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory; give one on the disk that stores will lie on")
-    found: Rates = {}
+    found: Rates = {name: getattr(default_constants(), name) for name in OF_SPARK}
     with tempfile.TemporaryDirectory(prefix=".hoploom-bench-", dir=folder) as scratch:
         for what, measurement in MEASUREMENTS.items():
             progress(what)

@@ -4,7 +4,7 @@ Everything is an expected value from a few constants; nothing is simulated. docs
 it against measurements.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from hoploom import html
@@ -13,6 +13,7 @@ from hoploom.scale import sizes
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
 from hoploom.scale.reads import DiskReads, disk_reads, within_budget
 from hoploom.scale.sizes import BatchSize, Item
+from hoploom.scale.spark import SparkBuild, sizes_like, spark_build
 from hoploom.scale.spec import Question
 
 ID_BYTES = 8
@@ -114,6 +115,20 @@ class ScalePlan:
             "write the store": _store_bytes(question) / constants.disk_write,
         }
 
+    @cached_property
+    def spark(self) -> SparkBuild | None:
+        """The same on Spark; None where the question names no executors."""
+        return None if self.question.executors is None else spark_build(self.question, self.constants)
+
+    @cached_property
+    def spark_pays_from(self) -> int | None:
+        """The least edges, of graphs of this degree, that these executors build faster than one machine."""
+        for question in sizes_like(self.question):
+            here = sum(replace(self, question=question).build.values())
+            if spark_build(question, self.constants).seconds < here:
+                return question.edges
+        return None
+
     @property
     def partition(self) -> dict[str, float]:
         """Likewise from a store to its parts; only `stream` reads edges, and how long METIS takes is not known."""
@@ -189,6 +204,9 @@ class ScalePlan:
             "epoch": {"steps": self.steps_per_epoch, "seconds": self.steps_per_epoch * self.times.total},
             "build": self.build,
             "partition": self.partition,
+            "spark": None
+            if self.spark is None
+            else self.spark.as_dict() | {"faster_than_one_machine_from_edges": self.spark_pays_from},
         }
 
 

@@ -145,6 +145,10 @@ class Question:
     topology: str = option(_words("auto", "everywhere", "parts"), "auto", "auto, everywhere (on every host) or parts")
     edge_cut: float | str = option(CUT, "hash", "share of the edges between hosts, or hash, range, stream, metis")
     local_seeds: bool = switch("a rank's seeds are nodes of its own host")
+    executors: int | None = option(
+        COUNT, "", "executors of Spark that build the store, each on a host of its own (default: no build on Spark)"
+    )
+    executor_cores: int = option(COUNT, "8", "cores of an executor")
     fanouts: tuple[int, ...] = option(FANOUTS, "15,10,5", "picks per node, one per layer, -1 for all neighbours")
     batch_size: int = option(COUNT, "1024", "seeds of a rank's step")
     ranks_per_host: int = option(COUNT, "1", "training processes of a host")

@@ -9,6 +9,7 @@ from hoploom.scale.constants import default_constants
 from hoploom.scale.limits import findings
 from hoploom.scale.plan import ScalePlan
 from hoploom.scale.reads import DiskReads
+from hoploom.scale.spark import SparkBuild
 
 Line = Sequence[str]
 
@@ -37,6 +38,7 @@ def sections(answer: ScalePlan) -> dict[str, Sequence[Line]]:
         **({} if answer.reads is None else {"Disk, per step of a rank": _disk(answer, answer.reads)}),
         "Time of a step": _times(answer),
         "Preparing, on one machine": _preparing(answer),
+        **({} if answer.spark is None else {"Building on Spark": _spark(answer, answer.spark)}),
     }
 
 
@@ -155,3 +157,17 @@ def _preparing(answer: ScalePlan) -> list[Line]:
         how += ", without the time of METIS itself" * (answer.question.edge_cut == "metis")
         lines.append(("store to parts", as_seconds(sum(answer.partition.values())), how))
     return lines
+
+
+def _spark(answer: ScalePlan, spark: SparkBuild) -> list[Line]:
+    start, *stages = spark.stages
+    hours, pays = spark.core_seconds / 3600, answer.spark_pays_from
+    from_size = "at no size" if pays is None else f"{as_count(pays)} edges"
+    return [
+        (start.name, as_seconds(start.seconds), "the same for every size"),
+        *((stage.name, as_seconds(stage.seconds), f"limited by {stage.bottleneck}") for stage in stages),
+        ("tables to parts", as_seconds(spark.seconds), f"executors: {spark.executors}, cores: {spark.cores}"),
+        ("core-hours", f"{hours:,.0f}" if hours >= 10 else f"{hours:.2f}", ""),
+        ("shuffled", as_bytes(spark.shuffled), f"{as_bytes(spark.shuffled / spark.executors)} on an executor's disks"),
+        ("faster than one machine from", from_size, f"one machine has {answer.constants.cores} cores here"),
+    ]

@@ -289,6 +289,8 @@ EXTREMES = [
     Question(nodes=10**18, edges=10**18, hosts=2, memory_per_host=1, cache=1.0),
     Question(nodes=10**6, edges=1, batch_size=10**6, hosts=3, edge_cut=1.0, local_seeds=True),
     replace(LARGE, weights=True, times=True, edge_features=Field("int8", (3,)), hit_rate=1.0, cache=1),
+    Question(nodes=10**18, edges=10**18, batch_size=1, executors=10**6),
+    Question(nodes=1, edges=1, batch_size=1, executors=1, executor_cores=1),
 ]
 
 
