@@ -1,6 +1,6 @@
 """Benchmarks by group or by name: a table, and a group's file in benchmarks/results/ where all of it ran.
 
->>> python benchmarks/run.py                    # every group; gpu where there is one, disk and lines as root
+>>> python benchmarks/run.py                    # every group; gpu and Java where they are, disk and lines as root
 >>> python benchmarks/run.py training           # one group: writes its file, RESULTS.md and the charts
 >>> python benchmarks/run.py stepping opening   # prints the table, writes nothing
 """
@@ -8,6 +8,7 @@
 import argparse
 import datetime
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ GROUPS = {
     "cluster": ("serving", "worker_mode", "collectives", "server_client", "glt"),
     "lines": ("lines",),
     "disk": ("disk",),
+    "spark": ("spark_building",),
     "gpu": ("gpu_sampling", "gpu_gathering", "gpu_epochs", "gpu_profile"),
 }
 NAMES = tuple(name for names in GROUPS.values() for name in names)
@@ -76,15 +78,15 @@ def main() -> int:
     unknown = set(arguments.names) - {*GROUPS, *NAMES}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*GROUPS, *NAMES])}")
-    cores = os.sched_getaffinity(0)
+    cores, has_java = os.sched_getaffinity(0), shutil.which("java") is not None
     succeeded = True
     for group, names in GROUPS.items():
         os.sched_setaffinity(0, cores)
         if group != "gpu":
             report.use_two_cores()
-        runs_by_itself = {"gpu": torch.cuda.is_available(), "disk": os.geteuid() == 0, "lines": os.geteuid() == 0}.get(
-            group, True
-        )
+        is_root = os.geteuid() == 0
+        needs = {"gpu": torch.cuda.is_available(), "disk": is_root, "lines": is_root, "spark": has_java}
+        runs_by_itself = needs.get(group, True)
         whole = (not arguments.names and runs_by_itself) or group in arguments.names
         chosen = [name for name in names if whole or name in arguments.names]
         if chosen:

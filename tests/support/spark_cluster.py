@@ -122,15 +122,17 @@ class SparkCluster:
 
 
 @contextmanager
-def spark_cluster(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[SparkCluster]:
-    """Start master and workers; skips without Java or pyspark."""
+def spark_cluster(
+    folder: Path, environment: Mapping[str, str] | None = None, *, worker_memory: str = "1g", java: str = JAVA
+) -> Iterator[SparkCluster]:
+    """Start master and workers; skips without Java or pyspark. `java` is what drivers and executors are given."""
     pyspark = pytest.importorskip("pyspark")
     if shutil.which("java") is None:
         pytest.skip("java is missing: scripts/java.sh installs it")
     program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     conf = folder / "conf"
     conf.mkdir(parents=True)
-    (conf / "spark-defaults.conf").write_text(DEFAULTS.format(java=JAVA))
+    (conf / "spark-defaults.conf").write_text(DEFAULTS.format(java=java))
     given = {**os.environ, **(environment or {}), "SPARK_CONF_DIR": str(conf), "SPARK_LOCAL_IP": "127.0.0.1"}
     given |= {"SPARK_DAEMON_MEMORY": "192m", "SPARK_DAEMON_JAVA_OPTS": JAVA}
     given |= {"SPARK_LOCAL_DIRS": str(folder / "local")}
@@ -143,7 +145,15 @@ def spark_cluster(folder: Path, environment: Mapping[str, str] | None = None) ->
         url = re.findall(r"Starting Spark master at (spark://\S+)", log.read_text())[0]
         workers = []
         for number in range(NUM_WORKERS):
-            words = [program, "org.apache.spark.deploy.worker.Worker", *of_all, "--cores", "1", "--memory", "1g"]
+            words = [
+                program,
+                "org.apache.spark.deploy.worker.Worker",
+                *of_all,
+                "--cores",
+                "1",
+                "--memory",
+                worker_memory,
+            ]
             words += ["--work-dir", str(folder / f"work-{number}"), url]
             workers.append(stack.enter_context(_daemon(words, given, folder / f"worker-{number}.log")))
         _until_said(log, r"Registering worker", NUM_WORKERS)
