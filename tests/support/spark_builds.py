@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from support.process_tree import descendants_of
 from support.spark_cluster import Executor, SparkCluster
@@ -36,16 +37,23 @@ features = ["kind"]
 FOLDS = np.array(["train", "val", "test"])
 
 
-def write_large(folder: Path, num_nodes: int, num_edges: int, files: int = 4) -> None:
-    """A graph of integers with gaps as ids; every value is arithmetic on its row."""
+def write_large(folder: Path, num_nodes: int, num_edges: int, files: int = 4, width: int = 1) -> None:
+    """A graph of integers with gaps as ids; every value is arithmetic on its row. `width`: features of an edge."""
     folder.mkdir(parents=True, exist_ok=True)
-    nodes, edges = np.arange(num_nodes), np.arange(num_edges)
+    nodes = np.arange(num_nodes)
     ids = nodes * 7919 % (1 << 40) - 10**6
     columns = {"id": ids, "a": nodes / 2, "b": nodes % 11, "y": nodes % 7, "at": nodes * 1000, "fold": FOLDS[nodes % 3]}
     write_table(folder / "nodes.parquet", columns, files=files, row_groups=1 << 16)
-    ends = {"src": ids[edges * 31 % num_nodes], "dst": ids[(edges * 17 + edges // num_nodes) % num_nodes]}
-    columns = {**ends, "w": edges % 13 + 1.0, "kind": edges % 5}
-    write_table(folder / "edges.parquet", columns, files=files, row_groups=1 << 18)
+    for number in range(files):
+        edges = np.arange(num_edges * number // files, num_edges * (number + 1) // files)
+        kinds = (edges[:, None] % 5 + np.arange(width)).astype(np.float32).reshape(-1)
+        columns = {
+            "src": ids[edges * 31 % num_nodes],
+            "dst": ids[(edges * 17 + edges // num_nodes) % num_nodes],
+            "w": edges % 13 + 1.0,
+            "kind": pa.FixedSizeListArray.from_arrays(pa.array(kinds), width),
+        }
+        write_table(folder / f"edges-{number}.parquet", columns, row_groups=1 << 16)
     (folder / "graph.toml").write_text(GRAPH)
 
 
@@ -72,7 +80,7 @@ class SparkBuilds:
     def stages(self) -> list[str]:
         return [event["stage"] for event in self.events if "stage" in event]
 
-    def reach(self, stage: str, seconds: float = 120.0) -> None:
+    def reach(self, stage: str, seconds: float = 300.0) -> None:
         """Wait for the first stage whose name holds these words."""
 
         def reached() -> bool:
@@ -81,7 +89,7 @@ class SparkBuilds:
 
         until(reached, f"the stage {stage!r} after {self.stages}", seconds)
 
-    def finish(self, seconds: float = 240.0) -> list[dict[str, Any]]:
+    def finish(self, seconds: float = 400.0) -> list[dict[str, Any]]:
         """Wait for its end; what became of each build: its seconds, or how it was refused."""
         code = self.process.wait(seconds)
         assert code == 0, f"{self.stages}, {self.errors.read_text()}"
@@ -101,7 +109,7 @@ def busy_executor(cluster: SparkCluster, *, python: bool = False) -> Executor:
         found[:] = [each for each in cluster.executors if each.running and (each.tasks or not python)]
         return bool(found)
 
-    until(busy, "a task on an executor", 60)
+    until(busy, "a task on an executor", 200)
     return found[0]
 
 

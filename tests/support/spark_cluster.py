@@ -118,7 +118,7 @@ class SparkCluster:
 
     def idle(self) -> None:
         """Wait until the executors of drivers that have ended have ended too."""
-        until(lambda: not self.executors, "the end of all executors", END_DEADLINE * 3)
+        until(lambda: not self.executors, "the end of all executors", END_DEADLINE * 6)
 
 
 @contextmanager
