@@ -22,7 +22,7 @@ def build_store(graph: GraphFile, out: Path, options: BuildOptions) -> dict[str,
 
 
 def only_join(graph: GraphFile, out: Path, options: BuildOptions) -> dict[str, float]:
-    from hoploom.ingest.spark.frames import ranges_for
+    from hoploom.ingest.spark.frames import ranges_for, set_join_tasks
     from hoploom.ingest.spark.session import spark_session
     from hoploom.ingest.tables.ids import number_nodes
     from hoploom.ingest.tables.sources import read_sources
@@ -42,6 +42,7 @@ def only_join(graph: GraphFile, out: Path, options: BuildOptions) -> dict[str, f
             SparkEngine(session) as engine,
         ):
             ended("starting Spark")
+            set_join_tasks(session, max(source.num_rows for source in sources.values()))
             numbering = number_nodes(engine, nodes, sources[nodes.owner], options.parts)
             known = engine.frame(numbering.pairs)  # kept; counting what comes twice has made it
             ended("numbering the nodes")
