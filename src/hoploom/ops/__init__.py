@@ -16,7 +16,15 @@ from hoploom.ops.disk import (
     has_read_queue,
 )
 from hoploom.ops.edges import Csc, InEdges, build_csc
-from hoploom.ops.partition import PartitionRule, RelationLists, Topology, assign_parts, count_cut
+from hoploom.ops.partition import (
+    ClusterLinks,
+    PartitionRule,
+    RelationLists,
+    Topology,
+    assign_parts,
+    count_cut,
+    place_clusters,
+)
 from hoploom.ops.relabel import Found, IdMap, IdRanks, NodeMap, SlotMap, fill_edges
 from hoploom.ops.rows import (
     ELEMENTS,
@@ -61,6 +69,7 @@ from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place, take
 __all__ = [
     "ELEMENTS",
     "KEY_BYTES",
+    "ClusterLinks",
     "Csc",
     "DiskError",
     "DiskFile",
@@ -109,6 +118,7 @@ __all__ = [
     "pack",
     "permute",
     "place",
+    "place_clusters",
     "pool_keep_at_most",
     "pool_trim",
     "pool_use",
