@@ -4,9 +4,9 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoploom.cli.command import (
     Arguments,
@@ -25,6 +25,9 @@ from hoploom.cli.command import (
 from hoploom.config.values import parse_bytes, parse_count, parse_number
 from hoploom.errors import ConfigError, StoreError
 
+if TYPE_CHECKING:
+    from hoploom.partition import PartitionReport
+
 BOTH_WAYS = "add the reverse of every edge; an edge that exists in both directions is kept once"
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
@@ -37,6 +40,13 @@ def _add_out(parser: argparse.ArgumentParser, *, on_spark: bool = False) -> None
     text = "memory limit of the whole process (default: 4GB)"
     add_option(parser, "--memory", parse_bytes, default="4GB", metavar="SIZE", help=text)
     add_json(parser)
+
+
+def _add_engine(parser: argparse.ArgumentParser, default: str, text: str) -> None:
+    parser.add_argument("--engine", default=default, metavar="NAME", help=text)
+    parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
+    text = "a setting of Spark's, as spark-submit takes it; may be given again"
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def _path_or_url(text: str) -> Path | str:
@@ -68,12 +78,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     text = "parts, nodes assigned by a hash of their id (default: 1)"
     add_option(parser, "--parts", read_positive, default="1", metavar="N", help=text)
     parser.add_argument("--drop-dangling", action="store_true", help="leave out edges of unknown nodes, and count them")
-    parser.add_argument(
-        "--engine", default="duckdb", metavar="NAME", help="the engine that joins the tables: duckdb (default) or spark"
-    )
-    parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
-    text = "a setting of Spark's, as spark-submit takes it; may be given again"
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=text)
+    _add_engine(parser, "duckdb", "the engine that joins the tables: duckdb (default) or spark")
     add_option(parser, "--threads", read_positive, metavar="N", help="threads of the engine (default: all cores)")
 
 
@@ -182,15 +187,16 @@ def _splits(given: list[str]) -> Mapping[str, list[Path]]:
 
 
 def _partition_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", type=Path, help="a store's directory, of any number of parts")
-    _add_out(parser)
+    text = "a store's directory, of any number of parts; with Spark also s3://… or gs://…"
+    parser.add_argument("store", type=_path_or_url, help=text)
+    _add_out(parser, on_spark=True)
     text = "parts of the new store"
     add_option(parser, "--parts", read_positive, dest="num_parts", required=True, metavar="N", help=text)
     parser.add_argument(
         "--method",
         default="stream",
         metavar="NAME",
-        help="hash, range, stream (default), frequency, or metis (needs pymetis)",
+        help="hash, range, stream (default), frequency, or metis (needs pymetis); with Spark hash, range or stream",
     )
     parser.add_argument(
         "--seeds",
@@ -205,8 +211,9 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
         default="15,10,5",
         metavar="N,N",
         help="fanouts of your training; partition samples with them to find the most used nodes. -1: all neighbours. "
-        "none: skip this step (default: 15,10,5)",
+        "none: skip this step, as Spark always does (default: 15,10,5)",
     )
+    _add_engine(parser, "local", "where the store is cut: local, in this process (default), or spark")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write the report too: FILE.json, or a page, FILE.html"
     )
@@ -223,16 +230,24 @@ def _partition(arguments: Arguments) -> int:
     check_writable("--picture", arguments.picture, ".svg")
     begin = time.monotonic()
     with stage_line() as show:
-        report = partition(
-            arguments.store,
-            arguments.out,
-            arguments.num_parts,
-            method=arguments.method,
-            seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds),
-            fanouts=arguments.fanouts,
-            memory=arguments.memory,
-            progress=show,
-        )
+        if arguments.engine == "spark":
+            report = _partition_on_spark(arguments, show)
+        elif arguments.engine == "local":
+            for flag, where in (("the store", arguments.store), ("--out", arguments.out)):
+                if isinstance(where, str):
+                    raise ConfigError(f"{flag} is {where}; only --engine spark reads and writes object stores")
+            report = partition(
+                arguments.store,
+                arguments.out,
+                arguments.num_parts,
+                method=arguments.method,
+                seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds),
+                fanouts=arguments.fanouts,
+                memory=arguments.memory,
+                progress=show,
+            )
+        else:
+            raise ConfigError(f"--engine is {arguments.engine!r}; give local or spark")
     print(f"{report}\n", file=for_people(arguments))
     if arguments.report is not None:
         is_page = arguments.report.suffix == ".html"
@@ -241,6 +256,26 @@ def _partition(arguments: Arguments) -> int:
     if arguments.picture is not None:
         write_whole(arguments.picture, [as_svg(report).encode()])
     return _show_store(arguments, time.monotonic() - begin, report=json.loads(as_json(report)))
+
+
+def _partition_on_spark(arguments: Arguments, show: Callable[[str], None]) -> "PartitionReport":
+    from hoploom.config.extras import needs
+    from hoploom.store.fetch import manifest_at
+    from hoploom.store.place import Place
+
+    with needs("spark"):
+        from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
+
+    _, manifest = manifest_at(Place(str(arguments.store)))
+    return partition_on_spark(
+        arguments.store,
+        arguments.out,
+        arguments.num_parts,
+        SparkOptions(master=arguments.master, conf=_conf(arguments.conf), memory=arguments.memory),
+        method=arguments.method,
+        seeds=seeds_of(manifest.schema, arguments.seeds),
+        progress=show,
+    )
 
 
 # --- info ----------------------------------------------------------------------------------------

@@ -120,25 +120,28 @@ def _bounds(store: Store) -> list[int]:
 
 
 def _by_hash(store: Store, num_parts: int) -> Mapping[str, Tensor]:
+    return {t.name: parts_by_hash(store.schema, i, num_parts) for i, t in enumerate(store.schema.node_types)}
+
+
+def parts_by_hash(schema: Schema, index: int, num_parts: int, span: tuple[int, int] | None = None) -> Tensor:
     """A keyed permutation dealt out like cards, on from type to type: nodes differ by one at most."""
-    parts = {}
-    for number, (node_type, first) in enumerate(zip(store.schema.node_types, _bounds(store), strict=False)):
-        order = ops.permute(keys.mix(KEY, number), node_type.num_nodes, 0, node_type.num_nodes)
-        parts[node_type.name] = order.add_(first % num_parts).remainder_(num_parts).to(torch.int16)
-    return parts
+    first = sum(t.num_nodes for t in schema.node_types[:index])
+    num_nodes = schema.node_types[index].num_nodes
+    order = ops.permute(keys.mix(KEY, index), num_nodes, *(span or (0, num_nodes)))
+    return order.add_(first % num_parts).remainder_(num_parts).to(torch.int16)
 
 
 def _by_range(store: Store, num_parts: int) -> Mapping[str, Tensor]:
+    return {t.name: parts_by_range(store.schema, i, num_parts) for i, t in enumerate(store.schema.node_types)}
+
+
+def parts_by_range(schema: Schema, index: int, num_parts: int, span: tuple[int, int] | None = None) -> Tensor:
     """Equal ranges of every type. Types with fewer nodes than parts are cut as if they were one type."""
-    small = sum(t.num_nodes for t in store.schema.node_types if t.num_nodes < num_parts)
-    parts, before = {}, 0
-    for node_type in store.schema.node_types:
-        is_small = node_type.num_nodes < num_parts
-        ids = torch.arange(node_type.num_nodes) + (before if is_small else 0)
-        total = small if is_small else node_type.num_nodes
-        parts[node_type.name] = ids.mul_(num_parts).div_(max(1, total), rounding_mode="floor").to(torch.int16)
-        before += node_type.num_nodes if is_small else 0
-    return parts
+    small = [t.num_nodes if t.num_nodes < num_parts else 0 for t in schema.node_types]
+    num_nodes = schema.node_types[index].num_nodes
+    before, total = (sum(small[:index]), sum(small)) if small[index] else (0, num_nodes)
+    ids = torch.arange(*(span or (0, num_nodes))) + before
+    return ids.mul_(num_parts).div_(max(1, total), rounding_mode="floor").to(torch.int16)
 
 
 # --- by the edges --------------------------------------------------------------------------------

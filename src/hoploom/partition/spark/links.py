@@ -1,0 +1,130 @@
+"""Which neighbours a node asks for its place: some of its in-edges, and where it has few, some of its out-edges.
+
+Links lie where they are heard from: a bucket's file holds, for its own nodes, who listens to them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hoploom.partition.spark.exchange import Array, BucketMessage, Columns, gathered, sent_to
+from hoploom.partition.spark.level import Level, mix
+from hoploom.partition.spark.read import CHUNK_EDGES, CHUNK_NODES, InLists, StoreOnPlace
+
+SAMPLES = 16  # in-edges of a node
+ENOUGH = 8  # in-edges: with fewer, out-edges are asked too
+KEPT = 8  # out-edges
+DEGREE = -2  # among the kinds of loads
+
+
+@dataclass(frozen=True)
+class SampleLinks:
+    """Nodes send to those that they hear, and all edges to their sources where there are nodes with few in-edges."""
+
+    store: StoreOnPlace
+    nodes: Level
+    key: int
+    all_edges: bool
+
+    def __call__(self, bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
+        begin, end = self.nodes.buckets.span(bucket)
+        degrees = self.nodes.loads(bucket)[:, DEGREE]
+        before = np.zeros(end - begin, np.int64)
+        offsets = (mix(self.key, np.arange(begin, end)) % np.maximum(degrees, 1).astype(np.uint64)).astype(np.int64)
+        for lists in self.store.in_lists(begin, end):
+            for low in range(0, lists.indptr.size - 1, CHUNK_NODES):
+                high = min(lists.indptr.size - 1, low + CHUNK_NODES)
+                own = slice(lists.place + low, lists.place + high)
+                nodes, wanted = chosen(degrees[own], offsets[own], before[own], np.diff(lists.indptr[low : high + 1]))
+                wanted += lists.indptr[low:high][nodes]
+                nodes += begin + lists.place + low
+                yield from self._read(lists, low, high, nodes, wanted, begin)
+            before[lists.place : lists.place + lists.indptr.size - 1] += np.diff(lists.indptr)
+
+    def _read(
+        self, lists: InLists, low: int, high: int, nodes: Array, wanted: Array, begin: int
+    ) -> Iterator[BucketMessage]:
+        for first in range(int(lists.indptr[low]), int(lists.indptr[high]), CHUNK_EDGES):
+            last = min(int(lists.indptr[high]), first + CHUNK_EDGES)
+            sources = lists.edges.read(first, last) + lists.source
+            some = slice(*np.searchsorted(wanted, [first, last]))
+            heard = sources[wanted[some] - first]
+            links = heard != nodes[some]
+            yield from sent_to(
+                self.nodes.buckets.of(heard[links]), {"heard": heard[links], "listener": nodes[some][links]}
+            )
+            if self.all_edges:
+                ends = np.searchsorted(lists.indptr[low : high + 1], np.arange(first, last), side="right") - 1
+                ends += low + begin + lists.place
+                links = sources != ends
+                yield from sent_to(
+                    self.nodes.buckets.of(sources[links]), {"source": sources[links], "end": ends[links]}
+                )
+
+
+def chosen(degrees: Array, offsets: Array, before: Array, counts: Array) -> tuple[Array, Array]:
+    """Of each node's in-edges some at equal distances, or all: those that are in this list, with their nodes.
+
+    `before` [n] is how many in-edges of other lists come before, `counts` [n] how many this one has. The first of two
+    [m] arrays ascends, and within a node the second does.
+    """
+    samples = np.arange(SAMPLES)
+    many = degrees[:, None] > SAMPLES
+    at = np.where(many, (samples * degrees[:, None] + offsets[:, None]) // SAMPLES, samples) - before[:, None]
+    here = (at >= 0) & (at < counts[:, None]) & (many | (samples < degrees[:, None]))
+    return np.nonzero(here)[0], at[here]
+
+
+@dataclass(frozen=True)
+class KeepOutEdges:
+    """Sources with few in-edges keep some of their out-edges: they listen to the ends."""
+
+    nodes: Level
+    key: int
+
+    def __call__(self, bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
+        begin, _ = self.nodes.buckets.span(bucket)
+        few = self.nodes.loads(bucket)[:, DEGREE] < ENOUGH
+        kept = np.empty(0, np.int64), np.empty(0, np.int64)
+        waiting: list[Columns] = []
+        size = 0
+        for columns in received:
+            if "heard" in columns:
+                yield BucketMessage(bucket, columns)
+                continue
+            waiting.append(columns)
+            size += columns["source"].size
+            if size > max(CHUNK_EDGES, kept[0].size):
+                kept, waiting, size = self._kept(kept, waiting, few, begin), [], 0
+        sources, ends = self._kept(kept, waiting, few, begin)
+        yield from sent_to(self.nodes.buckets.of(ends), {"heard": ends, "listener": sources})
+
+    def _kept(self, kept: tuple[Array, Array], waiting: list[Columns], few: Array, begin: int) -> tuple[Array, Array]:
+        """Of each source the out-edges with the smallest words; of an edge that comes twice one."""
+        sources = np.concatenate([kept[0], *(columns["source"] for columns in waiting)])
+        ends = np.concatenate([kept[1], *(columns["end"] for columns in waiting)])
+        is_few = few[sources - begin]
+        sources, ends = sources[is_few], ends[is_few]
+        words = mix(self.key, sources) ^ mix(self.key + 1, ends)
+        order = np.lexsort((ends, words, sources))
+        sources, ends = sources[order], ends[order]
+        new = np.ones(sources.size, bool)
+        new[1:] = (sources[1:] != sources[:-1]) | (ends[1:] != ends[:-1])
+        sources, ends = sources[new], ends[new]
+        ranks = np.arange(sources.size) - np.searchsorted(sources, sources)
+        return sources[ranks < KEPT], ends[ranks < KEPT]
+
+
+@dataclass(frozen=True)
+class WriteLinks:
+    """Those who are heard note who listens."""
+
+    nodes: Level
+
+    def __call__(self, bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
+        heard, listeners = gathered(received, ("heard", "listener"), ("<i8", "<i8"))
+        heard = (heard - self.nodes.buckets.span(bucket)[0]).astype(np.uint32)
+        order = np.lexsort((listeners, heard))
+        self.nodes.state.save("links", bucket, heard=heard[order], listener=listeners[order])
+        yield BucketMessage(0, {"count": np.array([heard.size])})

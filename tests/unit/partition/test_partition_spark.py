@@ -1,0 +1,74 @@
+"""A store cut on Spark is the one that a single process makes, or as good."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import hoploom
+from hoploom.cli import main
+from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
+from hoploom.store.check import problems
+
+needs_spark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
+pytestmark = [needs_spark, pytest.mark.slow, pytest.mark.timeout(600)]
+MEMORY = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM of seconds: to compile well what runs once takes longer than to run it."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {os.path.relpath(path, folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    """Three types, five relations with weights and times, in two parts."""
+    folder = tmp_path / "graph"
+    hoploom.generate(folder, num_nodes=900, num_features=3, heterogeneous=True, num_parts=2, weights=True, times=True)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["hash", "range"])
+def test_the_bytes_are_those_of_one_process(method: str, graph: Path, tmp_path: Path) -> None:
+    told = hoploom.partition(graph, tmp_path / "one", 3, method=method, fanouts=None)
+    given = SparkOptions(master="local[2]", memory=MEMORY)
+    assert partition_on_spark(graph, tmp_path / "shared", 3, given, method=method) == told
+    assert contents(tmp_path / "shared") == contents(tmp_path / "one")
+
+
+def test_executors_do_not_change_what_stream_makes(graph: Path, tmp_path: Path) -> None:
+    made = {}
+    for cores in (1, 2):
+        given = SparkOptions(master=f"local[{cores}]", memory=cores * MEMORY)
+        told = partition_on_spark(graph, tmp_path / f"by-{cores}", 3, given)
+        made[cores] = told, contents(tmp_path / f"by-{cores}")
+    assert made[1] == made[2]
+    assert list(problems(tmp_path / "by-2")) == []
+    sizes = [sum(part.num_nodes.values()) for part in told.parts]
+    assert max(sizes) <= sum(sizes) / 3 * 1.06
+    one = hoploom.partition(graph, tmp_path / "one", 3, fanouts=None)
+    assert told.edge_cut <= 1.3 * one.edge_cut
+
+
+def test_the_command_cuts_on_spark(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--parts", "2", "--method", "hash", "--engine", "spark", "--master", "local[2]", "--memory", "1GB"]
+    assert main(["partition", str(graph), "-o", str(tmp_path / "out"), *words]) == 0
+    assert "edges from another part" in capsys.readouterr().out
+    hoploom.partition(graph, tmp_path / "one", 2, method="hash", fanouts=None)
+    assert contents(tmp_path / "out") == contents(tmp_path / "one")
+
+
+def test_an_error_in_a_task_is_ours_and_nothing_is_left(graph: Path, tmp_path: Path) -> None:
+    damaged = next(graph.rglob("csc.indptr.npy"))
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    with pytest.raises(hoploom.errors.StoreError, match="copy the store again"):
+        partition_on_spark(graph, tmp_path / "out", 2, SparkOptions(master="local[2]", memory=MEMORY))
+    assert [path.name for path in tmp_path.iterdir()] == ["graph"]
