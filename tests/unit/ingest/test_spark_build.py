@@ -34,11 +34,12 @@ time = "year"
 split = { train = 0.6, test = 0.4 }
 
 [edges."author writes paper"]
-files = "writes.parquet"
+files = ["_writes.parquet"]
 source = "author"
 destination = "paper"
 reverse = "written_by"
 weight = "w"
+fields = { source_time = "w" }
 
 [edges."paper cites paper"]
 files = "cites.parquet"
@@ -98,7 +99,7 @@ def write_graph(folder: Path, *, dangling: bool = False) -> None:
     if dangling:
         writes["paper"][3:5] = ["nobody's", "nobody's"]
         writes["author"][8] = 99
-    write_table(folder / "writes.parquet", shuffled(writes, 1))
+    write_table(folder / "_writes.parquet", shuffled(writes, 1))  # a name that Spark takes for a file of its own
     cites = {"src": [ids[v % 40] for v in range(120)], "dst": [ids[v * v % 40] for v in range(120)]}
     write_table(folder / "cites.parquet", shuffled(cites, 2))
 
@@ -174,14 +175,36 @@ def test_what_a_killed_writer_left_in_a_bucket_is_removed_by_the_next(
     monkeypatch.setattr(target, "BEAT", 0.2)
     monkeypatch.setattr(target, "GIVEN_UP", 2.0)
     place = Place(f"{bucket}/left")
-    for name in ("part-00000/x.npy", "staging-0123/pieces/x.npy/000000", "writing.json", "mine.txt"):
+    table = "part-00000-8a9f.parquet"  # as Spark names its own files
+    for name in ("part-00000/x.npy", "staging-0123/pieces/x.npy/000000", "staging-4/mine.txt", table):
         with place.create(name) as file:
             file.write(b"left")
+    with pytest.raises(StoreError, match="holds parts of no store"), target.opened_target(place.url):
+        pass
+    with place.create(target.SIGN) as file:
+        file.write(b"0123 7")
     with target.opened_target(place.url) as opened:
-        assert {name for name, _ in place.names()} == {"mine.txt", "writing.json"}
+        assert {name for name, _ in place.names()} == {table, target.SIGN, "staging-4/mine.txt"}
         with opened.staging.create("pieces/a") as file:
             file.write(b"a")
         with pytest.raises(StoreError, match="another process is writing"), target.opened_target(place.url):
             pass
         opened.describe(Schema((), (), homogeneous=False), [])
-    assert {name for name, _ in place.names()} == {"mine.txt", "store.json"}
+    assert {name for name, _ in place.names()} == {table, "staging-4/mine.txt", "store.json"}
+
+
+@pytest.mark.slow
+def test_a_writer_that_another_has_taken_over_from_removes_nothing(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "BEAT", 0.2)
+    place = Place(f"{bucket}/both")
+    opened = target.PrefixTarget(place)
+    opened.__enter__()
+    opened.describe(Schema((), (), homogeneous=False), [])
+    for name in (target.SIGN, "part-00000/x.npy"):
+        with place.create(name) as file:
+            file.write(b"theirs 1")
+    with pytest.raises(StoreError, match="another process writes"):
+        opened.__exit__(None, None, None)
+    assert {name for name, _ in place.names()} == {target.SIGN, "part-00000/x.npy"}

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 LEAST_JAVA = 17
 ANSWER_SECONDS = 5.0
+EXECUTOR_SECONDS = 180.0  # a cluster may start hosts first
 JAVA = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'  # the one that Spark starts
 GET_JAVA = f"install Java {LEAST_JAVA} or later, and set JAVA_HOME to its folder if it is not the `java` on your PATH"
 UNTOLD = (
@@ -68,10 +70,24 @@ def check_executors(session: "SparkSession") -> None:
     """ConfigError where executors have another Hoploom than this process, or none, or cannot run Python at all."""
     tasks = max(2, session.sparkContext.defaultParallelism)
     asked = session.range(tasks, numPartitions=tasks).mapInArrow(_asked(), "python string, has string, lacks string")
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        session.sparkContext.cancelAllJobs()
+
+    timer = threading.Timer(EXECUTOR_SECONDS, give_up)
+    timer.start()
     try:
         rows = asked.collect()
     except Exception as error:  # Py4J's, Spark's and Java's have no common base
+        if late.is_set():
+            what = f"the cluster gave no executor that runs a task within {EXECUTOR_SECONDS:.0f} s"
+            way_out = "its page shows which cores and memory are free; ask for less with spark.executor.memory"
+            raise ConfigError(f"{what}; {way_out}") from error
         raise python_problem(error) or ConfigError(f"Spark's executors run no tasks: {reason_of(error)}") from error
+    finally:
+        timer.cancel()
     for row in rows:
         if row["lacks"]:
             raise _lacking(row["lacks"], f" (it is {row['python']})")

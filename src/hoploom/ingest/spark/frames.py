@@ -22,6 +22,7 @@ from hoploom.ingest.spark.session import explained, sent
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 1 << 17
 RETURNED = "made string"
+JOIN_TASKS = "spark.sql.shuffle.partitions"
 JOINED_BYTES, JOIN_BYTES = 32, 128 << 20  # of a row, and of a task
 LEAST_ROWS = 1 << 16  # of a range, about
 MOST_RANGES = 1 << 14
@@ -95,10 +96,10 @@ def returned(frame: DataFrame, task: Task, row_bytes: int = 16) -> list[Any]:
 
 
 def set_join_tasks(session: SparkSession, num_rows: int) -> None:
-    """Enough tasks for the largest join: Spark merges those that have little to do, but never splits one."""
-    wanted = min(MOST_RANGES, num_rows * JOINED_BYTES // JOIN_BYTES)
-    if wanted > int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200):
-        session.conf.set("spark.sql.shuffle.partitions", str(wanted))
+    """Enough tasks for the largest join: Spark may merge small ones, but never splits one."""
+    wanted, now = min(MOST_RANGES, num_rows * JOINED_BYTES // JOIN_BYTES), session.conf.get(JOIN_TASKS, "200")
+    if str(now).isdecimal() and wanted > int(str(now)):
+        session.conf.set(JOIN_TASKS, str(wanted))
 
 
 def set_batch_rows(session: SparkSession, row_bytes: int) -> None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from hoploom import errors
@@ -25,6 +26,9 @@ SETTINGS = {  # of a session
     "spark.sql.caseSensitive": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.legacy.parquet.nanosAsLong": "true",  # else such columns are refused
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",  # small frames that are kept: fewer tasks
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
 }
 PYTHON = "spark.pyspark.python"  # what executors run
 MARK = re.compile(r"hoploom-error:([A-Za-z0-9+/=]+):")
@@ -34,6 +38,8 @@ MARK = re.compile(r"hoploom-error:([A-Za-z0-9+/=]+):")
 def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session with the settings that the same bytes need. `folder` is for what one process keeps on its disk."""
     active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:  # begun by another thread
+        active = SparkSession.builder.getOrCreate()
     if active is None:
         check_java()
         check_master(master)

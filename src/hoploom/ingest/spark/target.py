@@ -4,6 +4,7 @@ A folder is renamed when it is complete. In an object store nothing is renamed: 
 store.json, without which nobody takes them for a store, comes last.
 """
 
+import re
 import secrets
 import shutil
 import tempfile
@@ -21,7 +22,8 @@ from hoploom.store.format import STORE_FILE, FileEntry, Manifest, PartRange
 from hoploom.store.place import Place
 from hoploom.store.write import StoreWriter
 
-SIGN = "writing.json"  # in a prefix that is being written
+SIGN, STAGING = "hoploom-writes", "staging-"  # in a prefix that is being written
+PART = re.compile(r"part-\d{5}/")
 BEAT = 5.0  # seconds between two signs of life
 GIVEN_UP = 4 * BEAT  # without a new sign, whoever was writing is gone
 
@@ -69,23 +71,27 @@ class FolderTarget:
 
 
 class PrefixTarget:
-    """In an object store. What a writer that was killed has left is removed by the next one."""
+    """In an object store. Who writes there leaves a sign, and renews it: what a killed writer left, the next removes.
+
+    Only what a sign claims is ever removed: folders of parts, and the writer's pieces.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place, self._own = place, secrets.token_hex(8)
-        self.staging = place / f"staging-{self._own}"
+        self.staging = place / f"{STAGING}{self._own}"
         self._files: dict[str, FileEntry] = {}
         self._described: tuple[Schema, tuple[PartRange, ...]] | None = None
-        self._done = threading.Event()
+        self._done, self._is_lost = threading.Event(), False
         self._beating = threading.Thread(target=self._beat, name="hoploom-sign", daemon=True)
 
     def __enter__(self) -> "PrefixTarget":
         self._refuse_existing()
-        self._wait_for_others()
-        self._clear()
+        self._take_over()
         self._sign(0)
-        self._beating.start()
+        time.sleep(BEAT / 5)
+        self._require_own()  # of two that begin together, one has signed last
         self._scratch = Path(tempfile.mkdtemp(prefix="hoploom-"))
+        self._beating.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *failure: Any) -> None:
@@ -96,12 +102,9 @@ class PrefixTarget:
             self._done.set()
             self._beating.join()
             shutil.rmtree(self._scratch, ignore_errors=True)
-            if kind is None:
-                self.staging.remove("pieces")
-                self.place.remove(SIGN)
-            else:
-                with suppress(HoploomError):  # what went wrong first is the better message
-                    self._clear()
+            with suppress(HoploomError):  # what went wrong first is the better message
+                if self._signed() == self._own:
+                    self._clear(self._own, with_parts=self.place.size(STORE_FILE) is None)
 
     def local_scratch(self, name: str) -> Path:
         folder = self._scratch / name
@@ -117,8 +120,11 @@ class PrefixTarget:
     def _complete(self) -> None:
         assert self._described is not None
         self._refuse_existing()
-        if self._signed() not in (None, self._own):
-            raise StoreError(f"another process writes {self.place}, too; one of the two has to stop")
+        self._require_own()
+        there = dict(self.place.names())
+        for name, entry in self._files.items():
+            if there.get(name) != entry.bytes:
+                raise StoreError(f"{self.place}/{name} is missing or cut short; does something remove files?")
         with self.place.create(STORE_FILE) as file:
             file.write(layout.to_json(Manifest(*self._described, self._files)).encode())
 
@@ -126,28 +132,42 @@ class PrefixTarget:
         if self.place.size(STORE_FILE) is not None:
             raise StoreError(f"{self.place} exists; give another path, or remove it first")
 
-    def _clear(self) -> None:
-        """Remove what is no store: parts without a store.json, pieces, and the sign."""
-        for folder in dict.fromkeys(name.split("/", 1)[0] for name, _ in self.place.names()):
-            if folder.startswith(("part-", "staging-")) or folder == SIGN:
-                self.place.remove(folder)
+    def _clear(self, owner: str, *, with_parts: bool) -> None:
+        """Remove what a writer has left: its pieces, parts that are no store yet, and its sign."""
+        self.place.remove(f"{STAGING}{owner}")
+        folders = {name.split("/", 1)[0] for name, _ in self.place.names() if PART.match(name)} if with_parts else ()
+        for folder in sorted(folders):
+            self.place.remove(folder)
+        self.place.remove(SIGN)
 
     # --- signs of life ------------------------------------------------------------------------------
 
-    def _wait_for_others(self) -> None:
+    def _take_over(self) -> None:
+        """Wait until whoever has signed is gone, and remove what is left of it."""
         first = self._read_sign()
+        if first is None:
+            if any(PART.match(name) for name, _ in self.place.names()):
+                raise StoreError(f"{self.place} holds parts of no store; give another path, or remove them")
+            return
         end = time.monotonic() + GIVEN_UP
-        while first is not None and time.monotonic() < end:
+        while time.monotonic() < end:
             time.sleep(BEAT / 5)
             if self._read_sign() != first:
                 raise StoreError(f"another process is writing {self.place}; wait for it, or give another path")
+        self._clear(first.decode().split()[0], with_parts=True)
+
+    def _require_own(self) -> None:
+        if self._is_lost or self._signed() != self._own:
+            raise StoreError(f"another process writes {self.place}, too; one of the two has to stop")
 
     def _beat(self) -> None:
         count = 0
         while not self._done.wait(BEAT):
             count += 1
             with suppress(HoploomError):  # the next one may get through
-                self._sign(count)
+                self._is_lost = self._is_lost or self._signed() != self._own
+                if not self._is_lost:
+                    self._sign(count)
 
     def _sign(self, count: int) -> None:
         with self.place.create(SIGN) as file:

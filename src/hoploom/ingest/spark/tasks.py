@@ -3,6 +3,7 @@
 The same code as for a store that one process writes, over one range.
 """
 
+import json
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,12 @@ import torch
 from pyspark import SparkFiles
 
 from hoploom.ingest.spark.frames import Ranges
-from hoploom.ingest.spark.pieces import PieceWriter
+from hoploom.ingest.spark.pieces import PIECES, PieceWriter
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream
 from hoploom.ingest.stream.edge_lists import WrittenRelation, write_relations
 from hoploom.ingest.stream.node_rows import measured_chunks, write_fields, write_split
 from hoploom.ingest.stream.spill import SpillBudget
-from hoploom.ingest.stream.streams import LEAST_MEMORY, IdRows
+from hoploom.ingest.stream.streams import LEAST_MEMORY, IdRows, Measures
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.place import Place
 from hoploom.store.system_memory import resident_bytes
@@ -72,16 +73,26 @@ class BlockTask:
             return writer.made
 
     def measure(self, number: int, batches: Batches) -> Any:
-        """The measures of the range's chunks, for a block with a last step."""
+        """Write the measures of the range's chunks, for a block with a last step; returns the name of their file."""
         stream, block = self._within(number, batches)
-        with self.options.budget() as budget:
-            return list(measured_chunks(stream, block, budget))
+        name = f"{PIECES}/measures/{number:06d}"
+        with self.options.budget() as budget, self.options.staging.create(name) as file:
+            for measures in measured_chunks(stream, block, budget):
+                file.write(json.dumps(measures).encode() + b"\n")
+        return name
 
     def _within(self, number: int, batches: Batches) -> tuple[NodeStream, NodeFields]:
         first, end = self.ranges.limits(number)
         bounds, first_part = _parts_within(self.bounds, first, end)
         stream = NodeStream(self.name, bounds, first_part=first_part)
         return stream, replace(self.block, rows=lambda: _rows(self.decode, batches, first, end))
+
+
+def measures_in(staging: Place, names: Sequence[str]) -> Iterator[Measures]:
+    """The measures that tasks have written, one after the other."""
+    for name in names:
+        with staging.open(name) as file:
+            yield from map(json.loads, file)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Streams whose rows Spark has become a store: a job for each stream's pieces, one for its files, store.json last."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -12,29 +11,34 @@ import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from hoploom.errors import HoploomError
+from hoploom.errors import ConfigError, DataError, HoploomError, StoreError
 from hoploom.ingest.spark.frames import (
     Ranges,
     SharedRows,
     numbers,
     ranges_for,
     returned,
-    set_batch_rows,
     shuffled,
 )
 from hoploom.ingest.spark.pieces import PIECES, Piece, WholeFile, join_pieces, whole_indptr
+from hoploom.ingest.spark.session import explained
 from hoploom.ingest.spark.target import StoreTarget
-from hoploom.ingest.spark.tasks import TURNED, BlockTask, EdgeTask, SplitTask, TaskOptions
+from hoploom.ingest.spark.tasks import TURNED, BlockTask, EdgeTask, SplitTask, TaskOptions, measures_in
 from hoploom.ingest.spark.watch_jobs import watching
 from hoploom.ingest.stream import EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
 from hoploom.ingest.stream.edge_lists import WrittenRelation
-from hoploom.ingest.stream.node_rows import chunk_rows
-from hoploom.ingest.stream.streams import SOURCE_TIME, IdRows, Measures
+from hoploom.ingest.stream.node_rows import chunk_rows, stored_fields
+from hoploom.ingest.stream.streams import SOURCE_TIME, IdRows
 from hoploom.ingest.stream.to_store import check_streams, described, takes_node_times, written_relations
 from hoploom.ops import KEY_BYTES
 from hoploom.schema import Field
 from hoploom.store import format as layout
 from hoploom.store.format import FileEntry
+
+MOST_OBJECT = 95 * 10**9  # bytes: pyarrow uploads 10,000 pieces of 10 MB at most
+TOO_LARGE = (
+    "a file of a part would be larger than 95 GB, the most that is written to an object store; give more --parts"
+)
 
 
 class Shown(Protocol):
@@ -65,7 +69,8 @@ def write_shared(
     `options.memory` is what a task may hold.
     """
     check_streams(nodes, edges)
-    _SharedStore(session, target, options, frames, progress).write(nodes, edges)
+    with explained("Spark cannot write the store", DataError):
+        _SharedStore(session, target, options, frames, progress).write(nodes, edges)
 
 
 class _SharedStore:
@@ -74,9 +79,11 @@ class _SharedStore:
     ) -> None:
         self._session, self._target, self._options, self._frames, self._shown = session, target, options, frames, shown
         self._tasks = TaskOptions(target.staging, options.memory, options.chunk_rows)
+        self._time_widths = [16]
         self._parallel = session.sparkContext.defaultParallelism
 
     def write(self, nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> None:
+        self._check_sizes(nodes)
         sizes = {stream.name: self._nodes(stream) for stream in nodes}
         relations: list[WrittenRelation] = []
         num_edges: list[list[int]] = []
@@ -97,6 +104,13 @@ class _SharedStore:
         return watching(self._session, self._shown.detail, ranges, rows)
 
     # --- nodes --------------------------------------------------------------------------------------
+
+    def _check_sizes(self, nodes: Sequence[NodeStream]) -> None:
+        """ConfigError before anything is written where a field of a part is too large for an object."""
+        for stream in nodes if self._target.place.path is None else ():
+            for field in stored_fields(stream).values():
+                if max(stream.part_sizes, default=0) * field.row_bytes > MOST_OBJECT:
+                    raise ConfigError(TOO_LARGE)
 
     def _nodes(self, stream: NodeStream) -> dict[str, list[int]]:
         self._say(stream.name)
@@ -119,8 +133,8 @@ class _SharedStore:
         shipped = NodeFields(block.fields, _nothing, block.finish)
         task = BlockTask(self._tasks, ranges, stream.name, tuple(stream.bounds), shipped, decode)
         if block.finish is not None:
-            measures: list[Measures] = list(chain.from_iterable(self._run(rows, ranges, task.measure)))
-            applied = block.finish.prepare(iter(measures))
+            names = self._run(rows, ranges, task.measure)
+            applied = block.finish.prepare(measures_in(self._target.staging, names))
             finish = replace(block.finish, prepare=partial(_known, applied))
             task = replace(task, block=replace(shipped, finish=finish))
         return self._run(rows, ranges, task.write)
@@ -206,15 +220,15 @@ class _SharedStore:
             times = times.withColumnsRenamed({"node": f"{end}_node", "time": f"{end}_time"})
             joined = frame.join(times, frame[end] == times[f"{end}_node"], "left").drop(f"{end}_node")
             frame = joined.fillna(0, [f"{end}_time"])  # of an end that is unknown
-        return replace(rows, frame=frame)
+        return replace(rows, frame=frame, row_bytes=max(rows.row_bytes, *self._time_widths))
 
     def _times(self, stream: NodeStream) -> DataFrame | None:
         """The times of a type's nodes: node, time; None where it has none."""
         for block in stream.blocks:
             if self._options.time in block.fields:
-                rows = self._frames(block.rows)
+                rows = self._frames(stream.times or block.rows)
                 assert isinstance(rows, SharedRows)
-                set_batch_rows(self._session, rows.row_bytes)
+                self._time_widths.append(rows.row_bytes)  # one size of batches counts for all of a job
                 return rows.frame.mapInArrow(
                     partial(_node_times, rows.decode, self._options.time), "node long, time long"
                 )
@@ -227,12 +241,15 @@ class _SharedStore:
 
     def _join(self, files: Sequence[WholeFile]) -> None:
         """Make the files of their pieces, which are then removed."""
+        if self._target.place.path is None and any(sum(p.bytes for p in file.pieces) > MOST_OBJECT for file in files):
+            raise ConfigError(TOO_LARGE)
         task = partial(join_pieces, self._target.staging, self._target.place, tuple(files))
         with self._watching(len(files), f"{len(files):,} files"):
             entries = returned(numbers(self._session, len(files)), task)
         for name, size, digest in entries:
             self._target.add(name, FileEntry(size, digest))
-        self._target.staging.remove(PIECES)
+        with suppress(StoreError):  # a task that was given up may still write there; all goes with the staging place
+            self._target.staging.remove(PIECES)
 
 
 def pieces_of(made: Sequence[Mapping[str, Any]], name: str) -> tuple[Piece, ...]:

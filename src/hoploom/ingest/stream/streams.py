@@ -16,7 +16,8 @@ from hoploom.schema import Field, RelationName
 
 LEAST_MEMORY = 64 << 20
 ID_CHUNK = 1 << 17
-SOURCE_TIME = "source_time"  # among the fields of rows of edges: the times of their source nodes, where that counts
+SOURCE_TIME = "\0source_time"  # among the fields of rows of edges: the times of their source nodes, where that counts
+TIME_COLUMN = "source_time"  # and what a frame calls them
 T = TypeVar("T")
 Progress = Callable[[str], None]  # called with what is done now
 
@@ -101,6 +102,7 @@ class NodeStream:
     blocks: Sequence[NodeFields] = ()
     splits: Mapping[str, Callable[[], Iterator[Tensor]]] = field(default_factory=dict)  # [n] int64 ids, each once
     first_part: int = 0  # what the bounds begin with
+    times: Callable[[], Iterator[Rows]] | None = None  # the field with the times alone, if that is cheaper to read
 
     @property
     def num_nodes(self) -> int:

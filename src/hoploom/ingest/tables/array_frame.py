@@ -14,7 +14,7 @@ from pyspark.sql import functions as sql
 
 from hoploom.errors import HoploomError
 from hoploom.ingest.spark import SharedRows
-from hoploom.ingest.spark.frames import Ranges, set_batch_rows, shuffled
+from hoploom.ingest.spark.frames import Ranges, shuffled
 from hoploom.ingest.spark.packed import packed, unpacked
 from hoploom.ingest.spark.session import sent
 from hoploom.ingest.stream import Rows
@@ -36,7 +36,6 @@ def array_rows_on(engine: SparkEngine, rows: ArrayRows) -> SharedRows:
     ranges = Ranges(source.num_rows, min(SLICE_ROWS, source.num_rows))
     frame = shuffled(placed, ranges.number_of("row"), ranges.count, ["row"])
     paths = [str(array.filename) for array in source.arrays]
-    set_batch_rows(engine.session, 16)
     read = frame.mapInArrow(partial(_read, paths, rows.field), "node long, x binary")
     return SharedRows(read, partial(_decoded, rows.field), source.num_rows, 16 + rows.field.row_bytes)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from hoploom.errors import DataError
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream
-from hoploom.ingest.stream.streams import SOURCE_TIME
+from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.build_report import Report
 from hoploom.ingest.tables.engine import Engine, rows_of
@@ -122,6 +122,6 @@ def known_edges(drop_dangling: bool, edges: EdgeRows) -> EdgeRows:
 def _edge_rows(planned: TableFields, batch: pa.RecordBatch) -> EdgeRows:
     sources, destinations = (int64_of(batch.column(end)) for end in ENDS)
     fields = planned.rows(batch)
-    if SOURCE_TIME in batch.schema.names:
-        fields[SOURCE_TIME] = int64_of(batch.column(SOURCE_TIME))
+    if TIME_COLUMN in batch.schema.names:
+        fields[SOURCE_TIME] = int64_of(batch.column(TIME_COLUMN))
     return EdgeRows(sources, destinations, fields)

@@ -109,6 +109,7 @@ def _number_integers(engine: Engine, source: TableSource, ids: ir.Table, parts: 
         engine, ids.aggregate(rows=ids.count(), given=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max())
     )
     rows, low, high = found["rows"], found["low"], found["high"]
+    _require_all(source, rows)
     if found["given"] < rows:
         raise diagnose.nulls(source, source.id_column, rows - found["given"], WAY_OUT)
     if parts == 1 and high - low + 1 == rows:
@@ -142,6 +143,7 @@ def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> N
         if row["nulls"]:
             raise diagnose.nulls(source, source.id_column, int(row["nulls"]), WAY_OUT)
         sizes[row["part"]] = int(row["rows"])
+    _require_all(source, sum(sizes))
     before = ibis.window(order_by=[counted["part"], counted["bucket"]], preceding=(None, 1))
     begins = counted.select(
         in_part=counted["part"],
@@ -164,6 +166,12 @@ def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> N
         raise diagnose.duplicate_ids(engine, source, pairs)
     width = _width(engine, source, pairs) if pairs["id"].type().is_string() else 0
     return Numbering(source.owner, (0, *accumulate(sizes)), pairs=pairs, width=width)
+
+
+def _require_all(source: TableSource, rows: int) -> None:
+    if rows != source.num_rows:
+        why = "the table is being written, or the engine is told to leave out files that it cannot read"
+        raise DataError(f"{rows:,} of the {source.num_rows:,} rows of {source.owner} came; {why}")
 
 
 def _width(engine: Engine, source: TableSource, pairs: ir.Table) -> int:

@@ -6,7 +6,7 @@ follow from the ids.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -59,7 +59,9 @@ class NodeRows:
         if split is not None and not isinstance(split, str):
             splits = self._drawn(split, None if unlabelled is None else planned.label)
         fields = [*original_ids(self.engine, self.numbering), *self._fields(planned), *self._array(scratch)]
-        return NodeStream(self.table.name, self.numbering.bounds, fields, splits)
+        timed = [one for one in planned.fields if one.name == "time"]
+        times = self._rows(replace(planned, fields=timed)) if timed else None
+        return NodeStream(self.table.name, self.numbering.bounds, fields, splits, times=times)
 
     # --- fields ---------------------------------------------------------------------------------
 
@@ -70,12 +72,15 @@ class NodeRows:
         standardised = {field.name: field.standardised for field in planned.fields if field.standardised}
         stored = {field.name: field.field for field in planned.fields}
         finish = standardise(standardised, stored) if standardised else None
+        return [NodeFields(arriving, self._rows(planned), finish)]
+
+    def _rows(self, planned: TableFields) -> EngineRows[Rows]:
         given = self._with_nodes(planned.aliases).select("node", *planned.aliases.values())
         # Ids without gaps often stand in order, too: then rows are written as they come.
         in_order = self.numbering.pairs is None
-        decode = partial(_node_rows, planned.shipped())
-        rows = EngineRows(self.engine, given, decode, planned.row_bytes, as_read=in_order)
-        return [NodeFields(arriving, rows, finish)]
+        return EngineRows(
+            self.engine, given, partial(_node_rows, planned.shipped()), planned.row_bytes, as_read=in_order
+        )
 
     def _with_nodes(self, columns: Mapping[str, str]) -> ir.Table:
         """The table with store ids as `node`, and some columns by other names."""

@@ -164,7 +164,10 @@ def _names(file: TableFile, limits: ReadLimits) -> list[str]:
 def _linked(file: TableFile, scratch: Path) -> str:
     """What the engine is given: a file in scratch, or Parquet itself, by a link if its name looks like a pattern."""
     if file.kind == "parquet":
-        if is_url(file.path) or PLAIN_PATH.fullmatch(file.path):
+        is_plain = PLAIN_PATH.fullmatch(file.path) and not Path(file.path).name.startswith(
+            ("_", ".")
+        )  # Spark skips these
+        if is_url(file.path) or is_plain:
             return file.path
         os.symlink(file.path, scratch)
     return str(scratch)

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hoploom.errors import HoploomError
+from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.spark import SharedRows, write_shared
 from hoploom.ingest.spark.frames import set_join_tasks
 from hoploom.ingest.spark.session import spark_session
@@ -33,7 +33,6 @@ def build_on_spark(
         begin("reading the tables")
         folder = target.local_scratch("tables")
         sources = read_sources(graph, folder)
-        _check_reach(target, folder, sources, options.master)
         begin("starting Spark")
         local = target.local_scratch("spark")
         with (
@@ -41,13 +40,13 @@ def build_on_spark(
             SparkEngine(session) as engine,
         ):
             set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
+            _check_reach(target, folder, sources, str(session.sparkContext.master))
             tables = GraphTables(graph, sources, engine, folder)
-            with tables.naming_damage():
-                begin("numbering the nodes")
-                with watching(session, stages.detail):
-                    nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)
-                    told = store_options(graph, options.memory)
-                    write_shared(session, target, nodes, edges, told, partial(_shared, engine), progress=stages)
+            begin("numbering the nodes")
+            with watching(session, stages.detail):
+                nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)
+            told = store_options(graph, options.memory)
+            write_shared(session, target, nodes, edges, told, partial(_shared, engine), progress=stages)
         begin("closing the store")
 
 
@@ -57,8 +56,8 @@ def _check_reach(target: StoreTarget, folder: Path, sources: Mapping[str, TableS
         return
     for source in sources.values():
         if any(path.startswith(str(folder)) for path in source.paths):
-            way_out = "write it as Parquet, or build into a path that all executors share, then copy the store"
-            why = f"{source.origins[0]} was rewritten on this host, which executors do not reach"
+            way_out = "write it as Parquet under a plain name, or build into a path that all executors share"
+            why = f"{source.origins[0]} was rewritten or linked on this host, which executors do not reach"
             raise source.problem("files", f"{why}; {way_out}")
 
 
@@ -72,9 +71,18 @@ def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
         inner = rows.rows
         decode = partial(in_turn, inner.decode, partial(known_edges, rows.drop_dangling))
         explained = partial(_explained, rows)
-        return SharedRows(engine.frame(inner.table), decode, rows.num_rows, inner.row_bytes, rows.count, explained)
+        return SharedRows(
+            engine.frame(inner.table), decode, rows.num_rows, inner.row_bytes, partial(_count, rows), explained
+        )
     assert isinstance(rows, EngineRows)
     return SharedRows(engine.frame(rows.table), rows.decode, 0, rows.row_bytes)
+
+
+def _count(rows: KnownEdges, came: int, left_out: int) -> None:
+    if came != rows.num_rows:
+        why = "a table is being written, or Spark is told to leave out files that it cannot read"
+        raise DataError(f"{came:,} of the {rows.num_rows:,} rows of {rows.owner} came; {why}")
+    rows.count(came, left_out)
 
 
 def _explained(rows: KnownEdges, error: HoploomError) -> HoploomError:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -72,8 +73,9 @@ class SparkEngine:
         self.close()
 
     def close(self) -> None:
-        for frame in self._kept:
-            frame.unpersist()
+        with suppress(Exception):  # of a Spark that is gone, which has been said
+            for frame in self._kept:
+                frame.unpersist()
 
 
 def _folded(task: Fold, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
