@@ -5,22 +5,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.slurm_cluster import Slurm, slurm_cluster
+from support.slurm_launch import DEADLINE, TOKEN, Launched
 from support.until import until
 
 from hoploom.deploy.cluster_file import Cluster, Host, Security, ServerOptions, SlurmOptions
 from hoploom.deploy.slurm import NAME, _quoted, script
 from hoploom.deploy.slurm_job import Output, follow
 from hoploom.errors import ConfigError, TrainError
-
-DEADLINE = 90
-TOKEN = "a-token-nobody-guesses"
-SRUN = 'srun = ["--comment=it\'s ours"]'
-OUTPUT = 'output = "it\'s said-%j.out"'  # with what means something to #SBATCH
 
 # An epoch over the ring, wherever it is: the feature row of node v is v, and its picks are v + 1 and v + 2.
 TRAIN = """
@@ -221,62 +217,6 @@ def test_without_sbatch_the_way_out_is_said(tmp_path: Path) -> None:
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
-
-
-@dataclass
-class Launched:
-    """`hoploom launch` in a folder of its own."""
-
-    folder: Path
-    slurm: Slurm
-
-    def write(self, text: str, program: str, store: Path | None = None) -> None:
-        (self.folder / "token").write_text(TOKEN)
-        (self.folder / "token").chmod(0o600)
-        (self.folder / "train.py").write_text(program)
-        lines = ['executor = "slurm"', text, 'environment = { GLOO_SOCKET_IFNAME = "lo" }']
-        if store is not None:
-            lines += [f'store = "{store}"', "[security]", 'token_file = "token"']
-        (self.folder / "cluster.toml").write_text(
-            "\n".join([*lines, "[slurm]", SRUN, 'name = "test"', 'time = "5"', OUTPUT])
-        )
-
-    def start(self) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "hoploom", "launch", "cluster.toml", "--", str(self.folder / "train.py")]
-        return subprocess.Popen(
-            words,
-            cwd=self.folder,
-            env=self.slurm.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def run(self) -> tuple[int, str, str]:
-        process = self.start()
-        try:
-            said, errors = process.communicate(timeout=DEADLINE)
-        finally:
-            process.kill()
-        return process.returncode, said, errors
-
-    def job(self, errors: str) -> str:
-        """What Slurm says of the job."""
-        number = errors.partition("submitted job ")[2].partition(";")[0]
-        return self.slurm.ask("scontrol", "--oneliner", "show", "job", number)
-
-    def processes(self) -> list[str]:
-        """Those whose command names this folder; all that the job starts do."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().split(b"\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if any(str(self.folder).encode() in word for word in words):
-                found.append(b" ".join(words).decode())
-        return found
 
 
 @pytest.fixture
