@@ -81,7 +81,7 @@ def fetch(source: Place, folder: Path, parts: Sequence[int] | None = None, show:
     written, manifest = manifest_at(source)
     numbers = tuple(range(len(manifest.parts))) if parts is None else tuple(sorted(set(parts)))
     for part in numbers:
-        if part >= len(manifest.parts):
+        if not 0 <= part < len(manifest.parts):
             raise ConfigError(f"there is no part {part}: {source} has parts 0 to {len(manifest.parts) - 1}")
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
 """A store cut on Spark is the one that a single process makes, or as good."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
+from support.tables import IDS, NODES, build_here, contents, write_graph
 
 pytest.importorskip("pyspark")
 
@@ -24,10 +24,6 @@ def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {os.path.relpath(path, folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
     """Three types, five relations with weights and times, in two parts."""
@@ -41,6 +37,15 @@ def test_the_bytes_are_those_of_one_process(method: str, graph: Path, tmp_path: 
     told = hoploom.partition(graph, tmp_path / "one", 3, method=method, fanouts=None)
     given = SparkOptions(master="local[2]", memory=MEMORY)
     assert partition_on_spark(graph, tmp_path / "shared", 3, given, method=method) == told
+    assert contents(tmp_path / "shared") == contents(tmp_path / "one")
+
+
+def test_edges_have_the_new_times_of_their_source_nodes(tmp_path: Path) -> None:
+    write_graph(tmp_path, IDS["sparse"], 3)
+    build_here(tmp_path, NODES, parts=2)
+    hoploom.partition(tmp_path / "out.store", tmp_path / "one", 3, method="hash", fanouts=None)
+    given = SparkOptions(master="local[2]", memory=MEMORY)
+    partition_on_spark(tmp_path / "out.store", tmp_path / "shared", 3, given, method="hash")
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
 
 

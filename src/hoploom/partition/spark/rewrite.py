@@ -21,6 +21,7 @@ from hoploom.ingest.spark.frames import SharedRows, numbers, set_batch_rows
 from hoploom.ingest.spark.packed import packed, unpacked
 from hoploom.ingest.spark.session import sent
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
+from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
 from hoploom.partition.spark.exchange import Array
 from hoploom.partition.spark.numbers import NewNumbers
 from hoploom.schema import ORIGINAL_ID, Field
@@ -192,4 +193,7 @@ def _decode_members(batch: pa.RecordBatch) -> Tensor:
 
 
 def _decode_edges(fields: Mapping[str, Field], batch: pa.RecordBatch) -> EdgeRows:
-    return EdgeRows(_ids(batch, "source"), _ids(batch, "destination"), _fields(batch, fields))
+    found = _fields(batch, fields)
+    if TIME_COLUMN in batch.schema.names:
+        found[SOURCE_TIME] = _ids(batch, TIME_COLUMN)
+    return EdgeRows(_ids(batch, "source"), _ids(batch, "destination"), found)
