@@ -3,7 +3,7 @@
 import json
 import random
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from hoploom.ingest.stream import (
     write_store,
 )
 from hoploom.ingest.stream.spill import Spool
+from hoploom.ingest.stream.streams import Chunk, Measures
 from hoploom.schema import Field
 from hoploom.store.check import problems
 from hoploom.store.write import StoreWriter
@@ -208,16 +209,19 @@ def test_times_of_source_nodes_order_the_lists(tmp_path: Path) -> None:
 
 
 def test_a_finish_sees_all_rows_in_order_in_chunks_that_memory_does_not_change(tmp_path: Path) -> None:
-    seen: list[list[list[int]]] = []
+    seen: list[list[list[float]]] = []
 
-    def prepare(chunks: Iterator[dict[str, Tensor]]) -> object:
-        values = [chunk["when"] for chunk in chunks]
-        seen.append([value.tolist() for value in values])
-        mean = torch.cat(values).double().mean()
+    def measure(chunk: Chunk) -> Measures:
+        return {"when": [chunk["when"].tolist()]}
+
+    def prepare(measures: Iterator[Measures]) -> Callable[[Chunk], Chunk]:
+        values = [list(measured["when"][0]) for measured in measures]
+        seen.append(values)
+        mean = torch.tensor([value for chunk in values for value in chunk]).double().mean()
         return lambda chunk: {"when": (chunk["when"] - mean).to(torch.float32)}
 
     for number, room in enumerate((1 << 30, 1024)):
-        finish = Finish({"when": Field("float32")}, prepare)  # type: ignore[arg-type]
+        finish = Finish({"when": Field("float32")}, measure, prepare)
         block = NodeFields(
             {"when": TIME},
             lambda: (Rows(r.ids, {"when": r.fields["when"]}) for r in in_chunks(shuffled(100, 2), 9)),
