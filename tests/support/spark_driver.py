@@ -39,7 +39,8 @@ def main() -> None:
     if len(wanted) > 1:
         from pyspark.sql import SparkSession
 
-        SparkSession.builder.master(wanted[0]["options"]["master"]).getOrCreate()
+        session = SparkSession.builder.master(wanted[0]["options"]["master"]).getOrCreate()
+        session.sparkContext.setLogLevel("OFF")  # a session of the user's logs what the user wants
     for number, one in enumerate(wanted):
         build_one(number, Path(one["folder"]), one["options"])
 
