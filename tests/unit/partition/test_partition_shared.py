@@ -1,5 +1,6 @@
 """Cutting a store in buckets, as on Spark: the stages that tasks run, here one after the other without Spark."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from hoploom.partition import assign
 from hoploom.partition.spark.clusters import Votes, winners
 from hoploom.partition.spark.exchange import Array, BucketMessage, Columns, InProcess, pack, sent_to, unpack
 from hoploom.partition.spark.grants import WishRanks, grant, moved
-from hoploom.partition.spark.links import chosen
+from hoploom.partition.spark.level import mix
+from hoploom.partition.spark.links import LinkSums, chosen, heaviest
 from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
 from hoploom.partition.spark.read import Buckets, StoreOnPlace
 from hoploom.partition.spark.state import State
@@ -154,6 +156,27 @@ def test_sampled_in_edges_are_spread_over_all_lists() -> None:
     wanted = [(sample * 40 + 5) // 16 for sample in range(16)]
     assert [*first[1][first[0] == 0], *(second[1] + 30)] == wanted
     assert first[1][first[0] == 1].tolist() == [0, 1]
+
+
+def test_links_are_summed_up_and_the_heaviest_are_kept() -> None:
+    """As a loop over all of them does it; some who listen have fewer links than are kept."""
+    draw, sums, expected = np.random.default_rng(3), LinkSums(), Counter[tuple[int, int]]()
+    for _ in range(5):
+        places, heard = (draw.integers(40, size=100) ** 2 // 40 for _ in range(2))
+        weights = draw.integers(1, 4, size=100)
+        sums.add(places, heard + (1 << 39), weights)
+        for place, other, weight in zip(places, heard, weights, strict=True):
+            expected[int(place), int(other) + (1 << 39)] += int(weight)
+    found = sums.total()
+    assert [((int(a), int(b)), int(w)) for a, b, w in zip(*found, strict=True)] == sorted(expected.items())
+    best = set()
+    for place in {place for place, _ in expected}:
+        of = [pair for pair in expected if pair[0] == place]
+        words = {pair: int(mix(0, np.array([pair[1]]))[0]) for pair in of}
+        best |= set(sorted(of, key=lambda pair: (-expected[pair], words[pair]))[:6])
+    kept = heaviest(*found, 6)
+    assert {(int(found[0][at]), int(found[1][at])) for at in kept} == best
+    assert len(kept) == len(best) < len(expected)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import numpy as np
 
 from hoploom import keys
 from hoploom.partition.spark.exchange import Array, BucketMessage, Columns, Stage, TaskExchange, gathered, sent_to
-from hoploom.partition.spark.level import Level, half_of, mix
+from hoploom.partition.spark.level import ID_BITS, Level, begins_of, half_of, mix
+from hoploom.partition.spark.links import LinkSums, heaviest
 from hoploom.partition.spark.read import CHUNK_EDGES, Buckets
 from hoploom.partition.spark.stages import Ask, answered
 from hoploom.partition.spark.state import State
 
 ROUNDS = 3  # of a level
-LABEL_BITS = 40  # of an id; above them stands a vertex's place in its bucket
 LINKS = 32  # of a cluster are kept: so many, or more
 MOST_LINKS = 1 << 21  # in all, where clusters are few
 
@@ -147,23 +147,23 @@ def winners(votes: Votes, own: Array, closed: Array, key: int) -> tuple[Array, A
     The own label has a vote, too: two vertices that have only each other would exchange their labels for ever.
     """
     voting = np.unique(votes.places).astype(np.int64)
-    voted = np.concatenate([votes.places.astype(np.int64), voting]) << LABEL_BITS
+    voted = np.concatenate([votes.places.astype(np.int64), voting]) << ID_BITS
     voted |= np.concatenate([votes.labels, own[voting]])
     if votes.weights is None:
         voted.sort()
-        begins = _begins(voted)
+        begins = begins_of(voted)
         counts = np.diff(begins, append=voted.size)
     else:
         order = np.argsort(voted)
         voted = voted[order]
-        begins = _begins(voted)
+        begins = begins_of(voted)
         weights = np.concatenate([votes.weights, np.ones(voting.size, np.int64)])[order]
         counts = np.add.reduceat(weights, begins) if begins.size else begins
-    places, labels = voted[begins] >> LABEL_BITS, voted[begins] & ((1 << LABEL_BITS) - 1)
+    places, labels = voted[begins] >> ID_BITS, voted[begins] & ((1 << ID_BITS) - 1)
     open_ = ~np.isin(labels, closed) | (labels == own[places])
     places, labels, counts = places[open_], labels[open_], counts[open_]
     scores = np.minimum(counts, (1 << 38) - 1) << 24 | (mix(key, labels) >> np.uint64(40)).astype(np.int64)
-    groups = _begins(places)
+    groups = begins_of(places)
     if not groups.size:
         return places, labels
     best = np.repeat(np.maximum.reduceat(scores, groups), np.diff(groups, append=places.size))
@@ -171,13 +171,6 @@ def winners(votes: Votes, own: Array, closed: Array, key: int) -> tuple[Array, A
     first = first[np.unique(places[first], return_index=True)[1]]  # the smaller label, should two have the same hash
     moving = labels[first] != own[places[first]]
     return places[first][moving], labels[first][moving]
-
-
-def _begins(ascending: Array) -> Array:
-    """Where a new value begins."""
-    if not ascending.size:
-        return np.empty(0, np.int64)
-    return np.concatenate([[0], np.nonzero(ascending[1:] != ascending[:-1])[0] + 1])
 
 
 def propagate(exchange: TaskExchange, level: Level, largest: int, usual: int, key: int) -> int:
@@ -300,13 +293,15 @@ class JoinLinks:
     to: Contraction
 
     def __call__(self, bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
-        numbers, first = self.to.level.above(bucket), self.to.level.buckets.span(bucket)[0]
+        first = self.to.level.buckets.span(bucket)[0]
+        numbers, clusters = np.unique(self.to.level.above(bucket), return_inverse=True)
         sums = LinkSums()
         for columns in received:
-            own = numbers[columns["vertex"] - first]
-            between = own != columns["heard"]
+            own = clusters[columns["vertex"] - first]
+            between = numbers[own] != columns["heard"]
             sums.add(own[between], columns["heard"][between], columns["weight"][between])
-        one, other, weights = sums.total()
+        places, other, weights = sums.total()
+        one = numbers[places]
         for listeners, heard in ((one, other), (other, one)):
             columns = {"listener": listeners, "heard": heard, "weight": weights}
             yield from sent_to(self.to.above.buckets.of(listeners), columns)
@@ -319,12 +314,12 @@ class KeepLinks:
     to: Contraction
 
     def __call__(self, bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
-        sums = LinkSums()
+        sums, first = LinkSums(), self.to.above.buckets.span(bucket)[0]
         for columns in received:
-            sums.add(columns["listener"], columns["heard"], columns["weight"])
-        listeners, heard, weights = sums.total()
-        kept = heaviest(listeners, heard, weights, self.to.most_links)
-        columns = {"heard": heard[kept], "listener": listeners[kept], "weight": weights[kept]}
+            sums.add(columns["listener"] - first, columns["heard"], columns["weight"])
+        places, heard, weights = sums.total()
+        kept = heaviest(places, heard, weights, self.to.most_links)
+        columns = {"heard": heard[kept], "listener": places[kept] + first, "weight": weights[kept]}
         yield from sent_to(self.to.above.buckets.of(heard[kept]), columns)
 
 
@@ -343,40 +338,6 @@ class WriteClusterLinks:
             above.state.save("links", bucket, heard=places, listener=listeners[order], weight=weights[order])
         return
         yield
-
-
-class LinkSums:
-    """Links with weights, summed up whenever many have come."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Array, Array, Array]] = []
-        self._count, self._enough = 0, CHUNK_EDGES
-
-    def add(self, listeners: Array, heard: Array, weights: Array) -> None:
-        self._waiting.append((listeners, heard, weights))
-        self._count += heard.size
-        if self._count > self._enough:
-            sums = self.total()
-            self._waiting, self._count, self._enough = [sums], sums[0].size, max(CHUNK_EDGES, 2 * sums[0].size)
-
-    def total(self) -> tuple[Array, Array, Array]:
-        """Listeners, heard and weights: every pair once, in order."""
-        if not self._waiting:
-            return (np.empty(0, np.int64),) * 3
-        listeners, heard, weights = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
-        order = np.lexsort((heard, listeners))
-        listeners, heard = listeners[order], heard[order]
-        new = np.ones(heard.size, bool)
-        new[1:] = (listeners[1:] != listeners[:-1]) | (heard[1:] != heard[:-1])
-        begins = np.nonzero(new)[0]
-        return listeners[begins], heard[begins], np.add.reduceat(weights[order], begins) if begins.size else begins
-
-
-def heaviest(listeners: Array, heard: Array, weights: Array, count: int) -> Array:
-    """Of each who listens so many links, the heaviest; of equals those with the smallest hash. Their positions."""
-    order = np.lexsort((mix(0, heard), -weights, listeners))
-    sorted_ = listeners[order]
-    return order[np.arange(order.size) - np.searchsorted(sorted_, sorted_) < count]
 
 
 def contract(exchange: TaskExchange, level: Level, turn: int, folder: State) -> Level:

@@ -5,6 +5,7 @@ million values. Gives up what Spark could plan on its own for that. The result i
 because every stage puts what it gets into an order of its own.
 """
 
+import gc
 import json
 import struct
 from collections import deque
@@ -98,6 +99,8 @@ class _Task:
         context = TaskContext.get()
         assert context is not None
         bucket = context.partitionId()
+        if not gc.get_freeze_count():
+            gc.freeze()  # Spark has Python look for garbage after each task: not among all that was imported
         try:
             for message in self._stage(bucket, _received(batches)):
                 yield self._row(message.to, pack(message.columns))

@@ -8,6 +8,8 @@ from hoploom.partition.spark.exchange import Array, Columns
 from hoploom.partition.spark.read import Buckets
 from hoploom.partition.spark.state import State
 
+ID_BITS = 40  # above them stands a vertex's place in its bucket
+
 
 def mix(key: int, values: Array) -> Array:
     """keys.mix over an array: [n] uint64."""
@@ -21,6 +23,13 @@ def half_of(key: int, ids: Array, half: int) -> Array:
     """Which of the ids are in one of two halves that the key draws: [n] bool."""
     halves: Array = (mix(key, ids) & np.uint64(1)).astype(np.int64) == half
     return halves
+
+
+def begins_of(ascending: Array) -> Array:
+    """Where a new value begins."""
+    if not ascending.size:
+        return np.empty(0, np.int64)
+    return np.concatenate([[0], np.nonzero(ascending[1:] != ascending[:-1])[0] + 1])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hoploom.partition.spark.exchange import Array, BucketMessage, Columns, gathered, sent_to
-from hoploom.partition.spark.level import Level, mix
+from hoploom.partition.spark.level import ID_BITS, Level, begins_of, mix
 from hoploom.partition.spark.read import CHUNK_EDGES, CHUNK_NODES, InLists, StoreOnPlace
 
 SAMPLES = 16  # in-edges of a node
@@ -128,3 +128,50 @@ class WriteLinks:
         order = np.lexsort((listeners, heard))
         self.nodes.state.save("links", bucket, heard=heard[order], listener=listeners[order])
         yield BucketMessage(0, {"count": np.array([heard.size])})
+
+
+# --- links with weights --------------------------------------------------------------------------
+
+
+class LinkSums:
+    """Links with weights, summed up whenever many have come. Listeners are places in a bucket."""
+
+    def __init__(self) -> None:
+        self._pairs, self._weights = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        self._count, self._enough = 0, CHUNK_EDGES
+
+    def add(self, places: Array, heard: Array, weights: Array) -> None:
+        self._pairs.append(places.astype(np.int64) << ID_BITS | heard)
+        self._weights.append(weights)
+        self._count += heard.size
+        if self._count > self._enough:
+            self._sum_up()
+            self._count = self._pairs[0].size
+            self._enough = max(CHUNK_EDGES, 2 * self._count)
+
+    def total(self) -> tuple[Array, Array, Array]:
+        """Listeners, heard and weights: every pair once, in order."""
+        self._sum_up()
+        (pairs,), (weights,) = self._pairs, self._weights
+        return pairs >> ID_BITS, pairs & ((1 << ID_BITS) - 1), weights
+
+    def _sum_up(self) -> None:
+        pairs, weights = np.concatenate(self._pairs), np.concatenate(self._weights)
+        order = np.argsort(pairs)
+        pairs = pairs[order]
+        begins = begins_of(pairs)
+        self._pairs = [pairs[begins]]
+        self._weights = [np.add.reduceat(weights[order], begins) if begins.size else weights]
+
+
+def heaviest(places: Array, heard: Array, weights: Array, count: int) -> Array:
+    """Of each who listens so many links, the heaviest; of equals those with the smallest hash. Their positions.
+
+    `places` [n] ascends.
+    """
+    begins = begins_of(places)
+    sizes = np.diff(begins, append=places.size)
+    some = np.nonzero(np.repeat(sizes > count, sizes))[0]  # of those who have too many
+    order = some[np.lexsort((mix(0, heard[some]), -weights[some], places[some]))]
+    ranks = np.arange(order.size) - np.searchsorted(places[some], places[some])
+    return np.concatenate([np.nonzero(np.repeat(sizes <= count, sizes))[0], order[ranks < count]])
