@@ -15,6 +15,7 @@ from support.tables import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIONS = {"parts": 3}
+RANGES = {"task_bytes": 1 << 16}  # most files have several
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_a_killed_executor_changes_nothing(
 ) -> None:
     before = sorted(path.name for path in folder.iterdir())
     cluster.idle()
-    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
         until_moment(builds, folder, MOMENTS[name])
         victim = busy_executor(cluster)
         os.kill(victim.pid, signal.SIGKILL)
@@ -107,7 +108,7 @@ def test_a_killed_executor_changes_nothing(
 def test_a_killed_task_changes_nothing(cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]) -> None:
     """The Python process of a task, as the kernel ends it where memory runs out."""
     cluster.idle()
-    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
         for name in ("ranges of nodes", "ranges of edges"):
             until_moment(builds, folder, MOMENTS[name])
             os.kill(busy_executor(cluster, python=True).tasks[0], signal.SIGKILL)
@@ -120,7 +121,7 @@ def test_a_killed_task_changes_nothing(cluster: SparkCluster, folder: Path, want
 
 def test_tasks_that_are_killed_each_time_end_the_build(cluster: SparkCluster, folder: Path) -> None:
     cluster.idle()
-    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
         until_moment(builds, folder, MOMENTS["ranges of edges"])
         while builds.process.poll() is None:
             for executor in cluster.executors:
@@ -134,13 +135,13 @@ def test_tasks_that_are_killed_each_time_end_the_build(cluster: SparkCluster, fo
     assert {path.suffix for path in folder.iterdir()} == {".parquet", ".toml"}
 
 
-@pytest.mark.parametrize("name", ["ranges of nodes", "joining edges"])
+@pytest.mark.parametrize("name", ["ranges of nodes", "joining nodes", "joining edges"])
 def test_a_killed_driver_leaves_what_the_next_one_removes(
     name: str, cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]
 ) -> None:
     before = {path.name for path in folder.iterdir()}
     cluster.idle()
-    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
         until_moment(builds, folder, MOMENTS[name])
         builds.process.kill()
         builds.process.wait(10)
@@ -148,7 +149,7 @@ def test_a_killed_driver_leaves_what_the_next_one_removes(
         assert left.startswith(".out.store.partial-")
         cluster.idle()  # its JVM ends without it, and so do the executors
         assert {path.name for path in folder.iterdir()} == {*before, left}
-    with spark_builds(cluster, [folder], **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
         (ended,) = builds.finish()
     assert "seconds" in ended
     assert contents(folder / "out.store") == wanted

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom import HoploomError
+from hoploom.ingest.spark import joining
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.graph_file import read_graph
 
@@ -18,7 +19,9 @@ def tell(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-def build_one(number: int, folder: Path, options: dict[str, Any]) -> None:
+def build_one(number: int, folder: Path, options: dict[str, Any], task_bytes: int | None) -> None:
+    if task_bytes is not None:
+        joining.TASK_BYTES = task_bytes
     begin = time.monotonic()
     options = {"engine": "spark", **options}
     try:
@@ -42,7 +45,7 @@ def main() -> None:
         session = SparkSession.builder.master(wanted[0]["options"]["master"]).getOrCreate()
         session.sparkContext.setLogLevel("OFF")  # a session of the user's logs what the user wants
     for number, one in enumerate(wanted):
-        build_one(number, Path(one["folder"]), one["options"])
+        build_one(number, Path(one["folder"]), one["options"], one["task_bytes"])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """A folder that every host reaches: a path on a shared file system, or s3:// and gs:// through pyarrow.
 
-A file appears under its name when it is complete, or not at all. An upload that fails is never finished: what it has
-sent stays in the bucket, and nobody sees it. A lifecycle rule of the bucket removes it.
+A file appears under its name when it is complete, or not at all, unless it is written in ranges. An upload that fails
+is never finished: what it has sent stays in the bucket, and nobody sees it. A lifecycle rule of the bucket removes it.
 """
 
 import ctypes
 import io
+import mmap
 import os
 import re
 import secrets
@@ -89,6 +90,46 @@ class Place:
         """Write a file, or replace it. It appears when the block ends; not at all after an error in it."""
         made = self._create_local if self.path is not None else self._create_object
         yield from made(name)
+
+    def takes_ranges(self) -> bool:
+        """Whether several processes may write into one file. False in object stores, and where one is mounted."""
+        name, half = f".ranges-{secrets.token_hex(8)}", mmap.PAGESIZE
+        if self.path is None:
+            return False
+        try:
+            for begin in (half, 0):
+                with self.write_range(name, 2 * half, begin) as file:
+                    file.write(bytes([1 + begin // half]) * half)
+            with self.open(name) as made:
+                return made.read() == b"\1" * half + b"\2" * half
+        except StoreError:
+            return False
+        finally:
+            with suppress(StoreError):
+                self.remove(name)
+
+    @contextmanager
+    def write_range(self, name: str, size: int, begin: int) -> Iterator[BinaryIO]:
+        """Write bytes of a file from a position on; other processes may write other bytes of it at the same time.
+
+        The file has its whole size from the beginning. It is in a folder that exists, on a path.
+        """
+        assert self.path is not None
+        with self._explained("write", name):  # only written: who may read, reads a page first, and writes all of it
+            handle = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o666)
+            file = os.fdopen(handle, "wb", buffering=BUFFER)
+        try:
+            with self._explained("write", name):
+                if os.fstat(handle).st_size != size:
+                    os.ftruncate(handle, size)
+                file.seek(begin)
+            yield self._writer(file, name)
+            with self._explained("write", name):
+                file.flush()
+                os.fsync(handle)
+        finally:
+            with suppress(OSError):  # of a write that failed, once more
+                file.close()
 
     def size(self, name: str) -> int | None:
         """In bytes; None where there is no such file."""

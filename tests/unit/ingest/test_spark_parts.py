@@ -17,7 +17,7 @@ from hoploom.store.fetch import fetch
 from hoploom.store.place import Place
 
 pytest.importorskip("pyspark")
-from hoploom.ingest.spark import frames, target
+from hoploom.ingest.spark import frames, joining, target
 from hoploom.ingest.spark.frames import Ranges, leading_there, murmur3, ranges_for
 
 needs_spark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
@@ -54,6 +54,8 @@ deduplicate = true
 @pytest.fixture
 def tiny_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "LEAST_ROWS", 7)
+    monkeypatch.setattr(joining, "TASK_BYTES", 264)  # most files have two ranges, which end inside pieces
+    monkeypatch.setattr(joining, "SMALL", 8)
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
 
 

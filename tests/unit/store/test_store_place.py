@@ -1,5 +1,7 @@
 """A place: files in a shared folder or a bucket, which are complete or not there."""
 
+import errno
+import os
 import pickle
 import signal
 import subprocess
@@ -48,6 +50,33 @@ def test_a_file_is_read_as_it_was_written(place: Place) -> None:
         assert file.read() == b"0123456789"
     assert place.size("a/b.npy") == 10
     assert place.size("a/c.npy") is place.size("a") is None
+
+
+def test_ranges_of_a_file_are_written_side_by_side(tmp_path: Path) -> None:
+    place = Place(str(tmp_path))
+    assert place.takes_ranges()
+    assert list(tmp_path.iterdir()) == []
+    with place.write_range("x", 9, 3) as second, place.write_range("x", 9, 0) as first:
+        assert (tmp_path / "x").stat().st_size == 9
+        second.write(b"345678")
+        first.write(b"012")
+    with place.write_range("x", 9, 6) as again:
+        again.write(b"67")
+    assert (tmp_path / "x").read_bytes() == b"012345678"
+
+
+@pytest.mark.parametrize("refused", ["ftruncate", "fsync"])
+def test_no_ranges_are_written_where_a_mount_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """As mounts of HDFS and of object stores do."""
+
+    def refuse(*given: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, refused, refuse)
+    assert not Place(str(tmp_path)).takes_ranges()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_replaced(place: Place) -> None:

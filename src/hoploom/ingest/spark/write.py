@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -20,7 +21,16 @@ from hoploom.ingest.spark.frames import (
     returned,
     shuffled,
 )
-from hoploom.ingest.spark.pieces import PIECES, Piece, WholeFile, join_pieces, whole_indptr
+from hoploom.ingest.spark.joining import (
+    JoinTask,
+    WholeFile,
+    join_tasks,
+    joined_files,
+    task_bytes,
+    whole_indptr,
+    write_plan,
+)
+from hoploom.ingest.spark.pieces import PIECES, Piece
 from hoploom.ingest.spark.session import explained
 from hoploom.ingest.spark.target import StoreTarget
 from hoploom.ingest.spark.tasks import TURNED, BlockTask, EdgeTask, SplitTask, TaskOptions, measures_in
@@ -33,7 +43,6 @@ from hoploom.ingest.stream.to_store import check_streams, described, takes_node_
 from hoploom.ops import KEY_BYTES
 from hoploom.schema import Field
 from hoploom.store import format as layout
-from hoploom.store.format import FileEntry
 
 MOST_OBJECT = 95 * 10**9  # bytes: pyarrow uploads 10,000 pieces of 10 MB at most
 TOO_LARGE = (
@@ -81,6 +90,8 @@ class _SharedStore:
         self._tasks = TaskOptions(target.staging, options.memory, options.chunk_rows)
         self._time_widths = [16]
         self._parallel = session.sparkContext.defaultParallelism
+        self._in_ranges = target.staging.takes_ranges()
+        self._plans = count()
 
     def write(self, nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> None:
         self._check_sizes(nodes)
@@ -243,11 +254,17 @@ class _SharedStore:
         """Make the files of their pieces, which are then removed."""
         if self._target.place.path is None and any(sum(p.bytes for p in file.pieces) > MOST_OBJECT for file in files):
             raise ConfigError(TOO_LARGE)
-        task = partial(join_pieces, self._target.staging, self._target.place, tuple(files))
-        with self._watching(len(files), f"{len(files):,} files"):
-            entries = returned(numbers(self._session, len(files)), task)
-        for name, size, digest in entries:
-            self._target.add(name, FileEntry(size, digest))
+        place, staging, plan = self._target.place, self._target.staging, f"{PIECES}/plan-{next(self._plans)}"
+        tasks = join_tasks(files, task_bytes(files, self._parallel), in_ranges=self._in_ranges)
+        write_plan(staging, plan, tasks)
+        if place.path is not None:
+            for folder in {(place.path / file.name).parent for file in files}:
+                folder.mkdir(parents=True, exist_ok=True)
+        with self._watching(len(tasks), f"{len(files):,} files"):
+            task = JoinTask(staging, place, plan, self._in_ranges)
+            answers = returned(numbers(self._session, len(tasks)), task.write)
+        for name, entry in joined_files(staging, files, tasks, answers).items():
+            self._target.add(name, entry)
         with suppress(StoreError):  # a task that was given up may still write there; all goes with the staging place
             self._target.staging.remove(PIECES)
 
