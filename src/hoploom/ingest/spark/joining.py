@@ -29,7 +29,7 @@ SMALL = 2 << 20  # to open and flush a file takes as long as to write so many by
 NUMBER = 8  # bytes of an int64
 
 
-class Slice(NamedTuple):
+class PieceSlice(NamedTuple):
     """Bytes of a piece."""
 
     piece: str  # its name in the staging place
@@ -49,7 +49,7 @@ class FileRange(NamedTuple):
     size: int  # of the whole file
     begin: int
     head: str  # one character for a byte
-    slices: tuple[Slice, ...]
+    slices: tuple[PieceSlice, ...]
 
     @property
     def bytes(self) -> int:
@@ -88,7 +88,7 @@ class WholeFile:
     def ranges(self, most: int | None) -> Iterator[FileRange]:
         """The file in ranges of so many bytes, or in one."""
         left = [
-            Slice(piece.name, self.skipped(index), piece.bytes, self.before[index] if self.is_indptr else 0)
+            PieceSlice(piece.name, self.skipped(index), piece.bytes, self.before[index] if self.is_indptr else 0)
             for index, piece in enumerate(self.pieces)
         ]
         head, size = self.head.decode("latin-1"), len(self.head) + sum(one.bytes for one in left)
@@ -152,7 +152,7 @@ def _planned(staging: Place, name: str, number: int) -> list[FileRange]:
         begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)
         file.seek(int(begin))
         task = json.loads(file.read(int(end - begin)))
-    return [FileRange(*one)._replace(slices=tuple(Slice(*part) for part in one[-1])) for one in task]
+    return [FileRange(*one)._replace(slices=tuple(PieceSlice(*part) for part in one[-1])) for one in task]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class JoinTask:
         return digest, read
 
 
-def _copy(staging: Place, part: Slice, out: BinaryIO) -> tuple[int, int]:
+def _copy(staging: Place, part: PieceSlice, out: BinaryIO) -> tuple[int, int]:
     """Returns the checksums of what is read, and of what is written."""
     given, made, left = 0, 0, part.bytes
     with staging.open(part.piece) as file:
