@@ -23,7 +23,7 @@ GROUPS = {
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
     "training": ("stepping", "aggregating"),
     "building": ("csc_building", "tables_to_store", "partitioning"),
-    "cutting": ("shared_cuts",),
+    "cutting": ("shared_cuts", "shared_order"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),
     "cluster": ("serving", "worker_mode", "collectives", "server_client", "glt"),

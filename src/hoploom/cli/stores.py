@@ -210,8 +210,8 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
         fanouts_of,
         default="15,10,5",
         metavar="N,N",
-        help="fanouts of your training; partition samples with them to find the most used nodes. -1: all neighbours. "
-        "none: skip this step, as Spark always does (default: 15,10,5)",
+        help="fanouts of your training: the nodes that it uses most come first in their part. -1: all neighbours. "
+        "none: nodes keep their order (default: 15,10,5)",
     )
     _add_engine(parser, "local", "where the store is cut: local, in this process (default), or spark")
     parser.add_argument(
@@ -274,6 +274,7 @@ def _partition_on_spark(arguments: Arguments, show: Callable[[str], None]) -> "P
         SparkOptions(master=arguments.master, conf=_conf(arguments.conf), memory=arguments.memory),
         method=arguments.method,
         seeds=seeds_of(manifest.schema, arguments.seeds),
+        fanouts=arguments.fanouts,
         progress=show,
     )
 

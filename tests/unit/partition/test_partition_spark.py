@@ -10,7 +10,9 @@ pytest.importorskip("pyspark")
 
 import hoploom
 from hoploom.cli import main
+from hoploom.load.presample import Presampling, count_visits
 from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
+from hoploom.store import open_store
 from hoploom.store.check import problems
 
 needs_spark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
@@ -36,7 +38,7 @@ def graph(tmp_path: Path) -> Path:
 def test_the_bytes_are_those_of_one_process(method: str, graph: Path, tmp_path: Path) -> None:
     told = hoploom.partition(graph, tmp_path / "one", 3, method=method, fanouts=None)
     given = SparkOptions(master="local[2]", memory=MEMORY)
-    assert partition_on_spark(graph, tmp_path / "shared", 3, given, method=method) == told
+    assert partition_on_spark(graph, tmp_path / "shared", 3, given, method=method, fanouts=None) == told
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
 
 
@@ -45,7 +47,7 @@ def test_edges_have_the_new_times_of_their_source_nodes(tmp_path: Path) -> None:
     build_here(tmp_path, NODES, parts=2)
     hoploom.partition(tmp_path / "out.store", tmp_path / "one", 3, method="hash", fanouts=None)
     given = SparkOptions(master="local[2]", memory=MEMORY)
-    partition_on_spark(tmp_path / "out.store", tmp_path / "shared", 3, given, method="hash")
+    partition_on_spark(tmp_path / "out.store", tmp_path / "shared", 3, given, method="hash", fanouts=None)
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
 
 
@@ -63,8 +65,36 @@ def test_executors_do_not_change_what_stream_makes(graph: Path, tmp_path: Path) 
     assert told.edge_cut <= 1.3 * one.edge_cut
 
 
+def test_the_most_used_nodes_come_first_in_their_part(graph: Path, tmp_path: Path) -> None:
+    given = SparkOptions(master="local[2]", memory=MEMORY)
+    partition_on_spark(graph, tmp_path / "hot", 2, given, method="range", fanouts=[2, 1])
+    assert list(problems(tmp_path / "hot")) == []
+    store = open_store(tmp_path / "hot")
+    asked = count_visits(store, [2, 1], "train", Presampling(batches=range(50)))
+    first = last = 0.0
+    for index, node_type in enumerate(store.schema.node_types):
+        for part in store.parts:
+            begin, size = part.first_nodes[index], part.num_nodes[index]
+            of_part = asked[node_type.name][begin : begin + size].double()
+            first, last = first + float(of_part[: size // 4].sum()), last + float(of_part[-(size // 4) :].sum())
+    assert first > 1.5 * last
+
+
 def test_the_command_cuts_on_spark(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--parts", "2", "--method", "hash", "--engine", "spark", "--master", "local[2]", "--memory", "1GB"]
+    words = [
+        "--parts",
+        "2",
+        "--method",
+        "hash",
+        "--fanouts",
+        "none",
+        "--engine",
+        "spark",
+        "--master",
+        "local[2]",
+        "--memory",
+        "1GB",
+    ]
     assert main(["partition", str(graph), "-o", str(tmp_path / "out"), *words]) == 0
     assert "edges from another part" in capsys.readouterr().out
     hoploom.partition(graph, tmp_path / "one", 2, method="hash", fanouts=None)

@@ -1,4 +1,4 @@
-"""A graph in buckets, whose vertices are nodes or clusters; and a hash."""
+"""A graph in buckets, whose vertices are nodes or clusters; a hash, and classes of numbers."""
 
 from dataclasses import dataclass
 
@@ -30,6 +30,13 @@ def begins_of(ascending: Array) -> Array:
     if not ascending.size:
         return np.empty(0, np.int64)
     return np.concatenate([[0], np.nonzero(ascending[1:] != ascending[:-1])[0] + 1])
+
+
+def log_class(values: Array, per_doubling: int) -> Array:
+    """[n] int64: 0 for 0, and so many classes for every doubling."""
+    share, doublings = np.frexp(values.astype(np.float64))
+    classes: Array = per_doubling * (doublings.astype(np.int64) - 1) + (2 * per_doubling * share).astype(np.int64)
+    return classes.clip(0)
 
 
 @dataclass(frozen=True)

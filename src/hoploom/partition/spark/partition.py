@@ -17,8 +17,9 @@ from hoploom.ingest.spark.watch_jobs import watching
 from hoploom.ingest.stream import Progress, StoreOptions
 from hoploom.ops import PartitionRule
 from hoploom.partition.assign import KEY, METHODS, USUAL, named_seeds
-from hoploom.partition.report import Cut, PartCost, PartitionReport
+from hoploom.partition.report import FANOUTS, Cut, PartCost, PartitionReport
 from hoploom.partition.spark.exchange import BucketMessage, Columns, OnSpark
+from hoploom.partition.spark.hotness import ExpectedVisits, expect_visits
 from hoploom.partition.spark.numbers import BY_ID, AssignById, NewNumbers, number_nodes
 from hoploom.partition.spark.read import CHUNK_EDGES, Buckets, StoreOnPlace
 from hoploom.partition.spark.refine import PASSES
@@ -26,6 +27,7 @@ from hoploom.partition.spark.rewrite import edge_streams, node_streams
 from hoploom.partition.spark.stages import total
 from hoploom.partition.spark.state import State
 from hoploom.partition.spark.stream import SeedSplit, assign_stream
+from hoploom.sample.hops import NumNeighbors, resolve_fanouts
 from hoploom.schema import Schema
 from hoploom.store.fetch import manifest_at
 from hoploom.store.format import PartRange
@@ -55,18 +57,21 @@ def partition_on_spark(
     *,
     method: str = "stream",
     seeds: Any = USUAL,
+    fanouts: NumNeighbors | None = FANOUTS,
     progress: Progress | None = None,
 ) -> PartitionReport:
     """Cut a store into parts where all executors reach both, and report what was counted.
 
-    `method` is "hash", "range" or "stream", `seeds` the name of a split, or (node type, name). Within a part, nodes
-    keep their order.
+    `method` is "hash", "range" or "stream", `seeds` the name of a split, or (node type, name). Within a part, the nodes
+    come first that training from these seeds with `fanouts` is expected to visit most; with seeds=None or fanouts=None,
+    nodes keep their order.
 
     >>> print(partition_on_spark("s3://graphs/papers", "s3://graphs/papers.parts", 64, SparkOptions(master="yarn")))
     """
     opened = _opened(Place(str(store)))
     split = _split_of(opened.schema, named_seeds(opened.schema, seeds))
     _check(opened.schema, num_parts, method)
+    hops = None if fanouts is None else resolve_fanouts(opened.schema, fanouts)
     said = _Said(progress or (lambda what: None))
     say = said.begin
     with opened_target(out) as opened_out:
@@ -85,7 +90,11 @@ def partition_on_spark(
             else:
                 rule = PartitionRule(num_parts, PASSES, IMBALANCE, 1, KEY)
                 assign_stream(exchange, opened, buckets, state, split, rule)
-            numbers = NewNumbers(opened, buckets, state, num_parts)
+            visits = None if split is None or hops is None else ExpectedVisits(opened, buckets, state, split, hops)
+            if visits is not None:
+                say("finding the most used nodes")
+                expect_visits(exchange, visits)
+            numbers = NewNumbers(opened, buckets, state, num_parts, visits)
             bounds, changed = number_nodes(exchange, numbers)
             exchange.close()
             _write(session, target, numbers, bounds, changed, options, said)

@@ -11,7 +11,7 @@ from hoploom import ops
 from hoploom.ops import ClusterLinks, PartitionRule
 from hoploom.partition.spark.clusters import contract, propagate
 from hoploom.partition.spark.exchange import Array, BucketMessage, Columns, InProcess, TaskExchange, gathered, sent_to
-from hoploom.partition.spark.level import Level, mix
+from hoploom.partition.spark.level import Level, log_class, mix
 from hoploom.partition.spark.stages import AnswerAll, Ask, answered, total
 
 MOST_CLUSTERS = 1 << 16  # in the driver
@@ -19,14 +19,12 @@ CLUSTERS_PER_PART = 8  # at least
 GROWTH = 16  # of the largest cluster, from level to level: small clusters find their neighbours better
 ENOUGH_PER_PART = 64  # clusters: the core does the rest
 SHRINKING = 0.9  # of the vertices, or fewer, become clusters; else the next level would be no smaller
-SIZES = 8 * 64  # classes of sizes
+SIZES = 8 * 64  # classes of sizes: eight for every doubling
 
 
 def size_class(sizes: Array) -> Array:
-    """[n] int64: eight classes for every doubling."""
-    share, doublings = np.frexp(sizes.astype(np.float64))
-    classes: Array = np.minimum(8 * doublings + (16 * share).astype(np.int64) - 8, SIZES - 1).clip(0)
-    return classes
+    """[n] int64."""
+    return np.minimum(log_class(sizes, 8), SIZES - 1)
 
 
 @dataclass(frozen=True)
