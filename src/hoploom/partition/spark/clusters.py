@@ -146,7 +146,9 @@ def winners(votes: Votes, own: Array, closed: Array, key: int) -> tuple[Array, A
 
     The own label has a vote, too: two vertices that have only each other would exchange their labels for ever.
     """
-    voting = np.unique(votes.places).astype(np.int64)
+    is_voting = np.zeros(own.size, bool)
+    is_voting[votes.places] = True
+    voting = np.nonzero(is_voting)[0]
     voted = np.concatenate([votes.places.astype(np.int64), voting]) << ID_BITS
     voted |= np.concatenate([votes.labels, own[voting]])
     if votes.weights is None:
@@ -333,8 +335,9 @@ class WriteClusterLinks:
         above = self.to.above
         heard, listeners, weights = gathered(received, ("heard", "listener", "weight"), ("<i8", "<i8", "<i8"))
         if bucket < above.buckets.count:
-            order = np.lexsort((listeners, heard))
-            places = (heard[order] - above.buckets.span(bucket)[0]).astype(np.uint32)
+            places = heard - above.buckets.span(bucket)[0]
+            order = np.argsort(places << ID_BITS | listeners)  # every pair comes once
+            places = places[order].astype(np.uint32)
             above.state.save("links", bucket, heard=places, listener=listeners[order], weight=weights[order])
         return
         yield

@@ -124,9 +124,10 @@ class WriteLinks:
 
     def __call__(self, bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
         heard, listeners = gathered(received, ("heard", "listener"), ("<i8", "<i8"))
-        heard = (heard - self.nodes.buckets.span(bucket)[0]).astype(np.uint32)
-        order = np.lexsort((listeners, heard))
-        self.nodes.state.save("links", bucket, heard=heard[order], listener=listeners[order])
+        links = (heard - self.nodes.buckets.span(bucket)[0]) << ID_BITS | listeners
+        links.sort()
+        heard, listeners = (links >> ID_BITS).astype(np.uint32), links & ((1 << ID_BITS) - 1)
+        self.nodes.state.save("links", bucket, heard=heard, listener=listeners)
         yield BucketMessage(0, {"count": np.array([heard.size])})
 
 
@@ -167,11 +168,14 @@ class LinkSums:
 def heaviest(places: Array, heard: Array, weights: Array, count: int) -> Array:
     """Of each who listens so many links, the heaviest; of equals those with the smallest hash. Their positions.
 
-    `places` [n] ascends.
+    `places` [n] ascends. One sort by one word is much faster than three.
     """
     begins = begins_of(places)
     sizes = np.diff(begins, append=places.size)
     some = np.nonzero(np.repeat(sizes > count, sizes))[0]  # of those who have too many
-    order = some[np.lexsort((mix(0, heard[some]), -weights[some], places[some]))]
+    halves = weights[some].astype(np.float32).view(np.uint32) >> 7  # 24 bits: right to one in 2^16
+    words = (((1 << 24) - 1) - halves).astype(np.uint64) << np.uint64(18) | mix(0, heard[some]) >> np.uint64(46)
+    order = some[np.argsort(places[some].astype(np.uint64) << np.uint64(42) | words, kind="stable")]
     ranks = np.arange(order.size) - np.searchsorted(places[some], places[some])
-    return np.concatenate([np.nonzero(np.repeat(sizes <= count, sizes))[0], order[ranks < count]])
+    few = np.nonzero(np.repeat(sizes <= count, sizes))[0]
+    return np.concatenate([few, order[ranks < count]])
