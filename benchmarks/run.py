@@ -23,7 +23,7 @@ GROUPS = {
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
     "training": ("stepping", "aggregating"),
     "building": ("csc_building", "tables_to_store", "partitioning"),
-    "cutting": ("shared_cuts", "shared_order"),
+    "cutting": ("shared_cuts", "shared_order", "spark_cutting"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),
     "cluster": ("serving", "worker_mode", "collectives", "server_client", "glt"),
@@ -86,7 +86,13 @@ def main() -> int:
         if group != "gpu":
             report.use_two_cores()
         is_root = os.geteuid() == 0
-        needs = {"gpu": torch.cuda.is_available(), "disk": is_root, "lines": is_root, "spark": has_java}
+        needs = {
+            "gpu": torch.cuda.is_available(),
+            "disk": is_root,
+            "lines": is_root,
+            "spark": has_java,
+            "cutting": has_java,
+        }
         runs_by_itself = needs.get(group, True)
         whole = (not arguments.names and runs_by_itself) or group in arguments.names
         chosen = [name for name in names if whole or name in arguments.names]

@@ -87,7 +87,7 @@ class _Bench:
         """A driver; the store is removed, but for its manifest."""
         folder = self.tables(num_edges)
         ended = spark_cluster.on_spark(self.cluster, side, folder, cores)
-        _keep_manifest(folder / "out.store", folder / "spark.json")
+        keep_manifest(folder / "out.store", folder / "spark.json")
         if cores == 2:
             self.ended.setdefault((num_edges, side), []).append(ended)
         return ended
@@ -115,12 +115,12 @@ def _against_joins(bench: _Bench) -> None:
     edges = spread_of(one.stages[EDGES] for one in builds)
     shuffle = spread_of(one.stages[JOINS] for one in joins)
     bench.say(
-        _row(question, ours, "Spark, joins and one shuffle", shuffle, Target("ratio", "<", 1.6)),
-        _row(question, ours, "Spark, joins and one shuffle, with its start and numbering", seconds_of(joins)),
-        _row(f"{named(bench.sizes.middle)}: edges of the build", edges, "Spark, joins and one shuffle", shuffle),
-        note=f"stages of a build, s: {_stages(bench.median(bench.sizes.middle, 'build'))}",
+        seconds_row(question, ours, "Spark, joins and one shuffle", shuffle, Target("ratio", "<", 1.6)),
+        seconds_row(question, ours, "Spark, joins and one shuffle, with its start and numbering", seconds_of(joins)),
+        seconds_row(f"{named(bench.sizes.middle)}: edges of the build", edges, "Spark, joins and one shuffle", shuffle),
+        note=f"stages of a build, s: {stages_of(bench.median(bench.sizes.middle, 'build'))}",
     )
-    bench.notes.append(f"stages of Spark alone, s: {_stages(bench.median(bench.sizes.middle, 'joins'))}")
+    bench.notes.append(f"stages of Spark alone, s: {stages_of(bench.median(bench.sizes.middle, 'joins'))}")
 
 
 def _duckdb(bench: _Bench) -> None:
@@ -131,10 +131,10 @@ def _duckdb(bench: _Bench) -> None:
         for found, environment in ((now, {}), (before, {"PYTHONPATH": str(earlier)})):
             ended = spark_cluster.in_process(folder, {**os.environ, **environment})
             found += [ended] * (number > 0)
-            _keep_manifest(folder / "out.store", folder / "duckdb.json")
+            keep_manifest(folder / "out.store", folder / "duckdb.json")
     ours, theirs = (spread_of(sum(one.stages.values()) for one in found) for found in (now, before))
     bench.say(
-        _row(
+        seconds_row(
             f"{named(bench.sizes.middle)}: build by DuckDB",
             ours,
             f"DuckDB, {BEFORE}",
@@ -151,13 +151,15 @@ def _growth(bench: _Bench) -> None:
     large, middle = bench.spark(bench.sizes.large, "build"), bench.median(bench.sizes.middle, "build")
     question, seconds = f"{named(bench.sizes.large)}: build", seconds_of([large])
     bench.say(
-        _row(question, seconds, f"{named(bench.sizes.middle)}: build", seconds_of([middle]), Target("ratio", "<", 11)),
+        seconds_row(
+            question, seconds, f"{named(bench.sizes.middle)}: build", seconds_of([middle]), Target("ratio", "<", 11)
+        ),
         *(_peak(bench, role, large, middle) for role in ROLES),
-        note=f"stages of the build of {named(bench.sizes.large)}, s: {_stages(large)}",
+        note=f"stages of the build of {named(bench.sizes.large)}, s: {stages_of(large)}",
     )
     folder = bench.tables(bench.sizes.large)
     here = spark_cluster.in_process(folder, os.environ)
-    bench.say(_row(question, seconds, "DuckDB, one process", seconds_of([here])))
+    bench.say(seconds_row(question, seconds, "DuckDB, one process", seconds_of([here])))
 
 
 def _peak(bench: _Bench, role: str, large: Ended, middle: Ended) -> Row:
@@ -203,7 +205,7 @@ def _planned(bench: _Bench) -> None:
     bench.notes.append(f"{RATES}{json.dumps(rates)}")
     for size in sorted(builds.keys() - {sizes.least}):
         forecast = planned(size, constants_of(rates))
-        bench.say(_row(f"{named(size)}: build", seconds_of([builds[size]]), "plan", spread_of([forecast])))
+        bench.say(seconds_row(f"{named(size)}: build", seconds_of([builds[size]]), "plan", spread_of([forecast])))
 
 
 RATES = "rates of the plan, for src/hoploom/scale/defaults.json: "
@@ -226,15 +228,15 @@ def seconds_of(ended: Sequence[Ended]) -> Spread:
     return spread_of(one.seconds for one in ended)
 
 
-def _row(question: str, ours: Spread, baseline: str, theirs: Spread, target: Target | None = None) -> Row:
+def seconds_row(question: str, ours: Spread, baseline: str, theirs: Spread, target: Target | None = None) -> Row:
     return Row(question, "s", ours, baseline, theirs, ours.median / theirs.median, target)
 
 
-def _stages(ended: Ended) -> str:
+def stages_of(ended: Ended) -> str:
     return ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in ended.stages.items())
 
 
-def _keep_manifest(store: Path, path: Path) -> None:
+def keep_manifest(store: Path, path: Path) -> None:
     if store.exists():
         (store / "store.json").replace(path)
         shutil.rmtree(store)

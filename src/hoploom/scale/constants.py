@@ -14,7 +14,7 @@ from typing import Annotated, get_type_hints
 from hoploom.config.values import as_count, as_rate, as_seconds
 from hoploom.errors import ConfigError
 
-HEADER = {"format": "hoploom-bench", "version": 4}
+HEADER = {"format": "hoploom-bench", "version": 5}
 SHORT_ROW = 64  # bytes
 REMEDY = "run `hoploom bench --out bench.json` again"
 
@@ -43,17 +43,24 @@ class Constants:
     disk_read: BytesPerSecond  # in order
     disk_requests: PerSecond  # of single blocks, past the page cache, many under way
     disk_sweep: BytesPerSecond  # likewise, of long ones in order
-    # Of a build on Spark, rates of one core of its executors. `hoploom bench` starts no cluster to measure them.
+    # Of builds and cuts on Spark, rates of one core of executors. `hoploom bench` starts no cluster to measure them.
     spark_start: Seconds  # what every build takes: processes and jobs that start
     spark_nodes: PerSecond  # numbered
     spark_joins: PerSecond  # edges: both ends looked up, and moved to the ranges of their destinations
     spark_writes: BytesPerSecond  # of rows that become the store's files
+    spark_cut_start: Seconds  # what every cut takes
+    spark_stage: Seconds  # of a round: what each of its stages takes, however little there is to do
+    spark_links: PerSecond  # through which nodes hear in one round where their neighbours are
+    spark_rewrites: PerSecond  # edges: moved to the ranges of their destinations, and counted again
 
     def __str__(self) -> str:
         return f"{self.machine}, {self.cores} cores, {self.date}, Hoploom {self.hoploom}"
 
 
-OF_SPARK = ("spark_start", "spark_nodes", "spark_joins", "spark_writes")
+OF_SPARK = (
+    *("spark_start", "spark_nodes", "spark_joins", "spark_writes"),
+    *("spark_cut_start", "spark_stage", "spark_links", "spark_rewrites"),
+)
 
 
 @cache

@@ -13,7 +13,8 @@ from hoploom.scale import sizes
 from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
 from hoploom.scale.reads import DiskReads, disk_reads, within_budget
 from hoploom.scale.sizes import BatchSize, Item
-from hoploom.scale.spark import SparkBuild, sizes_like, spark_build
+from hoploom.scale.spark import SparkRun, sizes_like, spark_build
+from hoploom.scale.spark_cut import spark_cut
 from hoploom.scale.spec import Question
 
 ID_BYTES = 8
@@ -116,9 +117,14 @@ class ScalePlan:
         }
 
     @cached_property
-    def spark(self) -> SparkBuild | None:
+    def spark(self) -> SparkRun | None:
         """The same on Spark; None where the question names no executors."""
         return None if self.question.executors is None else spark_build(self.question, self.constants)
+
+    @cached_property
+    def spark_cut(self) -> SparkRun | None:
+        """Likewise from a store to parts, by `stream`."""
+        return None if self.question.executors is None else spark_cut(self.question, self.constants)
 
     @cached_property
     def spark_pays_from(self) -> int | None:
@@ -207,6 +213,7 @@ class ScalePlan:
             "spark": None
             if self.spark is None
             else self.spark.as_dict() | {"faster_than_one_machine_from_edges": self.spark_pays_from},
+            "spark_cut": None if self.spark_cut is None else self.spark_cut.as_dict(),
         }
 
 

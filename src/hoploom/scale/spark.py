@@ -1,4 +1,4 @@
-"""How long a build on Spark takes, and from how many edges on it is faster than one machine.
+"""How long a build or a cut on Spark takes, and from how many edges on a build is faster than one machine.
 
 A stage takes what its slowest resource takes: cores, the disks of the executors, or their network. Rates are those of
 one core, and the same for any number of executors: rows are spread evenly. Executors stand on hosts of their own.
@@ -6,7 +6,6 @@ one core, and the same for any number of executors: rows are spread evenly. Exec
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from hoploom.scale.constants import Constants
 from hoploom.scale.sizes import host_items, node_bytes
@@ -41,50 +40,20 @@ class SparkStage:
 
 
 @dataclass(frozen=True)
-class SparkBuild:
-    """A build on the executors of a question."""
+class SparkRun:
+    """A build or a cut on the executors of a question."""
 
     question: Question
-    constants: Constants
-    store_bytes: float
+    stages: list[SparkStage]
+    shuffled: float  # bytes that all executors write for each other
 
     @property
     def executors(self) -> int:
-        assert self.question.executors is not None
-        return self.question.executors
+        return executors_of(self.question)
 
     @property
     def cores(self) -> int:
         return self.executors * self.question.executor_cores
-
-    @property
-    def shuffled(self) -> float:
-        """Bytes that all executors write for each other."""
-        rows = self.question.nodes * (SHUFFLED_ROW + node_bytes(self.question))
-        return rows + self.question.edges * float(SHUFFLED_EDGE)
-
-    @cached_property
-    def stages(self) -> list[SparkStage]:
-        question, constants, cores = self.question, self.constants, self.cores
-        written, shuffled = self.store_bytes * TIMES_WRITTEN, self.shuffled
-        rows = question.nodes * (NODE_ROW + node_bytes(question)) + question.edges * float(EDGE_ROW)
-        away = 1 - 1 / self.executors
-        return [
-            SparkStage("start", constants.spark_start),
-            SparkStage("number the nodes", question.nodes / (constants.spark_nodes * cores)),
-            SparkStage(
-                "join and shuffle",
-                question.edges / (constants.spark_joins * cores),
-                shuffled * (1 / constants.disk_write + 1 / constants.disk_read) / self.executors,
-                shuffled * away / question.network / self.executors,
-            ),
-            SparkStage(
-                "write the parts",
-                rows / (constants.spark_writes * cores),
-                (written / constants.disk_write + self.store_bytes / constants.disk_read) / self.executors,
-                (written + self.store_bytes) / question.network / self.executors,  # files that all executors reach
-            ),
-        ]
 
     @property
     def seconds(self) -> float:
@@ -104,10 +73,45 @@ class SparkBuild:
         }
 
 
-def spark_build(question: Question, constants: Constants) -> SparkBuild:
+def executors_of(question: Question) -> int:
+    assert question.executors is not None
+    return question.executors
+
+
+def stored_bytes(question: Question) -> float:
+    """Of all parts of a store."""
+    return sum(item.disk for item in host_items(question, everywhere=False)) * question.hosts
+
+
+def row_bytes(question: Question) -> float:
+    """Of a node, as it becomes the store's files."""
+    return NODE_ROW + node_bytes(question)
+
+
+def spark_build(question: Question, constants: Constants) -> SparkRun:
     """Of tables like those of a build on one machine."""
-    stored = sum(item.disk for item in host_items(question, everywhere=False)) * question.hosts
-    return SparkBuild(question, constants, stored)
+    executors = executors_of(question)
+    cores, stored = executors * question.executor_cores, stored_bytes(question)
+    shuffled = question.nodes * (SHUFFLED_ROW + node_bytes(question)) + question.edges * float(SHUFFLED_EDGE)
+    rows = question.nodes * row_bytes(question) + question.edges * float(EDGE_ROW)
+    written = stored * TIMES_WRITTEN
+    stages = [
+        SparkStage("start", constants.spark_start),
+        SparkStage("number the nodes", question.nodes / (constants.spark_nodes * cores)),
+        SparkStage(
+            "join and shuffle",
+            question.edges / (constants.spark_joins * cores),
+            shuffled * (1 / constants.disk_write + 1 / constants.disk_read) / executors,
+            shuffled * (1 - 1 / executors) / question.network / executors,
+        ),
+        SparkStage(
+            "write the parts",
+            rows / (constants.spark_writes * cores),
+            (written / constants.disk_write + stored / constants.disk_read) / executors,
+            (written + stored) / question.network / executors,  # files that all executors reach
+        ),
+    ]
+    return SparkRun(question, stages, shuffled)
 
 
 def sizes_like(question: Question) -> Iterator[Question]:

@@ -146,7 +146,7 @@ class Question:
     edge_cut: float | str = option(CUT, "hash", "share of the edges between hosts, or hash, range, stream, metis")
     local_seeds: bool = switch("a rank's seeds are nodes of its own host")
     executors: int | None = option(
-        COUNT, "", "executors of Spark that build the store, each on a host of its own (default: no build on Spark)"
+        COUNT, "", "executors of Spark that build and partition the store, each on its own host (default: no Spark)"
     )
     executor_cores: int = option(COUNT, "8", "cores of an executor")
     fanouts: tuple[int, ...] = option(FANOUTS, "15,10,5", "picks per node, one per layer, -1 for all neighbours")

@@ -9,7 +9,7 @@ from hoploom.scale.constants import default_constants
 from hoploom.scale.limits import findings
 from hoploom.scale.plan import ScalePlan
 from hoploom.scale.reads import DiskReads
-from hoploom.scale.spark import SparkBuild
+from hoploom.scale.spark import SparkRun
 
 Line = Sequence[str]
 
@@ -38,7 +38,8 @@ def sections(answer: ScalePlan) -> dict[str, Sequence[Line]]:
         **({} if answer.reads is None else {"Disk, per step of a rank": _disk(answer, answer.reads)}),
         "Time of a step": _times(answer),
         "Preparing, on one machine": _preparing(answer),
-        **({} if answer.spark is None else {"Building on Spark": _spark(answer, answer.spark)}),
+        **({} if answer.spark is None else {"Building on Spark": _spark_build(answer, answer.spark)}),
+        **({} if answer.spark_cut is None else {"Partitioning on Spark": _spark("store to parts", answer.spark_cut)}),
     }
 
 
@@ -159,15 +160,20 @@ def _preparing(answer: ScalePlan) -> list[Line]:
     return lines
 
 
-def _spark(answer: ScalePlan, spark: SparkBuild) -> list[Line]:
-    start, *stages = spark.stages
-    hours, pays = spark.core_seconds / 3600, answer.spark_pays_from
-    from_size = "at no size" if pays is None else f"{as_count(pays)} edges"
+def _spark(whole: str, run: SparkRun) -> list[Line]:
+    start, *stages = run.stages
+    hours = run.core_seconds / 3600
     return [
         (start.name, as_seconds(start.seconds), "the same for every size"),
         *((stage.name, as_seconds(stage.seconds), f"limited by {stage.bottleneck}") for stage in stages),
-        ("tables to parts", as_seconds(spark.seconds), f"executors: {spark.executors}, cores: {spark.cores}"),
+        (whole, as_seconds(run.seconds), f"executors: {run.executors}, cores: {run.cores}"),
         ("core-hours", f"{hours:,.0f}" if hours >= 10 else f"{hours:.2f}", ""),
-        ("shuffled", as_bytes(spark.shuffled), f"{as_bytes(spark.shuffled / spark.executors)} on an executor's disks"),
-        ("faster than one machine from", from_size, f"one machine has {answer.constants.cores} cores here"),
+        ("shuffled", as_bytes(run.shuffled), f"{as_bytes(run.shuffled / run.executors)} on an executor's disks"),
     ]
+
+
+def _spark_build(answer: ScalePlan, build: SparkRun) -> list[Line]:
+    pays = answer.spark_pays_from
+    from_size = "at no size" if pays is None else f"{as_count(pays)} edges"
+    remark = f"one machine has {answer.constants.cores} cores here"
+    return [*_spark("tables to parts", build), ("faster than one machine from", from_size, remark)]

@@ -8,7 +8,7 @@ import pytest
 
 from hoploom.errors import ConfigError
 from hoploom.scale import Constants, Question, as_json, as_text, default_constants, plan
-from hoploom.scale.spark import SHUFFLED_EDGE, SHUFFLED_ROW, SparkBuild
+from hoploom.scale.spark import SHUFFLED_EDGE, SHUFFLED_ROW, SparkRun
 
 NODES, EDGES = 10**8, 10**9
 FIELDS = 16  # bytes of a node: a label, and an original id
@@ -30,7 +30,7 @@ def constants(**given: float) -> Constants:
     return replace(default_constants(), **(rates | {"disk_write": 1e15, "disk_read": 1e15} | given))
 
 
-def spark(question: Question = QUESTION, **given: float) -> SparkBuild:
+def spark(question: Question = QUESTION, **given: float) -> SparkRun:
     found = plan(question, constants(**given)).spark
     assert found is not None
     return found
