@@ -62,9 +62,12 @@ def cut_rates_of(cuts: Mapping[int, Ended], stage: float, fixed: int, known: int
     shape = spark_cut(question, replace(default_constants(), **rates, disk_write=FAST, disk_read=FAST))
     seconds = {one.name: one.cores for one in shape.stages}  # of one link a second: the links of a core
     waited = len(list(links_of_levels(question))) * LEVEL_STAGES * stage
-    links = seconds["link the nodes"] + seconds["find clusters"] + seconds["move nodes"] - waited
+    rounds = ("link the nodes", "find clusters", "move nodes", "find the most used nodes")
+    links = sum(seconds[name] for name in rounds) - waited
     rows = question.nodes * row_bytes(question) / default_constants().spark_writes / WORKERS
-    rates["spark_links"] = links / max(LEAST, beyond("assigning nodes by stream") - waited)
+    rates["spark_links"] = links / max(
+        LEAST, beyond("assigning nodes by stream", "finding the most used nodes") - waited
+    )
     rewriting = beyond("node", "node to node", "counting cut edges") - rows
     rates["spark_rewrites"] = question.edges / WORKERS / max(LEAST, rewriting)
     return _rounded(rates)

@@ -41,7 +41,7 @@ def cut_store(folder: Path, out: Path, given: Mapping[str, Any]) -> dict[str, fl
         options = SparkOptions(master=given["master"], conf=given["conf"], memory=given["memory"])
         partition_on_spark(folder / "graph.store", out, given["parts"], options, progress=progress)
     else:
-        partition(folder / "graph.store", out, given["parts"], fanouts=None, progress=progress)
+        partition(folder / "graph.store", out, given["parts"], progress=progress)
     ends = [at for _, at in begun[1:]] + [time.monotonic()]
     seconds: dict[str, float] = {}
     for (stage, at), end in zip(begun, ends, strict=True):

@@ -22,11 +22,12 @@ LEVEL_STAGES = 2 * ROUNDS * 4 + 2 + 6 + 3  # rounds, clusters counted, their lin
 
 FIRST_SHRINK, SHRINK = 3.5, 8  # vertices of one cluster, on the first level and on others
 # Units of work, for a link or an edge.
-LINKING, CONTRACTING, MOVING = 0.5, 8.0, 0.7
+LINKING, CONTRACTING, MOVING, VISITING = 0.5, 8.0, 0.7, 0.5
 
 # Bytes, before Spark compresses them.
 SENT_EDGE = 16  # both ends
 SENT_LABEL, SENT_PART = 12, 6  # in a round, of half of the links
+SENT_VISITS = 8  # over each edge, in each hop but the first, which starts from the seeds
 SENT_LINK = 60  # of clusters: to know both ends, in both directions, and to be kept
 STORED_LINK = 12  # read again in each turn, of which a round has two
 REWRITTEN_EDGE = 2 * 24  # to the new number of its source, then to its range
@@ -41,6 +42,7 @@ def spark_cut(question: Question, constants: Constants) -> SparkRun:
     links = sum(levels)
     linked, moved = edges * SENT_EDGE + first * SENT_EDGE, first * SENT_PART * USUAL_PASSES
     clustered = links * (SENT_LABEL * ROUNDS + SENT_LINK)
+    hops = edges * (question.train_share + len(question.fanouts) - 1)
     rewritten = edges * REWRITTEN_EDGE + question.nodes * (REWRITTEN_NODE + row_bytes(question))
 
     def stage(name: str, work: float, shuffled: float, shared: float, more: float = 0.0) -> SparkStage:
@@ -64,9 +66,10 @@ def spark_cut(question: Question, constants: Constants) -> SparkRun:
             len(levels) * LEVEL_STAGES * constants.spark_stage,
         ),
         stage("move nodes", first * MOVING * USUAL_PASSES, moved, first * STORED_LINK * 2 * USUAL_PASSES),
+        stage("find the most used nodes", hops * VISITING, hops * SENT_VISITS, hops * 8),
         stage("write the parts", 0.0, rewritten, stored * (2 + TIMES_WRITTEN), rows / cores),
     ]
-    return SparkRun(question, stages, linked + clustered + moved + rewritten)
+    return SparkRun(question, stages, linked + clustered + moved + hops * SENT_VISITS + rewritten)
 
 
 def links_of_nodes(question: Question) -> float:
