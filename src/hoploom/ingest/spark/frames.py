@@ -39,10 +39,11 @@ class SharedRows:
 
     frame: DataFrame
     decode: Callable[[pa.RecordBatch], Any]
-    num_rows: int  # about
+    num_rows: int | None  # about; of edges
     row_bytes: int = 16
     counted: Callable[[int, int], None] | None = None  # called with the rows that came, and those that were left out
-    explained: Callable[[HoploomError], HoploomError] | None = None  # a task's error, with what only the driver knows
+    # what only the driver can say of a task's error, if it can say more
+    explained: Callable[[HoploomError], HoploomError | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,7 @@ class _SharedStore:
     ) -> list[list[int]]:
         """Write a relation, and its reverse if there is one; returns the number of edges by part of each."""
         rows = self._timed(self._frames(stream.rows), stream, written, nodes)
+        assert rows.num_rows is not None
         ranges = []
         for one in written:
             width = KEY_BYTES + sum(field.row_bytes for field in one.columns().values())
@@ -196,7 +197,9 @@ class _SharedStore:
             with self._watching(tasks, f"{rows.num_rows:,} edges"):
                 answers = returned(moved, task.write, rows.row_bytes)
         except HoploomError as error:
-            raise (error if rows.explained is None else rows.explained(error)) from error
+            if rows.explained is None or (told := rows.explained(error)) is None:
+                raise
+            raise told from error
         if rows.counted is not None:
             rows.counted(sum(answer[1] for answer in answers), sum(answer[2] for answer in answers))
         made = [answer[0] for answer in answers]

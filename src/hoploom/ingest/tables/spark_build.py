@@ -75,7 +75,7 @@ def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
             engine.frame(inner.table), decode, rows.num_rows, inner.row_bytes, partial(_count, rows), explained
         )
     assert isinstance(rows, EngineRows)
-    return SharedRows(engine.frame(rows.table), rows.decode, 0, rows.row_bytes)
+    return SharedRows(engine.frame(rows.table), rows.decode, None, rows.row_bytes)
 
 
 def _count(rows: KnownEdges, came: int, left_out: int) -> None:
@@ -85,5 +85,5 @@ def _count(rows: KnownEdges, came: int, left_out: int) -> None:
     rows.count(came, left_out)
 
 
-def _explained(rows: KnownEdges, error: HoploomError) -> HoploomError:
-    return rows.explained() if isinstance(error, UnknownEndError) else error
+def _explained(rows: KnownEdges, error: HoploomError) -> HoploomError | None:
+    return rows.explained() if isinstance(error, UnknownEndError) else None

@@ -1,7 +1,7 @@
 """Tasks that work on buckets and send each other arrays, in stages: on Spark, a stage's messages are one shuffle.
 
 A message is a few whole arrays, not a row per value: what a row costs Spark, Arrow and Python is paid once for a
-million values. Gives up what Spark could plan on its own for that. The result is the same for any number of executors
+million values. The cost is that Spark plans nothing on its own. The result is the same for any number of executors
 because every stage puts what it gets into an order of its own.
 """
 

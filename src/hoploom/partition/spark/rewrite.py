@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor
 
 from hoploom.errors import HoploomError
-from hoploom.ingest.spark.frames import SharedRows, numbers, set_batch_rows
+from hoploom.ingest.spark.frames import SharedRows, numbers
 from hoploom.ingest.spark.packed import packed, unpacked
 from hoploom.ingest.spark.session import sent
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
@@ -43,11 +43,11 @@ def node_streams(
         width = sum(field.row_bytes for field in fields.values())
         columns = "".join(f", c{number} binary" for number in range(len(fields)))
         made = partial(_node_rows, of, index, fields)
-        frame = _frame(session, of, made, f"node long{columns}", width)
+        frame = _frame(session, of, made, f"node long{columns}")
         rows: Any = SharedRows(frame, partial(_decode_nodes, fields), node_type.num_nodes, width)
         splits: dict[str, Any] = {}
         for split in node_type.splits:
-            members = _frame(session, of, partial(_members, of, index, split), "node long", 8)
+            members = _frame(session, of, partial(_members, of, index, split), "node long")
             splits[split] = SharedRows(members, _decode_members, node_type.splits[split])
         blocks = [NodeFields(fields, rows)] if fields else []
         streams.append(NodeStream(node_type.name, tuple(bounds[index]), blocks, splits))
@@ -61,8 +61,8 @@ def edge_streams(session: SparkSession, of: NewNumbers) -> list[EdgeStream]:
         width = sum(field.row_bytes for field in relation.fields.values()) + ENDS
         columns = "".join(f", c{number} binary" for number in range(len(relation.fields)))
         schema = f"old long, destination long, position long{columns}"
-        edges = _frame(session, of, partial(_edge_rows, of, index), schema, width)
-        ids = _frame(session, of, partial(_numbers, of, of.store.schema.sources[index]), "id long, source long", 16)
+        edges = _frame(session, of, partial(_edge_rows, of, index), schema)
+        ids = _frame(session, of, partial(_numbers, of, of.store.schema.sources[index]), "id long, source long")
         frame = edges.join(ids, edges["old"] == ids["id"]).drop("old", "id")
         rows: Any = SharedRows(frame, partial(_decode_edges, relation.fields), relation.num_edges, width)
         streams.append(EdgeStream(relation.key, relation.fields, rows, EdgeRule(in_order=True)))
@@ -74,9 +74,8 @@ def edge_streams(session: SparkSession, of: NewNumbers) -> list[EdgeStream]:
 Batches = Iterator[pa.RecordBatch]
 
 
-def _frame(session: SparkSession, of: NewNumbers, made: Callable[[int], Batches], schema: str, width: int) -> DataFrame:
+def _frame(session: SparkSession, of: NewNumbers, made: Callable[[int], Batches], schema: str) -> DataFrame:
     """What every bucket makes."""
-    set_batch_rows(session, width)
     return numbers(session, of.buckets.count).mapInArrow(_Making(made), schema)
 
 
