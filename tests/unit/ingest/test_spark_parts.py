@@ -3,20 +3,25 @@
 import shutil
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.object_store import object_store
 from support.tables import IDS, build_here, contents, shuffled, write_table
 
-from hoploom.errors import DataError, StoreError
+from hoploom.errors import DataError, HoploomError, StoreError
 from hoploom.schema import Schema
 from hoploom.store.fetch import fetch
 from hoploom.store.place import Place
 
 pytest.importorskip("pyspark")
+from pyspark import cloudpickle
+
 from hoploom.ingest.spark import frames, joining, target
 from hoploom.ingest.spark.frames import Ranges, leading_there, murmur3, ranges_for
 
@@ -139,6 +144,35 @@ def test_edges_of_unknown_nodes_are_told_as_by_duckdb(tmp_path: Path) -> None:
         assert not list((tmp_path / engine).glob(".out*"))
     assert told[0] == told[1]
     assert "row" in told[0]
+
+
+def once_bad(error: type[HoploomError], folder: Path, number: int, batches: Any) -> int:
+    """A task that says each time that it runs; that of partition 1 fails."""
+    with (folder / f"task-{number}").open("a") as file:
+        file.write("ran\n")
+    deque(batches, maxlen=0)
+    if number == 1:
+        raise error("row 3 of it is bad")
+    return number
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("tiny_ranges")
+def test_spark_tries_again_where_that_may_help(tmp_path: Path) -> None:
+    """A disk may answer the next time; a bad row stays bad, and no task reads it twice."""
+    from hoploom.ingest.spark.session import spark_session
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with spark_session(tmp_path, 1 << 30, "local[2, 4]", {"spark.ui.enabled": "false"}) as session:
+        for error, runs in ((DataError, 1), (StoreError, 4)):
+            folder = tmp_path / error.__name__
+            folder.mkdir()
+            task = partial(once_bad, error, folder)
+            with pytest.raises(error, match=r"^row 3 of it is bad$"):
+                frames.returned(frames.numbers(session, 3), task, Place(str(folder / "staging")))
+            assert (folder / "task-1").read_text().count("ran") == runs
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ here holds, for every range, a number with the hash that leads there.
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -17,11 +18,13 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from hoploom.errors import DataError, HoploomError
+from hoploom.errors import DataError, HoploomError, StoreError
 from hoploom.ingest.spark.session import explained, sent
+from hoploom.store.place import Place
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 1 << 17
 RETURNED = "made string"
+FAILED = "failed"  # tasks whose rows are bad, in the staging place
 JOIN_TASKS = "spark.sql.shuffle.partitions"
 JOINED_BYTES, JOIN_BYTES = 32, 128 << 20  # of a row, and of a task
 LEAST_ROWS = 1 << 16  # of a range, about
@@ -87,11 +90,11 @@ def numbers(session: SparkSession, count: int) -> DataFrame:
     return session.range(0, count, 1, count)
 
 
-def returned(frame: DataFrame, task: Task, row_bytes: int = 16) -> list[Any]:
-    """What the task returns for every partition, in their order."""
+def returned(frame: DataFrame, task: Task, staging: Place, row_bytes: int = 16) -> list[Any]:
+    """What the task returns for every partition, in order. In `staging` it writes what is wrong with its rows."""
     set_batch_rows(frame.sparkSession, row_bytes)
     with explained("Spark cannot write the store", DataError):
-        found = frame.mapInArrow(partial(_run, task), RETURNED).collect()
+        found = frame.mapInArrow(partial(_run, task, staging), RETURNED).collect()
     answers = dict(json.loads(row[0]) for row in found)
     return [answers[number] for number in sorted(answers)]
 
@@ -109,15 +112,23 @@ def set_batch_rows(session: SparkSession, row_bytes: int) -> None:
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
 
 
-def _run(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _run(task: Task, staging: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
     number = context.partitionId()
+    found = f"{FAILED}/{context.stageId()}-{number}"
+    if context.attemptNumber() and staging.size(found) is not None:
+        with staging.open(found) as file:
+            raise RuntimeError(file.read().decode())
     try:
         answer = task(number, batches)
         deque(batches, maxlen=0)  # a process that leaves rows unread is not used again
     except HoploomError as error:
-        raise sent(error) from error
+        told = sent(error)
+        if isinstance(error, DataError):  # Spark tries it again, and the rows will be as bad as they are
+            with suppress(StoreError), staging.create(found) as file:
+                file.write(str(told).encode())
+        raise told from error
     yield pa.RecordBatch.from_pydict({"made": [json.dumps([number, answer])]})
 
 

@@ -165,9 +165,9 @@ class _SharedStore:
     def _run(self, rows: SharedRows | IdRows[Any], ranges: Ranges, task: Any) -> list[Any]:
         with self._watching(ranges.count, f"{ranges.num_ids:,} nodes"):
             if isinstance(rows, IdRows):
-                return returned(numbers(self._session, ranges.count), task)
+                return returned(numbers(self._session, ranges.count), task, self._target.staging)
             moved = shuffled(rows.frame, ranges.number_of("node"), ranges.count)
-            return returned(moved, task, rows.row_bytes)
+            return returned(moved, task, self._target.staging, rows.row_bytes)
 
     # --- edges --------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class _SharedStore:
         moved = shuffled(frame, number, tasks, order)
         try:
             with self._watching(tasks, f"{rows.num_rows:,} edges"):
-                answers = returned(moved, task.write, rows.row_bytes)
+                answers = returned(moved, task.write, self._target.staging, rows.row_bytes)
         except HoploomError as error:
             if rows.explained is None or (told := rows.explained(error)) is None:
                 raise
@@ -265,7 +265,7 @@ class _SharedStore:
                 folder.mkdir(parents=True, exist_ok=True)
         with self._watching(len(tasks), f"{len(files):,} files"):
             task = JoinTask(staging, place, plan, self._in_ranges)
-            answers = returned(numbers(self._session, len(tasks)), task.write)
+            answers = returned(numbers(self._session, len(tasks)), task.write, staging)
         for name, entry in joined_files(staging, files, tasks, answers).items():
             self._target.add(name, entry)
         with suppress(StoreError):  # a task that was given up may still write there; all goes with the staging place
