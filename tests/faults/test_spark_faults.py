@@ -12,6 +12,7 @@ import pytest
 from support.spark_builds import SparkBuilds, busy_executor, by_duckdb, spark_builds, write_large
 from support.spark_cluster import SparkCluster, spark_cluster
 from support.tables import contents
+from support.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIONS = {"parts": 3}
@@ -117,6 +118,36 @@ def test_a_killed_task_changes_nothing(cluster: SparkCluster, folder: Path, want
     assert cluster.num_started == 2  # executors outlive it
     assert contents(folder / "out.store") == wanted
     assert list(folder.glob(".*")) == []
+
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.multiplier": "1.2",
+    "spark.speculation.quantile": "0.1",
+}
+SECOND = re.compile(r"Executor: Running task \d+\.1 in stage")  # another one of a task that is slow
+
+
+@pytest.mark.parametrize("name", ["ranges of edges", "joining edges"])
+def test_a_task_that_runs_twice_at_once_leaves_nothing_twice(
+    name: str, cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]
+) -> None:
+    before = {path.name for path in folder.iterdir()}
+    cluster.idle()
+    with spark_builds(cluster, [folder], conf=SPECULATION, **RANGES, **OPTIONS) as builds:
+        until_moment(builds, folder, MOMENTS[name])
+        executor = busy_executor(cluster, python=True)
+        slow = executor.tasks[0]
+        os.kill(slow, signal.SIGSTOP)
+        logs = [each.folder / "stderr" for each in cluster.executors if each.pid != executor.pid]
+        until(lambda: any(SECOND.search(log.read_text()) for log in logs), "a second task beside the slow one", 100)
+        with suppress(ProcessLookupError):
+            os.kill(slow, signal.SIGCONT)  # it goes on beside the other, until Spark ends it
+        (ended,) = builds.finish()
+    assert "seconds" in ended
+    assert contents(folder / "out.store") == wanted
+    assert {path.name for path in folder.iterdir()} == {*before, "out.store"}
 
 
 def test_tasks_that_are_killed_each_time_end_the_build(cluster: SparkCluster, folder: Path) -> None:

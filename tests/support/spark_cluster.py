@@ -1,6 +1,6 @@
 """A standalone cluster of Spark on this machine, from pyspark's own scripts: a master and two workers of one core.
 
-All of them are processes of their own on the loopback address. A worker starts an executor for every driver: a JVM,
+All of them are processes of their own on loopback addresses. A worker starts an executor for every driver: a JVM,
 whose children are the Python processes that run tasks. Nothing of it is left afterwards.
 """
 
@@ -136,9 +136,8 @@ def spark_cluster(
     given = {**os.environ, **(environment or {}), "SPARK_CONF_DIR": str(conf), "SPARK_LOCAL_IP": "127.0.0.1"}
     given |= {"SPARK_DAEMON_MEMORY": "192m", "SPARK_DAEMON_JAVA_OPTS": JAVA}
     given |= {"SPARK_LOCAL_DIRS": str(folder / "local")}
-    of_all = ["--host", "127.0.0.1", "--webui-port", "0"]
     with ExitStack() as stack:
-        words = [program, "org.apache.spark.deploy.master.Master", *of_all, "--port", "0"]
+        words = [program, "org.apache.spark.deploy.master.Master", *_at("127.0.0.1"), "--port", "0"]
         log = folder / "master.log"
         master = stack.enter_context(_daemon(words, given, log))
         _until_said(log, r"Starting Spark master at spark", 1)
@@ -148,7 +147,7 @@ def spark_cluster(
             words = [
                 program,
                 "org.apache.spark.deploy.worker.Worker",
-                *of_all,
+                *_at(f"127.0.0.{number + 1}"),  # hosts of their own, for Spark
                 "--cores",
                 "1",
                 "--memory",
@@ -158,6 +157,10 @@ def spark_cluster(
             workers.append(stack.enter_context(_daemon(words, given, folder / f"worker-{number}.log")))
         _until_said(log, r"Registering worker", NUM_WORKERS)
         yield SparkCluster(url, folder, master, tuple(workers))
+
+
+def _at(host: str) -> list[str]:
+    return ["--host", host, "--webui-port", "0"]
 
 
 def _until_said(log: Path, words: str, times: int) -> None:
