@@ -31,7 +31,7 @@ GIVEN_UP = 4 * BEAT  # without a new sign, whoever was writing is gone
 class StoreTarget(Protocol):
     """A store that executors write."""
 
-    staging: Place  # for pieces; it goes when the store is complete, or was given up
+    staging: Place  # for pieces; removed when the store is complete, or the build has failed
     place: Place  # where the store's files are written
 
     def local_scratch(self, name: str) -> Path:

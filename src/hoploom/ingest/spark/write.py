@@ -268,7 +268,7 @@ class _SharedStore:
             answers = returned(numbers(self._session, len(tasks)), task.write, staging)
         for name, entry in joined_files(staging, files, tasks, answers).items():
             self._target.add(name, entry)
-        with suppress(StoreError):  # a task that was given up may still write there; all goes with the staging place
+        with suppress(StoreError):  # a late task may still write there; all goes with the staging place
             self._target.staging.remove(PIECES)
 
 
