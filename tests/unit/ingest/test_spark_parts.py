@@ -57,11 +57,15 @@ deduplicate = true
 
 
 @pytest.fixture
-def tiny_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
+
+
+@pytest.fixture
+def tiny_ranges(monkeypatch: pytest.MonkeyPatch, short_java: None) -> None:
     monkeypatch.setattr(frames, "LEAST_ROWS", 7)
     monkeypatch.setattr(joining, "TASK_BYTES", 264)  # most files have two ranges, which end inside pieces
     monkeypatch.setattr(joining, "SMALL", 8)
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
 
 
 def test_every_partition_has_a_number_whose_hash_leads_there() -> None:
@@ -109,6 +113,25 @@ def write_graph(folder: Path, *, dangling: bool = False) -> None:
     write_table(folder / "_writes.parquet", shuffled(writes, 1))  # a name that Spark takes for a file of its own
     cites = {"src": [ids[v % 40] for v in range(120)], "dst": [ids[v * v % 40] for v in range(120)]}
     write_table(folder / "cites.parquet", shuffled(cites, 2))
+
+
+@needs_spark
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("short_java")
+def test_a_small_graph_gives_the_same_bytes(tmp_path: Path) -> None:
+    """The one build on Spark that `make test` runs; those that are slow have all kinds of tables."""
+    text = '[nodes.node]\nfiles = "nodes.parquet"\nid = "id"\nfeatures = ["x"]\n'
+    text += '[edges."node to node"]\nfiles = "edges.parquet"\nsource = "a"\ndestination = "b"\n'
+    made = []
+    for engine in ("duckdb", "spark"):
+        folder = tmp_path / engine
+        folder.mkdir()
+        write_table(folder / "nodes.parquet", {"id": [v * 3 for v in range(20)], "x": [v / 2 for v in range(20)]})
+        write_table(folder / "edges.parquet", {"a": [v * 3 for v in range(20)] * 2, "b": [0] * 20 + [9, 57] * 10})
+        conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
+        build_here(folder, text, engine=engine, parts=2, master="local[1]", memory=1 << 30, conf=conf)
+        made.append(contents(folder / "out.store"))
+    assert made[0] == made[1]
 
 
 @needs_spark
