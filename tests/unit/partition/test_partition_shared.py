@@ -1,7 +1,8 @@
 """Cutting a store in buckets, as on Spark: the stages that tasks run, here one after the other without Spark."""
 
+import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,17 @@ from hoploom.errors import ConfigError
 from hoploom.ops import PartitionRule
 from hoploom.partition import assign
 from hoploom.partition.spark.clusters import Votes, winners
-from hoploom.partition.spark.exchange import Array, BucketMessage, Columns, InProcess, pack, sent_to, unpack
+from hoploom.partition.spark.exchange import (
+    Array,
+    BucketMessage,
+    Columns,
+    InProcess,
+    Stage,
+    TaskExchange,
+    pack,
+    sent_to,
+    unpack,
+)
 from hoploom.partition.spark.grants import WishRanks, grant, moved
 from hoploom.partition.spark.level import mix
 from hoploom.partition.spark.links import LinkSums, chosen, heaviest
@@ -30,13 +41,35 @@ from hoploom.store.place import Place
 IMBALANCE = 0.05
 
 
-def cut_in_buckets(folder: Path, work: Path, num_parts: int, size: int) -> tuple[Array, Array]:
+class Shuffled(InProcess):
+    """Tasks and messages in another order for every seed, as they come on Spark."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+
+    def run(self, num_buckets: int, stages: Sequence[Stage]) -> list[Columns]:
+        def shuffling(stage: Stage) -> Stage:
+            def run(bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
+                messages = list(received)
+                self.draw.shuffle(messages)
+                return stage(bucket, iter(messages))
+
+            return run
+
+        told = super().run(num_buckets, [shuffling(stage) for stage in stages])
+        self.draw.shuffle(told)
+        return told
+
+
+def cut_in_buckets(
+    folder: Path, work: Path, num_parts: int, size: int, exchange: TaskExchange | None = None
+) -> tuple[Array, Array]:
     """The part of every node, and what parts hold of every kind."""
     manifest = read_manifest(folder)
     store = StoreOnPlace(Place(str(folder)), manifest.schema, manifest.parts)
     buckets, state = Buckets(store.bounds[-1], size), State(Place(str(work)), f"of-{size}")
     rule = PartitionRule(num_parts, 8, IMBALANCE, 1, 5)
-    held = assign_stream(InProcess(), store, buckets, state, SeedSplit(0, "train"), rule)
+    held = assign_stream(exchange or InProcess(), store, buckets, state, SeedSplit(0, "train"), rule)
     parts = [state.load("parts", bucket, "part")["part"] for bucket in range(buckets.count)]
     return np.concatenate(parts), held
 
@@ -78,6 +111,19 @@ def test_buckets_do_not_change_the_parts(planted: Path, tmp_path: Path) -> None:
     one, _ = cut_in_buckets(planted, tmp_path, 3, 10_000)
     many, _ = cut_in_buckets(planted, tmp_path, 3, 1400)
     assert (one == many).all()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_of_messages_does_not_change_the_parts(
+    seed: int, planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor on the levels that the driver would work on, nor with messages of a few values."""
+    monkeypatch.setattr("hoploom.partition.spark.placing.MOST_CLUSTERS", 300)
+    monkeypatch.setattr("hoploom.partition.spark.exchange.MESSAGE_BYTES", 4096)
+    parts, held = cut_in_buckets(planted, tmp_path / "one", 3, 500)
+    shuffled, also = cut_in_buckets(planted, tmp_path / "other", 3, 500, Shuffled(seed))
+    assert (parts == shuffled).all()
+    assert (held == also).all()
 
 
 def test_every_type_is_balanced_and_so_are_seeds(tmp_path: Path) -> None:
