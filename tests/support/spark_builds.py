@@ -115,23 +115,24 @@ def busy_executor(cluster: SparkCluster, *, python: bool = False) -> Executor:
 
 @contextmanager
 def spark_builds(
-    cluster: SparkCluster,
-    folders: Sequence[Path],
-    environment: dict[str, str] | None = None,
-    *,
-    task_bytes: int | None = None,
-    **options: Any,
+    cluster: SparkCluster, folders: Sequence[Path], environment: dict[str, str] | None = None, **options: Any
 ) -> Iterator[SparkBuilds]:
-    """A driver that builds out.store from graph.toml in each of the folders; nothing of it runs afterwards.
-
-    `task_bytes`: of files, that a task joins.
-    """
+    """A driver that builds out.store from graph.toml in each of the folders; nothing of it runs afterwards."""
     options = {"master": cluster.url, **options}
-    wanted = json.dumps([{"folder": str(folder), "options": options, "task_bytes": task_bytes} for folder in folders])
-    said, errors = (folders[0].parent / f"{folders[0].name}.driver.{kind}" for kind in ("out", "err"))
+    wanted = json.dumps([{"folder": str(folder), "options": options} for folder in folders])
+    with driver(cluster, folders[0], ["support.spark_driver", wanted], environment) as builds:
+        yield builds
+
+
+@contextmanager
+def driver(
+    cluster: SparkCluster, folder: Path, words: Sequence[str], environment: dict[str, str] | None = None
+) -> Iterator[SparkBuilds]:
+    """A module with its arguments; what it prints is kept beside the folder."""
+    said, errors = (folder.parent / f"{folder.name}.driver.{kind}" for kind in ("out", "err"))
     with said.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "support.spark_driver", wanted],
+            [sys.executable, "-m", *words],
             env={**cluster.environment, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -1,0 +1,150 @@
+"""A cut on Spark whose executor or driver is killed, in an object store, or into as many parts as nodes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.graphs import ring
+from support.object_store import ObjectStore
+from support.spark_builds import SparkBuilds, busy_executor
+from support.spark_cluster import SparkCluster, spark_cluster
+from support.spark_cuts import spark_cut
+from support.tables import contents
+
+import hoploom
+from hoploom.store.check import problems
+from hoploom.store.fetch import fetch
+from hoploom.store.place import Place
+
+pytest.importorskip("pyspark")
+needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
+pytestmark = [needs_java, pytest.mark.slow, pytest.mark.timeout(900)]
+NUM_PARTS = 3
+# Files that the rounds keep: what is there tells how far they are.
+MOMENTS = {"label propagation": "cut/labels-3/", "refinement": "cut/wishes-1/", "writing": "/pieces/"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many nodes that executors do the rounds of the first level, in two buckets."""
+    folder = tmp_path_factory.mktemp("graph") / "graph.store"
+    hoploom.generate(folder, num_nodes=80_000, avg_degree=10, num_features=2, num_classes=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wanted(graph: Path, cluster: SparkCluster) -> dict[str, bytes]:
+    """By a cut that nobody disturbs."""
+    with spark_cut(cluster, graph.parent, NUM_PARTS) as cutting:
+        (ended,) = cutting.finish()
+    assert ended["edge_cut"] < 0.5
+    assert list(problems(graph.parent / "out.store")) == []
+    return contents(graph.parent / "out.store")
+
+
+@pytest.fixture
+def folder(graph: Path, tmp_path: Path) -> Path:
+    """The store in a folder of its own."""
+    shutil.copytree(graph, tmp_path / "here" / "graph.store", copy_function=os.link)
+    return tmp_path / "here"
+
+
+def until_moment(cutting: SparkBuilds, folder: Path, moment: str) -> None:
+    deadline = time.monotonic() + 300
+    while not any(MOMENTS[moment] in str(path) for path in unfinished(folder)):
+        assert cutting.process.poll() is None, cutting.errors.read_text()
+        assert time.monotonic() < deadline, cutting.stages
+        time.sleep(0.002)
+
+
+def unfinished(folder: Path) -> Iterator[Path]:
+    for staging in folder.glob(".out.store.partial-*"):
+        yield from (Path(root, name) for root, _, names in os.walk(staging) for name in names)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_executor_changes_nothing(
+    moment: str, cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]
+) -> None:
+    cluster.idle()
+    with spark_cut(cluster, folder, NUM_PARTS) as cutting:
+        until_moment(cutting, folder, moment)
+        os.kill(busy_executor(cluster).pid, signal.SIGKILL)
+        assert not (folder / "out.store").exists()
+        (ended,) = cutting.finish()
+    assert "edge_cut" in ended, ended
+    assert cluster.num_started > 2  # another one took its place
+    assert contents(folder / "out.store") == wanted
+    assert sorted(path.name for path in folder.iterdir()) == ["graph.store", "out.store"]
+
+
+def test_a_killed_driver_leaves_what_the_next_one_removes(
+    cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]
+) -> None:
+    cluster.idle()
+    with spark_cut(cluster, folder, NUM_PARTS) as cutting:
+        until_moment(cutting, folder, "refinement")
+        cutting.kill()
+        (left,) = {path.name for path in folder.iterdir()} - {"graph.store"}
+        assert left.startswith(".out.store.partial-")
+        cluster.idle()  # its JVM ends without it, and so do the executors
+        assert {path.name for path in folder.iterdir()} == {"graph.store", left}
+    with spark_cut(cluster, folder, NUM_PARTS) as cutting:
+        (ended,) = cutting.finish()
+    assert "edge_cut" in ended, ended
+    assert contents(folder / "out.store") == wanted
+    assert sorted(path.name for path in folder.iterdir()) == ["graph.store", "out.store"]
+
+
+# --- without a cluster ---------------------------------------------------------------------------
+
+
+def cut_here(store: Path | str, out: Path | str, num_parts: int) -> subprocess.CompletedProcess[str]:
+    """The command, in a process of its own: executors have the environment of the process that started Spark."""
+    command = [sys.executable, "-m", "hoploom", "partition", str(store), "-o", str(out), "--parts", str(num_parts)]
+    command += ["--engine", "spark", "--master", "local[2]", "--memory", "1GB"]
+    java = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    return subprocess.run(command, check=False, timeout=400, capture_output=True, text=True, env=os.environ | java)
+
+
+def test_a_cut_from_a_bucket_to_a_bucket_gives_the_bytes_of_a_local_one(tmp_path: Path, s3: ObjectStore) -> None:
+    hoploom.generate(tmp_path / "graph", num_nodes=900, num_features=3, heterogeneous=True, num_parts=2, times=True)
+    bucket = s3.new_bucket()
+    there = Place(f"{bucket}/graph")
+    for path in sorted((tmp_path / "graph").rglob("*")):
+        if path.is_file():
+            with there.create(str(path.relative_to(tmp_path / "graph"))) as file:
+                file.write(path.read_bytes())
+    for store, out in ((tmp_path / "graph", tmp_path / "out"), (f"{bucket}/graph", f"{bucket}/out")):
+        ended = cut_here(store, out, NUM_PARTS)
+        assert ended.returncode == 0, ended.stderr
+    fetch(Place(f"{bucket}/out"), tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == contents(tmp_path / "out")
+    left = {name.split("/")[0] for name, _ in Place(f"{bucket}/out").names()}
+    assert left == {*(f"part-{part:05d}" for part in range(NUM_PARTS)), "store.json"}
+
+
+@pytest.mark.parametrize("num_parts", [11, 12])
+def test_almost_as_many_parts_as_nodes_make_a_store(num_parts: int, tmp_path: Path) -> None:
+    before = hoploom.from_pyg(ring(12))
+    before.save(tmp_path / "graph")
+    ended = cut_here(tmp_path / "graph", tmp_path / "out", num_parts)
+    assert ended.returncode == 0, ended.stderr
+    assert list(problems(tmp_path / "out")) == []
+    store = hoploom.open(tmp_path / "out")
+    assert len(store.parts) == num_parts
+    (rows,) = store.features.gather([("node", "x", torch.arange(12))])
+    assert sorted(rows[:, 0].tolist()) == list(range(12))
