@@ -150,13 +150,20 @@ def _growth(bench: _Bench) -> None:
     """Ten times the edges, once."""
     large, middle = bench.spark(bench.sizes.large, "build"), bench.median(bench.sizes.middle, "build")
     question, seconds = f"{named(bench.sizes.large)}: build", seconds_of([large])
+    joins = bench.spark(bench.sizes.large, "joins")
+    shuffle = spread_of([joins.stages[JOINS]])
     bench.say(
+        seconds_row(question, seconds, "Spark, joins and one shuffle", shuffle, Target("ratio", "<", 1.6)),
+        seconds_row(
+            question, seconds, "Spark, joins and one shuffle, with its start and numbering", seconds_of([joins])
+        ),
         seconds_row(
             question, seconds, f"{named(bench.sizes.middle)}: build", seconds_of([middle]), Target("ratio", "<", 11)
         ),
         *(_peak(bench, role, large, middle) for role in ROLES),
         note=f"stages of the build of {named(bench.sizes.large)}, s: {stages_of(large)}",
     )
+    bench.notes.append(f"stages of Spark alone, {named(bench.sizes.large)}, s: {stages_of(joins)}")
     folder = bench.tables(bench.sizes.large)
     here = spark_cluster.in_process(folder, os.environ)
     bench.say(seconds_row(question, seconds, "DuckDB, one process", seconds_of([here])))
