@@ -11,6 +11,8 @@ pytest.importorskip("pyspark")
 import hoploom
 from hoploom.cli import main
 from hoploom.load.presample import Presampling, count_visits
+from hoploom.partition.spark import partition as cutting
+from hoploom.partition.spark import placing
 from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
 from hoploom.store import open_store
 from hoploom.store.check import problems
@@ -24,6 +26,13 @@ MEMORY = 1 << 30
 def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """A JVM of seconds: to compile well what runs once takes longer than to run it."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
+
+
+@pytest.fixture(autouse=True)
+def several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task for every core, however small the graph; and clusters are not so few that the driver does the rest."""
+    monkeypatch.setattr(cutting, "LEAST_NODES", 64)
+    monkeypatch.setattr(placing, "MOST_CLUSTERS", 40)
 
 
 @pytest.fixture

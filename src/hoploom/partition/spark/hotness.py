@@ -15,9 +15,10 @@ from hoploom.partition.spark.read import CHUNK_EDGES, Buckets, InLists, StoreOnP
 from hoploom.partition.spark.state import State
 from hoploom.partition.spark.stream import SeedSplit
 
-ONE = 1 << 20  # a visit, in what is summed up
+ONE = 1 << 20  # a visit: sums count millionths of visits
 SQUARINGS = 10  # of 1 - x / 2^10, for e^-x: no two processors disagree about multiplications
-MOST_PER_BATCH = 64.0  # visits to a node; e^-64 is nothing
+MOST_PER_BATCH = 64  # visits to a node; e^-64 is nothing
+MOST_VISITS = 1 << 61  # to a node, in an epoch, in these units: adding as many again does not overflow
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ExpectedVisits:
         return max(1, -(-num_seeds // BATCH_SIZE))
 
     def reached(self, visits: Array) -> Array:
-        """The batches of an epoch that are expected to have each node: [n] float64, in what is summed up."""
+        """The batches of an epoch that are expected to have each node: [n] float64, in the units of visits."""
         per_batch = np.minimum(visits / (ONE * self.num_batches), MOST_PER_BATCH)
         absent = 1 - per_batch / (1 << SQUARINGS)
         for _ in range(SQUARINGS):
@@ -80,6 +81,7 @@ class SpreadVisits:
         visits = before.copy()
         for columns in received:
             np.add.at(visits, columns["place"], columns["visits"].astype(np.int64))
+            np.minimum(visits, MOST_VISITS, out=visits)  # in any order of messages
         return before, visits
 
     def _spread(self, lists: InLists, amounts: Array) -> Iterator[BucketMessage]:

@@ -1,6 +1,6 @@
 """Parts by id alone, and the new number of every node: part after part, in a part the most visited first.
 
-Visits are told apart to three percent. Nodes of about as many keep the order that they had.
+Visits are put into classes, 16 for every doubling. Nodes of one class keep the order that they had.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from hoploom.partition.spark.stages import answered
 from hoploom.partition.spark.state import State
 
 BY_ID = {"hash": parts_by_hash, "range": parts_by_range}
-PER_DOUBLING, CLASS_BITS = 32, 12  # classes of visits
+PER_DOUBLING, CLASS_BITS = 16, 11  # classes of visits
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class NewNumbers:
     buckets: Buckets
     state: State
     num_parts: int
-    visits: ExpectedVisits | None = None  # most first in every part; None: in the order of before
+    visits: ExpectedVisits | None = None  # None: nodes keep their order within a part
 
-    def places(self, bucket: int) -> Array:
+    def sort_keys(self, bucket: int) -> Array:
         """[n] int64: type, part and class of visits of every node in one number; nodes are numbered in this order."""
         parts = self.state.load("parts", bucket, "part")["part"].astype(np.int64)
         groups = self.store.types(*self.buckets.span(bucket)) * self.num_parts + parts
         if self.visits is None:
             return groups << CLASS_BITS
         classes = log_class(self.visits.visits(bucket), PER_DOUBLING)
-        places: Array = groups << CLASS_BITS | (1 << CLASS_BITS) - 1 - classes
-        return places
+        keys: Array = groups << CLASS_BITS | (1 << CLASS_BITS) - 1 - classes
+        return keys
 
     @property
     def num_groups(self) -> int:
@@ -75,35 +75,35 @@ class NewNumbers:
 
 
 @dataclass(frozen=True)
-class CountPlaces:
-    """How many nodes of a bucket are in each place, to the bucket that puts those of its groups in order."""
+class CountKeys:
+    """Sends how many nodes of the bucket have each key to the bucket that puts the keys of this group in order."""
 
     to: NewNumbers
 
     def __call__(self, bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
-        places, counts = np.unique(self.to.places(bucket), return_counts=True)
-        columns = {"place": places, "count": counts, "bucket": np.full(places.size, bucket)}
-        yield from sent_to((places >> CLASS_BITS) % self.to.buckets.count, columns)
+        keys, counts = np.unique(self.to.sort_keys(bucket), return_counts=True)
+        columns = {"key": keys, "count": counts, "bucket": np.full(keys.size, bucket)}
+        yield from sent_to((keys >> CLASS_BITS) % self.to.buckets.count, columns)
 
 
 @dataclass(frozen=True)
 class FirstNumbers:
-    """Every bucket hears how large all groups are, and how many nodes of a group come before its own of each place."""
+    """Every bucket hears how large all groups are, and how many nodes of a group come before those of each key."""
 
     to: NewNumbers
 
     def __call__(self, bucket: int, received: Iterator[Columns]) -> Iterator[BucketMessage]:
-        places, counts, buckets = gathered(received, ("place", "count", "bucket"), ("<i8", "<i8", "<i8"))
-        if not places.size:
+        keys, counts, buckets = gathered(received, ("key", "count", "bucket"), ("<i8", "<i8", "<i8"))
+        if not keys.size:
             return
-        order = np.lexsort((buckets, places))
-        places, counts, buckets = places[order], counts[order], buckets[order]
-        groups, begins = np.unique(places >> CLASS_BITS, return_index=True)
+        order = np.lexsort((buckets, keys))
+        keys, counts, buckets = keys[order], counts[order], buckets[order]
+        groups, begins = np.unique(keys >> CLASS_BITS, return_index=True)
         sizes, before = np.add.reduceat(counts, begins), np.cumsum(counts) - counts
-        before -= np.repeat(before[begins], np.diff(begins, append=places.size))
+        before -= np.repeat(before[begins], np.diff(begins, append=keys.size))
         for to in range(self.to.buckets.count):
             yield BucketMessage(to, {"group": groups, "size": sizes})
-        yield from sent_to(buckets, {"key": places, "value": before})
+        yield from sent_to(buckets, {"key": keys, "value": before})
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class NumberNodes:
         if bucket == 0:
             yield BucketMessage(0, {"sizes": by_type})
         firsts = (np.cumsum(by_type, axis=1) - by_type).reshape(-1)
-        places = self.to.places(bucket)
-        order, ranks = np.argsort(places, kind="stable"), np.empty(places.size, np.int64)
-        ranks[order] = np.arange(places.size) - np.searchsorted(places[order], places[order])
-        numbers = firsts[places >> CLASS_BITS] + answered(places, iter(answers)) + ranks
+        keys = self.to.sort_keys(bucket)
+        order, ranks = np.argsort(keys, kind="stable"), np.empty(keys.size, np.int64)
+        ranks[order] = np.arange(keys.size) - np.searchsorted(keys[order], keys[order])
+        numbers = firsts[keys >> CLASS_BITS] + answered(keys, iter(answers)) + ranks
         self.to.state.save("new", bucket, number=numbers)
         begin, end = self.to.buckets.span(bucket)
         types = self.to.store.types(begin, end)
@@ -136,7 +136,7 @@ class NumberNodes:
 
 def number_nodes(exchange: TaskExchange, numbers: NewNumbers) -> tuple[list[list[int]], set[int]]:
     """Number the nodes by the file `parts`; the bounds of the parts by type, and the types that do not stay as is."""
-    stages: list[Stage] = [CountPlaces(numbers), FirstNumbers(numbers), NumberNodes(numbers)]
+    stages: list[Stage] = [CountKeys(numbers), FirstNumbers(numbers), NumberNodes(numbers)]
     bounds: list[list[int]] = []
     changed: set[int] = set()
     for columns in exchange.run(numbers.buckets.count, stages):

@@ -1,12 +1,14 @@
 """What buckets remember between rounds: arrays in files under a place's staging prefix, made whole or not at all."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hoploom.errors import StoreError
 from hoploom.store.place import Place
 
 Array = NDArray[Any]
@@ -33,7 +35,9 @@ class State:
             return {each: np.lib.format.read_array(file, allow_pickle=False) for each in names}
 
     def drop(self, name: str) -> None:
-        self.place.remove(f"{self.folder}/{name}")
+        """Remove files that nobody needs. Where a task that runs twice still writes, they go with the whole folder."""
+        with suppress(StoreError):
+            self.place.remove(f"{self.folder}/{name}")
 
     def _path(self, name: str, bucket: int) -> str:
         return f"{self.folder}/{name}/{bucket:06d}.npy"
