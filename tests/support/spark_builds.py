@@ -115,11 +115,19 @@ def busy_executor(cluster: SparkCluster, *, python: bool = False) -> Executor:
 
 @contextmanager
 def spark_builds(
-    cluster: SparkCluster, folders: Sequence[Path], environment: dict[str, str] | None = None, **options: Any
+    cluster: SparkCluster,
+    folders: Sequence[Path],
+    environment: dict[str, str] | None = None,
+    *,
+    task_bytes: int | None = None,
+    **options: Any,
 ) -> Iterator[SparkBuilds]:
-    """A driver that builds out.store from graph.toml in each of the folders; nothing of it runs afterwards."""
+    """A driver that builds out.store from graph.toml in each of the folders; nothing of it runs afterwards.
+
+    `task_bytes`: of files, that a task joins.
+    """
     options = {"master": cluster.url, **options}
-    wanted = json.dumps([{"folder": str(folder), "options": options} for folder in folders])
+    wanted = json.dumps([{"folder": str(folder), "options": options, "task_bytes": task_bytes} for folder in folders])
     with driver(cluster, folders[0], ["support.spark_driver", wanted], environment) as builds:
         yield builds
 
