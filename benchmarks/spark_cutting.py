@@ -26,7 +26,7 @@ from spark_tables import EDGES_PER_NODE
 
 import hoploom
 
-LEAST, SIZES = 40_000, (400_000, 4_000_000, 40_000_000)  # edges
+LEAST, SIZES = 40_000, (400_000, 4_000_000, 20_000_000)  # edges
 MIDDLE, LARGE = SIZES[1:]
 RATES = "rates of the plan for cuts, for src/hoploom/scale/defaults.json: "
 FLAT = Target("ratio", "<", 1.25)
