@@ -40,6 +40,10 @@ DENIED = re.compile(
 UNREACHABLE = re.compile(r"NETWORK_CONNECTION|UNAVAILABLE|DEADLINE_EXCEEDED|curlCode|resolve host")
 
 
+MOUNTS = Path("/proc/self/mountinfo")
+SHARED_MOUNTS = ("fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.juicefs")  # of file systems made for many hosts
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder of files. It holds only its URL, so it can be sent to other processes.
@@ -92,9 +96,12 @@ class Place:
         yield from made(name)
 
     def takes_ranges(self) -> bool:
-        """Whether several processes may write into one file. False in object stores, and where one is mounted."""
+        """Whether processes of several hosts may write into one file. False in object stores, and where one is mounted.
+
+        Mounts by FUSE often send the whole file when it is closed, so that one host's ranges replace another's.
+        """
         name, half = f".ranges-{secrets.token_hex(8)}", mmap.PAGESIZE
-        if self.path is None:
+        if self.path is None or _is_user_mount(self.path):
             return False
         try:
             for begin in (half, 0):
@@ -303,6 +310,18 @@ class _Writer(io.RawIOBase):
 
     def tell(self) -> int:
         return int(self._file.tell())
+
+
+def _is_user_mount(path: Path) -> bool:
+    """Whether FUSE mounts the folder, and not one of the file systems that many hosts write."""
+    with suppress(OSError):
+        device = path.stat().st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        for fields, _, mounted in (line.partition(" - ") for line in MOUNTS.read_text().splitlines()):
+            if fields.split()[2] == number:
+                kind = mounted.split()[0]
+                return kind.startswith("fuse") and kind not in SHARED_MOUNTS
+    return False
 
 
 def _split(url: str) -> tuple[str, str, str]:

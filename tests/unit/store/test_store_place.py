@@ -79,6 +79,20 @@ def test_no_ranges_are_written_where_a_mount_refuses(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "takes"), [("fuse.gcsfuse", False), ("fuse", False), ("fuse.ceph", True), ("nfs4", True)]
+)
+def test_no_ranges_are_written_where_closing_a_file_may_send_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, takes: bool
+) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts.write_text(f"22 27 0:999 / /proc rw - proc proc rw\n23 27 {number} / /shared rw - {kind} bucket rw\n")
+    monkeypatch.setattr("hoploom.store.place.MOUNTS", mounts)
+    assert Place(str(tmp_path)).takes_ranges() == takes
+
+
 def test_a_file_is_replaced(place: Place) -> None:
     write(place, "one", b"before")
     write(place, "one", b"after")
