@@ -4,6 +4,7 @@ A range is a partition: its number says which ids its rows have. Spark places a 
 here holds, for every range, a number with the hash that leads there.
 """
 
+import gc
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -112,10 +113,17 @@ def set_batch_rows(session: SparkSession, row_bytes: int) -> None:
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
 
 
+def freeze_imports() -> None:
+    """pyspark collects garbage after every task: leave out the objects that imports have made, 0.15 s a task."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
 def _run(task: Task, staging: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
     number = context.partitionId()
+    freeze_imports()
     found = f"{FAILED}/{context.stageId()}-{number}"
     if context.attemptNumber() and staging.size(found) is not None:
         with staging.open(found) as file:

@@ -5,7 +5,6 @@ million values. The cost is that Spark plans nothing on its own. The result is t
 because every stage puts what it gets into an order of its own.
 """
 
-import gc
 import json
 import struct
 from collections import deque
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 
 from hoploom.errors import DataError, HoploomError
-from hoploom.ingest.spark.frames import leading_there
+from hoploom.ingest.spark.frames import freeze_imports, leading_there
 from hoploom.ingest.spark.session import explained, sent
 
 Array = NDArray[Any]
@@ -99,8 +98,7 @@ class _Task:
         context = TaskContext.get()
         assert context is not None
         bucket = context.partitionId()
-        if not gc.get_freeze_count():
-            gc.freeze()  # Spark has Python look for garbage after each task: not among all that was imported
+        freeze_imports()
         try:
             for message in self._stage(bucket, _received(batches)):
                 yield self._row(message.to, pack(message.columns))

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor
 
 from hoploom.errors import HoploomError
-from hoploom.ingest.spark.frames import SharedRows, numbers
+from hoploom.ingest.spark.frames import SharedRows, freeze_imports, numbers
 from hoploom.ingest.spark.packed import packed, unpacked
 from hoploom.ingest.spark.session import sent
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
@@ -86,6 +86,7 @@ class _Making:
     def __call__(self, batches: Batches) -> Batches:
         context = TaskContext.get()
         assert context is not None
+        freeze_imports()
         for _ in batches:
             pass
         try:
