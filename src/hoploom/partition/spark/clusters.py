@@ -20,6 +20,7 @@ from hoploom.partition.spark.state import State
 
 ROUNDS = 3  # of a level
 LINKS = 32  # of a cluster are kept: so many, or more
+LEAST_CLUSTERS = 1 << 14  # of a bucket
 MOST_LINKS = 1 << 21  # in all, where clusters are few
 
 
@@ -350,7 +351,8 @@ def contract(exchange: TaskExchange, level: Level, turn: int, folder: State) -> 
     for columns in told:
         counts[columns["bucket"][0] + 1] = columns["count"][0]
     firsts = np.cumsum(counts)
-    above = Level(folder, Buckets(int(firsts[-1]), level.buckets.size), level.weights, weighted=True)
+    size = max(LEAST_CLUSTERS, -(-int(firsts[-1]) // level.buckets.count))  # as many buckets: links stay spread
+    above = Level(folder, Buckets(int(firsts[-1]), min(size, level.buckets.size)), level.weights, weighted=True)
     most_links = max(LINKS, MOST_LINKS // above.buckets.num_ids)
     exchange.run(level.buckets.count, Contraction(level, turn, above, firsts, most_links).stages())
     return above
