@@ -204,8 +204,10 @@ def test_sampled_in_edges_are_spread_over_all_lists() -> None:
     assert first[1][first[0] == 1].tolist() == [0, 1]
 
 
-def test_links_are_summed_up_and_the_heaviest_are_kept() -> None:
+@pytest.mark.parametrize("chunk", [1, 50, 1 << 20])
+def test_links_are_summed_up_and_the_heaviest_are_kept(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a loop over all of them does it; some who listen have fewer links than are kept."""
+    monkeypatch.setattr("hoploom.partition.spark.links.CHUNK_EDGES", chunk)
     draw, sums, expected = np.random.default_rng(3), LinkSums(), Counter[tuple[int, int]]()
     for _ in range(5):
         places, heard = (draw.integers(40, size=100) ** 2 // 40 for _ in range(2))
@@ -213,15 +215,21 @@ def test_links_are_summed_up_and_the_heaviest_are_kept() -> None:
         sums.add(places, heard + (1 << 39), weights)
         for place, other, weight in zip(places, heard, weights, strict=True):
             expected[int(place), int(other) + (1 << 39)] += int(weight)
-    found = sums.total()
+    chunks = list(sums.total())
+    assert len(chunks) == {1: len({place for place, _ in expected}), 1 << 20: 1}.get(chunk, len(chunks)) > 0
+    found = [np.concatenate(column) for column in zip(*chunks, strict=True)]
     assert [((int(a), int(b)), int(w)) for a, b, w in zip(*found, strict=True)] == sorted(expected.items())
     best = set()
     for place in {place for place, _ in expected}:
         of = [pair for pair in expected if pair[0] == place]
         words = {pair: int(mix(0, np.array([pair[1]]))[0]) for pair in of}
         best |= set(sorted(of, key=lambda pair: (-expected[pair], words[pair]))[:6])
-    kept = heaviest(*found, 6)
-    assert {(int(found[0][at]), int(found[1][at])) for at in kept} == best
+    kept = [
+        (int(places[at]), int(heard[at]))
+        for places, heard, weights in chunks
+        for at in heaviest(places, heard, weights, 6)
+    ]
+    assert set(kept) == best
     assert len(kept) == len(best) < len(expected)
 
 

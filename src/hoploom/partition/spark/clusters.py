@@ -303,11 +303,11 @@ class JoinLinks:
             own = clusters[columns["vertex"] - first]
             between = numbers[own] != columns["heard"]
             sums.add(own[between], columns["heard"][between], columns["weight"][between])
-        places, other, weights = sums.total()
-        one = numbers[places]
-        for listeners, heard in ((one, other), (other, one)):
-            columns = {"listener": listeners, "heard": heard, "weight": weights}
-            yield from sent_to(self.to.above.buckets.of(listeners), columns)
+        for places, other, weights in sums.total():
+            one = numbers[places]
+            for listeners, heard in ((one, other), (other, one)):
+                columns = {"listener": listeners, "heard": heard, "weight": weights}
+                yield from sent_to(self.to.above.buckets.of(listeners), columns)
 
 
 @dataclass(frozen=True)
@@ -320,10 +320,10 @@ class KeepLinks:
         sums, first = LinkSums(), self.to.above.buckets.span(bucket)[0]
         for columns in received:
             sums.add(columns["listener"] - first, columns["heard"], columns["weight"])
-        places, heard, weights = sums.total()
-        kept = heaviest(places, heard, weights, self.to.most_links)
-        columns = {"heard": heard[kept], "listener": places[kept] + first, "weight": weights[kept]}
-        yield from sent_to(self.to.above.buckets.of(heard[kept]), columns)
+        for places, heard, weights in sums.total():
+            kept = heaviest(places, heard, weights, self.to.most_links)
+            columns = {"heard": heard[kept], "listener": places[kept] + first, "weight": weights[kept]}
+            yield from sent_to(self.to.above.buckets.of(heard[kept]), columns)
 
 
 @dataclass(frozen=True)

@@ -150,19 +150,26 @@ class LinkSums:
             self._count = self._pairs[0].size
             self._enough = max(CHUNK_EDGES, 2 * self._count)
 
-    def total(self) -> tuple[Array, Array, Array]:
-        """Listeners, heard and weights: every pair once, in order."""
+    def total(self) -> Iterator[tuple[Array, Array, Array]]:
+        """Listeners, heard and weights: every pair once, in order, and all of a listener together."""
         self._sum_up()
         (pairs,), (weights,) = self._pairs, self._weights
-        return pairs >> ID_BITS, pairs & ((1 << ID_BITS) - 1), weights
+        begin = 0
+        while begin < pairs.size:
+            last = min(begin + CHUNK_EDGES, pairs.size) - 1
+            end = int(np.searchsorted(pairs, (pairs[last] >> ID_BITS) + 1 << ID_BITS))
+            yield pairs[begin:end] >> ID_BITS, pairs[begin:end] & ((1 << ID_BITS) - 1), weights[begin:end]
+            begin = end
 
     def _sum_up(self) -> None:
-        pairs, weights = np.concatenate(self._pairs), np.concatenate(self._weights)
+        """Arrays go as soon as they are copied: this is where a task holds most."""
+        pairs, self._pairs = np.concatenate(self._pairs), []
+        weights, self._weights = np.concatenate(self._weights), []
         order = np.argsort(pairs)
-        pairs = pairs[order]
+        pairs, weights = pairs[order], weights[order]
         begins = begins_of(pairs)
         self._pairs = [pairs[begins]]
-        self._weights = [np.add.reduceat(weights[order], begins) if begins.size else weights]
+        self._weights = [np.add.reduceat(weights, begins) if begins.size else weights]
 
 
 def heaviest(places: Array, heard: Array, weights: Array, count: int) -> Array:

@@ -35,7 +35,8 @@ from hoploom.store.place import Place
 
 MOST_PARTS = 512  # by the edges: the driver holds sums for every pair of parts
 IMBALANCE = 0.05
-NODE_BYTES = 1200  # of a task, for a node of its bucket, at most
+NODE_BYTES = 1500  # of a task, for a node of its bucket, at most
+PROCESS_BYTES = 450 << 20  # of a task that has done nothing yet: what imports take
 MOST_NODES, LEAST_NODES = 1 << 22, 1 << 16  # of a bucket
 HERE = "hash, range and stream"
 
@@ -160,7 +161,8 @@ def _split_of(schema: Schema, seeds: Any) -> SeedSplit | None:
 
 def buckets_of(num_nodes: int, memory: int, tasks: int) -> Buckets:
     """Buckets that fit the memory of a task, and one for every task if they are not too small."""
-    size = min(MOST_NODES, max(1, memory // NODE_BYTES), max(LEAST_NODES, -(-num_nodes // tasks)))
+    left = max(memory - PROCESS_BYTES, memory // 8)
+    size = min(MOST_NODES, max(1, left // NODE_BYTES), max(LEAST_NODES, -(-num_nodes // tasks)))
     return Buckets(num_nodes, size)
 
 
