@@ -86,4 +86,4 @@ def links_of_levels(question: Question) -> Iterator[float]:
     while vertices > MOST_CLUSTERS:
         yield links
         vertices, shrink = vertices / shrink, SHRINK
-        links = vertices * LINKS
+        links = min(vertices * LINKS, 2 * links)  # a link leads from cluster to cluster, in both directions

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -78,6 +79,12 @@ def test_nodes_with_few_in_edges_have_links_along_out_edges() -> None:
 @pytest.mark.parametrize(("nodes", "levels"), [(60_000, 0), (70_000, 1), (300_000, 2), (3_000_000, 3)])
 def test_spark_works_on_levels_that_are_too_large_for_the_driver(nodes: int, levels: int) -> None:
     assert len(list(links_of_levels(replace(QUESTION, nodes=nodes, edges=20 * nodes)))) == levels
+
+
+def test_a_level_has_at_most_twice_the_links_of_the_one_before() -> None:
+    sparse = list(links_of_levels(replace(QUESTION, nodes=10**9, edges=10**9)))
+    assert len(sparse) > 2
+    assert all(above <= 2 * below for below, above in pairwise(sparse))
 
 
 def test_the_text_and_the_json_say_hours_and_core_hours() -> None:
