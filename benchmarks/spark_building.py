@@ -55,24 +55,36 @@ class Sizes(NamedTuple):
     large: int
 
 
-@dataclass
-class _Bench:
-    folder: Path
-    cluster: spark_cluster.SparkCluster
-    sizes: Sizes
-    turns: int
+@dataclass(kw_only=True)
+class Findings:
+    """What drivers have shown so far."""
+
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
-    ended: dict[tuple[int, str], list[Ended]] = field(default_factory=dict)  # by edges and side
 
     @contextmanager
     def or_absent(self, what: str) -> Iterator[None]:
+        """A driver that fails is named in the report; what comes after it goes on."""
         try:
             yield
         except DriverError as error:
             print(f"{what} is absent: {error}", file=sys.stderr)
             self.absent.append(f"{what}: {error}")
+
+    def say(self, *rows: Row, note: str = "") -> None:
+        self.rows += rows
+        self.notes += [note] if note else []
+        print(report.table(rows), note, sep="\n", file=sys.stderr, flush=True)
+
+
+@dataclass
+class _Bench(Findings):
+    folder: Path
+    cluster: spark_cluster.SparkCluster
+    sizes: Sizes
+    turns: int
+    ended: dict[tuple[int, str], list[Ended]] = field(default_factory=dict)  # by edges and side
 
     def tables(self, num_edges: int) -> Path:
         """Made when they are asked for."""
@@ -98,11 +110,6 @@ class _Bench:
         if not ended:
             raise DriverError(f"needs a driver that has ended: {side} of {named(num_edges)}")
         return ended[len(ended) // 2]
-
-    def say(self, *rows: Row, note: str = "") -> None:
-        self.rows += rows
-        self.notes += [note] if note else []
-        print(report.table(rows), note, sep="\n", file=sys.stderr, flush=True)
 
 
 def _against_joins(bench: _Bench) -> None:

@@ -10,8 +10,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import report
 import spark_cluster
 from measure import spread_of
 from report import Report, Row, Target
-from spark_building import ROLES, keep_manifest, named, seconds_of, seconds_row, stages_of
+from spark_building import ROLES, Findings, keep_manifest, named, seconds_of, seconds_row, stages_of
 from spark_cluster import DriverError, Ended
 from spark_plan import constants_of, cut_rates_of, planned_cut
 from spark_tables import EDGES_PER_NODE
@@ -46,22 +44,11 @@ def measure(tiny: bool) -> Report:
 
 
 @dataclass
-class _Bench:
+class _Bench(Findings):
     folder: Path
     cluster: spark_cluster.SparkCluster
     smaller: int  # than named
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
     cuts: dict[int, Ended] = field(default_factory=dict)  # by edges as they are named
-
-    @contextmanager
-    def or_absent(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except DriverError as error:
-            print(f"{what} is absent: {error}", file=sys.stderr)
-            self.absent.append(f"{what}: {error}")
 
     def graph(self, num_edges: int) -> Path:
         """The folder of graph.store, made when it is asked for."""
@@ -85,10 +72,6 @@ class _Bench:
         if num_edges not in self.cuts:
             raise DriverError(f"needs the cut of {named(num_edges)}")
         return self.cuts[num_edges]
-
-    def say(self, *rows: Row) -> None:
-        self.rows += rows
-        print(report.table(rows), file=sys.stderr, flush=True)
 
 
 def _planned(bench: _Bench) -> None:

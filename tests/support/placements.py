@@ -244,7 +244,7 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "budget, threads read": Placement(_by_threads, made_by.the_disk, only=A_FEW),
     "budget, buffered": Placement(_buffered, made_by.the_disk, only=A_FEW),
-    "budget, packed in scratch space": Placement(_packed, made_by.scratch_space, restored),
+    "budget, packed in scratch space": Placement(_packed, made_by.scratch_space, restored, quick=A_FEW),
     "remote parts": Placement(lambda case, site: (_remote(case), THREADS), made_by.remote_shards, missing=NO_DEGREES),
     "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards),
     "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), made_by.a_cache, missing=NO_DEGREES),

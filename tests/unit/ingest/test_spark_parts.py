@@ -129,7 +129,7 @@ def test_a_small_graph_gives_the_same_bytes(tmp_path: Path) -> None:
         write_table(folder / "nodes.parquet", {"id": [v * 3 for v in range(20)], "x": [v / 2 for v in range(20)]})
         write_table(folder / "edges.parquet", {"a": [v * 3 for v in range(20)] * 2, "b": [0] * 20 + [9, 57] * 10})
         conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
-        build_here(folder, text, engine=engine, parts=2, master="local[1]", memory=1 << 30, conf=conf)
+        build_here(folder, text, engine=engine, parts=2, master="local[1]", memory=4 << 30, conf=conf)
         made.append(contents(folder / "out.store"))
     assert made[0] == made[1]
 
