@@ -122,7 +122,7 @@ class Place:
         The file has its whole size from the beginning. It is in a folder that exists, on a path.
         """
         assert self.path is not None
-        with self._explained("write", name):  # only written: who may read, reads a page first, and writes all of it
+        with self._explained("write", name):  # write-only: else a client of NFS may write back a whole page
             handle = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o666)
             file = os.fdopen(handle, "wb", buffering=BUFFER)
         try:

@@ -173,15 +173,15 @@ class LinkSums:
 
 
 def heaviest(places: Array, heard: Array, weights: Array, count: int) -> Array:
-    """Of each who listens so many links, the heaviest; of equals those with the smallest hash. Their positions.
+    """Positions of each listener's `count` heaviest links; of equal weights (to one in 2^16), those with small hashes.
 
     `places` [n] ascends. One sort by one word is much faster than three.
     """
     begins = begins_of(places)
     sizes = np.diff(begins, append=places.size)
     some = np.nonzero(np.repeat(sizes > count, sizes))[0]  # of those who have too many
-    halves = weights[some].astype(np.float32).view(np.uint32) >> 7  # 24 bits: right to one in 2^16
-    words = (((1 << 24) - 1) - halves).astype(np.uint64) << np.uint64(18) | mix(0, heard[some]) >> np.uint64(46)
+    rounded = weights[some].astype(np.float32).view(np.uint32) >> 7  # 24 bits: right to one in 2^16
+    words = (((1 << 24) - 1) - rounded).astype(np.uint64) << np.uint64(18) | mix(0, heard[some]) >> np.uint64(46)
     order = some[np.argsort(places[some].astype(np.uint64) << np.uint64(42) | words, kind="stable")]
     ranks = np.arange(order.size) - np.searchsorted(places[some], places[some])
     few = np.nonzero(np.repeat(sizes <= count, sizes))[0]
