@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,10 +128,24 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 def unmount(folder: Path) -> None:
-    """Once, and for all: maps that a failed call's traceback still holds keep a file system busy."""
+    """Leaves nothing mounted, and fails where something of this process still holds a file there.
+
+    Maps that a failed call's traceback still holds keep a file system busy, and so does, for some milliseconds,
+    what the kernel lets go of only after the call that closed it has returned (an io_uring, a thread that has ended).
+    """
     gc.collect()
-    if os.path.ismount(folder):
-        subprocess.run(["umount", folder], capture_output=True, check=True)
+    deadline = time.monotonic() + 60
+    while os.path.ismount(folder):
+        done = subprocess.run(["umount", folder], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            assert time.monotonic() < deadline, f"{done.stderr.strip()}; {open_files_below(folder)}"
+            time.sleep(0.01)
+
+
+def open_files_below(folder: Path) -> list[str]:
+    links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    maps = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [name for name in links + maps if name.startswith(f"{folder}/")]
 
 
 @pytest.fixture
