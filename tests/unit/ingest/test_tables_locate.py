@@ -11,6 +11,7 @@ import pytest
 from hoploom import ConfigError, DataError, HoploomError
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, parse_graph
 from hoploom.ingest.tables.sources import TableSource, read_sources
+from hoploom.ingest.tables.table_files import largest_value
 
 ENDS = '[edges."a to b"]\nfiles = "e.parquet"\nsource = "s"\ndestination = "d"\n'
 TABLES = f'[nodes.a]\nfiles = "a.parquet"\nid = "id"\n[nodes.b]\ncount = 5\n{ENDS}'
@@ -158,3 +159,26 @@ def test_a_value_is_located_where_it_first_stands_or_comes_again(tmp_path: Path)
     }
     assert source.locate("n", [4]) == {4: "second.csv, row 2"}
     assert source.locate("n", ["4"]) == {"4": "second.csv, row 2"}
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_the_footer_tells_the_largest_integer(tmp_path: Path, statistics: bool) -> None:
+    path, values = tmp_path / "ids.parquet", pa.array([3, None, 2**63, None, None, 5], pa.uint64())
+    pq.write_table(pa.table({"x": values, "y": values}), path, row_group_size=2, write_statistics=statistics)
+    assert largest_value(str(path), "y") == (2**63 if statistics else 2**64)
+    pq.write_table(pa.table({"y": values[4:]}), path, write_statistics=statistics)
+    assert largest_value(str(path), "y") == (5 if statistics else 2**64)
+
+
+def test_ids_are_not_read_where_the_footer_tells_that_they_fit(tmp_path: Path) -> None:
+    path = tmp_path / "n.parquet"
+    pq.write_table(pa.table({"id": pa.array(range(1 << 20), pa.uint64())}), path, compression="none")
+    footer = int.from_bytes(path.read_bytes()[-8:-4], "little") + 8
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size - footer))  # what stands before the footer cannot be read now
+    nodes = '[nodes.n]\nfiles = "n.parquet"\nid = "id"\n'
+    edges = '[edges."n to n"]\nfiles = "n.parquet"\nsource = "id"\ndestination = "id"\n'
+    source = read_sources(parse_graph(nodes + edges, folder=tmp_path), tmp_path)["nodes.n"]
+    assert source.num_rows == 1 << 20
+    with pytest.raises(DataError, match="cannot be read"):
+        next(source.scan("id"))

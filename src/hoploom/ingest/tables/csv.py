@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyarrow import csv
 from hoploom.config.values import as_key, quoted
 from hoploom.errors import DataError
 from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable, Table, rule_of
-from hoploom.ingest.tables.table_files import TableFile, stage
+from hoploom.ingest.tables.table_files import Rewrite, TableFile, stage
 
 INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 FRACTION = r"\.0+$"
@@ -128,11 +128,14 @@ class CsvFile:
         return DataError(f"{self.file.shown} cannot be read as CSV: {reason}; {hint}")
 
 
-def stage_csv(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[str], group: int) -> None:
-    """Rewrite the CSV files of a table, one by one."""
+def csv_rewrites(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[str], group: int) -> list[Rewrite]:
+    """What rewrites the CSV files of a table; their types are known before."""
     types = _types(files, used)
-    for file, path in zip(files, paths, strict=True):
-        stage(_typed_rows(file, types), pa.schema(types.items()), Path(path), group)
+    return [partial(_rewrite, file, types, path, group) for file, path in zip(files, paths, strict=True)]
+
+
+def _rewrite(file: CsvFile, types: Mapping[str, Any], path: str, group: int) -> None:
+    stage(_typed_rows(file, types), pa.schema(types.items()), Path(path), group)
 
 
 def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:

@@ -5,9 +5,10 @@ Parquet stays where it is: only its footer is read here. Everything else is rewr
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,22 @@ import pyarrow.compute as pc
 
 from hoploom.config.values import as_key, nearest, quoted
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.tables.csv import CSV_BLOCK, INTEGER, CsvFile, stage_csv
+from hoploom.ingest.tables.csv import CSV_BLOCK, INTEGER, CsvFile, csv_rewrites
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, Table, rule_of
 from hoploom.ingest.tables.table_files import (
     ARRAYS,
     BATCH,
     GROUP,
     MAGIC,
+    Rewrite,
     TableFile,
     arrow_batches,
     arrow_schema,
     find_files,
     group_bytes,
     is_url,
+    largest_value,
+    one_by_one,
     open_array,
     parquet_batches,
     parquet_footer,
@@ -40,6 +44,7 @@ from hoploom.ingest.tables.table_files import (
 
 PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # what no engine takes for a pattern or a partition
 SHOWN = 12  # names in a message
+RunAll = Callable[[Sequence[Rewrite]], None]
 
 
 @dataclass(frozen=True)
@@ -115,19 +120,24 @@ class TableSource:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_sources(graph: GraphFile, scratch: Path, limits: ReadLimits | None = None) -> Mapping[str, TableSource]:
-    """Every table with files by its owner; what is not Parquet is rewritten into the scratch folder, which exists."""
+def read_sources(
+    graph: GraphFile, scratch: Path, limits: ReadLimits | None = None, run_all: RunAll = one_by_one
+) -> Mapping[str, TableSource]:
+    """Every table with files by its owner; what is not Parquet is rewritten into the scratch folder, which exists.
+
+    `run_all` calls what rewrites the files of a table, here or in other processes.
+    """
     sources = {}
     for index, table in enumerate(graph.tables):
         if table.files:
             folder = scratch / f"{index:03d}"
             folder.mkdir()
-            sources[table.owner] = _source(graph, table, folder, limits or ReadLimits())
+            sources[table.owner] = _source(graph, table, folder, limits or ReadLimits(), run_all)
     _check_ids(graph, sources)
     return sources
 
 
-def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits) -> TableSource:
+def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, run_all: RunAll) -> TableSource:
     found = find_files(graph, f"{table.owner}.files", table.files)
     for one, other in pairwise(found):
         if one.kind != other.kind:
@@ -140,7 +150,8 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits) ->
     used = tuple(dict.fromkeys([*_single_columns(table).values(), *features]))
     _check_rules(graph, table, used)
     paths = [_linked(file, folder / f"{index:05d}.parquet") for index, file in enumerate(found)]
-    schema, num_rows = _staged(table, found, used, paths, limits)
+    run_all(_rewrites(table, found, used, paths, limits))
+    schema, num_rows = _read_footers(found, used, paths)
     if num_rows == 0:
         raise DataError(f"{table.owner}: there are no rows in {_some(found)}; give files with rows")
     largest = limits.largest_group
@@ -173,17 +184,26 @@ def _linked(file: TableFile, scratch: Path) -> str:
     return str(scratch)
 
 
-def _staged(
+def _rewrites(
     table: Table, found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str], limits: ReadLimits
-) -> tuple[pa.Schema, int]:
-    """The schema that all files have, and their rows."""
+) -> list[Rewrite]:
+    """What makes Parquet of files that are none."""
     if found[0].kind in ("csv", "tsv"):
-        stage_csv([CsvFile(file, table, limits.csv_block) for file in found], used, paths, limits.row_group)
-    elif found[0].kind == "arrow":
+        return csv_rewrites([CsvFile(file, table, limits.csv_block) for file in found], used, paths, limits.row_group)
+    if found[0].kind == "arrow":
         schemas = [plain_schema(arrow_schema(file), used) for file in found]
         _check_alike(found, schemas)  # before float16 becomes float32
-        for file, path, schema in zip(found, paths, schemas, strict=True):
-            stage(_arrow_rows(file, used), schema, Path(path), limits.row_group)
+        each = zip(found, paths, schemas, strict=True)
+        return [partial(_rewrite_arrow, file, schema, path, limits.row_group) for file, path, schema in each]
+    return []
+
+
+def _rewrite_arrow(file: TableFile, schema: pa.Schema, path: str, group: int) -> None:
+    stage(_arrow_rows(file, schema.names), schema, Path(path), group)
+
+
+def _read_footers(found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str]) -> tuple[pa.Schema, int]:
+    """The schema that all files have, and their rows."""
     footers = [parquet_footer(TableFile(path, file.shown, "parquet")) for file, path in zip(found, paths, strict=True)]
     schemas = [plain_schema(schema, used) for schema, _ in footers]
     _check_alike(found, schemas)
@@ -331,7 +351,9 @@ def _check_id_type(source: TableSource, role: str, column: str) -> None:
     if pa.types.is_string(kind) and rule_of(source.table, column).cast == "int64":
         message = f'{what}; only CSV is read as "int64", so write integers or leave the cast out'
         raise source.problem(f"columns.{as_key(column)}.cast", message)
-    for file, before, ids in source.scan(column) if kind == pa.uint64() else ():
+    if kind != pa.uint64() or all(largest_value(path, column) < 2**63 for path in source.paths):
+        return
+    for file, before, ids in source.scan(column):
         at_row = pc.index(pc.greater(ids, pa.scalar(2**63 - 1, kind)), True).as_py()
         if at_row >= 0:
             found = f"{file}, row {before + at_row + 1}: {column} is {ids[at_row]}"

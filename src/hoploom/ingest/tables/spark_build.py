@@ -1,13 +1,16 @@
 """A build on Spark: the driver plans and counts; executors number nodes, join edges and write the parts."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.spark import SharedRows, write_shared
-from hoploom.ingest.spark.frames import set_join_tasks
+from hoploom.ingest.spark.frames import numbers, returned, set_join_tasks
 from hoploom.ingest.spark.session import spark_session
 from hoploom.ingest.spark.target import StoreTarget, opened_target
 from hoploom.ingest.spark.watch_jobs import watching
@@ -22,6 +25,7 @@ from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.graph_streams import GraphTables, store_options
 from hoploom.ingest.tables.sources import TableSource, read_sources
 from hoploom.ingest.tables.spark_engine import SparkEngine
+from hoploom.ingest.tables.table_files import Rewrite, one_by_one
 
 
 def build_on_spark(
@@ -29,18 +33,32 @@ def build_on_spark(
 ) -> None:
     """Build a store from tables that all executors reach."""
     begin = stages.begin
-    with opened_target(out) as target:
+    with opened_target(out) as target, ExitStack() as closing:
+
+        @cache
+        def started() -> SparkSession:  # only once what graph.toml says has been checked
+            begin("starting Spark")
+            folder = target.local_scratch("spark")
+            return closing.enter_context(spark_session(folder, options.memory, options.master, options.conf))
+
+        def rewrite(rewrites: Sequence[Rewrite]) -> None:
+            if not rewrites:
+                return
+            session = started()
+            begin("rewriting tables as Parquet")
+            if not _reach(target, session):
+                return one_by_one(rewrites)
+            with watching(session, stages.detail):
+                returned(numbers(session, len(rewrites)), partial(_rewrite, rewrites), target.staging)
+
         begin("reading the tables")
         folder = target.local_scratch("tables")
-        sources = read_sources(graph, folder)
-        begin("starting Spark")
-        local = target.local_scratch("spark")
-        with (
-            spark_session(local, options.memory, options.master, options.conf) as session,
-            SparkEngine(session) as engine,
-        ):
+        sources = read_sources(graph, folder, run_all=rewrite)
+        session = started()
+        with SparkEngine(session) as engine:
             set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
-            _check_reach(target, folder, sources, str(session.sparkContext.master))
+            if not _reach(target, session):
+                _check_reach(folder, sources)
             tables = GraphTables(graph, sources, engine, folder)
             begin("numbering the nodes")
             with watching(session, stages.detail):
@@ -50,10 +68,17 @@ def build_on_spark(
         begin("closing the store")
 
 
-def _check_reach(target: StoreTarget, folder: Path, sources: Mapping[str, TableSource], master: str) -> None:
+def _rewrite(rewrites: Sequence[Rewrite], number: int, _: Iterator[Any]) -> None:
+    rewrites[number]()
+
+
+def _reach(target: StoreTarget, session: SparkSession) -> bool:
+    """Whether executors reach the folders of this process."""
+    return target.place.path is not None or str(session.sparkContext.master).startswith("local")
+
+
+def _check_reach(folder: Path, sources: Mapping[str, TableSource]) -> None:
     """ConfigError where executors on other hosts could not read a table that was rewritten here."""
-    if target.place.path is not None or master.startswith("local"):
-        return
     for source in sources.values():
         if any(path.startswith(str(folder)) for path in source.paths):
             way_out = "write it as Parquet under a plain name, or build into a path that all executors share"

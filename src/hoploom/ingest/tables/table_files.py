@@ -6,7 +6,8 @@ The order is that of the list; what a glob or a folder gives is sorted by name, 
 import fnmatch
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ BUFFER = 1 << 20  # bytes of a column that are read at once: a row group may be 
 MappedArray = np.memmap[Any, Any]
 BATCH = 1 << 16  # rows
 GROUP = 16 << 20  # bytes of a row group in scratch files: engines read row groups at once and in parallel
+Rewrite = Callable[[], None]  # makes Parquet of one file, here or in an executor
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,19 @@ def group_bytes(file: TableFile, columns: Sequence[str]) -> int:
     return most
 
 
+def largest_value(path: str, column: str) -> int:
+    """The largest integer of a column, as the footer has it; what no integer reaches where it does not say."""
+    largest = 0
+    with opened(TableFile(path, path, "parquet")) as parquet:
+        for index in range(parquet.metadata.num_row_groups):
+            group = parquet.metadata.row_group(index)
+            chunks = (group.column(number) for number in range(group.num_columns))
+            found = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == column)
+            is_known = found is not None and (found.has_min_max or found.null_count == group.num_rows)
+            largest = max(largest, (found.max or 0) if is_known else 2**64)
+    return largest
+
+
 def parquet_batches(file: TableFile, columns: Sequence[str], most_rows: int = BATCH) -> Iterator[pa.RecordBatch]:
     """Some columns of a Parquet file in its order, about sixteen buffers at a time however large its row groups are."""
     what = f": column {columns[0]!r} cannot be read" if len(columns) == 1 else " cannot be read"
@@ -230,12 +245,22 @@ def array_rows(array: MappedArray, begin: int, count: int) -> np.ndarray[Any, An
 # --- scratch files -------------------------------------------------------------------------------
 
 
+def one_by_one(rewrites: Iterable[Rewrite]) -> None:
+    for rewrite in rewrites:
+        rewrite()
+
+
 def stage(batches: Iterable[Any], schema: Any, path: Path, group: int = GROUP) -> None:
-    """Write record batches as Parquet. Nothing is compressed: it is read once and dropped."""
+    """Write record batches as Parquet. Nothing is compressed: it is read once and dropped.
+
+    The file has its name once it is complete: two executors may write it at the same time, the same rows.
+    """
     stored = pa.schema([(field.name, _stored(field.type)) for field in schema])
-    with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, write_statistics=False) as writer:
+    begun = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with pq.ParquetWriter(begun, stored, compression="none", use_dictionary=False, write_statistics=False) as writer:
         for table in _grouped(batches, stored, group):
             writer.write_table(table, row_group_size=max(1, table.num_rows))
+    begun.replace(path)
 
 
 def _stored(kind: Any) -> Any:
