@@ -20,7 +20,7 @@ from hoploom.errors import ConfigError
 
 NAMES = ("tensorboard", "wandb", "mlflow")  # and so are their packages called
 MOST_WAITING = 100_000  # entries that a slow logger may be behind
-BEGIN_SECONDS = 60.0  # that training waits for a logger to begin
+BEGIN_SECONDS, LOOK_SECONDS = 60.0, 0.5  # that training waits for a logger to begin, and for a look at signals
 CLOSE_SECONDS = 60.0  # and for it to end
 FAILED_SECONDS = 10.0  # and for it to end where training failed
 METHODS = ("begin", "log", "close")
@@ -96,7 +96,9 @@ class LoggerThread:
         self._thread = Thread(target=self._run, args=(self._calls, self._ready), name=self._name, daemon=True)
         self._thread.start()
         self._put(lambda: self._logger.begin(step))
-        self._ready.wait(BEGIN_SECONDS)
+        deadline = time.monotonic() + BEGIN_SECONDS
+        while not self._ready.wait(LOOK_SECONDS) and time.monotonic() < deadline:
+            pass  # a Ctrl-C just before a wait does not end it, but is seen after it
         self._tell()
 
     def log(self, step: int, values: Values) -> None:

@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -123,8 +124,10 @@ def test_ctrl_c_while_a_logger_begins_does_not_wait_for_it(tmp_path: Path) -> No
     asking, main = Asking(), threading.get_ident()
     threading.Thread(target=lambda: asking.is_asked.wait(50) and signal.pthread_kill(main, signal.SIGINT)).start()
     unready = r"\(its begin\(\) had not returned .*\); the journal in the run's folder has all numbers"
+    begun = time.monotonic()
     with pytest.warns(UserWarning, match=unready), pytest.raises(KeyboardInterrupt):
         train(tmp_path, asking)
+    assert time.monotonic() < begun + loggers.BEGIN_SECONDS / 2
     asking.is_over.set()
 
 
