@@ -16,6 +16,7 @@ import ibis.expr.types as ir
 import pyarrow as pa
 
 from hoploom.errors import ConfigError, DataError, HoploomError, StoreError
+from hoploom.ingest.tables.id_counts import IdCounts
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 122_880  # of a batch; DuckDB slows down where more rows than these hold strings
 AHEAD_BYTES = 16 << 20  # DuckDB works on while a batch is used, up to here
@@ -43,6 +44,9 @@ class Engine(Protocol):
 
     def keep(self, table: ir.Table, name: str) -> ir.Table:
         """The rows of an expression, computed once."""
+
+    def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts] | None:
+        """Where the engine has a way of its own to do what `id_buckets.by_buckets` does: the same. Else None."""
 
     def close(self) -> None: ...
 
@@ -107,6 +111,9 @@ class DuckEngine:
         with _explained():
             self._connection.con.execute(f"COPY ({sql_of(table, 'duckdb')}) TO {_quoted(path)} (FORMAT parquet)")
         return self.read([path])
+
+    def number(self, ids: ir.Table, num_rows: int, name: str) -> None:
+        return None
 
     def close(self) -> None:
         self._connection.disconnect()

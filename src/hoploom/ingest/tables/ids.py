@@ -5,7 +5,6 @@ ascend by (bucket, UTF-8 bytes), the bucket being the first hex digits of their 
 Integers without gaps need no map in one part: the store id is a difference.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import md5
@@ -16,7 +15,6 @@ import ibis
 import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -26,9 +24,9 @@ from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.engine import Engine, rows_of
 from hoploom.ingest.tables.engine_rows import EngineRows
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
+from hoploom.ingest.tables.id_buckets import by_buckets
 from hoploom.ingest.tables.sources import TableSource
 
-BUCKETS = 256  # of integers; texts have 16 ** 3
 MODULUS, FACTOR = 2**31 - 1, 48271  # Lehmer's generator: no product passes 2^47, so engines agree
 MOST_PARTS = 2**16  # four hex digits
 UNKNOWN, NULL = -1, -2  # in place of a store id
@@ -105,23 +103,19 @@ def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, p
 
 
 def _number_integers(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
-    (found,) = rows_of(
-        engine, ids.aggregate(rows=ids.count(), given=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max())
-    )
-    rows, low, high = found["rows"], found["low"], found["high"]
-    _require_all(source, rows)
-    if found["given"] < rows:
-        raise diagnose.nulls(source, source.id_column, rows - found["given"], WAY_OUT)
-    if parts == 1 and high - low + 1 == rows:
-        (distinct,) = rows_of(engine, ids.aggregate(ids=ids["id"].nunique()))
-        if distinct["ids"] == rows:
-            return Numbering(source.owner, (0, rows), first=low)
-
-    # Buckets may be rounded: they ascend with the ids, which is all that counts.
-    width = ibis.literal((high - low) // BUCKETS + 1, "float64")
-    bucket = ((ids["id"].cast("float64") - ibis.literal(float(low), "float64")) / width).floor().cast("int64")
+    if parts == 1 and (numbering := _without_gaps(engine, source, ids)) is not None:
+        return numbering
     residue = (ids["id"] % MODULUS + MODULUS) % MODULUS
-    return _mapped(engine, source, ids.mutate(part=residue * FACTOR % MODULUS % parts, bucket=bucket), parts)
+    return _mapped(engine, source, ids.mutate(part=residue * FACTOR % MODULUS % parts), parts)
+
+
+def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numbering | None:
+    """The numbering by a difference, where integers have no gaps."""
+    (found,) = rows_of(engine, ids.aggregate(rows=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max()))
+    if found["rows"] != source.num_rows or found["high"] - found["low"] + 1 != found["rows"]:
+        return None
+    (distinct,) = rows_of(engine, ids.aggregate(ids=ids["id"].nunique()))
+    return Numbering(source.owner, (0, found["rows"]), found["low"]) if distinct["ids"] == found["rows"] else None
 
 
 def _number_texts(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
@@ -134,65 +128,25 @@ def _number_texts(engine: Engine, source: TableSource, ids: ir.Table, parts: int
 
 
 def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
-    """The numbering by a map: ids [id, part, bucket] are counted by bucket, then numbered inside each."""
+    """The numbering by a map of ids [id, part], and [bucket] of texts."""
     name = file_name(source.owner)
-    counted = engine.keep(ids.group_by("part", "bucket").aggregate(rows=ids.count()), f"{name}.buckets")
-    sizes = [0] * parts
-    nulls = counted["rows"].sum(where=counted["bucket"].isnull()).fill_null(0)
-    for row in rows_of(engine, counted.group_by("part").aggregate(rows=counted["rows"].sum(), nulls=nulls)):
-        if row["nulls"]:
-            raise diagnose.nulls(source, source.id_column, int(row["nulls"]), WAY_OUT)
-        sizes[row["part"]] = int(row["rows"])
-    _require_all(source, sum(sizes))
-    before = ibis.window(order_by=[counted["part"], counted["bucket"]], preceding=(None, 1))
-    begins = counted.select(
-        in_part=counted["part"],
-        in_bucket=counted["bucket"],
-        begin=counted["rows"].sum().over(before).fill_null(0).cast("int64"),
-    )
-    placed = ids.inner_join(begins, [ids["part"] == begins["in_part"], ids["bucket"] == begins["in_bucket"]])
-    placed = placed.select("id", "part", "bucket", "begin")
-    window = ibis.window(group_by=[placed["part"], placed["bucket"]], order_by=placed["id"])
-    pairs = engine.keep(
-        placed.select(
-            id=placed["id"],
-            node=ibis.row_number().over(window) + placed["begin"],
-            again=(placed["id"].lag().over(window) == placed["id"]).fill_null(False),
-        ),
-        f"{name}.ids",
-    )
-    (repeated,) = rows_of(engine, pairs.aggregate(rows=pairs["again"].cast("int64").sum()))
-    if repeated["rows"]:
+    pairs, counts = engine.number(ids, source.num_rows, name) or by_buckets(engine, ids, name)
+    if counts.nulls:
+        raise diagnose.nulls(source, source.id_column, counts.nulls, WAY_OUT)
+    _require_all(source, counts.num_ids)
+    if counts.repeated:
         raise diagnose.duplicate_ids(engine, source, pairs)
-    width = _width(engine, source, pairs) if pairs["id"].type().is_string() else 0
-    return Numbering(source.owner, (0, *accumulate(sizes)), pairs=pairs, width=width)
+    if counts.zero is not None:
+        raise diagnose.zero_bytes(source, counts.zero)
+    bounds = accumulate((counts.sizes.get(part, 0) for part in range(parts)), initial=0)
+    width = counts.width if pairs["id"].type().is_string() else 0
+    return Numbering(source.owner, tuple(bounds), pairs=pairs, width=width)
 
 
 def _require_all(source: TableSource, rows: int) -> None:
     if rows != source.num_rows:
         why = "the table is being written, or the engine is told to leave out files that it cannot read"
         raise DataError(f"{rows:,} of the {source.num_rows:,} rows of {source.owner} came; {why}")
-
-
-def _width(engine: Engine, source: TableSource, pairs: ir.Table) -> int:
-    """The bytes of the longest text."""
-    found = engine.fold(pairs.select("id"), _measured, 64)
-    zeros = sorted(measured["zero"] for measured in found if measured["zero"] is not None)
-    if zeros:
-        raise diagnose.zero_bytes(source, zeros[0])
-    return max((measured["width"] for measured in found), default=1)
-
-
-def _measured(batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    """The bytes of the longest text, and a text with a zero byte if there is one."""
-    width, zero = 1, None
-    for batch in batches:
-        ids = batch.column(0)
-        width = max(width, pc.max(pc.binary_length(ids)).as_py() or 0)
-        ends = pc.match_substring(ids, "\0")
-        if zero is None and pc.any(ends).as_py():
-            zero = ids.filter(ends)[0].as_py()
-    return {"width": width, "zero": zero}
 
 
 def _counted(name: str, count: int) -> TableSource:

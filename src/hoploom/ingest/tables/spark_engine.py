@@ -17,6 +17,8 @@ from hoploom.errors import HoploomError
 from hoploom.ingest.spark.frames import RETURNED, set_batch_rows
 from hoploom.ingest.spark.session import explained, sent
 from hoploom.ingest.tables.engine import Fold, UnreadableError, sql_of
+from hoploom.ingest.tables.id_counts import IdCounts
+from hoploom.ingest.tables.spark_ids import counted, numbered
 
 UNREADABLE = "Spark cannot read the tables"
 
@@ -63,8 +65,16 @@ class SparkEngine:
         return [json.loads(row[0]) for row in made]
 
     def keep(self, table: ir.Table, name: str) -> ir.Table:
-        self._kept.append(self.frame(table).persist(StorageLevel.MEMORY_AND_DISK))
-        return self.table(self._kept[-1])
+        return self.table(self._keep(self.frame(table)))
+
+    def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
+        with explained(UNREADABLE, UnreadableError):
+            pairs, counts = counted(self._keep(numbered(self.frame(ids), num_rows)))
+        return self.table(pairs), counts
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return self._kept[-1]
 
     def __enter__(self) -> "SparkEngine":
         return self
