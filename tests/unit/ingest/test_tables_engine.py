@@ -274,3 +274,38 @@ def test_edges_of_unknown_nodes_are_named_by_spark_too(tmp_path: Path) -> None:
         messages.append(str(caught.value).replace(str(folder), ""))
         assert not (folder / "out.store").exists()
     assert messages[0] == messages[1]
+
+
+TWICE = [0, *(v * 5 for v in range(1, 301) for _ in range(2))]  # batches of 256 rows end between two that are the same
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("running_spark")
+@pytest.mark.parametrize(
+    ("ids", "what"),
+    [
+        ([0, None, 7, None, 3], "row 2: column 'id' of nodes.node has 2 nulls, this is the first"),
+        (["a", None, "b"], "row 2: column 'id' of nodes.node has a null"),
+        (TWICE, "300 ids have more than one row: 5 (again in"),
+        ([f"v{v}" for v in TWICE], "300 ids have more than one row: 'v10' (again in"),
+        (["a", "b\0", "c"], r"row 2: column 'id' of nodes.node holds 'b\x00'; remove its zero byte"),
+    ],
+)
+def test_ids_that_are_no_ids_are_named_by_spark_too(
+    tmp_path: Path, ids: list[object], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = pytest.importorskip("hoploom.ingest.spark.frames")
+    monkeypatch.setattr(frames, "BATCH_BYTES", 1)
+    write_table(tmp_path / "nodes.parquet", {"id": ids})
+    write_table(tmp_path / "edges.parquet", {"src": ids[:1], "dst": ids[-1:]})
+    text = NODES.split("features")[0] + EDGES
+    for parts in (1, 3):
+        told = []
+        for engine in ("duckdb", "spark"):
+            with pytest.raises(DataError) as caught:
+                build_here(tmp_path, text, engine=engine, parts=parts, master="local[2]")
+            told.append(str(caught.value))
+        assert what in told[0]
+        assert told[0] == told[1]
