@@ -1,7 +1,8 @@
-"""From the user's ids to store ids: first id of the part + row number in the part; never a sort of all ids at once.
+"""From the user's ids to store ids: first id of the part + row number in the part.
 
 Store ids follow from the ids alone, not from the order of rows or files: in a part, integers ascend, and texts
-ascend by (bucket, UTF-8 bytes), the bucket being the first hex digits of their MD5. Buckets only split the sorting.
+ascend by (bucket, UTF-8 bytes), the bucket being the first hex digits of their MD5. `id_buckets.py` sorts them in
+one process, `spark_ids.py` on Spark.
 Integers without gaps need no map in one part: the store id is a difference.
 """
 
