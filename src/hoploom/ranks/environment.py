@@ -27,6 +27,7 @@ WIDTHS = {"in_channel": "HOPLOOM_IN_CHANNEL", "out_channel": "HOPLOOM_OUT_CHANNE
 NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 QUIET = "HOPLOOM_QUIET"
+SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
 
@@ -187,15 +188,28 @@ def loopback_only() -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Let neither this process nor those that it starts tell what their ranks use."""
-    before = os.environ.get(QUIET)
-    os.environ[QUIET] = "1"
+    with _set(QUIET, "1"):
+        yield
+
+
+@contextmanager
+def spark_driver_options(options: str) -> Iterator[None]:
+    """Start the JVM of a Spark driver with these options, before those of the user."""
+    with _set(SPARK_OPTIONS, f"{options} {os.environ.get(SPARK_OPTIONS, '')}"):
+        yield
+
+
+@contextmanager
+def _set(variable: str, value: str) -> Iterator[None]:
+    before = os.environ.get(variable)
+    os.environ[variable] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[QUIET]
+            del os.environ[variable]
         else:
-            os.environ[QUIET] = before
+            os.environ[variable] = before
 
 
 def is_quiet() -> bool:

@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from hoploom import errors
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.ingest.spark.checks import check_executors, check_java, check_master, python_problem, reason_of
+from hoploom.ranks.environment import spark_driver_options
 
 STATIC = {  # of a process
     "spark.ui.showConsoleProgress": "false",
@@ -30,6 +31,7 @@ SETTINGS = {  # of a session
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
+QUICK_JAVA = "-XX:TieredStopAtLevel=1"  # a driver only plans: to compile that well takes longer than to run it
 PYTHON = "spark.pyspark.python"  # what executors run
 MARK = re.compile(r"hoploom-error:([A-Za-z0-9+/=]+):")
 
@@ -70,7 +72,8 @@ def _started(folder: Path, memory: int, master: str, conf: Mapping[str, str]) ->
     settings |= {"spark.sql.warehouse.dir": str(folder / "warehouse")}
     for name, value in (settings | dict(conf)).items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    with nullcontext() if master.startswith("local") else spark_driver_options(QUICK_JAVA):
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")  # what goes wrong is raised here
     return session
 
