@@ -198,12 +198,28 @@ def _notes_of_this_time(place: RankPlace, seconds: float, kind: str) -> PrefixSt
         else:
             meeting = meeting_point(place, timedelta(seconds=seconds), kind)
             store = PrefixStore(f"hoploom/{kind}/{place.restarts}", meeting)
-            _claim(store, place, kind)
-        times = store.add(f"joined/{place.rank}", 1)
-        if times == 1 or place.hosted or place.source == "group" or time.monotonic() > deadline:
+        times = _joined(store, place, kind, is_last=time.monotonic() > deadline)
+        if times:
             return PrefixStore(str(times), store)
         del meeting, store  # rank 0 has yet to close what it held the last time
         threading.Event().wait(PAUSES[1])
+
+
+def _joined(store: PrefixStore, place: RankPlace, kind: str, *, is_last: bool) -> int:
+    """How often this rank has come here; 0: what is here is of the last time, and rank 0 is closing it."""
+    is_another = place.hosted or place.source == "group" or is_last
+    try:
+        if place.source != "group":
+            _claim(store, place, kind)
+        times = store.add(f"joined/{place.rank}", 1)
+    except RuntimeError as error:
+        if is_another or place.rank == 0:
+            raise PeerError(
+                f"{kind} {place.rank} of {place.world_size} was meeting the others, and {_keeper(place, kind)} ended "
+                "or cannot be reached"
+            ) from error
+        return 0
+    return times if times == 1 or is_another else 0
 
 
 def _claim(store: PrefixStore, place: RankPlace, kind: str = "rank") -> None:

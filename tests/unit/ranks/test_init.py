@@ -21,7 +21,7 @@ from torch.torch_version import TorchVersion
 from hoploom import ConfigError, PeerError
 from hoploom.ranks.context import init
 from hoploom.ranks.environment import LOCALS, RankPlace, counted, given
-from hoploom.ranks.rendezvous import RankNotes, _claim, _listens, hold_meeting_point, meeting_point
+from hoploom.ranks.rendezvous import RankNotes, _claim, _listens, hold_meeting_point, meet, meeting_point
 
 
 def processes(module: str, arguments: list[list[str]]) -> list[tuple[int, str]]:
@@ -41,8 +41,8 @@ def processes(module: str, arguments: list[list[str]]) -> list[tuple[int, str]]:
 
 def test_ranks_meet_by_arguments_by_half_a_set_of_variables_and_in_a_group_that_exists() -> None:
     ports = [str(port) for port in free_ports(4)]
-    for code, said in processes("support.init_workers", [[str(rank), *ports] for rank in range(2)]):
-        assert code == 0, said
+    ended = processes("support.init_workers", [[str(rank), *ports] for rank in range(2)])
+    assert [code for code, _ in ended] == [0, 0], "\n".join(said for _, said in ended)
 
 
 @contextmanager
@@ -155,6 +155,40 @@ def test_a_second_process_with_the_same_rank_is_refused() -> None:
         ConfigError, match=r"rank 1 of 2 is taken already: by process 4711 on gpu7, and this is process"
     ):
         _claim(store, RankPlace(1, 1, 2, 2))
+
+
+def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = [hold_meeting_point(0, timedelta(seconds=5))]
+    port = held[0].port
+
+    def close_first(*given: object) -> None:
+        monkeypatch.undo()
+        held.clear()  # the last meeting's
+        try:
+            _claim(*given)  # type: ignore[arg-type]
+        finally:
+            held.append(hold_meeting_point(port, timedelta(seconds=5)))
+
+    monkeypatch.setattr("hoploom.ranks.rendezvous._claim", close_first)
+    place = given(1, 2, f"127.0.0.1:{port}")
+    with pytest.raises(PeerError, match="rank 1 of 2 was meeting the others, and rank 0 did not connect in time"):
+        meet(place, 1)
+    assert held[0].get("hoploom/rank/0/process/1").startswith(f"{os.getpid()} on ".encode())
+
+
+def test_a_meeting_that_closes_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [hold_meeting_point(0, timedelta(seconds=5))]
+    place = given(1, 2, f"127.0.0.1:{held[0].port}")
+
+    def close_first(*given: object) -> None:
+        held.clear()
+        _claim(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("hoploom.ranks.rendezvous._claim", close_first)
+    with pytest.raises(PeerError, match="rank 1 of 2 cannot reach rank 0 at 127"):
+        meet(place, 1)
 
 
 @pytest.mark.parametrize(("version", "with_libuv"), [("2.6.0+cu124", False), ("2.7.1", False), ("2.13.0+cpu", True)])

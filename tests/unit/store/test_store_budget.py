@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -160,24 +159,27 @@ def test_batches_larger_than_the_window_are_made_one_at_a_time(path: Path) -> No
     """Whatever the loader's threads: what is made and not yet asked for takes memory too."""
     begins, lists, _ = _sizes(path)
     store = hoploom.open(path, memory=begins + lists // 2)
-    under_way, most, counting = [0], [0], threading.Lock()
+    made = [0]
 
     def count(batch: Any) -> Any:
-        with counting:
-            under_way[0] += 1
-            most[0] = max(most[0], under_way[0])
+        made[0] += 1
         return batch
 
     seeds = torch.arange(NUM_NODES)
     loader = NeighborLoader(store, [5, 3], seeds, batch_size=400, num_workers=2, transform=count)
     assert store.budget is not None
     ops.pool_trim()
+    num_had = 0
     for batch in loader:
+        num_had += 1
+        end = time.monotonic() + 20
+        while made[0] < min(num_had + 1, len(loader)) and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(0.02)  # for those that should not be made
+        assert made[0] == min(num_had + 1, len(loader))  # one beside the consumer's own
         assert batch.num_nodes * WIDTH * 4 > store.budget.window
         assert ops.pool_use()[0] <= store.budget.window
-        with counting:
-            under_way[0] -= 1
-    assert most[0] == 1  # beside the consumer's own
+    assert num_had == len(loader)
 
 
 def test_what_fits_is_read_in_the_background(path: Path, tmp_path: Path) -> None:
