@@ -4,7 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from support.tables import IDS, NODES, build_here, contents, write_graph
+from torch_geometric.data import HeteroData
 
 pytest.importorskip("pyspark")
 
@@ -49,6 +51,22 @@ def test_the_bytes_are_those_of_one_process(method: str, graph: Path, tmp_path: 
     given = SparkOptions(master="local[2]", memory=MEMORY)
     assert partition_on_spark(graph, tmp_path / "shared", 3, given, method=method, fanouts=None) == told
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
+
+
+@pytest.mark.parametrize("method", ["hash", "stream"])
+def test_types_and_relations_may_be_empty(method: str, tmp_path: Path) -> None:
+    data = HeteroData()
+    data["a"].x, data["b"].x, data["c"].x = torch.rand(30, 2), torch.rand(20, 2), torch.rand(0, 2)
+    data["a", "to", "b"].edge_index = torch.tensor([[v % 30 for v in range(80)], [v % 20 for v in range(80)]])
+    for ends in (("b", "a"), ("a", "c"), ("c", "a"), ("c", "c")):
+        data[ends[0], "none", ends[1]].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    hoploom.from_pyg(data).save(tmp_path / "graph")
+    given = SparkOptions(master="local[2]", memory=MEMORY)
+    partition_on_spark(tmp_path / "graph", tmp_path / "shared", 3, given, method=method, fanouts=None)
+    assert list(problems(tmp_path / "shared")) == []
+    if method == "hash":
+        hoploom.partition(tmp_path / "graph", tmp_path / "one", 3, method="hash", fanouts=None)
+        assert contents(tmp_path / "shared") == contents(tmp_path / "one")
 
 
 def test_edges_have_the_new_times_of_their_source_nodes(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ SETTINGS = {  # of a session
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.legacy.parquet.nanosAsLong": "true",  # else such columns are refused
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",  # small frames that are kept: fewer tasks
+    # a frame without rows keeps its partitions: each has a task that writes an empty piece
+    "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }

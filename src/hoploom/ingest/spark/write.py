@@ -163,6 +163,8 @@ class _SharedStore:
         return [file.rows for file in files]
 
     def _run(self, rows: SharedRows | IdRows[Any], ranges: Ranges, task: Any) -> list[Any]:
+        if ranges.count == 0:  # a type without nodes
+            return []
         with self._watching(ranges.count, f"{ranges.num_ids:,} nodes"):
             if isinstance(rows, IdRows):
                 return returned(numbers(self._session, ranges.count), task, self._target.staging)
@@ -192,10 +194,12 @@ class _SharedStore:
         order = ["position"] if stream.rule.in_order else []
         frame, number = _directed(rows, stream, ranges)
         tasks = sum(each.count for each in ranges)
-        moved = shuffled(frame, number, tasks, order)
+        answers: list[Any] = []
         try:
-            with self._watching(tasks, f"{rows.num_rows:,} edges"):
-                answers = returned(moved, task.write, self._target.staging, rows.row_bytes)
+            if tasks:
+                moved = shuffled(frame, number, tasks, order)
+                with self._watching(tasks, f"{rows.num_rows:,} edges"):
+                    answers = returned(moved, task.write, self._target.staging, rows.row_bytes)
         except HoploomError as error:
             if rows.explained is None or (told := rows.explained(error)) is None:
                 raise

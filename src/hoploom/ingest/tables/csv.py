@@ -6,7 +6,7 @@ only if each is written as Python would write it; "007" makes them strings, whic
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -203,11 +203,10 @@ def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
         decided.setdefault(table.split, pa.string())
     numbers = _numbers(table, used)
     read_as = decided | dict.fromkeys(ids, pa.string())
-    blocks = [(file, batch) for file in files if (batch := _first_rows(file, used, read_as)) is not None]
+    found = [_first_types(file, used, read_as, ids - decided.keys()) for file in files]
     for name in used:
         if name not in decided:
-            given = [_id_type(file, name, rows[name]) if name in ids else rows[name].type for file, rows in blocks]
-            kind = reduce(_wider, given, pa.null())
+            kind = reduce(_wider, (types[name] for types in found if types), pa.null())
             kind = _type_further_on(files, name) if pa.types.is_null(kind) else kind
             if pa.types.is_timestamp(kind) and kind.unit == "s":  # fractions may follow
                 kind = pa.timestamp("us", kind.tz)
@@ -219,10 +218,13 @@ def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
     return {name: decided[name] for name in used}
 
 
-def _first_rows(file: CsvFile, columns: Sequence[str], types: Mapping[str, Any]) -> Any:
-    """The first block with rows, or None."""
+def _first_types(file: CsvFile, columns: Sequence[str], types: Mapping[str, Any], ids: Set[str]) -> dict[str, Any]:
+    """The types of the first block with rows; nothing where there are none."""
     with file.opened(columns, types) as reader:
-        return next((batch for batch in reader if batch.num_rows), None)
+        rows = next((batch for batch in reader if batch.num_rows), None)
+    if rows is None:
+        return {}
+    return {name: _id_type(file, name, rows[name]) if name in ids else rows[name].type for name in columns}
 
 
 def _wider(one: Any, two: Any) -> Any:
