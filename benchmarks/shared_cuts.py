@@ -53,6 +53,7 @@ def measure(tiny: bool) -> Report:
 
 
 def _cut_in_buckets(path: Path, store: Store, num_parts: int, work: Path) -> float:
+    work.mkdir()
     manifest = read_manifest(path)
     shared = StoreOnPlace(Place(str(path)), manifest.schema, manifest.parts)
     buckets, state = Buckets(shared.bounds[-1], 1 << 16), State(Place(str(work)), "cut")

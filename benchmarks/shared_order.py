@@ -81,6 +81,7 @@ def _visits(folder: Path, plan: Presampling) -> Array:
 
 
 def _expected(folder: Path, work: Path) -> Array:
+    work.mkdir(exist_ok=True)
     manifest = read_manifest(folder)
     store = StoreOnPlace(Place(str(folder)), manifest.schema, manifest.parts)
     buckets, state = Buckets(store.bounds[-1], -(-store.bounds[-1] // TASKS)), State(Place(str(work)), "visits")

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from errno import ENOENT
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -184,6 +185,8 @@ class Place:
         partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
         try:
             with self._explained("write", name):
+                if not self.path.exists():  # who is late, after all has been removed, makes no folder again
+                    raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self.path))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = partial.open("wb", buffering=BUFFER)
             try:

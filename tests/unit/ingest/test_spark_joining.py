@@ -71,6 +71,7 @@ def pieces(staging: Place) -> list[WholeFile]:
 
 @pytest.fixture
 def staging(tmp_path: Path) -> Place:
+    (tmp_path / "staging").mkdir()
     return Place(str(tmp_path / "staging"))
 
 

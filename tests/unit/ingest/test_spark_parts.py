@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from support.object_store import object_store
 from support.tables import IDS, build_here, contents, shuffled, write_table
 
@@ -191,7 +194,7 @@ def test_spark_tries_again_where_that_may_help(tmp_path: Path) -> None:
     with spark_session(tmp_path, 1 << 30, "local[2, 4]", {"spark.ui.enabled": "false"}) as session:
         for error, runs in ((DataError, 1), (StoreError, 4)):
             folder = tmp_path / error.__name__
-            folder.mkdir()
+            (folder / "staging").mkdir(parents=True)
             task = partial(once_bad, error, folder)
             with pytest.raises(error, match=r"^row 3 of it is bad$"):
                 frames.returned(frames.numbers(session, 3), task, Place(str(folder / "staging")))
@@ -267,3 +270,23 @@ def test_a_writer_that_another_has_taken_over_from_removes_nothing(
     with pytest.raises(StoreError, match="another process writes"):
         opened.__exit__(None, None, None)
     assert {name for name, _ in place.names()} == {target.SIGN, "part-00000/x.npy"}
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("short_java")
+@pytest.mark.parametrize("damaged", ["nodes", "edges"])
+def test_a_damaged_file_is_named(damaged: str, tmp_path: Path) -> None:
+    folder = tmp_path / "50% off"
+    folder.mkdir()
+    text = '[nodes.node]\nfiles = "nodes.parquet"\nid = "id"\n'
+    text += '[edges."node to node"]\nfiles = "edges.parquet"\nsource = "id"\ndestination = "id"\n'
+    for name in ("nodes", "edges"):
+        ids = torch.randperm(5000, generator=torch.Generator().manual_seed(1)).numpy()
+        pq.write_table(pa.table({"id": ids}), folder / f"{name}.parquet", compression="gzip", use_dictionary=False)
+    with (folder / f"{damaged}.parquet").open("r+b") as file:
+        file.seek(300)
+        file.write(b"\x55" * 300)
+    with pytest.raises(DataError, match=rf"/50% off/{damaged}.parquet cannot be read; it is damaged or cut short"):
+        build_here(folder, text, engine="spark", parts=2, master="local[1]", memory=4 << 30)

@@ -29,6 +29,7 @@ def quick_disk(no_sync: None) -> None:
 
 
 def visits_of(folder: Path, work: Path, fanouts: object, size: int = 1000) -> ExpectedVisits:
+    work.mkdir(exist_ok=True)
     manifest = read_manifest(folder)
     store = StoreOnPlace(Place(str(folder)), manifest.schema, manifest.parts)
     hops = resolve_fanouts(manifest.schema, fanouts)  # type: ignore[arg-type]

@@ -65,6 +65,7 @@ def cut_in_buckets(
     folder: Path, work: Path, num_parts: int, size: int, exchange: TaskExchange | None = None
 ) -> tuple[Array, Array]:
     """The part of every node, and what parts hold of every kind."""
+    work.mkdir(exist_ok=True)
     manifest = read_manifest(folder)
     store = StoreOnPlace(Place(str(folder)), manifest.schema, manifest.parts)
     buckets, state = Buckets(store.bounds[-1], size), State(Place(str(work)), f"of-{size}")

@@ -22,6 +22,7 @@ MANY = 25 << 20  # bytes: more than the first piece that an upload sends
 @pytest.fixture(params=["path", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "path":
+        (tmp_path / "shared").mkdir()
         return Place(str(tmp_path / "shared"))
     return Place(f"{request.getfixturevalue('s3').new_bucket()}/graphs/papers")
 
@@ -187,6 +188,16 @@ with Place({place.url!r}).create("x") as file:
         process.send_signal(signal.SIGKILL)
     assert list(place.names()) == []
     assert place.size("x") is None
+
+
+def test_a_folder_that_has_been_removed_is_not_made_again(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "staging"))
+    with (
+        pytest.raises(StoreError, match=r"cannot write .*/staging.*there is no such file"),
+        place.create("pieces/0") as file,
+    ):
+        file.write(b"late")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_file_is_named(place: Place) -> None:

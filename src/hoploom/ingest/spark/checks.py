@@ -5,12 +5,14 @@ Costs a second and one small job. Without these checks, a mistake shows after mi
 
 import importlib
 import re
+import secrets
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import hoploom
 from hoploom.errors import ConfigError
@@ -18,11 +20,12 @@ from hoploom.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LEAST_JAVA = 17
+LEAST_JAVA, LEAST_SPARK = 17, 4
 ANSWER_SECONDS = 5.0
 EXECUTOR_SECONDS = 180.0  # a cluster may start hosts first
 JAVA = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'  # the one that Spark starts
 GET_JAVA = f"install Java {LEAST_JAVA} or later, and set JAVA_HOME to its folder if it is not the `java` on your PATH"
+UNREADABLE_FILE = re.compile(r"while reading file (\S+?)\.(?:\s|$)")
 UNTOLD = (
     "An error occurred while",
     "An exception was thrown",
@@ -48,6 +51,15 @@ def check_java() -> None:
         raise ConfigError(f"Spark needs Java {LEAST_JAVA} or later, and finds {version[0]}; {GET_JAVA}")
 
 
+def check_session(session: "SparkSession") -> None:
+    """ConfigError where a session of the user's is too old, or reaches its cluster through Spark Connect."""
+    if int(session.version.split(".")[0]) < LEAST_SPARK:
+        raise ConfigError(f"this session has Spark {session.version}; Hoploom needs Spark {LEAST_SPARK} or later")
+    if not hasattr(session, "_sc"):
+        what = "this session is one of Spark Connect, which gives no access to the tasks of its jobs"
+        raise ConfigError(f"{what}; take a cluster with dedicated access, or start Hoploom with spark-submit")
+
+
 def check_master(master: str) -> None:
     """ConfigError where no master of a standalone cluster can be reached; Spark itself tries for a minute."""
     if not master.startswith("spark://"):
@@ -68,16 +80,17 @@ def check_master(master: str) -> None:
 
 def check_executors(session: "SparkSession") -> None:
     """ConfigError where executors have another Hoploom than this process, or none, or cannot run Python at all."""
-    tasks = max(2, session.sparkContext.defaultParallelism)
+    tasks, tag = max(2, session.sparkContext.defaultParallelism), f"hoploom-{secrets.token_hex(8)}"
     asked = session.range(tasks, numPartitions=tasks).mapInArrow(_asked(), "python string, has string, lacks string")
     late = threading.Event()
 
     def give_up() -> None:
         late.set()
-        session.sparkContext.cancelAllJobs()
+        session.sparkContext.cancelJobsWithTag(tag)
 
     timer = threading.Timer(EXECUTOR_SECONDS, give_up)
     timer.start()
+    session.sparkContext.addJobTag(tag)
     try:
         rows = asked.collect()
     except Exception as error:  # Py4J's, Spark's and Java's have no common base
@@ -88,6 +101,7 @@ def check_executors(session: "SparkSession") -> None:
         raise python_problem(error) or ConfigError(f"Spark's executors run no tasks: {reason_of(error)}") from error
     finally:
         timer.cancel()
+        session.sparkContext.removeJobTag(tag)
     for row in rows:
         if row["lacks"]:
             raise _lacking(row["lacks"], f" (it is {row['python']})")
@@ -132,6 +146,20 @@ def python_problem(error: Exception) -> ConfigError | None:
         what = "the Python process of a task was ended, as it is where memory runs out"
         return ConfigError(f"{what}; give executors more of it (spark.executor.memoryOverhead), or lower --memory")
     return None
+
+
+def unreadable_file(error: Exception) -> str | None:
+    """The file that Spark could not read; None if something else went wrong."""
+    found = next((at for text in (str(error), *_causes(error)) if (at := UNREADABLE_FILE.search(text))), None)
+    return None if found is None else unquote(found[1]).removeprefix("file://")
+
+
+def _causes(error: Exception) -> Iterator[str]:
+    """What Java says of an error, from the outermost to the first."""
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while cause is not None:
+        yield str(cause.toString())
+        cause = cause.getCause()
 
 
 def reason_of(error: Exception) -> str:

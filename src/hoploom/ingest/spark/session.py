@@ -14,8 +14,16 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from hoploom import errors
-from hoploom.errors import ConfigError, HoploomError
-from hoploom.ingest.spark.checks import check_executors, check_java, check_master, python_problem, reason_of
+from hoploom.errors import ConfigError, DataError, HoploomError
+from hoploom.ingest.spark.checks import (
+    check_executors,
+    check_java,
+    check_master,
+    check_session,
+    python_problem,
+    reason_of,
+    unreadable_file,
+)
 from hoploom.ranks.environment import spark_driver_options
 
 STATIC = {  # of a process
@@ -55,6 +63,7 @@ def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str
             started = _started(folder, memory, master, conf) if active is None else active
             if active is None:
                 stack.callback(started.stop)
+            check_session(started)
             session = started.newSession()
             _set_python(session)
             for name, value in SETTINGS.items():
@@ -92,6 +101,14 @@ def _set_python(session: SparkSession) -> None:
 # --- errors --------------------------------------------------------------------------------------
 
 
+class DamagedFileError(DataError):
+    """Spark cannot read a file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} cannot be read; it is damaged or cut short, so write it again")
+        self.path = path
+
+
 def sent(error: HoploomError) -> RuntimeError:
     """An error of ours on an executor, so that it survives Spark's traces."""
     told = json.dumps([type(error).__name__, str(error)]).encode()
@@ -122,4 +139,6 @@ def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
     except HoploomError:
         raise
     except Exception as error:  # Py4J's, Spark's and Java's have no common base
-        raise received(error) or python_problem(error) or kind(f"{what}: {reason_of(error)}") from error
+        file = unreadable_file(error)
+        told = received(error) or python_problem(error) or (file and DamagedFileError(file))
+        raise told or kind(f"{what}: {reason_of(error)}") from error

@@ -4,6 +4,7 @@ The same code as for a store that one process writes, over one range.
 """
 
 import json
+import secrets
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,7 @@ class BlockTask:
     def measure(self, number: int, batches: Batches) -> Any:
         """Write the measures of the range's chunks, for a block with a last step; returns the name of their file."""
         stream, block = self._within(number, batches)
-        name = f"{PIECES}/measures/{number:06d}"
+        name = f"{PIECES}/measures/{number:06d}-{secrets.token_hex(8)}"
         with self.options.budget() as budget, self.options.staging.create(name) as file:
             for measures in measured_chunks(stream, block, budget):
                 file.write(json.dumps(measures).encode() + b"\n")

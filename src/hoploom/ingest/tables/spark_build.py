@@ -1,7 +1,7 @@
 """A build on Spark: the driver plans and counts; executors number nodes, join edges and write the parts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.spark import SharedRows, write_shared
 from hoploom.ingest.spark.frames import numbers, returned, set_join_tasks
-from hoploom.ingest.spark.session import spark_session
+from hoploom.ingest.spark.session import DamagedFileError, spark_session
 from hoploom.ingest.spark.target import StoreTarget, opened_target
 from hoploom.ingest.spark.watch_jobs import watching
 from hoploom.ingest.stream.streams import IdRows, in_turn
@@ -55,7 +55,7 @@ def build_on_spark(
         folder = target.local_scratch("tables")
         sources = read_sources(graph, folder, run_all=rewrite)
         session = started()
-        with SparkEngine(session) as engine:
+        with SparkEngine(session) as engine, _naming_files(sources):
             set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
             if not _reach(target, session):
                 _check_reach(folder, sources)
@@ -84,6 +84,18 @@ def _check_reach(folder: Path, sources: Mapping[str, TableSource]) -> None:
             way_out = "write it as Parquet under a plain name, or build into a path that all executors share"
             why = f"{source.origins[0]} was rewritten or linked on this host, which executors do not reach"
             raise source.problem("files", f"{why}; {way_out}")
+
+
+@contextmanager
+def _naming_files(sources: Mapping[str, TableSource]) -> Iterator[None]:
+    """A damaged file is named as the user knows it, where Spark was given a link."""
+    try:
+        yield
+    except DamagedFileError as error:
+        own = {
+            path: name for source in sources.values() for path, name in zip(source.paths, source.origins, strict=True)
+        }
+        raise DamagedFileError(own.get(error.path, error.path)) from error
 
 
 def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
