@@ -309,3 +309,24 @@ def test_ids_that_are_no_ids_are_named_by_spark_too(
             told.append(str(caught.value))
         assert what in told[0]
         assert told[0] == told[1]
+
+
+@needs_spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("running_spark")
+@pytest.mark.parametrize("column", ["id", "part", "dst"])
+def test_text_that_is_not_utf8_is_named_by_spark(tmp_path: Path, column: str) -> None:
+    """Spark itself reads it as any other; DuckDB refuses the file."""
+    names = ["a", "b", "c", "d"]
+    tables = {"nodes": {"id": names, "part": ["train", "val"] * 2}, "edges": {"src": names, "dst": names}}
+    bad = pa.array([b"a", b"b", b"\xff\xfe", b"d"]).view(pa.string())
+    for name, columns in tables.items():
+        rows = pa.table({one: bad if one == column else pa.array(given) for one, given in columns.items()})
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
+    text = NODES.split("features")[0] + 'split = "part"\n' + EDGES
+    owner = 'edges."node to node"' if column == "dst" else "nodes.node"
+    with pytest.raises(DataError, match=rf"row 3: column '{column}' of {owner} holds text that is not UTF-8"):
+        build_here(tmp_path, text, engine="spark", master="local[2]")
+    with pytest.raises(DataError, match="not valid UTF8"):
+        build_here(tmp_path, text, engine="duckdb")

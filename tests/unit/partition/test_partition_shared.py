@@ -15,7 +15,7 @@ import hoploom
 from hoploom.errors import ConfigError
 from hoploom.ops import PartitionRule
 from hoploom.partition import assign
-from hoploom.partition.spark.clusters import Votes, winners
+from hoploom.partition.spark.clusters import Votes, told_of, winners
 from hoploom.partition.spark.exchange import (
     Array,
     BucketMessage,
@@ -125,6 +125,24 @@ def test_the_order_of_messages_does_not_change_the_parts(
     shuffled, also = cut_in_buckets(planted, tmp_path / "other", 3, 500, Shuffled(seed))
     assert (parts == shuffled).all()
     assert (held == also).all()
+
+
+def test_of_a_large_graph_only_a_share_of_the_full_clusters_is_told(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the driver and every task would hold them all."""
+    monkeypatch.setattr("hoploom.partition.spark.clusters.MOST_TOLD", 40)
+    full = np.arange(0, 4000, 40)
+    told = told_of(full, 400, 7)
+    assert 0 < told.size < 30  # a tenth of 100, about
+    assert np.isin(told, full).all()
+    assert (told_of(full, 40, 7) == full).all()
+    one, held = cut_in_buckets(planted, tmp_path, 4, 10_000)
+    many, _ = cut_in_buckets(planted, tmp_path, 4, 1400)
+    assert (one == many).all()
+    assert (held <= held.sum(0) / 4 * (1 + IMBALANCE) + 1).all()
+    by_one = assign(planted, 4, "stream", seeds="train")["node"].numpy()
+    assert share_cut(planted, one) <= 1.3 * share_cut(planted, by_one)
 
 
 def test_every_type_is_balanced_and_so_are_seeds(tmp_path: Path) -> None:

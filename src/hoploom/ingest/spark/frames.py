@@ -91,13 +91,15 @@ def numbers(session: SparkSession, count: int) -> DataFrame:
     return session.range(0, count, 1, count)
 
 
-def returned(frame: DataFrame, task: Task, staging: Place, row_bytes: int = 16) -> list[Any]:
-    """What the task returns for every partition, in order. In `staging` it writes what is wrong with its rows."""
+def returned(frame: DataFrame, count: int, task: Task, staging: Place, row_bytes: int = 16) -> list[Any]:
+    """What the task returns for each of `count` partitions. In `staging` it writes what is wrong with its rows."""
     set_batch_rows(frame.sparkSession, row_bytes)
     with explained("Spark cannot write the store", DataError):
         found = frame.mapInArrow(partial(_run, task, staging), RETURNED).collect()
     answers = dict(json.loads(row[0]) for row in found)
-    return [answers[number] for number in sorted(answers)]
+    if len(answers) != count:
+        raise StoreError(f"Spark ran {len(answers):,} tasks of {count:,}, so that rows may be missing; try again")
+    return [answers[number] for number in range(count)]
 
 
 def set_join_tasks(session: SparkSession, num_rows: int) -> None:

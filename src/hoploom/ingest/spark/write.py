@@ -167,9 +167,9 @@ class _SharedStore:
             return []
         with self._watching(ranges.count, f"{ranges.num_ids:,} nodes"):
             if isinstance(rows, IdRows):
-                return returned(numbers(self._session, ranges.count), task, self._target.staging)
+                return returned(numbers(self._session, ranges.count), ranges.count, task, self._target.staging)
             moved = shuffled(rows.frame, ranges.number_of("node"), ranges.count)
-            return returned(moved, task, self._target.staging, rows.row_bytes)
+            return returned(moved, ranges.count, task, self._target.staging, rows.row_bytes)
 
     # --- edges --------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class _SharedStore:
             if tasks:
                 moved = shuffled(frame, number, tasks, order)
                 with self._watching(tasks, f"{rows.num_rows:,} edges"):
-                    answers = returned(moved, task.write, self._target.staging, rows.row_bytes)
+                    answers = returned(moved, tasks, task.write, self._target.staging, rows.row_bytes)
         except HoploomError as error:
             if rows.explained is None or (told := rows.explained(error)) is None:
                 raise
@@ -269,7 +269,7 @@ class _SharedStore:
                 folder.mkdir(parents=True, exist_ok=True)
         with self._watching(len(tasks), f"{len(files):,} files"):
             task = JoinTask(staging, place, plan, self._in_ranges)
-            answers = returned(numbers(self._session, len(tasks)), task.write, staging)
+            answers = returned(numbers(self._session, len(tasks)), len(tasks), task.write, staging)
         for name, entry in joined_files(staging, files, tasks, answers).items():
             self._target.add(name, entry)
         with suppress(StoreError):  # a late task may still write there; all goes with the staging place

@@ -1,7 +1,8 @@
 """What is wrong with the tables, by file, row and value. Runs once a build has failed, so it may read them again."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ibis.expr.types as ir
@@ -10,10 +11,12 @@ import pyarrow as pa
 from hoploom.config.values import as_key
 from hoploom.errors import DataError
 from hoploom.ingest.tables.engine import Engine, rows_of
+from hoploom.ingest.tables.id_counts import is_utf8
 from hoploom.ingest.tables.sources import TableSource
 from hoploom.ingest.tables.transforms import UnfitError
 
 SHOWN = 5
+NO_TEXT = "holds text that is not UTF-8; write it in UTF-8"
 
 
 def nulls(source: TableSource, column: str, count: int, way_out: str) -> DataError:
@@ -26,6 +29,24 @@ def zero_bytes(source: TableSource, value: str) -> DataError:
     """An id holds the letter that ends texts."""
     column = source.id_column
     return _at(source, column, source.locate(column, [value]).get(value), f"holds {value!r}; remove its zero byte")
+
+
+def not_utf8(source: TableSource, column: str) -> DataError:
+    """A text of the column is no UTF-8; whose, by its place."""
+    for origin, before, texts in source.scan(column):
+        if not is_utf8(texts):
+            row = bisect_left(range(len(texts)), True, key=lambda last: not is_utf8(texts[: last + 1]))
+            return _at(source, column, f"{origin}, row {before + row + 1}", NO_TEXT)
+    return _at(source, column, None, NO_TEXT)
+
+
+@contextmanager
+def naming_texts(source: TableSource, column: str) -> Iterator[None]:
+    """Values of the column are shown."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise not_utf8(source, column) from error
 
 
 def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataError:
@@ -114,7 +135,8 @@ def _listed(engine: Engine, source: TableSource, column: str, ids: ir.Table, ski
     """How many ids there are, and the first of them with their places; skip=1: the second ones."""
     distinct = ids.distinct()
     (count,) = rows_of(engine, distinct.aggregate(ids=distinct.count()))
-    first = [row["id"] for row in rows_of(engine, distinct.order_by("id").limit(SHOWN))]
+    with naming_texts(source, column):
+        first = [row["id"] for row in rows_of(engine, distinct.order_by("id").limit(SHOWN))]
     before = "again in " if skip else ""
     places = {value: f" ({before}{place})" for value, place in source.locate(column, first, skip=skip).items()}
     more = f" and {count['ids'] - SHOWN} more" if count["ids"] > SHOWN else ""

@@ -132,6 +132,8 @@ def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> N
     """The numbering by a map of ids [id, part], and [bucket] of texts."""
     name = file_name(source.owner)
     pairs, counts = engine.number(ids, source.num_rows, name) or by_buckets(engine, ids, name)
+    if not counts.is_utf8:
+        raise diagnose.not_utf8(source, source.id_column)
     if counts.nulls:
         raise diagnose.nulls(source, source.id_column, counts.nulls, WAY_OUT)
     _require_all(source, counts.num_ids)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hoploom.ingest.stream import NodeFields, NodeStream, Rows
+from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.array_rows import ArrayRows
 from hoploom.ingest.tables.build_report import Report, Unlabelled
 from hoploom.ingest.tables.engine import Engine, rows_of
@@ -105,7 +106,8 @@ class NodeRows:
         nodes = self._with_nodes({split: "split"})
         named = nodes.select("node", split=nodes["split"].cast("string"))
         named = named.filter(named["split"].notnull() & (named["split"] != ""))  # no name: in no split
-        found = rows_of(self.engine, named.select("split").distinct().limit(MOST_SPLITS + 1))
+        with diagnose.naming_texts(self.source, split):
+            found = rows_of(self.engine, named.select("split").distinct().limit(MOST_SPLITS + 1))
         if len(found) > MOST_SPLITS:
             message = f"column {split!r} has more than {MOST_SPLITS} values; a split column names few, as train and val"
             raise self.source.problem("split", message)

@@ -49,7 +49,8 @@ def build_on_spark(
             if not _reach(target, session):
                 return one_by_one(rewrites)
             with watching(session, stages.detail):
-                returned(numbers(session, len(rewrites)), partial(_rewrite, rewrites), target.staging)
+                count, task = len(rewrites), partial(_rewrite, rewrites)
+                returned(numbers(session, count), count, task, target.staging)
 
         begin("reading the tables")
         folder = target.local_scratch("tables")

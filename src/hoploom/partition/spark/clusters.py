@@ -22,6 +22,7 @@ ROUNDS = 3  # of a level
 LINKS = 32  # of a cluster are kept: so many, or more
 LEAST_CLUSTERS = 1 << 14  # of a bucket
 MOST_LINKS = 1 << 21  # in all, where clusters are few
+MOST_TOLD = 1 << 26  # vertices up to which all learn of every full cluster; else of a share: one in a hundred would do
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PropagationTurn:
     number: int
     key: int
     largest: int  # size of a cluster
-    closed: Array  # labels that nobody else may take, ascending
+    closed: Array  # labels that nobody wants: those that nobody else may take, or many of them; ascending
     usual: int  # size of a vertex: a cluster without room for it is closed
 
     def moves(self, vertices: Array) -> Array:
@@ -111,7 +112,13 @@ class AcceptLabels:
         np.add.at(held, wanted - begin, sizes[fits])
         yield from sent_to(buckets.of(vertices), {"vertex": vertices, "label": wanted})
         full = np.nonzero(held + turn.usual > turn.largest)[0] + begin
-        yield BucketMessage(bucket, {"closed": full})
+        yield BucketMessage(bucket, {"closed": told_of(full, buckets.num_ids, keys.mix(turn.key, turn.number))})
+
+
+def told_of(full: Array, num_vertices: int, key: int) -> Array:
+    """The full clusters that all learn of, so that nobody wants them: a bounded number, however large the graph."""
+    share = MOST_TOLD / max(1, num_vertices)
+    return full if share >= 1 else full[mix(key, full) < np.uint64(share * 2**64)]
 
 
 @dataclass(frozen=True)
