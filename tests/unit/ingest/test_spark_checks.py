@@ -89,12 +89,18 @@ def test_what_executors_lack_is_found_in_their_errors() -> None:
             "Lost task 0.3 (executor 1): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
             "the Python process of a task was ended, as it is where memory runs out; give executors more",
         ),
+        (
+            "Lost task 0.3 (executor 1): java.io.EOFException\n\tat java.base/java.io.DataInputStream.readInt(D:3)\n"
+            "\tat org.apache.spark.api.python.PythonWorkerFactory.create(Made.scala:153)",
+            "the Python process of a task was ended, as it is where memory runs out; give executors more",
+        ),
     ):
         error = python_problem(RuntimeError(text))
         assert error is not None
         assert re.search(said, str(error))
         assert "\n" not in str(error)
     assert python_problem(RuntimeError("an executor was lost")) is None
+    assert python_problem(RuntimeError("java.io.EOFException\n\tat org.apache.spark.io.Block.read(B.java:1)")) is None
 
 
 JAVA_TRACE = """An error occurred while calling o49.collectToPython.

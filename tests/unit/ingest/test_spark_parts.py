@@ -197,7 +197,7 @@ def test_spark_tries_again_where_that_may_help(tmp_path: Path) -> None:
             (folder / "staging").mkdir(parents=True)
             task = partial(once_bad, error, folder)
             with pytest.raises(error, match=r"^row 3 of it is bad$"):
-                frames.returned(frames.numbers(session, 3), task, Place(str(folder / "staging")))
+                frames.returned(frames.numbers(session, 3), 3, task, Place(str(folder / "staging")))
             assert (folder / "task-1").read_text().count("ran") == runs
 
 

@@ -25,6 +25,9 @@ ANSWER_SECONDS = 5.0
 EXECUTOR_SECONDS = 180.0  # a cluster may start hosts first
 JAVA = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'  # the one that Spark starts
 GET_JAVA = f"install Java {LEAST_JAVA} or later, and set JAVA_HOME to its folder if it is not the `java` on your PATH"
+NOT_BEGUN = re.compile(
+    r"java\.io\.EOFException(\s+at \S+){0,9}\s+at org\.apache\.spark\.api\.python\."
+)  # it had no pid yet
 UNREADABLE_FILE = re.compile(r"while reading file (\S+?)\.(?:\s|$)")
 UNTOLD = (
     "An error occurred while",
@@ -142,7 +145,7 @@ def python_problem(error: Exception) -> ConfigError | None:
         )
     if versions := re.search(r"different version: ([\d.]+\d) than that in driver: ([\d.]+\d)", text):
         return ConfigError(f"Spark's executors have Python {versions[1]}, but you run Python {versions[2]}; {SHIP}")
-    if "Python worker exited unexpectedly" in text:
+    if "Python worker exited unexpectedly" in text or NOT_BEGUN.search(text):
         what = "the Python process of a task was ended, as it is where memory runs out"
         return ConfigError(f"{what}; give executors more of it (spark.executor.memoryOverhead), or lower --memory")
     return None
