@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -130,7 +130,10 @@ def _no_more(now: tuple[list[str], int, int], before: tuple[list[str], int, int]
 def _held() -> tuple[list[str], int, int]:
     """Threads, open files, and bytes of the core's buffers that somebody reads."""
     gc.collect()
-    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            names.append((task / "comm").read_text())
     own = [name for name in names if not name.startswith("iou-")]  # the kernel's, which waits some seconds for more
     return sorted(own), len(os.listdir("/proc/self/fd")), ops.pool_use()[1]
 
