@@ -132,21 +132,21 @@ def test_no_folder_bears_a_name_that_tools_pass_over() -> None:
     assert not folders & {"build", "dist", "site-packages", "venv", "node_modules"}
 
 
-def test_files_stay_under_400_lines() -> None:
+def test_files_stay_under_600_lines() -> None:
     files = _tracked("*.py", "*.pyi", "*.cpp", "*.h", "*.sh")
     assert len(files) > 50
     long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
-    assert not {name: lines for name, lines in long.items() if lines > 400}
+    assert not {name: lines for name, lines in long.items() if lines > 600}
 
 
-def test_functions_stay_under_60_lines() -> None:
+def test_functions_stay_under_80_lines() -> None:
     long = {}
     for path in _tracked("*.py"):
         for node in ast.walk(_tree(path)):
             if isinstance(node, ast.FunctionDef):
                 first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
                 lines = (node.end_lineno or 0) - first.lineno + 1
-                if lines >= 60:
+                if lines >= 80:
                     long[f"{path.name}:{node.name}"] = lines
     assert not long
 
