@@ -83,8 +83,8 @@ _HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fi
 _HOMES |= {"load_run": "train.runs.finished", "Learner": "train.learner", "Training": "train.learner"}
 _HOMES |= dict.fromkeys(("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression"), "train.tasks")
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
-_PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "inference", "ingest", "keys", "load", "nn"}
-_PACKAGES |= {"ops", "partition", "sample", "scale", "schema", "serve", "store", "train"}
+_PUBLIC = {"inference", "load", "nn", "ops", "partition", "sample", "scale", "store", "train"}  # each has an __all__
+_PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "ingest", "keys", "schema", "serve", *_PUBLIC}
 
 
 def __getattr__(name: str) -> Any:
@@ -109,4 +109,4 @@ def _import(room: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_PACKAGES, "__version__"])
+    return sorted([*__all__, *_PUBLIC, "__version__"])

@@ -4,12 +4,14 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from support.graphs import ring
 
 import hoploom
+from hoploom import ConfigError
 from hoploom.train import tasks
 
 
@@ -31,6 +33,22 @@ def test_partition_is_a_function_and_its_package_still_imports(tmp_path: Path) -
     assert "range" in METHODS
     assert inspect.signature(called) == inspect.signature(partition)
     assert called.partition is partition  # as written before
+
+
+def test_dir_of_each_public_package_shows_its_public_names_and_nothing_else() -> None:
+    packages = [value for name in dir(hoploom) if isinstance(value := getattr(hoploom, name), ModuleType)]
+    assert {"load", "nn", "train"} <= {package.__name__.removeprefix("hoploom.") for package in packages}
+    for package in packages:
+        assert dir(package) == sorted(package.__all__), package.__name__
+        assert not [name for name in dir(package) if isinstance(getattr(package, name), ModuleType)]
+    assert not [name for name in dir(hoploom) if getattr(hoploom, name).__class__.__module__ == "typing"]
+
+
+@pytest.mark.parametrize(("package", "hint"), [("load", "hoploom.open"), ("train", "hoploom.fit")])
+def test_a_package_that_is_called_names_the_function_that_was_meant(package: str, hint: str) -> None:
+    called: Any = getattr(hoploom, package)
+    with pytest.raises(ConfigError, match=rf"hoploom.{package} is a package and cannot be called; {hint}"):
+        called("graph.store", memory="4GB")
 
 
 @pytest.mark.slow

@@ -3,3 +3,4 @@
 from hoploom.inference.infer import Inference, infer
 
 __all__ = ["Inference", "infer"]
+__dir__ = __all__.copy

@@ -1,6 +1,6 @@
 """Layers and models, with PyG's arguments and parameters, for sampled batches and whole graphs."""
 
-from hoploom.nn.kinds import KINDS, Shape
+from hoploom.nn.kinds import Shape
 from hoploom.nn.layers import Conv, GATConv, GCNConv, GINConv, LayerView, SAGEConv, views_of
 from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, RelationLayer
 
@@ -9,7 +9,6 @@ __all__ = [
     "GCN",
     "GIN",
     "GNN",
-    "KINDS",
     "Conv",
     "GATConv",
     "GCNConv",
@@ -21,3 +20,4 @@ __all__ = [
     "Shape",
     "views_of",
 ]
+__dir__ = __all__.copy

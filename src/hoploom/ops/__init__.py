@@ -134,3 +134,4 @@ __all__ = [
     "wait_readable",
     "widen_picks",
 ]
+__dir__ = __all__.copy

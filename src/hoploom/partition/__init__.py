@@ -13,6 +13,7 @@ from hoploom.partition.picture import as_svg
 from hoploom.partition.report import PartitionReport, as_json, report
 
 __all__ = ["METHODS", "PartitionReport", "as_json", "as_svg", "assign", "edge_cut", "partition", "report"]
+__dir__ = __all__.copy
 
 
 class _Callable(ModuleType):

@@ -19,3 +19,4 @@ __all__ = [
     "make_link_task",
     "sample_hops",
 ]
+__dir__ = __all__.copy

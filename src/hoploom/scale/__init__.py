@@ -22,3 +22,4 @@ __all__ = [
     "read_constants",
     "to_json",
 ]
+__dir__ = __all__.copy

@@ -17,3 +17,4 @@ __all__ = [
     "assemble",
     "open_store",
 ]
+__dir__ = __all__.copy

@@ -1,7 +1,11 @@
 """Training: tasks, the training loop, metrics, checkpoints, the journal; also names of ranks and inference."""
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hoploom.errors import ConfigError
 
 if TYPE_CHECKING:
     from hoploom.gpu.whole_step.epoch import WholeStep
@@ -56,6 +60,7 @@ __all__ = [
     "spawn",
     "unwrap",
 ]
+__dir__ = __all__.copy
 
 
 def __getattr__(name: str) -> Any:
@@ -63,3 +68,14 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"hoploom.{home}"), name)
     raise AttributeError(f"module 'hoploom.train' has no attribute {name!r}")
+
+
+class _NotCallable(ModuleType):
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise ConfigError(
+            "hoploom.train is a package and cannot be called; hoploom.fit trains a model of yours, and "
+            "`hoploom train run.toml` in a shell trains from a file"
+        )
+
+
+sys.modules[__name__].__class__ = _NotCallable

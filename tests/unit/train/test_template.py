@@ -10,6 +10,16 @@ import torch
 import hoploom
 from hoploom.cli import main
 from hoploom.train.runs.reading import read_run_file
+from hoploom.train.runs.run_file import KEYS
+
+
+def test_no_drafted_file_holds_a_deprecated_key(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "run.toml")]) == 0
+    drafted = (tmp_path / "run.toml").read_text()
+    old = {name.rpartition(".")[2] for name, key in KEYS.items() if "deprecated" in key.help}
+    assert old >= {"tensorboard"}
+    assert not [name for name in old if re.search(rf"^(# )?{name} = ", drafted, re.MULTILINE)]
+    assert "deprecated" not in drafted
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 import hoploom
 from hoploom.cli import main, running
 from hoploom.ingest.synthetic import generate
-from hoploom.nn import KINDS
+from hoploom.nn.kinds import KINDS
 from hoploom.ranks import environment
 from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint

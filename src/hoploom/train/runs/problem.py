@@ -21,7 +21,8 @@ from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
-from hoploom.nn import GNN, KINDS, Shape
+from hoploom.nn import GNN, Shape
+from hoploom.nn.kinds import KINDS
 from hoploom.ranks.context import Context, unwrap
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted

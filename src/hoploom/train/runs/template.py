@@ -34,6 +34,8 @@ def template(known: Mapping[str, Any] | None = None, notes: Mapping[str, str] | 
         lines += [f"\n[{section}]  # {_lowered(owner)}"] if section else []
         for name in keys_in(owner):
             key = f"{section}.{name}".removeprefix(".")
+            if KEYS[key].help.startswith("deprecated"):
+                continue
             lines.append(_template_line(name, key, values, notes.get(key, KEYS[key].help)))
     return "\n".join(lines) + "\n"
 
