@@ -119,7 +119,12 @@ def _template(path: Path, arguments: Arguments) -> tuple[str, str]:
 def _draft(path: Path, arguments: Arguments) -> tuple[str, str]:
     from hoploom.ingest.tables.draft import draft
 
-    return draft(arguments.tables, path.parent), f"hoploom build {path} -o {path.stem}.store"
+    text, section = draft(arguments.tables, path.parent), ""
+    for line in text.splitlines():
+        section = line if line.startswith("[") else section
+        if "  # guessed" in line:
+            print(f"{section} {line}", file=sys.stderr)
+    return text, f"hoploom build {path} -o {path.stem}.store"
 
 
 COMMANDS = {

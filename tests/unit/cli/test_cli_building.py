@@ -213,6 +213,13 @@ def test_build_refuses_wrong_options(
     assert message in refusal(["build", recipe, "-o", recipe.with_name("s"), *words], capsys)
 
 
+def test_init_prints_what_it_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"id": [0, 1], "y": [0, 1]}), tmp_path / "nodes.parquet")
+    assert main(["init", "--tables", str(tmp_path), str(tmp_path / "graph.toml")]) == 0
+    said = '[nodes.node] label = "y"  # guessed: the column is called y; is this what you predict?'
+    assert said in capsys.readouterr().err.splitlines()
+
+
 def test_build_wants_a_graph_toml_and_says_how_to_get_one(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recipe.parent
     for given in (folder, folder / "nodes.parquet"):

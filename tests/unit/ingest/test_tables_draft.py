@@ -209,6 +209,67 @@ def test_a_table_of_pairs_of_ids_of_another_table_is_edges(tmp_path: Path) -> No
     assert list(graph.nodes) == ["paper", "venue"]
 
 
+USERS_, ITEMS_ = [f"u{i}" for i in range(30)], [f"i{i}" for i in range(20)]
+THREE = {
+    "users.csv": {"user": USERS_, "age": [*range(30)]},
+    "items.csv": {"item": ITEMS_, "price": [0.5] * 20, "category": ["book", "toy"] * 10},
+    "ratings.csv": {
+        "user": [USERS_[i % 30] for i in range(120)],
+        "item": [ITEMS_[i * 7 % 20] for i in range(120)],
+        "rating": [i % 5 for i in range(120)],
+    },
+}
+NUMBERED = {
+    file: {name: [int(v[1:]) if str(v)[0] in "ui" else v for v in column] for name, column in table.items()}
+    for file, table in THREE.items()
+}
+
+
+@pytest.mark.parametrize("tables", [THREE, NUMBERED], ids=["text", "numbers"])
+def test_columns_that_bear_the_names_of_node_types_hold_ids(tmp_path: Path, tables: Mapping[str, Any]) -> None:
+    graph = _drafted(tmp_path, tables)
+    assert {name: nodes.id for name, nodes in graph.nodes.items()} == {"item": "item", "user": "user"}
+    assert {nodes.label for nodes in graph.nodes.values()} == {None}  # a category is no label
+    edges = graph.edges["user", "ratings", "item"]
+    assert (edges.source, edges.destination, edges.features) == ("user", "item", ("rating",))
+
+
+@pytest.mark.parametrize("tables", [THREE, NUMBERED], ids=["text", "numbers"])
+def test_edges_are_seen_by_their_values_whatever_their_columns_are_called(
+    tmp_path: Path, tables: Mapping[str, Any]
+) -> None:
+    bought = dict(zip(("who", "what", "stars"), tables["ratings.csv"].values(), strict=True))
+    nodes = {"users.csv": tables["users.csv"], "items.csv": tables["items.csv"]}
+    graph = _drafted(tmp_path, nodes | {"bought.csv": {"stars": bought["stars"]} | bought})
+    edges = graph.edges["user", "bought", "item"]
+    assert (edges.source, edges.destination, edges.features) == ("who", "what", ("stars",))
+    assert 'source = "who"  # guessed: these are ids of user, by their values' in draft(tmp_path, tmp_path)
+
+
+def test_ids_that_no_row_of_the_named_type_has_are_said(tmp_path: Path) -> None:
+    _write(tmp_path, THREE | {"ratings.csv": {"user": USERS_[:4], "item": [*ITEMS_[:1], "x", "y", "z"]}})
+    said = 'destination = "item"  # guessed by the name, but only 25.0 % of the first values are ids of item'
+    assert said in draft(tmp_path, tmp_path).splitlines()
+
+
+def test_ids_of_others_in_a_node_table_are_edges(tmp_path: Path) -> None:
+    orders = {"order_id": [*range(100, 130)], "buyer": USERS_, "item": [ITEMS_[0], *ITEMS_, *ITEMS_[:9]]}
+    graph = _drafted(tmp_path, THREE | {"orders.csv": orders})
+    assert [*graph.edges][:2] == [("order", "buyer", "user"), ("order", "to", "item")]
+    orders["buyer"] = [None, *USERS_[1:]]
+    _write(tmp_path, {"orders.csv": orders})
+    assert "# orders.csv: buyer has ids of user, but not in every row, as edges need" in draft(tmp_path, tmp_path)
+
+
+def test_a_label_is_guessed_with_its_reason_or_not_at_all(tmp_path: Path) -> None:
+    nodes = {"id": NUMBERS, "class": TEXT, "target": ["a", "b"] * 3}
+    _write(tmp_path, {"nodes.csv": nodes, "edges.csv": RING})  # each row has another class: those are names
+    said = 'label = "target"  # guessed: the column is called target; is this what you predict?'
+    assert said in draft(tmp_path, tmp_path).splitlines()
+    _write(tmp_path, {"nodes.csv": {"id": NUMBERS, "x": NUMBERS, "y": NUMBERS}})  # where each node is
+    assert "\nlabel" not in draft(tmp_path, tmp_path)
+
+
 @pytest.mark.parametrize("ends", [("cited_paper_id", "citing_paper_id"), ("paper1", "paper2"), ("id1", "id2")])
 def test_ends_that_are_both_of_one_thing_are_of_its_type(tmp_path: Path, ends: tuple[str, str]) -> None:
     graph = _drafted(

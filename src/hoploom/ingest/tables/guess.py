@@ -1,7 +1,7 @@
 """What a table may be, by the names, the types and the first values of its columns. Guesses only: people read them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hoploom.config.values import as_key, as_toml
-from hoploom.ingest.tables.survey import Surveyed, share_found
+from hoploom.ingest.tables.survey import Surveyed
 
 ENDS = ("source", "destination")
 SOURCES = ["src", "source", "from", "head", "start", "u", "citing", "follower", "sender", "subject"]
@@ -19,7 +19,7 @@ DESTINATIONS += ["cited", "followee", "receiver", "object"]
 PEERS = ["friend", "peer", "neighbor", "neighbour", "parent", "child", "other", "partner", "ref", "reference"]
 ID_WORDS = ["id", "ids", "idx", "nid", "uid", "key", "index"]
 SINGULARS = {"movies": "movie", "cookies": "cookie", "series": "series", "species": "species"}  # no y, no s
-LABELS = ["label", "labels", "y", "target", "class", "category"]
+LABELS = ["label", "labels", "y", "target", "class"]
 SPLITS = ["split", "fold", "set", "subset", "partition"]
 TIMES = ["time", "timestamp", "date", "datetime", "ts", "at", "created", "created_at", "published"]
 WEIGHTS = ["weight", "w"]
@@ -31,7 +31,6 @@ CAMEL_ID = re.compile(r".*[a-z](Id|ID)")
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas' index, which says nothing of a row
 MOST_SPLITS = 10
 FEW_VALUES = 10  # of a column that may be a class, or become one-hot
-HALF = 0.5  # of the ids of an end: more of them are no coincidence
 
 
 @dataclass
@@ -82,75 +81,48 @@ def type_name(table: Surveyed) -> str:
     return "_".join(kept) or "node"
 
 
-def section_of(table: Surveyed) -> Section | None:
-    """Nodes or edges, and the columns of each role; None: neither."""
-    ends = _named_ends(table)
-    id = None if ends else _own_id(table)
-    if id is not None:
-        return _section(table, {"id": id})
-    ends = ends or _other_ends(table)
-    return None if ends is None else _section(table, dict(zip(ENDS, ends, strict=True)))
-
-
 # --- ids -----------------------------------------------------------------------------------------
 
 
-def _is_id_type(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind))
+def id_typed(table: Surveyed) -> list[str]:
+    """Return the columns that can hold ids: integers and text."""
+    kinds = ((name, kind) for name, kind in table.types.items() if not ROW_NUMBER.fullmatch(name))
+    return [name for name, kind in kinds if pa.types.is_integer(kind) or pa.types.is_string(kind)]
 
 
-def is_id_name(name: str) -> bool:
-    return bool(ID_NAME.fullmatch(name) or CAMEL_ID.fullmatch(name))
+def refers(name: str, types: Collection[str]) -> bool:
+    """Return whether a column is called like an id, or like one of some node types."""
+    return bool(ID_NAME.fullmatch(name) or CAMEL_ID.fullmatch(name)) or singular(stem(name)) in types
 
 
-def _id_like(table: Surveyed) -> list[str]:
-    return [name for name, kind in table.types.items() if _is_id_type(kind) and is_id_name(name)]
-
-
-def _named_ends(table: Surveyed) -> tuple[str, str] | None:
-    """Columns called source and destination, or alike."""
-    able = [name for name, kind in table.types.items() if _is_id_type(kind)]
-    sources = [name for name in able if stem(name) in SOURCES]
-    destinations = [name for name in able if stem(name) in DESTINATIONS and name not in sources[:1]]
-    return (sources[0], destinations[0]) if sources and destinations else None
-
-
-def _own_id(table: Surveyed) -> str | None:
-    """The column that tells the rows apart: called like the table, or like an id."""
-    like_table = [name for name in _id_like(table) if singular(stem(name)) == type_name(table)]
-    if any(of_what(name) for name in _id_like(table)):
+def own_id(table: Surveyed, types: Collection[str]) -> str | None:
+    """Return the column that tells the rows apart: called like the table, or like an id; None if there is none."""
+    if named_ends(table):
+        return None
+    id_like = [name for name in id_typed(table) if refers(name, types)]
+    like_table = [name for name in id_like if singular(stem(name)) == type_name(table)]
+    if any(of_what(name) for name in id_like):
         like_table = [name for name in like_table if of_what(name)]  # the friends of users are users
-    others = [name for name in _id_like(table) if stem(name) in ("", "node", "vertex")]
-    foreign = [name for name in _id_like(table) if name not in (*like_table, *others)]
-    if len(foreign) > 1 and not like_table:
-        return None  # a number for each edge
+    others = [name for name in id_like if stem(name) in ("", "node", "vertex")]
+    foreign = [name for name in id_like if name not in (*like_table, *others)]
+    if len(foreign) > 1 and not any(refers(name, ()) for name in like_table):
+        return None  # a number for each edge, or the rating of an item by a user
     named = like_table or others or (foreign if len(foreign) == 1 else [])
     return next((name for name in named if _is_unique(table, name)), None)
 
 
-def _other_ends(table: Surveyed) -> tuple[str, str] | None:
-    """Two columns with ids, or a table of two columns alike."""
-    ids = [name for name in _id_like(table) if stem(name)]
-    if len(ids) >= 2:
-        return ids[0], ids[1]
-    types = {name: kind for name, kind in table.types.items() if not ROW_NUMBER.fullmatch(name)}
-    able = [name for name, kind in types.items() if _is_id_type(kind)]
-    is_pair = len(types) == 2 and len(able) == 2 and len(set(types.values())) == 1
-    return (able[0], able[1]) if is_pair and not any(name.isdigit() for name in able) else None
+def named_ends(table: Surveyed) -> list[str]:
+    """Return two columns that are called source and destination, or alike; none if there are no such columns."""
+    sources = [name for name in id_typed(table) if stem(name) in SOURCES]
+    destinations = [name for name in id_typed(table) if stem(name) in DESTINATIONS and name not in sources[:1]]
+    return [sources[0], destinations[0]] if sources and destinations else []
 
 
-def pair_of(section: Section, sections: Sequence[Section]) -> Section:
-    """A table of two columns with ids, one of them another table's, holds edges rather than nodes."""
-    table, id = section.table, section.id
-    pair = [name for name in table.types if name == id or not ROW_NUMBER.fullmatch(name)]
-    if id is None or len(pair) != 2:
-        return section
-    (other,) = (name for name in pair if name != id)
-    for of in sections:
-        is_other = of is not section and of.id == other and of.table.types[other] == table.types[id]
-        if is_other and share_found(table.sample[id], of.table, other) > HALF:
-            return _section(table, dict(zip(ENDS, pair, strict=True)))
-    return section
+def pair(table: Surveyed) -> list[str]:
+    """Return the columns of a table that has two of one type and no others; none for other tables."""
+    names = [name for name in table.types if not ROW_NUMBER.fullmatch(name)]
+    alike = len(names) == 2 and table.types[names[0]] == table.types[names[1]] and {*names} <= {*id_typed(table)}
+    return names if alike and not any(name.isdigit() for name in names) else []
 
 
 def _is_unique(table: Surveyed, name: str) -> bool:
@@ -161,20 +133,22 @@ def _is_unique(table: Surveyed, name: str) -> bool:
 # --- the other columns ---------------------------------------------------------------------------
 
 
-def _section(table: Surveyed, keys: dict[str, Any]) -> Section:
-    """Label, split, time, weight, features; what has no role is unused."""
+def section_of(table: Surveyed, keys: dict[str, Any], node_types: Collection[str]) -> Section:
+    """Return a section with label, split, time, weight and features. Columns that have no role are unused."""
     types, why = table.types, dict[str, str]()
+    node_types = {*node_types} - {type_name(table)}
     left = [name for name in types if name not in keys.values()]
     roles: dict[str, str | None] = {}
     if "id" in keys:
-        roles["label"] = _named(left, LABELS, lambda name: table.is_text(name) or _is_feature(table, name))
+        roles["label"] = label = _named(left, LABELS, lambda name: _is_label(table, name))
+        why |= {} if label is None else {"label": f"guessed: the column is called {label}; is this what you predict?"}
         roles["split"] = _named(left, SPLITS, lambda name: _is_split(table, name))
     else:
         roles["weight"] = _named(left, WEIGHTS, lambda name: _is_number(types[name]))
     moments = (name for name in left if pa.types.is_timestamp(types[name]) or pa.types.is_date(types[name]))
     roles["time"] = _named(left, TIMES, lambda name: _is_time(types[name])) or next(moments, None)
     left = [name for name in left if name not in roles.values()]
-    named = [name for name in left if not is_id_name(name) and not ROW_NUMBER.fullmatch(name)]
+    named = [name for name in left if not refers(name, node_types) and not ROW_NUMBER.fullmatch(name)]
     asked = [name for name in named if "id" in keys and _may_be_label(table, name)]
     features = [name for name in named if _is_feature(table, name) and name not in asked]
     if features:
@@ -200,6 +174,14 @@ def _section(table: Surveyed, keys: dict[str, Any]) -> Section:
     few = [name for name in left if name in named and _is_few(table, name)]
     hints += [f'columns.{as_key(name)}.categories = "one-hot"  # and add {as_toml(name)} to features' for name in few]
     return Section(table, keys, why, [name for name in left if name not in (*features, *asked)], hints)
+
+
+def _is_label(table: Surveyed, name: str) -> bool:
+    """Return whether a column that is called like a label can be one: numbers, or words that come again."""
+    found, across = table.sample[name], table.types.get("x")
+    if name == "y" and across is not None and _is_number(across):
+        return False  # x and y are a position
+    return _is_feature(table, name) or (table.is_text(name) and 2 * pc.count_distinct(found).as_py() <= len(found))
 
 
 def _may_be_label(table: Surveyed, name: str) -> bool:

@@ -16,7 +16,7 @@ from hoploom.ingest.tables.sources import plain_schema
 from hoploom.ingest.tables.table_files import BATCH, TableFile, arrow_batches, kind_of, opened
 
 SAMPLE = 10_000  # rows
-WANTED = 200  # ids of edges that are looked up among nodes
+WANTED = 200  # values of a column that are looked up among the ids of nodes
 NUMBER = re.compile(r"(?<![a-zA-Z])\d+|\d+$")  # of a shard: part-00001, edges_3, edges7
 
 
@@ -36,6 +36,11 @@ class Surveyed:
 
     def is_text(self, column: str) -> bool:
         return bool(pa.types.is_string(self.types[column]))
+
+    def some(self, column: str) -> Any:
+        """Return the first distinct values of a column, text or int64."""
+        values = pc.unique(self.sample[column].combine_chunks().drop_null()).slice(0, WANTED)
+        return values.cast(pa.string() if self.is_text(column) else pa.int64(), safe=False)
 
     def pieces(self, column: str) -> Iterator[Any]:
         """All values of a column, piece by piece."""
@@ -144,15 +149,14 @@ def _batches(file: TableFile, types: dict[str, Any] | None = None) -> Iterator[A
 # --- looking further -----------------------------------------------------------------------------
 
 
-def share_found(values: Any, table: Surveyed, column: str) -> float:
-    """The share of some values that stand in the column of another table."""
-    wanted = pc.unique(values.combine_chunks().drop_null()).slice(0, WANTED)
-    missing = pa.array(wanted)
-    for batch in table.pieces(column):
-        missing = missing.filter(pc.invert(pc.is_in(missing, batch.cast(missing.type))))
+def found_among(wanted: Any, table: Surveyed, column: str) -> Any:
+    """Return those of some values that stand in a column of a table. Reads the column until all are found."""
+    missing = wanted
+    for piece in table.pieces(column):
+        missing = missing.filter(pc.invert(pc.is_in(missing, piece.cast(missing.type, safe=False))))
         if len(missing) == 0:
             break
-    return 1 - len(missing) / max(1, len(wanted))
+    return wanted.filter(pc.invert(pc.is_in(wanted, missing)))
 
 
 def largest(table: Surveyed, column: str) -> int | None:
