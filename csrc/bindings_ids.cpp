@@ -175,11 +175,12 @@ void bind_ids(nb::module_& m) {
            nb::arg("trees").noconvert().none())
       .def(
           "find",
-          [](NodeMap& map, Array<int64_t> sources) {
+          [](NodeMap& map, Array<int64_t> sources, Optional<int64_t> trees) {
+            require(!trees || trees->shape(0) == sources.shape(0), "one tree per source is needed");
             nb::gil_scoped_release release;
-            return map.find(sources.data(), int64_t(sources.shape(0)));
+            return map.find(sources.data(), int64_t(sources.shape(0)), pointer(trees));
           },
-          nb::arg("sources").noconvert())
+          nb::arg("sources").noconvert(), nb::arg("trees").noconvert().none())
       .def("nodes", &NodeMap::copy_nodes, "from"_a)
       .def("trees", &NodeMap::copy_trees, "from"_a)
       .def("take", &NodeMap::take, nb::call_guard<nb::gil_scoped_release>())

@@ -142,9 +142,10 @@ void NodeMap::grow_table() {
   }
 }
 
-Buffer NodeMap::find(const int64_t* sources, int64_t count) const {
+Buffer NodeMap::find(const int64_t* sources, int64_t count, const int64_t* trees) const {
   const auto held = alone_.read();
-  if (with_trees_ && size_ > 0) throw std::invalid_argument("find knows no trees");
+  if (size_ > 0 && with_trees_ != (trees != nullptr))
+    throw std::invalid_argument("a batch has trees for all of its nodes or for none");
   Buffer out(size_t(count) * 4);
   int32_t* local = out.as<int32_t>();
   const int32_t* slots = slots_.as<int32_t>();
@@ -152,7 +153,7 @@ Buffer NodeMap::find(const int64_t* sources, int64_t count) const {
     if (direct() && i + kAhead < count && uint64_t(sources[i + kAhead]) < uint64_t(num_nodes_))
       __builtin_prefetch(slots + sources[i + kAhead]);
     check(sources[i]);
-    local[i] = (direct() ? slots[sources[i]] : table_.empty() ? 0 : table_[slot_of(sources[i], 0)].local) - 1;
+    local[i] = (direct() ? slots[sources[i]] : table_.empty() ? 0 : table_[slot_of(sources[i], trees ? trees[i] : 0)].local) - 1;
   }
   return out;
 }

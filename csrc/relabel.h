@@ -21,8 +21,8 @@ class NodeMap {
   // Local ids of the sources; `counts` and `frontier_trees` say whose tree each source joins.
   Buffer add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees,
              int64_t frontier_size);
-  // Local ids, -1 for nodes that are not in the batch. Adds nothing.
-  Buffer find(const int64_t* sources, int64_t count) const;
+  // Local ids, -1 for nodes that are not in the batch; with trees, one per source, not in this tree. Adds nothing.
+  Buffer find(const int64_t* sources, int64_t count, const int64_t* trees = nullptr) const;
 
   int64_t size() const;
   Buffer copy_nodes(int64_t from) const;

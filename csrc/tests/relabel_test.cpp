@@ -102,6 +102,9 @@ TEST(a_node_of_two_trees_has_two_local_ids) {
   CHECK_EQUAL(values_of<int64_t>(map.copy_nodes(0)), (std::vector<int64_t>{4, 4, 4, 5, 5}));
   CHECK_EQUAL(values_of<int64_t>(map.copy_trees(0)), (std::vector<int64_t>{0, 1, 0, 0, 1}));
   CHECK_EQUAL(values_of<int64_t>(map.copy_trees(4)), (std::vector<int64_t>{1}));
+  const std::vector<int64_t> sources = {4, 5, 5, 4}, trees = {1, 1, 2, 0};
+  CHECK_EQUAL(values_of<int32_t>(map.find(sources.data(), 4, trees.data())), (std::vector<int32_t>{1, 4, -1, 0}));
+  CHECK_THROWS(map.find(sources.data(), 4));
 }
 
 TEST(find_tells_who_is_absent_and_adds_nothing) {

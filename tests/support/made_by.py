@@ -15,7 +15,8 @@ from hoploom.store.row_cache import report
 from support.cases import HOOKS, Case
 from support.shards import elsewhere_of
 
-NOT_ON_DEVICE = ("induced", "bidirectional", *HOOKS, "no layers", "heterogeneous induced")
+NOT_ON_DEVICE = ("induced", "induced, node times", "bidirectional", *HOOKS, "no layers")
+NOT_ON_DEVICE += ("heterogeneous induced", "heterogeneous induced, times")
 
 
 @dataclass(frozen=True)

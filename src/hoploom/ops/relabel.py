@@ -27,9 +27,9 @@ class NodeMap:
         buffer = self._core.add(sources.numpy(), counts.numpy(), None if trees is None else trees.numpy())
         return tensor_of(buffer, torch.int32)
 
-    def find(self, sources: Tensor) -> Tensor:
-        """Local ids [n] int32 of the sources, -1 where they are not in the batch."""
-        return tensor_of(self._core.find(sources.numpy()), torch.int32)
+    def find(self, sources: Tensor, trees: Tensor | None = None) -> Tensor:
+        """Return the local ids [n] int32 of the sources, each in its own tree; -1 where they are not in the batch."""
+        return tensor_of(self._core.find(sources.numpy(), None if trees is None else trees.numpy()), torch.int32)
 
     def nodes(self, begin: int = 0) -> Tensor:
         """The nodes from local id `begin` on."""

@@ -124,8 +124,6 @@ def _check_attr(name: str, wanted: str | None, prepared: str | None) -> None:
 
 
 def _check_combination(sampling: Sampling) -> None:
-    if sampling.subgraph == "induced" and sampling.disjoint:
-        raise ConfigError("subgraph_type='induced' cannot be disjoint or temporal; drop one of the two")
     if sampling.mode == "blocks" and not sampling.num_hops:
         raise ConfigError("fanouts are empty, but mode='blocks' needs layers; give one per layer, e.g. [15, 10, 5]")
     if sampling.subgraph != "directional" and sampling.mode == "blocks":
@@ -237,9 +235,10 @@ def sample_hops(
             hop_edges = [HopEdges() for _ in schema.relations]
         else:
             begins = ends
-    if sampling.subgraph == "induced":
-        return _induced(graph, workspace, key)
     trees = [node_map.trees() - seeds.first_tree for node_map in maps] if sampling.disjoint else None
+    if sampling.subgraph == "induced":
+        frontiers = [frontier_of(node_map, 0, seeds, sampling.disjoint) for node_map in maps]
+        return _induced(graph, workspace, frontiers, trees, key)
     nodes = [node_map.take() for node_map in maps]
     if in_blocks:
         return Sampled(nodes, trees, [], [], None, None, blocks)
@@ -270,22 +269,29 @@ def _known(positions: Tensor) -> Tensor | None:
     return None if positions.numel() and int(positions.min()) < 0 else positions
 
 
-def _induced(graph: GraphStore, workspace: Workspace, key: int) -> Sampled:
-    """All edges between the nodes of the batch, by destination."""
+def _induced(
+    graph: GraphStore,
+    workspace: Workspace,
+    frontiers: Sequence[Frontier | None],
+    trees: list[Tensor] | None,
+    key: int,
+) -> Sampled:
+    """Return all edges between the nodes of the batch, by destination: of one tree, and not later than its seed."""
     schema, maps = graph.schema, workspace.maps
-    frontiers = [Frontier(node_map.nodes()) if len(node_map) else None for node_map in maps]
     answers = graph.sample(frontiers, Draw(key, 0, [-1] * len(schema.relations)))
     edge_index, edges = [], []
     for relation, picks in enumerate(answers):
-        if picks is None:
+        frontier = frontiers[schema.destinations[relation]]
+        if picks is None or frontier is None:
             edge_index.append(torch.empty(2, 0, dtype=torch.int64))
             edges.append(torch.empty(0, dtype=torch.int64))
             continue
-        local = maps[schema.sources[relation]].find(picks.sources)
+        of_tree = None if frontier.trees is None else frontier.trees.repeat_interleave(picks.counts)
+        local = maps[schema.sources[relation]].find(picks.sources, of_tree)
         all_edges = ops.empty((2, local.numel()), torch.int64)
         ops.fill_edges(local, picks.counts, 0, 0, all_edges)
         inside = torch.nonzero(local >= 0).view(-1)
         edge_index.append(all_edges[:, inside])
         edges.append(picks.edges[inside])
     nodes = [node_map.take() for node_map in maps]
-    return Sampled(nodes, None, edge_index, list(edges), None, None)
+    return Sampled(nodes, trees, edge_index, list(edges), None, None)

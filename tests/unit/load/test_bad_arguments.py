@@ -48,8 +48,6 @@ BAD_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "unknown mode": ({"mode": "trees"}, "mode", "'trees'", "blocks"),
     "mode none": ({"mode": None}, "mode", "None", "blocks"),
     "unknown temporal_strategy": ({"temporal_strategy": "first"}, "temporal_strategy", "'first'", "last"),
-    "induced and disjoint": ({"subgraph_type": "induced", "disjoint": True}, "induced", "disjoint"),
-    "undirected and disjoint": ({"directed": False, "disjoint": True}, "induced", "disjoint"),
     "labor and replace": ({"labor": True, "replace": True}, "labor", "replace"),
     "labor and disjoint": ({"labor": True, "disjoint": True}, "labor", "disjoint"),
     "blocks and bidirectional": ({"mode": "blocks", "subgraph_type": "bidirectional"}, "blocks", "bidirectional"),
@@ -77,7 +75,6 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], said: tuple[str, ...
 
 
 BAD_WITH_COLUMNS: dict[str, tuple[Any, ...]] = {
-    "induced and time": ({"time_attr": "node_time", "subgraph_type": "induced"}, "induced", "temporal"),
     "labor and time": ({"time_attr": "node_time", "labor": True}, "labor", "time"),
     "a hook and weights": (
         {"sample_frontier": print, "mode": "blocks", "weight_attr": "weight"},

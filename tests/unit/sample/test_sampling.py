@@ -237,6 +237,20 @@ def test_an_induced_batch_has_every_edge_between_its_nodes_once(data: Any, seeds
         assert torch.equal(found, whole.edge_index[:, part.e_id])
 
 
+@pytest.mark.parametrize("attr", [None, "node_time", "edge_time"])
+def test_an_induced_tree_has_every_edge_between_its_nodes_that_its_seed_may_see(attr: str | None) -> None:
+    data, seeds, seed_times = random_graph(40, 600, 2), torch.tensor([5, 9, 5, 30]), torch.tensor([20, 40, 60, 99])
+    times = torch.zeros(600) if attr is None else times_of_edges(data, attr)
+    options: Any = {"disjoint": True} if attr is None else {"time_attr": attr, "input_time": seed_times}
+    batch = sample(data, [3, 2], seeds, subgraph_type="induced", **options)
+    of_edges = batch.batch[batch.edge_index]
+    assert torch.equal(of_edges[0], of_edges[1])
+    assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+    for tree, latest in enumerate(seed_times):
+        inside = torch.isin(data.edge_index, batch.n_id[batch.batch == tree]).all(dim=0) & (times <= latest)
+        assert sorted(batch.e_id[of_edges[0] == tree].tolist()) == inside.nonzero().view(-1).tolist()
+
+
 def both_ways() -> HeteroData:
     data = library()
     add_relation(data, ("paper", "rev_writes", "author"), [(p, a) for a, p in data[WRITES].edge_index.t().tolist()])
