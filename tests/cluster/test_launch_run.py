@@ -358,6 +358,11 @@ def test_a_dry_run_prints_every_command_and_starts_nothing(
     assert lines[1].startswith(f"ssh -- 127.0.0.1 'cd {two_hosts} && ")
     assert "CUDA_VISIBLE_DEVICES=2 " in lines[3]
     assert "--master-addr 127.0.0.1 --master-port 4000 " in lines[3]
+    text = (two_hosts / "cluster.toml").read_text().replace('"127.0.0.1"', '"10.0.0.1"')
+    (two_hosts / "cluster.toml").write_text(text)
+    assert main(["launch", *options, "--", "script.py"]) == 0
+    note = "# each host's Gloo listens on its network interface towards 10.0.0.1; GLOO_SOCKET_IFNAME names another"
+    assert capsys.readouterr().out.splitlines()[0] == note
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from support import TESTS
 from support.fleets import save
-from support.networks import WIRE, Host, hosts
+from support.networks import Host, hosts
 from support.servers import addresses_of, command_of, serving_by
 from support.until import until
 
@@ -23,12 +23,12 @@ ENDING = 150.0  # seconds for a training on a busy machine
 
 
 @contextmanager
-def _running(commands: Sequence[Sequence[str]], variables: Mapping[str, str]) -> Iterator[list[subprocess.Popen[str]]]:
+def _running(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[str]]]:
     """Commands, each with all that it starts in a group of its own, which ends with the block."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for words in commands:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             processes.append(
                 subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
             )
@@ -72,14 +72,14 @@ def _train_on(found: Sequence[Host], path: Path, folder: Path) -> None:
     ]
     with ExitStack() as stack:
         servers = stack.enter_context(serving_by(commands))
-        meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", found[0].address]
+        meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", found[0].name]
         meeting += ["--master-port", str(PORT + 1)]
         script = [str(path), str(folder), ",".join(addresses_of(servers)), str(token)]
         trainers = [
             host.command([*_torchrun(*meeting, "--node-rank", str(rank)), *script])
             for rank, host in enumerate(found[:2])
         ]
-        processes = stack.enter_context(_running(trainers, {"GLOO_SOCKET_IFNAME": WIRE}))
+        processes = stack.enter_context(_running(trainers))
         _pull(found[2], "worker", folder, processes)
         _pull(found[1], "client", folder, processes)
         for process in processes:

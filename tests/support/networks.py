@@ -6,15 +6,19 @@ benchmarks/lines.py uses them too.
 import json
 import os
 import shutil
+import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 DEADLINE = 30.0  # seconds for a command of ip or tc
 WIRE = "eth0"  # what a host calls its end
+OWN_NAMES = 'mount --bind "$0" /etc/hosts && exec "$@"'
 BURST, QUEUED = "128kb", "1mb"  # of a wire with a limit: what goes at once, and what waits before some is lost
 
 
@@ -26,10 +30,11 @@ class Host:
     address: str
     switch: str  # the namespace at the other end of its wire
     plug_there: str  # what the switch calls its end
+    names: Path  # its /etc/hosts, as Debian makes it: its own name is 127.0.1.1, and the others' are their addresses
 
     def command(self, words: Sequence[str]) -> list[str]:
         """A command as it runs on this host."""
-        return ["ip", "netns", "exec", self.name, *words]
+        return ["ip", "netns", "exec", self.name, "sh", "-c", OWN_NAMES, str(self.names), *words]
 
     def plug(self, *, into: bool) -> None:
         """Pull the wire, or put it back."""
@@ -81,14 +86,18 @@ def hosts_or_error(count: int) -> Iterator[list[Host]]:
         raise HostsError("there is no `ip` here (Debian: iproute2)")
     switch = f"hl{os.getpid()}s"
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hosts-")))
         _add(switch, stack)
         _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "br0", "up")
         found = [
-            Host(f"hl{os.getpid()}h{number}", f"10.79.0.{number + 1}", switch, f"port{number}")
+            Host(f"hl{os.getpid()}h{number}", f"10.79.0.{number + 1}", switch, f"port{number}", folder / str(number))
             for number in range(count)
         ]
         for host in found:
+            others = [f"{other.address} {other.name}" for other in found if other is not host]
+            own = ["127.0.0.1 localhost", f"127.0.1.1 {socket.gethostname()} {host.name}"]
+            host.names.write_text("\n".join([*own, *others, ""]))
             _add(host.name, stack)
             ends = [WIRE, "type", "veth", "peer", "name", host.plug_there, "netns", switch]
             _run("ip", "-n", host.name, "link", "add", *ends)

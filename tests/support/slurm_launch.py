@@ -24,7 +24,7 @@ class Launched:
         (self.folder / "token").write_text(TOKEN)
         (self.folder / "token").chmod(0o600)
         (self.folder / "train.py").write_text(program)
-        lines = ['executor = "slurm"', text, 'environment = { GLOO_SOCKET_IFNAME = "lo" }']
+        lines = ['executor = "slurm"', text]
         if store is not None:
             lines += [f'store = "{store}"', "[security]", 'token_file = "token"']
         (self.folder / "cluster.toml").write_text(

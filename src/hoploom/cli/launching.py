@@ -8,7 +8,7 @@ from hoploom.cli.command import Arguments, Command, add_option, read_up_to
 from hoploom.config.extras import needs
 from hoploom.deploy.cluster_file import EXECUTORS, Cluster
 from hoploom.deploy.launch import executor_of, run, with_free_ports
-from hoploom.deploy.programs import processes, script_words
+from hoploom.deploy.programs import interface_note, processes, script_words
 from hoploom.deploy.resolve import Overrides, read_cluster
 from hoploom.errors import ConfigError
 
@@ -63,7 +63,8 @@ def _dry_run(cluster: Cluster, command: Sequence[str]) -> str:
         return script(cluster, command).rstrip("\n")
     executor = executor_of(cluster)
     planned = processes(with_free_ports(cluster), command)
-    return "\n".join(f"# {process.label}\n{executor.shown(process)}" for process in planned)
+    shown = [f"# {process.label}\n{executor.shown(process)}" for process in planned]
+    return "\n".join([*interface_note(cluster), *shown])
 
 
 COMMANDS = {"launch": Command(_launch_arguments, _launch)}

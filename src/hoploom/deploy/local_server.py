@@ -5,7 +5,6 @@ as trainers still fetch rows for their last step then; if this process dies, its
 """
 
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from types import TracebackType
 from hoploom.deploy.cluster_file import Host, Process
 from hoploom.deploy.programs import ServerCommand
 from hoploom.deploy.supervise import Local, Supervisor
-from hoploom.errors import ConfigError, PeerError
+from hoploom.errors import PeerError
 from hoploom.serve.ready import FOR_PEOPLE
 
 AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
@@ -88,14 +87,3 @@ def token_in_file(token: str) -> Iterator[Path]:
         path.touch(mode=0o600)
         path.write_text(token)
         yield path
-
-
-def address_towards(host: str, port: int) -> str:
-    """The address of this host that packets to another one leave from. Nothing is sent."""
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(f"there is no way from this host to {host}: {error}; check the network's set-up") from error

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from hoploom.config.values import as_int, join_address
 from hoploom.deploy.cluster_file import Security, ServerOptions
-from hoploom.deploy.local_server import LocalServer, address_towards, token_in_file
+from hoploom.deploy.local_server import LocalServer, token_in_file
 from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError
 from hoploom.ranks import environment
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
 from hoploom.ranks.environment import LOOPBACK, LaunchSettings, RankPlace
+from hoploom.ranks.rendezvous import address_towards
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
 from hoploom.store.budget import NO_PARTS

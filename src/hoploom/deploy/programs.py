@@ -164,6 +164,15 @@ def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
     return usual | given | dict(host.environment)
 
 
+def interface_note(cluster: Cluster) -> list[str]:
+    """Return a comment for dry runs on the network interface that the trainers of several hosts will take."""
+    is_settled = all("GLOO_SOCKET_IFNAME" in trainer_environment(cluster, host) for host in cluster.trainers)
+    if len(cluster.trainers) == 1 or is_settled:
+        return []
+    first = cluster.trainers[0].address if cluster.executor == "ssh" else "the first host"
+    return [f"# each host's Gloo listens on its network interface towards {first}; GLOO_SOCKET_IFNAME names another"]
+
+
 def _metrics(cluster: Cluster, host: Host) -> str | None:
     """Counted up where servers share an address."""
     base = cluster.server.metrics_port

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from hoploom.config.values import join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Process, SlurmOptions
-from hoploom.deploy.programs import processes, script_words
+from hoploom.deploy.programs import interface_note, processes, script_words
 from hoploom.errors import ConfigError
 
 SERVE_DEADLINE = 600  # seconds until all servers serve: a large store is checked and mapped first
@@ -148,6 +148,7 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     common = dict(set.intersection(*(set(process.environment.items()) for process in trainers)))
     yield "#!/bin/bash"
     yield f"# Written by `hoploom launch {cluster.file}`"
+    yield from interface_note(cluster)
     yield from (f"#SBATCH {option}" for option in _sbatch(cluster))
     yield "set -u"
     yield from cluster.slurm.setup

@@ -32,10 +32,10 @@ from hoploom.ranks.all_to_all import AllToAll
 from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.devices import chosen_backend, chosen_device
-from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.environment import LOOPBACK, RankPlace
 from hoploom.ranks.exchange import Exchange, RankLeft, leave_all
 from hoploom.ranks.inquiries import Reply
-from hoploom.ranks.rendezvous import RankNotes, adopted, meet
+from hoploom.ranks.rendezvous import RankNotes, adopted, interface_of, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
 from hoploom.ranks.whereabouts import whereabouts
 from hoploom.store import Store
@@ -44,6 +44,11 @@ Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
 WRAPPERS = ("_orig_mod", "called_model")  # where torch.compile and hoploom.train keep the model that they call
 FINISHED = "has finished, after fewer steps or calls than this rank"
+LEFT = "read the output of that rank, then start again from the last checkpoint"
+UNMET = (
+    "read the output of that rank; if it cannot reach this host, set GLOO_SOCKET_IFNAME to the network interface that "
+    "connects the hosts"
+)
 UNCLOSED = "ended without closing its context: it exited, or made fewer steps or calls than this rank"
 LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
 LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?out|socket closed", re.IGNORECASE)
@@ -261,7 +266,7 @@ class Context:
         return self._guard(doing)
 
     @contextmanager
-    def _guard(self, doing: str, beside: str = "") -> Iterator[None]:
+    def _guard(self, doing: str, beside: str = "", way_out: str = LEFT) -> Iterator[None]:
         try:
             yield
         except HoploomError:
@@ -273,9 +278,8 @@ class Context:
             peers = self._peers
             who = peers.farewell_of(error.rank) if isinstance(error, RankLeft) else peers.missing(beside)
             raise PeerError(
-                f"rank {self.rank} of {self.world_size} was {doing}, and {who} ({reason:.300}); read "
-                "the output of that rank, then start again from the last checkpoint; if it was only slow, give "
-                f"hoploom.init a timeout above {self.timeout:g} seconds"
+                f"rank {self.rank} of {self.world_size} was {doing}, and {who} ({reason:.300}); "
+                f"{way_out}; if it was only slow, give hoploom.init a timeout above {self.timeout:g} seconds"
             ) from error
 
     def open(
@@ -357,19 +361,20 @@ class Context:
 
     def _join(self, place: RankPlace, backend: str) -> None:
         """The group that DDP uses, unless the user made it, and one for what ranks do besides."""
-        if place.on_one_host:
-            self._opened.enter_context(environment.loopback_only())
         wait = timedelta(seconds=self.timeout)
         assert self._peers is not None
-        with self.guard("meeting the other ranks"):
+        with self._guard("meeting the other ranks", way_out=UNMET):
+            if place.on_one_host or place.port:  # else the user's group has met elsewhere than at an address
+                own = LOOPBACK if place.on_one_host else self._peers.own_address(place)
+                self._opened.enter_context(environment.listening_on(interface_of(own)))
             if place.source != "group":
                 store, size = self._peers.store, self.world_size
                 dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)
                 self._group = dist.group.WORLD
-            own, here = dist.new_group(backend="gloo", timeout=wait), whereabouts()
+            besides, here = dist.new_group(backend="gloo", timeout=wait), whereabouts()
             assert here is not None
-            self._group = self._group or own
-            self._calls = SharedCalls(own, here, self.guard)
+            self._group = self._group or besides
+            self._calls = SharedCalls(besides, here, self.guard)
         atexit.register(self._leave_at_exit)
 
     def _leave(self, error: BaseException | None, otherwise: str = FINISHED) -> None:

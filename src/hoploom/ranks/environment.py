@@ -7,7 +7,6 @@ where the graph is.
 
 import os
 import re
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ LOCALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 WIDTHS = {"in_channel": "HOPLOOM_IN_CHANNEL", "out_channel": "HOPLOOM_OUT_CHANNEL"}
 NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+LOOPBACK_INTERFACES = ("lo", "lo0")
 QUIET = "HOPLOOM_QUIET"
 SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 LOOPBACK = "127.0.0.1"
@@ -172,12 +172,14 @@ def enter(place: RankPlace) -> None:
 
 
 @contextmanager
-def loopback_only() -> Iterator[None]:
-    """Let Gloo and NCCL listen on loopback only, unless the user named an interface: for ranks of one host."""
-    names = {name for _, name in socket.if_nameindex()}
-    loopback = next((name for name in ("lo", "lo0") if name in names), None)
-    unnamed = [variable for variable in INTERFACES if loopback and variable not in os.environ]
-    os.environ.update(dict.fromkeys(unnamed, str(loopback)))
+def listening_on(interface: str | None) -> Iterator[None]:
+    """Let Gloo listen on this network interface, unless the user named one. On loopback, let NCCL do so, too.
+
+    Gloo itself takes the address of this host's own name, which is 127.0.1.1 on Debian. NCCL looks at no name.
+    """
+    usual = () if interface is None else INTERFACES if interface in LOOPBACK_INTERFACES else INTERFACES[:1]
+    unnamed = [variable for variable in usual if variable not in os.environ]
+    os.environ.update(dict.fromkeys(unnamed, str(interface)))
     try:
         yield
     finally:

@@ -3,9 +3,13 @@
 The notes are of torch's TCPStore, which rank 0 or the launcher keeps. What asks it never waits longer than it says.
 """
 
+import fcntl
 import gc
+import ipaddress
 import os
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +26,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError, PeerError
-from hoploom.ranks.environment import LOOPBACK, RankPlace
+from hoploom.ranks.environment import LOOPBACK, LOOPBACK_INTERFACES, RankPlace
 
 Answer = TypeVar("Answer")
 
@@ -32,6 +36,7 @@ PAUSES = 0.005, 0.25  # seconds between two looks whether all are here: at first
 ATTEMPT, ATTEMPT_ENDS = 5.0, 1.0  # seconds of one attempt to reach the meeting point, and what torch takes longer
 SILENCE = 60.0  # seconds for one who accepts connections to say something: names may have to be looked up
 STRANGER = "Ping failed"  # torch, of one who answers otherwise than its store does
+READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and what it takes: name, family, port, address
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -91,6 +96,20 @@ class RankNotes:
     def said(self) -> list[str]:
         """What all said when they arrived."""
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
+
+    def own_address(self, place: RankPlace) -> str:
+        """Return the address at which the other hosts reach this one. All ranks call.
+
+        It is the one that packets to the meeting point leave from. On the first host, whose name may be loopback there,
+        it is the one that packets to another host leave from.
+        """
+        own = address_towards(place.address, place.port)
+        self.store.set(f"address/{self._rank}", own)
+        if not is_loopback(own):
+            return own
+        told = self.store.multi_get([f"address/{rank}" for rank in (self._rank, *self._others)])
+        far = next((address for text in told if not is_loopback(address := text.decode())), None)
+        return own if far is None else address_towards(far, place.port)
 
     def leave(self, farewell: str, close: Callable[[], object] = lambda: None, *, is_for_peers: bool = False) -> None:
         """Say why, unless it is because the others are lost; then close what connects the ranks."""
@@ -245,6 +264,37 @@ def adopted(place: RankPlace) -> RankPlace:
 def this_host() -> str:
     """What processes of one host have in common: its name, and where the system tells, which start of it this is."""
     return f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else '?'}"
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return the address of this host that packets to another one leave from. Nothing is sent."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"there is no way from this host to {host}: {error}; check the network's set-up") from error
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of this host's network interface that has an address; None if the system does not tell."""
+    names = [name for _, name in socket.if_nameindex()]
+    if is_loopback(address):
+        return next((name for name in LOOPBACK_INTERFACES if name in names), None)
+    if sys.platform != "linux":
+        return None
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    if wanted.version == 6:
+        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+        return next((row[5] for row in rows if int(row[0], 16) == int(wanted)), None)
+    with socket.socket(type=socket.SOCK_DGRAM) as asking:
+        for name in names:
+            with suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(asking, READ_ADDRESS, IFREQ.pack(name.encode(), socket.AF_INET, 0, wanted.packed))
+                if IFREQ.unpack(found)[3] == wanted.packed:
+                    return name
+    return None
 
 
 def own_client(store: Store) -> Store:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from support import TESTS
@@ -19,9 +20,19 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from torch.torch_version import TorchVersion
 
 from hoploom import ConfigError, PeerError
+from hoploom.config.values import is_loopback
 from hoploom.ranks.context import init
 from hoploom.ranks.environment import LOCALS, RankPlace, counted, given
-from hoploom.ranks.rendezvous import RankNotes, _claim, _listens, hold_meeting_point, meet, meeting_point
+from hoploom.ranks.rendezvous import (
+    RankNotes,
+    _claim,
+    _listens,
+    address_towards,
+    hold_meeting_point,
+    interface_of,
+    meet,
+    meeting_point,
+)
 
 
 def processes(module: str, arguments: list[list[str]]) -> list[tuple[int, str]]:
@@ -43,6 +54,17 @@ def test_ranks_meet_by_arguments_by_half_a_set_of_variables_and_in_a_group_that_
     ports = [str(port) for port in free_ports(4)]
     ended = processes("support.init_workers", [[str(rank), *ports] for rank in range(2)])
     assert [code for code, _ in ended] == [0, 0], "\n".join(said for _, said in ended)
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.1.1") == "lo"
+    assert interface_of("192.0.2.1") is None  # nobody's
+    words = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+    for row in words:
+        address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))
+        assert interface_of(f"{address}%{row[5]}") == row[5]
+    if len(socket.if_nameindex()) > 1 and not is_loopback(own := address_towards(socket.gethostname(), 9)):
+        assert interface_of(own) not in (None, "lo")
 
 
 @contextmanager

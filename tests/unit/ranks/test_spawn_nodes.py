@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support import TESTS, train_workers
 from support.launched import await_programs, runs
-from support.networks import WIRE, Host, hosts
+from support.networks import Host, hosts
 from support.ports import free_ports
 from support.until import until
 
@@ -54,9 +54,9 @@ def scripts(
 ) -> Iterator[list[Script]]:
     """The script on hosts of these numbers, in namespaces of their own if given; afterwards none of them runs."""
     (folder / "train.py").write_text(SCRIPT)
-    address = f"{found[0].address}:29500" if found else f"127.0.0.1:{free_ports(1)[0]}"
+    address = f"{found[0].name}:29500" if found else f"127.0.0.1:{free_ports(1)[0]}"
     line = [sys.executable, "train.py", "--num-nodes", "2", "--address", address, ".", "--node-rank"]
-    environment = os.environ | {"PYTHONPATH": str(TESTS)} | ({"GLOO_SOCKET_IFNAME": WIRE} if found else {})
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
     commands = [found[int(rank)].command([*line, rank]) if found else [*line, rank] for rank in node_ranks]
     started = [
         subprocess.Popen(words, cwd=folder, env=environment | variables[int(rank)], stderr=subprocess.PIPE, text=True)
@@ -132,7 +132,7 @@ def test_ranks_do_not_spawn_and_hosts_have_their_own_numbers(
 
 
 @pytest.mark.slow
-def test_scripts_on_two_hosts_train_together(tmp_path: Path) -> None:
+def test_scripts_on_two_hosts_whose_own_names_are_loopback_train_together(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     with hosts(2) as found, scripts(tmp_path, "01", found) as started:
         for script in started:
