@@ -62,12 +62,14 @@ def test_the_version_is_written_in_one_place() -> None:
     )
 
 
-def test_the_address_of_the_repository_is_written_in_one_place() -> None:
+def test_the_addresses_of_the_repository_and_the_site_are_the_same_everywhere() -> None:
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    site = urls.pop("Documentation")
     assert all(url.startswith(urls["Homepage"]) for url in urls.values())
     assert f"\nrepository-code: {urls['Homepage']}\n" in (ROOT / "CITATION.cff").read_text()  # which cannot ask
-    others = [path for path in (ROOT / "README.md", ROOT / "mkdocs.yml") if urls["Homepage"] in path.read_text()]
-    assert not others
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert f"\nsite_url: {site}\nrepo_url: {urls['Homepage']}\n" in settings
+    assert f"({site})" in (ROOT / "README.md").read_text()
 
 
 def test_every_release_in_the_changelog_has_its_date() -> None:

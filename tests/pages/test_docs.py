@@ -6,6 +6,7 @@ import io
 import pkgutil
 import re
 import shlex
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hoploom.deploy.cluster_file import SECTIONS, Host, TopKeys
 from hoploom.sample.hops import Sampling
 from hoploom.serve.batch_request import Description, Negatives
 from hoploom.store.base import Draw
+from hoploom.train.runs.run_file import KEYS
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing from more
 
@@ -107,6 +109,8 @@ def test_the_examples_are_found() -> None:
 def test_the_readme_is_short_and_its_two_commands_come_early() -> None:
     text = README.read_text()
     assert len(text.splitlines()) <= 200
+    screen = "\n".join(text.splitlines()[:20])
+    assert all(shown in screen for shown in ("images/speed.svg", "badge-licence", "badge-python", "badge-torch"))
     early = [line.split("#")[0].strip() for line in text.splitlines()[:40]]
     assert early.index("make demo") + 1 == early.index("make test")
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -146,6 +150,13 @@ def test_every_public_name_is_in_the_api_and_the_changelog() -> None:
     assert not public - {path.rpartition(".")[2] for path in described}
     assert all(getattr(pkgutil.resolve_name(path), "__doc__", None) for path in described)
     assert not [name for name in hoploom.__all__ if not re.search(rf"`{name}\b", changelog)]
+
+
+def test_values_of_run_toml_that_pages_name_in_a_sentence_are_possible() -> None:
+    named = [pair for page in PAGES for pair in re.findall(r"`(\w+\.\w+) = ([^`]+)`", page.read_text())]
+    checked = [(name, tomllib.loads(f"x = {value}")["x"]) for name, value in named if name in KEYS]
+    assert len(checked) > 7
+    assert not [(name, value) for name, value in checked if KEYS[name].rule.read(value) is None]
 
 
 def test_the_page_of_cluster_files_has_every_key() -> None:

@@ -33,6 +33,11 @@ QUESTIONS = {
     "W&B": "lightning",
     "machine crashed": "troubleshooting",
     "if a machine crashes": "troubleshooting",
+    "HGT": "models",
+    "edge features": "models",
+    "edge_attr": "models",
+    "nodes without features": "models",
+    "best checkpoint": "models",
 }
 
 # What is wider than the window, and by what; wrapped code is cut where its box is and no bar says so.
