@@ -2,17 +2,27 @@
 
 import tomllib
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from support import ROOT
 
 from hoploom import ConfigError
+from hoploom.config.rules import REQUIRED, default_of
 from hoploom.config.values import as_toml
 from hoploom.deploy.resolve import read_cluster
 from hoploom.ingest.tables.graph_file import read_graph
-from hoploom.train.runs.reading import check_world, parse_run_file, read_run_file, reference, to_toml, values_of
-from hoploom.train.runs.run_file import HEADINGS, KEYS, RunFile
+from hoploom.train.runs.reading import (
+    applies,
+    check_world,
+    parse_run_file,
+    read_run_file,
+    reference,
+    to_toml,
+    values_of,
+)
+from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, RunFile
 from hoploom.train.runs.template import template
 
 STORE = 'store = "s"\n'
@@ -260,6 +270,51 @@ def test_the_resolved_run_file_reads_back_equal(text: str) -> None:
     run_file = parse_run_file(text, ["loader.temporal=last"] if text == STORE else [], folder=Path("/a folder/\"b'"))
     assert parse_run_file(to_toml(run_file), folder=Path("/elsewhere")) == run_file
     assert run_file.store.is_absolute()
+
+
+def _drawn(random: Random) -> list[str]:
+    """A run.toml as overrides: each key left out, or with its default, its example or one of its words."""
+    chosen = []
+    for name, key in KEYS.items():
+        values = [default_of(FIELDS[name]), key.example, *key.rule.words]
+        value = random.choice([None, *(v for v in values if v is not REQUIRED)])
+        if value is not None and (name in ("task.kind", "task.links") or random.random() < 0.4):
+            chosen.append(f"{name}={as_toml(value)}")
+    return chosen
+
+
+def test_what_a_run_writes_is_read_back_whatever_keys_it_has() -> None:
+    """A run that trained can be evaluated, loaded and resumed: its own run.toml holds no key that is refused."""
+    random, taken = Random(0), dict.fromkeys(KEYS, 0)
+    for _ in range(150):
+        chosen = _drawn(random)
+        while True:  # drop what does not go with the others, until the rest does
+            try:
+                run_file = parse_run_file("", ["store='s'", *chosen], folder=Path("/a"))
+                break
+            except ConfigError as error:
+                refused = str(error).removeprefix("--set ").partition("=")[0].partition(":")[0]
+                left = [one for one in chosen if not one.startswith(f"{refused}=")]
+                chosen = left if len(left) < len(chosen) else chosen[:-1]
+        written = to_toml(run_file)
+        assert parse_run_file(written, folder=Path("/b")) == run_file, written
+        for one in chosen:
+            taken[one.partition("=")[0]] += 1
+    assert sum(count > 0 for count in taken.values()) > 0.9 * len(taken), taken
+
+
+def test_what_init_drafts_is_read_whatever_keys_it_fills_in() -> None:
+    """A commented-out line is one that may not stand there; every line that may is read back the same."""
+    random = Random(0)
+    for _ in range(40):
+        known: dict[str, Any] = {}
+        for name in ("task.kind", "task.links", "model.name", "model.factory", "scheduler.name", "optimizer.name"):
+            value = random.choice([None, KEYS[name].example, *KEYS[name].rule.words])
+            known |= {} if value is None else {name: value}
+        run_file = parse_run_file(template({"store": "s"} | known))
+        values = values_of(run_file)
+        assert all(Path(values[name]).name == value for name, value in known.items() if applies(name, values))
+        assert parse_run_file(to_toml(run_file)) == run_file
 
 
 def test_the_template_holds_every_key_that_is_not_deprecated_and_the_defaults() -> None:

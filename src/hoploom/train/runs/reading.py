@@ -136,9 +136,6 @@ def _of_splits(values: Mapping[str, Any], where: Mapping[str, str]) -> Disagreem
         if held_out >= 1:
             key = "task.test_share" if "task.test_share" in where else "task.val_share"
             yield key, f"task.val_share and task.test_share add up to {held_out:g}; leave some to train on"
-        for key in ("task.val_share", "task.test_share"):
-            if values["task.links"] is not None and key in where:
-                yield key, f"{key} has no effect with task.links; drop one of the two"
         is_validated, way_out = values["task.links"] is not None or values["task.val_share"] > 0, "set task.val_share"
     else:
         is_validated, way_out = bool(values["task.val"]), "name one in task.val"

@@ -38,6 +38,7 @@ OF_NODES = Only("task.kind", NODE_KINDS)
 OF_CLASSES = Only("task.kind", ("node-classification",))
 OF_NUMBERS = Only("task.kind", ("node-regression",))
 OF_LINKS = Only("task.kind", (LINKS,))
+DRAWN_LINKS = Only("task.links", absent=True)
 BUILT_IN = Only("model.factory", absent=True)
 OWN = Only("model.factory")
 ATTENTION = Only("model.name", ("gat", "rgat"))
@@ -97,8 +98,8 @@ class TaskSection:
         example="links",
         only=OF_LINKS,
     )
-    val_share: float = key(0.05, "share of the edges held out for validation", rules.SHARE, only=OF_LINKS)
-    test_share: float = key(0.1, "share of the edges held out for the test", rules.SHARE, only=OF_LINKS)
+    val_share: float = key(0.05, "of links: share of the edges held out for validation", rules.SHARE, only=DRAWN_LINKS)
+    test_share: float = key(0.1, "of links: share of the edges held out for the test", rules.SHARE, only=DRAWN_LINKS)
     negatives: float = key(1.0, "random negative links per true link", rules.number(open_ends=True), only=OF_LINKS)
     strict_negatives: bool = key(False, "negative links are never edges of the graph", rules.FLAG, only=OF_LINKS)
 
