@@ -3,6 +3,7 @@
 A run that is stopped anywhere and restored from its last checkpoint takes the steps that it would have taken.
 """
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from hoploom.train.tasks import VAL_LOSS, check_labels
 if TYPE_CHECKING:
     from hoploom.gpu.whole_step.epoch import WholeStep
 
+MOST_GROWTH = 1000  # of the loss, without a warning
 Validate = Callable[[], Mapping[str, float]]
 
 
@@ -182,6 +184,25 @@ def _find_place(learner: Learner) -> None:
         loader.set_epoch(standing.epoch)
 
 
+@dataclass
+class _LossWatch:
+    """A warning, once, at a loss that is a thousand times the first; a loss that is not finite ends a step itself."""
+
+    limit: float | None = None
+
+    def step(self, report: StepReport) -> None:
+        if self.limit is None:
+            self.limit = MOST_GROWTH * max(abs(report.loss), 1 / MOST_GROWTH)  # a first loss of zero sets no limit
+        elif report.loss > self.limit:
+            warnings.warn(
+                f"the loss is {report.loss:.3g} at epoch {report.epoch + 1} step {report.step}, over {MOST_GROWTH:,} "
+                f"times what it was at the first step; lower the learning rate ({report.learning_rate:g}), or clip "
+                "gradients (clip_norm=1.0)",
+                stacklevel=2,
+            )
+            self.limit = math.inf
+
+
 @dataclass(frozen=True)
 class _Run:
     """What takes part in training."""
@@ -197,6 +218,7 @@ class _Run:
     requests: StopRequests
     stepper: "Stepper | WholeStep"
     clock: SaveClock
+    loss_watch: _LossWatch = field(default_factory=_LossWatch)
 
     def until_it_ends(self) -> Ending:
         """Steps and validations in turn; a run that is resumed may begin with either."""
@@ -237,6 +259,7 @@ class _Run:
         for report in reports:
             self.meter.step(report)
             self.progress.step(report)
+            self.loss_watch.step(report)
             if self.journal is not None:
                 self.journal.step(report)
 

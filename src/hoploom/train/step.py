@@ -244,8 +244,8 @@ class Stepper:
         """Raise for a loss that is not finite."""
         raise TrainError(
             f"the loss is {loss_sum} at epoch {self._learner.standing.epoch + 1} step {step} on rank {rank}; "
-            "lower the learning rate, clip gradients (clip_norm=1.0), or look at that batch; "
-            f"{self._last_good()}"
+            f"lower the learning rate ({self._learner.learning_rate:g}), clip gradients (clip_norm=1.0), or look at "
+            f"that batch; {self._last_good()}"
         )
 
     def _last_good(self) -> str:

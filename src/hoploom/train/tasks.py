@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
 
+from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
@@ -62,6 +63,22 @@ class Judged:
     """A task whose best model is the best in one metric."""
 
     best: str
+
+    def __post_init__(self) -> None:
+        if self.best in ("loss", VAL_LOSS, type(self).best):  # so that torchmetrics is not imported for its names
+            return
+        known = [VAL_LOSS, *map(str, self.metrics(torch.device("cpu")))]
+        if self.best not in known:
+            same = "f1_micro equals accuracy where a node has one class; " if self.best == "f1_micro" else ""
+            alike = nearest(self.best, known)
+            hint = f"; did you mean {alike!r}?" if alike else ""
+            raise ConfigError(
+                f"best is {self.best!r}, no metric of {type(self).__name__}; {same}give one of {known}{hint}"
+            )
+
+    def metrics(self, device: torch.device) -> "MetricCollection":
+        """Fresh metrics, by name."""
+        raise NotImplementedError
 
     @property
     def monitor(self) -> tuple[str, Mode]:
@@ -266,6 +283,7 @@ class NodeRegression(NodeTask):
     best: str = "rmse"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.loss not in ("mse", "mae"):
             raise ConfigError(f"loss is {self.loss!r}; give 'mse' or 'mae'")
 

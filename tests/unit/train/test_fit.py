@@ -3,6 +3,7 @@
 import math
 import signal
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -304,11 +305,24 @@ def test_off_the_main_thread_signals_are_left_alone() -> None:
 def test_a_loss_that_is_not_finite_ends_training_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     learner = learner_of()
     spoil_at(learner.model, 7)
-    said = rf"the loss is nan at epoch 2 step 7 on rank 0; .*the last good checkpoint is {tmp_path}/last"
+    said = rf"the loss is nan at epoch 2 step 7 on rank 0; .* \(0.032\), .*the last good checkpoint is {tmp_path}/last"
     with pytest.raises(TrainError, match=said):
         run(learner, folder=tmp_path)
     assert resumed(tmp_path).standing.steps == STEPS
     assert all(parameter.isfinite().all() for parameter in learner.model.parameters())
+
+
+def test_a_loss_that_grows_a_thousandfold_is_told_once_with_its_step_and_learning_rate() -> None:
+    learner = learner_of()
+    for group in learner.optimizer.param_groups:
+        group["lr"] = 1e9
+    said = r"the loss is .* at epoch 1 step 2, over 1,000 times .* lower the learning rate \(1e\+09\)"
+    with pytest.warns(UserWarning, match=said) as warned:
+        run(learner, 1)
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(learner_of())
 
 
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:

@@ -257,6 +257,22 @@ def test_a_task_has_metrics_and_knows_which_is_best(task: Any, names: list[str],
     assert task.monitor == monitor
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: LinkPrediction(best="mrr"),
+            r"best is 'mrr', no metric of LinkPrediction; give one of \['val_loss', 'auroc', 'average_precision'\]",
+        ),
+        (lambda: NodeClassification(3, best="f1_micro"), "f1_micro equals accuracy where a node has one class; give"),
+        (lambda: NodeRegression(best="rsme"), r"did you mean 'rmse'\?"),
+    ],
+)
+def test_a_metric_that_the_task_does_not_have_is_named_with_those_it_has(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
 def test_scores_rank_as_outputs_do_even_where_float32_would_round() -> None:
     outputs = torch.tensor([20.0, 21.0, -30.0, -31.0])
     for task in (MultiLabel(1), LinkPrediction()):

@@ -8,7 +8,7 @@ from run.toml and know nothing of an early stop.
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -28,7 +28,7 @@ from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
 from hoploom.train.runs.link_splits import SPLITS, LinkShares, hold_out, read_links
 from hoploom.train.runs.run_file import LINKS, RunFile
-from hoploom.train.tasks import VAL_LOSS, LinkPrediction, Mode, MultiLabel, NodeClassification, NodeRegression, Task
+from hoploom.train.tasks import LinkPrediction, Mode, MultiLabel, NodeClassification, NodeRegression, Task
 
 Fanouts = list[int] | dict[RelationName, list[int]]
 LEAST_TAIL = 64  # seeds; fewer join the step before them, whatever the number of ranks, as long as it is not above
@@ -51,8 +51,7 @@ def goal_of(run_file: RunFile, store: Store) -> Goal:
     """Bring run.toml and store together; ConfigError, with its line, where they do not agree."""
     _check_sampling(run_file, store.schema)
     goal = _link_goal(run_file, store) if run_file.task.kind == LINKS else _node_goal(run_file, store)
-    _check_monitor(run_file, goal.task)
-    return goal
+    return _with_monitor(run_file, goal)
 
 
 def _check_sampling(run_file: RunFile, schema: Schema) -> None:
@@ -66,13 +65,14 @@ def _check_sampling(run_file: RunFile, schema: Schema) -> None:
         relation_of(run_file, "loader.relation_fanouts", schema, name)
 
 
-def _check_monitor(run_file: RunFile, task: Task) -> None:
-    wanted, known = run_file.train.monitor, [VAL_LOSS, *map(str, task.metrics(torch.device("cpu")))]
-    if wanted == "f1_micro" and wanted not in known and "accuracy" in known:
-        message = 'train.monitor is "f1_micro", which equals accuracy where a node has one class; give "accuracy"'
-        raise run_file.problem("train.monitor", message)
-    if wanted is not None and wanted not in ("loss", *known):
-        raise _unknown(run_file, "train.monitor", f"train.monitor is {wanted!r}", wanted, known)
+def _with_monitor(run_file: RunFile, goal: Goal) -> Goal:
+    """Return the goal with the metric of train.monitor, if one is given."""
+    if run_file.train.monitor is None:
+        return goal
+    try:
+        return replace(goal, task=replace(goal.task, best=run_file.train.monitor))  # type: ignore[type-var]
+    except ConfigError as error:
+        raise run_file.problem("train.monitor", str(error).replace("best is", "train.monitor is", 1)) from error
 
 
 def _unknown(
@@ -150,8 +150,6 @@ def _node_task(
     section, shape = run_file.task, node_type.fields[run_file.task.label].shape
     width = shape[0] if shape else 1
     common: dict[str, Any] = {"label": section.label, "node_type": node_type.name}
-    if run_file.train.monitor is not None:
-        common["best"] = run_file.train.monitor
     if section.kind == "multi-label":
         return MultiLabel(num_labels=width, **common)
     if section.kind == "node-regression":
@@ -207,8 +205,7 @@ def _link_goal(run_file: RunFile, store: Store) -> Goal:
         message = f"no edge of {' '.join(key)!r} is left to train on; take another relation"
         raise run_file.problem("task.relation", message)
     seeds = {split: ends if store.schema.homogeneous else (key, ends) for split, ends in links.items()}
-    task = LinkPrediction(run_file.train.monitor or LinkPrediction.best)
-    return Goal(graph, task, run_file.model.hidden, seeds, (key[0], key[2]))
+    return Goal(graph, LinkPrediction(), run_file.model.hidden, seeds, (key[0], key[2]))
 
 
 def _learned_relation(run_file: RunFile, schema: Schema) -> RelationName:
