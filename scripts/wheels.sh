@@ -11,16 +11,18 @@ work=$PWD/build/wheels
 export ZIG_GLOBAL_CACHE_DIR=$work/zig-cache ZIG_LOCAL_CACHE_DIR=$work/zig-cache PIP_DISABLE_PIP_VERSION_CHECK=1
 jobs=${JOBS:-2}
 
-# A Python of that version that has its headers. They serve both processors: Linux of 64 bits has the same types on both.
+# The first Python of these versions that has its headers. They serve both processors: Linux of 64 bits has the same types.
 find_python() {
-  local candidate
-  for candidate in "python$1" "$HOME/.pyenv/versions/$1."*/bin/python; do
-    if "$candidate" -c 'import os, sys, sysconfig
+  local version candidate
+  for version; do
+    for candidate in "python$version" "$HOME/.pyenv/versions/$version."*/bin/python; do
+      if "$candidate" -c 'import os, sys, sysconfig
 sys.exit(f"{sys.version_info.major}.{sys.version_info.minor}" != sys.argv[1]
-         or not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' "$1" 2>/dev/null; then
-      echo "$candidate"
-      return
-    fi
+         or not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' "$version" 2>/dev/null; then
+        echo "$candidate"
+        return
+      fi
+    done
   done
 }
 
@@ -81,12 +83,14 @@ made=$work/made # all of them, before the folder of the user changes
 rm -rf "$made"
 mkdir -p "$out" "$made"
 "$work/tools/bin/python" -m build --sdist --outdir "$made" . >"$work/sdist.log"
-pythons=${PYTHONS:-$(find_python 3.11) $(find_python 3.12)}
-[ -n "${PYTHONS:-}" ] || [ "$(wc -w <<<"$pythons")" -ge 2 ] ||
-  echo "found ${pythons:-no Python}: both wheels need Python 3.11 and 3.12 with Python.h (give them as PYTHONS)" >&2
+pythons=${PYTHONS:-$(find_python 3.11) $(find_python 3.12 3.13 3.14)}
 for python in $pythons; do
   for arch in ${ARCHES:-x86_64 aarch64}; do build "$python" "$arch"; done
 done
 "$work/tools/bin/twine" check --strict "$made"/*
 mv "$made"/* "$out"
 ls -l "$out"
+for kind in cp311-cp311 cp312-abi3; do
+  compgen -G "$out/*-$kind-*.whl" >/dev/null ||
+    echo "there is no $kind wheel: it needs Python ${kind:2:1}.${kind:3:2}$([ $kind = cp312-abi3 ] && echo ' or newer') with Python.h (name it in PYTHONS)" >&2
+done

@@ -7,6 +7,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,35 @@ def test_the_addresses_of_the_repository_and_the_site_are_the_same_everywhere() 
     settings = (ROOT / "mkdocs.yml").read_text()
     assert f"\nsite_url: {site}\nrepo_url: {urls['Homepage']}\n" in settings
     assert f"({site})" in (ROOT / "README.md").read_text()
+
+
+def test_a_tag_builds_tests_tries_and_then_publishes_without_a_stored_secret() -> None:
+    workflow: Any = pytest.importorskip("yaml").safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    jobs = workflow["jobs"]
+    assert workflow[True]["push"] == {"tags": ["v*"]}  # YAML 1.1 reads `on` as true
+    assert workflow["permissions"] == {"contents": "read"}
+    needs = {
+        name: [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
+        for name, job in jobs.items()
+    }
+    assert {name for names in needs.values() for name in names} <= set(jobs)
+    assert (needs["try"], needs["publish"], needs["site"]) == (["build"], ["test", "try"], ["publish"])
+    for name in ("publish", "site"):
+        assert "github.ref_type == 'tag'" in jobs[name]["if"]
+        assert jobs[name]["permissions"]["id-token"] == "write"
+    steps = {name: job["steps"] for name, job in jobs.items()}
+    assert [step["uses"] for step in steps["publish"]][-1].startswith("pypa/gh-action-pypi-publish@")
+    assert "secrets." not in str(workflow)
+    assert {
+        str(step["with"]["name"])
+        for each in steps.values()
+        for step in each
+        if "artifact@" in str(step.get("uses")) and "name" in step["with"]
+    } == {"dist"}
+    commands = "\n".join(step.get("run", "") for each in steps.values() for step in each)
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert {"test", "wheels", "docs"} == set(re.findall(r"\bmake ([\w-]+)", commands)) & targets
+    assert str(steps["build"]).count("3.11") == str(steps["build"]).count("3.12") == 1  # cp311, and abi3
 
 
 def test_every_release_in_the_changelog_has_its_date() -> None:
