@@ -234,7 +234,7 @@ def test_a_unix_socket_is_left_with_its_server() -> None:
         socket.socket(socket.AF_UNIX) as other,
     ):
         peer.begin(INFO).read(read_message)
-        ours = server._listeners[1].getsockname()
+        ours = server._arrivals._listeners[1].getsockname()
         server.close()
         other.bind(ours)
         other.listen()

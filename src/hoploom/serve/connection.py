@@ -213,8 +213,15 @@ class Connection(Closing):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own: that is for its own thread
 
     def hang_up(self) -> None:
-        """End it once the other side has read what was said to it."""
-        hang_up(self._socket)
+        """Close it once the other side has read the last message, which unread bytes would discard."""
+        if isinstance(self._socket, ssl.SSLSocket):
+            self._socket = socket.socket(fileno=self._socket.detach())
+        end = time.monotonic() + LAST_WORDS
+        with self._socket, suppress(OSError):
+            self._socket.settimeout(LAST_WORDS)
+            self._socket.shutdown(socket.SHUT_WR)
+            while self._socket.recv(BUFFERED) and time.monotonic() < end:
+                pass
 
     def close(self) -> None:
         """When nobody reads or writes any more."""
@@ -222,15 +229,3 @@ class Connection(Closing):
         self._socket.close()
         while self.files:
             os.close(self.files.pop())
-
-
-def hang_up(connected: socket.socket) -> None:
-    """Close a socket whose other side may still send: to close it at once would throw away what was said to it."""
-    if isinstance(connected, ssl.SSLSocket):
-        connected = socket.socket(fileno=connected.detach())
-    end = time.monotonic() + LAST_WORDS
-    with connected, suppress(OSError):
-        connected.settimeout(LAST_WORDS)
-        connected.shutdown(socket.SHUT_WR)
-        while connected.recv(BUFFERED) and time.monotonic() < end:
-            pass

@@ -18,7 +18,7 @@ from hoploom.serve.greeting import NAME, OPENING
 from hoploom.serve.security import ClientSecurity, proof_of
 from hoploom.serve.shared_memory import is_possible
 from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import PROTOCOL
+from hoploom.serve.wire import PREFIX, PROTOCOL
 
 LONGEST = 240  # characters of another program's message in an error
 SHOWN = 19  # bytes of an answer that is no greeting, in an error
@@ -112,7 +112,7 @@ def _answer_to(connection: Connection, content: dict[str, Any]) -> dict[str, Any
                 while len(first) < SHOWN:
                     first += connection.take(1)
             raise _AnswerError(first)
-    said = greeting.hear(connection)
+    said = greeting.read(connection.take(greeting.length_of(connection.take(PREFIX.size))))
     if "error" in said or first != OPENING:
         raise _AnswerError(first, said)
     return said

@@ -15,7 +15,7 @@ from typing import Any
 import hoploom
 from hoploom.config.values import is_loopback
 from hoploom.errors import PeerError
-from hoploom.serve.connection import LAST_WORDS, Connection, hang_up
+from hoploom.serve.arrivals import READ, Arrival, Steps
 from hoploom.serve.security import ServerSecurity, is_same, new_token, proof_of
 from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import PREFIX, PROTOCOL
@@ -51,13 +51,18 @@ def said(content: dict[str, Any]) -> bytes:
     return OPENING + PREFIX.pack(HELLO, len(text)) + text
 
 
-def hear(connection: Connection) -> dict[str, Any]:
-    """Read a greeting after its opening; ValueError if it is not one."""
-    kind, length = PREFIX.unpack(connection.take(PREFIX.size))
+def length_of(prefix: bytes | bytearray) -> int:
+    """Return the length of a greeting's header; ValueError if it is no greeting."""
+    kind, length = PREFIX.unpack(prefix)
     if kind != HELLO or length > MOST:
         raise ValueError(f"a greeting of kind {kind!r} and {length} bytes")
+    return int(length)
+
+
+def read(text: bytes | bytearray) -> dict[str, Any]:
+    """Return the content of a greeting's header; ValueError if it has none."""
     try:
-        content = json.loads(connection.take(length))
+        content = json.loads(text)
     except RecursionError as error:
         raise ValueError("a greeting of too many brackets") from error
     if not isinstance(content, dict):
@@ -66,56 +71,46 @@ def hear(connection: Connection) -> dict[str, Any]:
 
 
 class Door:
-    """Lets clients in to a server, or refuses them."""
+    """Admits clients to a server, or refuses them. Its methods are steps of the poll loop."""
 
     def __init__(self, security: ServerSecurity, unix: str | None) -> None:
         self._security = Renewed(security)
         self._unix, self._password = unix, secrets.token_urlsafe(32)
 
-    def admit(self, accepted: socket.socket, silence: float) -> Connection | None:
-        """A connection that may send requests; None if the client was refused, and told why."""
-        connection: Connection | None = None
+    def admit(self, arrival: Arrival) -> Steps[bool]:
+        """Return whether the client may send requests; it is told why not."""
+        is_local = arrival.socket.family == getattr(socket, "AF_UNIX", None)
         try:
-            accepted.settimeout(PATIENCE)
-            accepted = self._secured(accepted)
-            connection = Connection(accepted, silence)
-            connection.begin(MOST, PATIENCE)
-            self._check(connection)
-            _say(connection, self._welcome(is_near_by=not connection.is_local and _is_same_host(accepted)))
-            return connection
+            yield from self._secure(arrival, is_local=is_local)
+            yield from self._check(arrival, is_local=is_local)
+            yield from arrival.send(said(self._welcome(is_near_by=not is_local and _is_same_host(arrival.socket))))
+            return True
         except RefusedError as error:
-            refuse(accepted, error)
-        except (OSError, EOFError, ValueError):
-            hang_up(accepted)
-        return None
+            yield from refuse(arrival, error)
+            return False
 
-    def _secured(self, accepted: socket.socket) -> socket.socket:
-        """The same connection with TLS, if the server has TLS. Its Unix socket has none."""
+    def _secure(self, arrival: Arrival, *, is_local: bool) -> Steps[None]:
+        """Begin TLS, if the server has TLS. Its Unix socket has none."""
+        first = yield from arrival.retry(READ, arrival.socket.recv, 1, socket.MSG_PEEK)
         _, context = self._security.now()
-        speaks_tls = accepted.recv(1, socket.MSG_PEEK) == TLS_FIRST
-        if context is None or accepted.family == getattr(socket, "AF_UNIX", None):
-            if speaks_tls:
+        if context is None or is_local:
+            if first == TLS_FIRST:
                 raise RefusedError(TLS, "this server does not speak TLS")
-            return accepted
-        if not speaks_tls:
+        elif first != TLS_FIRST:
             raise RefusedError(TLS, "this server speaks TLS")
-        wrapped = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-        try:
-            wrapped.do_handshake()
-        except OSError:
-            hang_up(socket.socket(fileno=wrapped.detach()))  # which the alert has been sent on
-            raise
-        return wrapped
+        else:
+            yield from arrival.secure(context)
 
-    def _check(self, connection: Connection) -> None:
+    def _check(self, arrival: Arrival, *, is_local: bool) -> Steps[None]:
         """Raise RefusedError unless the client speaks this protocol and has the token."""
-        _client_says(connection)  # only its protocol matters so far
-        token = self._password if connection.is_local else self._security.now()[0].token
+        yield from _client_says(arrival)  # only its protocol matters so far
+        token = self._password if is_local else self._security.now()[0].token
         if token is None:
             return
         challenge = new_token()
-        _say(connection, {"challenge": challenge})
-        if not is_same(_client_says(connection).get("proof"), proof_of(token, challenge)):
+        yield from arrival.send(said({"challenge": challenge}))
+        proof = (yield from _client_says(arrival)).get("proof")
+        if not is_same(proof, proof_of(token, challenge)):
             raise RefusedError(TOKEN, "this server asks for a token, and there was none, or not the right one")
 
     def _welcome(self, *, is_near_by: bool) -> dict[str, Any]:
@@ -125,20 +120,16 @@ class Door:
         return welcome
 
 
-def _say(connection: Connection, content: dict[str, Any]) -> None:
-    spoken = said(content)
-    connection.send([spoken])
-
-
-def _client_says(connection: Connection) -> dict[str, Any]:
-    """One greeting of a client; RefusedError if it is of another version, or not a greeting."""
-    opening = connection.take(len(OPENING))
+def _client_says(arrival: Arrival) -> Steps[dict[str, Any]]:
+    """Return one greeting of a client; RefusedError if it is of another version, or not a greeting."""
+    opening = yield from arrival.take(len(OPENING))
     if not opening.startswith(NAME):
         raise RefusedError(STRANGER, "this is a graph server of Hoploom, which is asked in another way")
     if opening != OPENING:
         raise RefusedError(VERSION, f"this server speaks protocol {PROTOCOL}, the client {opening[-1]}")
     try:
-        return hear(connection)
+        length = length_of((yield from arrival.take(PREFIX.size)))
+        return read((yield from arrival.take(length)))
     except ValueError as error:
         raise RefusedError(STRANGER, f"a greeting that cannot be read: {error}") from error
 
@@ -149,9 +140,7 @@ def _is_same_host(accepted: socket.socket) -> bool:
     return is_loopback(client) or client == accepted.getsockname()[0]
 
 
-def refuse(accepted: socket.socket, error: RefusedError) -> None:
-    """Tell a client why it is refused, and close the connection."""
-    with suppress(OSError):
-        accepted.settimeout(LAST_WORDS)
-        accepted.sendall(said({"error": error.reason, "message": str(error), "hoploom": hoploom.__version__}))
-    hang_up(accepted)
+def refuse(arrival: Arrival, error: RefusedError) -> Steps[None]:
+    """Tell a client why it is refused, and end the connection."""
+    told = {"error": error.reason, "message": str(error), "hoploom": hoploom.__version__}
+    yield from arrival.hang_up(said(told))

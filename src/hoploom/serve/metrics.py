@@ -5,19 +5,15 @@ loopback both are free, as the server is. prometheus_client's own endpoint has n
 """
 
 import bisect
-import functools
-import http.client
-import http.server
-import io
 import itertools
 import socket
-import socketserver
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Literal, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -27,6 +23,7 @@ from prometheus_client.utils import floatToGoString
 from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError
+from hoploom.serve.arrivals import BACKLOG, READ, Arrival, Arrivals, Steps
 from hoploom.serve.security import ServerSecurity, check_listen, is_same, load_pair
 from hoploom.serve.tls import Renewed
 
@@ -37,9 +34,8 @@ BOUNDS = (*map(floatToGoString, BUCKETS), "+Inf")  # as they are written
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # as generate_latest writes it
 PLAIN = "text/plain; charset=utf-8"
 MAX_REQUEST = 16 * 1024  # bytes of a request line and its headers
-CONNECTIONS = 16  # of /metrics and /health at once
-CONNECTED = 10.0  # seconds for one, from its first byte to its last
-CLOSING = 5.0  # seconds for the thread to end
+CONNECTIONS = 64  # of /metrics and /health at once; a new one takes the place of the one that is silent for longest
+CONNECTED = 1.0  # seconds for one
 
 Outcome = Literal["ok", "refused", "failed"]
 
@@ -215,32 +211,80 @@ class MetricsEndpoint(Closing):
     ) -> None:
         (host, port), security = address, security or ServerSecurity()
         self.warning = check_listen(host, security, insecure=insecure, flag="--metrics")
-        required = ServerSecurity() if is_loopback(host) else security
+        self._metrics, self._security = metrics, ServerSecurity() if is_loopback(host) else security
+        self._renewed = Renewed(self._security, _tls)
+        where, family = (host.strip("[]"), port), socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = _Server((host.strip("[]"), port), metrics, required, connections, seconds)
+            listener = socket.create_server(where, family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"--metrics {host}:{port} cannot be listened on: {reason}; give another port") from error
-        serve = functools.partial(self._server.serve_forever, poll_interval=0.1)
-        self._thread = threading.Thread(target=serve, name="hoploom-metrics", daemon=True)
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """host:port."""
-        host, port = self._server.server_address[:2]
-        return join_address(str(host), port)
+        self.address = join_address(*listener.getsockname()[:2])
+        self._arrivals = Arrivals([listener], self._meet, connections, seconds, "hoploom-metrics")
 
     @property
     def num_connections(self) -> int:
-        return len(self._server.deadlines)
+        return self._arrivals.num_waiting
 
     def close(self) -> None:
         """End every connection and the thread."""
-        self._server.shutdown()
-        self._server.end_connections(float("inf"))
-        self._thread.join(CLOSING)
-        self._server.server_close()
+        self._arrivals.close()
+
+    def _meet(self, arrival: Arrival) -> Steps[None]:
+        """One request, one answer, and the connection is closed."""
+        _, context = self._renewed.now()
+        if context is not None:
+            yield from arrival.secure(context)
+        request = b""
+        while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST:
+            some = yield from arrival.retry(READ, arrival.socket.recv, MAX_REQUEST - len(request))
+            if not some:
+                return
+            request += some
+        status, text, verb = self._reply(request, arrival.socket)
+        found = status is HTTPStatus.OK and text.startswith("# HELP")
+        lines = [
+            f"HTTP/1.0 {status} {status.phrase}",
+            "Server: hoploom",
+            f"Content-Type: {METRICS_TYPE if found else PLAIN}",
+            f"Content-Length: {len(text.encode())}",
+            *(["WWW-Authenticate: Bearer"] if status is HTTPStatus.UNAUTHORIZED else []),
+            "\r\n",
+        ]
+        yield from arrival.hang_up(("\r\n".join(lines) + ("" if verb == "HEAD" else text)).encode())
+
+    def _reply(self, request: bytes, connected: socket.socket) -> tuple[HTTPStatus, str, str]:
+        """Return the status, the text of the page and the verb of a request."""
+        first, *headers = request.decode("latin-1").partition("\r\n\r\n")[0].split("\r\n")
+        verb, _, rest = first.partition(" ")
+        path, _, version = rest.partition(" ")
+        path = path.partition("?")[0]
+        if len(request) >= MAX_REQUEST and not request.endswith(b"\r\n\r\n"):
+            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MAX_REQUEST} bytes\n", verb
+        if version not in ("HTTP/1.0", "HTTP/1.1"):
+            return HTTPStatus.BAD_REQUEST, "ask with GET PATH HTTP/1.1\n", verb
+        if verb not in ("GET", "HEAD"):
+            return HTTPStatus.NOT_IMPLEMENTED, "ask with GET or HEAD\n", verb
+        if path == "/health":
+            draining = self._metrics.draining
+            return (HTTPStatus.SERVICE_UNAVAILABLE, "draining\n", verb) if draining else (HTTPStatus.OK, "ok\n", verb)
+        if self._security.client_ca is not None and not _is_certified(connected):
+            return HTTPStatus.FORBIDDEN, "show a client certificate\n", verb
+        if self._security.token is not None and not _has_token(headers, self._security.token):
+            return HTTPStatus.UNAUTHORIZED, "send the header Authorization: Bearer TOKEN\n", verb
+        if path == "/metrics":
+            return HTTPStatus.OK, self._metrics.text(), verb
+        return HTTPStatus.NOT_FOUND, "there are /metrics and /health\n", verb
+
+
+def _has_token(headers: Sequence[str], token: str) -> bool:
+    named = [line.partition(":") for line in headers]
+    values = [value.strip(" \t") for name, _, value in named if name.lower() == "authorization"]
+    return len(values) == 1 and is_same(values[0], f"Bearer {token}")
+
+
+def _is_certified(connected: socket.socket) -> bool:
+    return isinstance(connected, ssl.SSLSocket) and bool(connected.getpeercert())
 
 
 def _tls(security: ServerSecurity) -> ssl.SSLContext | None:
@@ -253,133 +297,3 @@ def _tls(security: ServerSecurity) -> ssl.SSLContext | None:
         context.load_verify_locations(cadata=security.client_ca.decode("ascii", "replace"))
         context.verify_mode = ssl.CERT_OPTIONAL  # a wrong one is refused here, none by the page
     return context
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    """Accepts in one thread, answers in a few; the accepting one ends what takes too long."""
-
-    daemon_threads = False  # so that server_close() waits for them
-    request_queue_size = 16
-
-    def __init__(
-        self, address: tuple[str, int], metrics: Metrics, security: ServerSecurity, connections: int, seconds: float
-    ) -> None:
-        self._renewed, self._connections, self._seconds = Renewed(security, _tls), connections, seconds
-        self.deadlines: dict[socket.socket, float] = {}
-        self._lock = threading.Lock()
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, functools.partial(_Handler, metrics, security, seconds))
-
-    def server_bind(self) -> None:
-        """Without the look-up of this host's name that HTTPServer does: a broken resolver would hang it."""
-        socketserver.TCPServer.server_bind(self)
-
-    def get_request(self) -> tuple[Any, Any]:
-        """The handshake waits for the handler's thread: here a silent client would hold up all others."""
-        connection, address = super().get_request()
-        _, context = self._renewed.now()
-        if context is None:
-            return connection, address
-        try:
-            return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
-        except ValueError as error:
-            raise OSError(f"no TLS with {address}") from error
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Refuses, by hanging up, what is one connection too many."""
-        with self._lock:
-            if len(self.deadlines) >= self._connections:
-                return False
-            self.deadlines[request] = time.monotonic() + self._seconds
-        return True
-
-    def service_actions(self) -> None:
-        """Called between requests and ten times a second."""
-        self.end_connections(time.monotonic())
-
-    def end_connections(self, now: float) -> None:
-        """End those that are open for too long."""
-        with self._lock:
-            for connection, deadline in self.deadlines.items():
-                if deadline <= now:
-                    with suppress(OSError):  # not SSLSocket's own, which another thread may be reading with
-                        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection, and forget it before another gets its descriptor."""
-        with self._lock:
-            self.deadlines.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client's broken connection is no event for the server's output."""
-
-
-class _Bounded(io.BufferedReader):
-    """Lines of a request until they are too many bytes: http.server would keep 6 MB before it looks for a token."""
-
-    left = MAX_REQUEST
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        line = super().readline(self.left + 1)
-        self.left -= len(line)
-        if self.left < 0:
-            raise http.client.LineTooLong("request")
-        return line
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    """One request, one answer, and the connection is closed."""
-
-    server_version = "hoploom"
-    sys_version = ""
-
-    def __init__(self, metrics: Metrics, security: ServerSecurity, seconds: float, *arguments: Any) -> None:
-        self._metrics, self._security, self._seconds = metrics, security, seconds
-        super().__init__(*arguments)
-
-    def setup(self) -> None:
-        """The handshake, in this thread, and a reader that stops at so many bytes."""
-        self.request.settimeout(self._seconds)
-        super().setup()
-        if isinstance(self.connection, ssl.SSLSocket):
-            self.connection.do_handshake()
-        self.rfile = _Bounded(self.rfile.detach())
-
-    def do_GET(self) -> None:  # http.server's name
-        path = self.path.partition("?")[0]
-        status, text = self._reply(path)
-        content = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", METRICS_TYPE if (path, status) == ("/metrics", 200) else PLAIN)
-        self.send_header("Content-Length", str(len(content)))
-        if status == 401:
-            self.send_header("WWW-Authenticate", "Bearer")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def _reply(self, path: str) -> tuple[int, str]:
-        """The status and what the page says."""
-        if path == "/health":
-            return (503, "draining\n") if self._metrics.draining else (200, "ok\n")
-        if self._security.client_ca is not None and not self._is_certified():
-            return 403, "show a client certificate\n"
-        if self._security.token is not None and not self._has_token(self._security.token):
-            return 401, "send the header Authorization: Bearer TOKEN\n"
-        if path == "/metrics":
-            return 200, self._metrics.text()
-        return 404, "there are /metrics and /health\n"
-
-    def _has_token(self, token: str) -> bool:
-        values = self.headers.get_all("authorization") or []
-        return len(values) == 1 and is_same(str(values[0]), f"Bearer {token}")
-
-    def _is_certified(self) -> bool:
-        return isinstance(self.connection, ssl.SSLSocket) and bool(self.connection.getpeercert())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a request may hold anything, a token too."""

@@ -1,4 +1,4 @@
-"""The server: it listens, lets clients in, and answers each in a thread of its own; no state between requests.
+"""The server: it listens, and answers each client that it admits in a thread of its own; no state between requests.
 
 A client hears that its answer is being made. One that leaves meanwhile has its work ended, and one that stops reading
 is cut off. A stop is graceful: what is under way is finished, what comes after is refused.
@@ -10,6 +10,7 @@ import resource
 import secrets
 import select
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve import greeting, wire
+from hoploom.serve.arrivals import BACKLOG, Arrival, Arrivals, Steps
 from hoploom.serve.connection import Connection
 from hoploom.serve.greeting import Door, RefusedError
 from hoploom.serve.incoming import Incoming
@@ -34,8 +36,7 @@ from hoploom.serve.wire import BrokenError, MalformedError, Message, Prepared, T
 
 GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_CONNECTIONS = 4096
-MAX_ARRIVING = 1024  # clients that were not let in yet, besides: each may take its time and has a thread
-BACKLOG = 1024
+MAX_ARRIVING = 1024  # besides, connections that are not admitted yet
 LOOK_UP = 1.0  # seconds after which a waiting main thread sees a signal that another thread has caught
 TICK = 0.1  # seconds between two looks for clients that have left
 LEFT = getattr(select, "POLLRDHUP", 0)  # the other side has ended; not every system tells
@@ -67,15 +68,13 @@ class Server(Closing):
         listener = listen(*split_address(address))
         self.host, self.port = split_address(address)[0], int(listener.getsockname()[1])
         unix, name = _listen_on_unix()
-        self._listeners = [listener] if unix is None else [listener, unix]
         self._door = Door(security, name)
         self._shared = MemoryBudget(self._limits.shared, 0, "shared memory")
         self._open: set[Caller] = set()
-        self._num_met = 0  # clients that have a thread
         self._lock, self._closed = threading.Lock(), threading.Event()
-        _allow_many_files()
-        for one in self._listeners:
-            threading.Thread(target=self._accept, args=[one], name="hoploom-accept", daemon=True).start()
+        arriving = min(MAX_ARRIVING, _allow_many_files() // 4)
+        listeners = [listener] if unix is None else [listener, unix]
+        self._arrivals = Arrivals(listeners, self._meet, arriving, greeting.PATIENCE, "hoploom-accept")
         threading.Thread(target=self._look_after, name="hoploom-look-after", daemon=True).start()
 
     @property
@@ -99,10 +98,7 @@ class Server(Closing):
         """Stop listening. Requests under way are cut off; `drain` comes first where that matters."""
         self._metrics.draining = True
         self._closed.set()
-        for listener in self._listeners:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # or accept never ends
-            listener.close()
+        self._arrivals.close()
         for caller in self._present():
             caller.cut()
         deadline = time.monotonic() + LAST_WORDS
@@ -111,57 +107,35 @@ class Server(Closing):
 
     # --- threads -----------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._closed.is_set():
-            try:
-                accepted, _ = listener.accept()
-            except OSError:  # closed, or no descriptors are left
-                self._closed.wait(TICK)
-                continue
-            if self._num_met >= MAX_CONNECTIONS + MAX_ARRIVING:
-                accepted.close()
-                continue
-            self._count_met(1)
-            try:
-                threading.Thread(target=self._meet, args=[accepted], name="hoploom-client", daemon=True).start()
-            except RuntimeError:  # no thread is left: others may end meanwhile
-                self._count_met(-1)
-                accepted.close()
-                self._closed.wait(TICK)
-
-    def _count_met(self, more: int) -> None:
-        with self._lock:
-            self._num_met += more
-
-    def _meet(self, accepted: socket.socket) -> None:
-        try:
-            self._let_in(accepted)
-        finally:
-            self._count_met(-1)
-
-    def _let_in(self, accepted: socket.socket) -> None:
-        """Let a client in, and answer it until it leaves."""
+    def _meet(self, arrival: Arrival) -> Steps[None]:
+        """Admit a client and give it a thread, or refuse it."""
         if len(self._open) >= MAX_CONNECTIONS:
             told = f"{MAX_CONNECTIONS} connections are open already; lower the clients' threads"
-            greeting.refuse(accepted, RefusedError(greeting.FULL, told))
-            return
-        connection = self._door.admit(accepted, self._limits.stall)
-        if connection is None:
-            return
-        caller = Caller(connection, self._shared)
-        with self._lock:
-            self._open.add(caller)
-        if self._closed.is_set():
-            caller.cut()
+            yield from greeting.refuse(arrival, RefusedError(greeting.FULL, told))
+        elif (yield from self._door.admit(arrival)):
+            caller = Caller(Connection(arrival.socket, self._limits.stall), self._shared)
+            with self._lock:
+                self._open.add(caller)
+            try:
+                threading.Thread(target=self._serve, args=[caller], name="hoploom-client", daemon=True).start()
+                arrival.is_admitted = True
+            except RuntimeError:  # no thread is left: others may end meanwhile
+                self._forget(caller)
+
+    def _serve(self, caller: "Caller") -> None:
+        """Answer a client until it leaves."""
         try:
             with self._metrics.stream():
                 self._converse(caller)
         except (OSError, EOFError):
             pass  # it has left, or was cut off
         finally:
-            caller.close()
-            with self._lock:
-                self._open.discard(caller)
+            self._forget(caller)
+
+    def _forget(self, caller: "Caller") -> None:
+        caller.close()
+        with self._lock:
+            self._open.discard(caller)
 
     def _converse(self, caller: "Caller") -> None:
         """Requests and their answers, one after the other."""
@@ -354,8 +328,10 @@ def _listen_on_unix() -> tuple[socket.socket, str] | tuple[None, None]:
     return listener, name
 
 
-def _allow_many_files() -> None:
-    """As many descriptors as the system lets this process have: each connection takes one."""
+def _allow_many_files() -> int:
+    """Return how many descriptors this process may have, after raising that as far as the system lets it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed

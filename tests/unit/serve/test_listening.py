@@ -13,7 +13,7 @@ from support.certificates import certificates
 from support.until import until
 from support.wires import over_tcp, plain
 
-from hoploom import ConfigError, PeerError
+from hoploom import ConfigError
 from hoploom.config.values import join_address, split_address
 from hoploom.serve.dial import LostError, reach
 from hoploom.serve.memory_budget import Call
@@ -74,22 +74,25 @@ def test_a_server_goes_on_when_it_could_start_no_thread(monkeypatch: pytest.Monk
     monkeypatch.setattr(threading.Thread, "start", start_or_fail)
     with Server(service, "127.0.0.1:0", ServerSecurity(), Metrics()) as server:
         for _ in range(2):
-            with pytest.raises(PeerError):
-                over_tcp(server.address, silence=5.0)
+            with over_tcp(server.address, silence=5.0) as connection, pytest.raises(EOFError):
+                connection.wait()
         over_tcp(server.address, silence=5.0).close()
 
 
-def test_clients_that_never_introduce_themselves_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_that_is_silent_for_longest_makes_way_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them has a thread."""
     service: Any = Prompt()
-    for name in ("MAX_CONNECTIONS", "MAX_ARRIVING"):
-        monkeypatch.setattr(f"hoploom.serve.server.{name}", 2)
-    with Server(service, "127.0.0.1:0", ServerSecurity(), Metrics()) as server:
-        with ExitStack() as stack:
-            for _ in range(4):
-                stack.enter_context(plain(server.address))
-            until(lambda: server._num_met == 4)
-            assert stack.enter_context(plain(server.address, 10.0)).recv(1) == b""
-        until(lambda: server._num_met == 0)
+    monkeypatch.setattr("hoploom.serve.server.MAX_ARRIVING", 2)
+    with Server(service, "127.0.0.1:0", ServerSecurity(), Metrics()) as server, ExitStack() as stack:
+        threads = threading.active_count()
+        first, second = (stack.enter_context(plain(server.address, 10.0)) for _ in range(2))
+        until(lambda: server._arrivals.num_waiting == 2)
+        first.sendall(b"HOP")
+        until(lambda: next(iter(server._arrivals._waiting.values())).socket.getpeername() == second.getsockname())
+        stack.enter_context(plain(server.address))
+        assert second.recv(1) == b""
+        until(lambda: server._arrivals.num_waiting == 2)
+        assert threading.active_count() == threads
         over_tcp(server.address, silence=5.0).close()
 
 

@@ -1,0 +1,131 @@
+"""Attacks on a server: its threads, its memory and its answers, all measured from outside."""
+
+import re
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from support.certificates import TOKEN, token_file
+from support.graphs import ring
+from support.servers import Server, serving
+from support.until import until
+from support.wires import plain
+
+import hoploom
+from hoploom.config.values import split_address
+from hoploom.serve.security import ClientSecurity
+
+pytestmark = pytest.mark.timeout(240)
+GUARDED = ClientSecurity(TOKEN)
+MOST = 1024  # connections that are not admitted yet
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("attacks") / "store"
+    hoploom.from_pyg(ring(12)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def guarded(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that asks for a token."""
+    token = token_file(tmp_path_factory.mktemp("token") / "token")
+    with serving(path, [[]], "--token-file", str(token), "--metrics", "127.0.0.1:0") as (server,):
+        yield server
+
+
+def status(server: Server, name: str) -> int:
+    """A number in what the kernel tells of a server's process."""
+    found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def num_files(server: Server) -> int:
+    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+
+
+def is_served(server: Server, security: ClientSecurity = GUARDED) -> None:
+    """A client with the token is answered."""
+    with hoploom.connect(server.address, security=security, timeout=60, made="here") as store:
+        assert store.split("train").tolist() == list(range(6))
+
+
+def is_healthy(server: Server) -> bool:
+    with urllib.request.urlopen(f"http://{server.metrics}/health", timeout=10) as answer:
+        return bool(answer.read() == b"ok\n")
+
+
+# --- connections that say nothing ----------------------------------------------------------------
+
+
+@contextmanager
+def flooding(address: str) -> Iterator[list[int]]:
+    """Connect as fast as possible, and say nothing; the last thousands stay open. Yields how many there were."""
+    over, count = Event(), [0]
+
+    def flood() -> None:
+        opened: list[Any] = [None] * 3000
+        while not over.is_set():
+            with suppress(OSError):
+                opened[count[0] % len(opened)] = socket.create_connection(split_address(address), 5)
+                count[0] += 1
+
+    thread = Thread(target=flood)
+    thread.start()
+    try:
+        yield count
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_silent_connections_take_neither_threads_nor_places(guarded: Server) -> None:
+    is_served(guarded)
+    threads, files = status(guarded, "Threads"), num_files(guarded)
+    with flooding(guarded.address) as count:
+        until(lambda: count[0] > 2 * MOST)
+        is_served(guarded)
+        assert status(guarded, "Threads") <= threads + 1
+        assert num_files(guarded) <= files + MOST + 3
+    is_served(guarded)
+    until(lambda: num_files(guarded) <= files + 3)  # their ten seconds are over, or they have left
+
+
+def test_connections_that_stop_in_the_middle_of_a_greeting_do_no_harm(guarded: Server) -> None:
+    threads = status(guarded, "Threads")
+    with ExitStack() as stack:
+        for said in (b"", b"H", b"HOPLOOM", b"HOPLOOM\x04HELO", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n") * 300:
+            half_open = stack.enter_context(plain(guarded.address, 5))
+            with suppress(OSError):  # the server may have hung up
+                half_open.sendall(said)
+                half_open.shutdown(socket.SHUT_WR) if len(said) % 2 else None
+        is_served(guarded)
+        assert status(guarded, "Threads") <= threads + 1
+
+
+# --- health --------------------------------------------------------------------------------------
+
+
+def test_silent_connections_do_not_keep_a_probe_from_its_answer(guarded: Server) -> None:
+    assert guarded.metrics is not None
+    threads = status(guarded, "Threads")
+    with ExitStack() as stack:
+        silent = [stack.enter_context(plain(guarded.metrics)) for _ in range(200)]
+        for half_open in silent[::2]:
+            half_open.sendall(b"GET /health HTTP/1.1\r\n")
+        assert is_healthy(guarded)
+        assert status(guarded, "Threads") <= threads
+        begun = time.monotonic()
+        for half_open in silent:
+            half_open.settimeout(10)
+            with suppress(ConnectionResetError):
+                assert half_open.recv(1) == b""
+        assert time.monotonic() - begun < 8
