@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
+from hoploom.config.values import printable
+
 STYLE = """
 .hoploom {margin: .4em 0 .8em; color: inherit; overflow-x: auto}
 .hoploom table {border-collapse: collapse; margin: .3em 0 0; width: auto; font-size: .93em}
@@ -28,11 +30,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     head = f"<thead><tr>{heads}</tr></thead>" if any(columns) else ""
     body = "".join(f"<tr>{''.join(map(_cell, ['td'] * width, row, right))}</tr>" for row in cells)
     whole = f"<table>{head}<tbody>{body}</tbody></table>" if cells else ""
-    return f'<div class="hoploom"><style>{STYLE}</style><p>{escape(title)}</p>{whole}</div>'
+    return f'<div class="hoploom"><style>{STYLE}</style><p>{escape(printable(title))}</p>{whole}</div>'
 
 
 def _cell(tag: str, text: str, is_figure: bool) -> str:
-    return f"<{tag}{' class=figure' * is_figure}>{escape(text)}</{tag}>"
+    return f"<{tag}{' class=figure' * is_figure}>{escape(printable(text))}</{tag}>"
 
 
 def _are_figures(column: Sequence[str]) -> bool:

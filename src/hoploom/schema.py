@@ -101,7 +101,13 @@ HOMOGENEOUS_RELATION: RelationName = ("node", "to", "node")
 
 
 def check_schema(schema: Schema) -> None:
-    """Raise ConfigError if types, relations, weight and time do not fit together."""
+    """Raise ConfigError if types, relations, weight and time do not fit together, or a name is no text."""
+    names = [name for t in schema.node_types for name in (t.name, *t.fields, *t.splits)]
+    for name in (*names, *(name for r in schema.relations for name in (*r.key, *r.fields))):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:  # half of a pair of surrogates
+            raise ConfigError(f"the name {name!r} cannot be written in UTF-8; rename it") from error
     if len(schema.type_index) != len(schema.node_types):
         raise ConfigError(f"a node type is named twice: {[t.name for t in schema.node_types]}")
     if len(schema.relation_index) != len(schema.relations):

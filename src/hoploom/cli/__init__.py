@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mi
 
 import argparse
 import gc
+import io
 import json
 import os
 import re
@@ -145,6 +146,8 @@ def _open_streams() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115  (to the end of the process)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: half of a pair of surrogates is no error
 
 
 def _output_fails() -> bool:

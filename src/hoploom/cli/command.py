@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hoploom.config.values import as_number, nearest, parse_count, parse_fanouts, parse_number, split_address
+from hoploom.config.values import as_number, nearest, parse_count, parse_fanouts, parse_number, printable, split_address
 from hoploom.errors import ConfigError
 from hoploom.ranks.environment import wants_colour
 
@@ -147,7 +147,7 @@ def say(text: str) -> None:
 def complaint(text: str) -> str:
     """A message for stderr. A terminal too narrow for it gets lines that end where a part of the message does."""
     lines, width = ["hoploom:"], width_of(sys.stderr)
-    for part in re.split(r"(?<=;) ", text):
+    for part in re.split(r"(?<=;) ", printable(text, "\n")):
         fits = len(lines[-1]) + 1 + len(part) <= width
         lines = [*lines[:-1], f"{lines[-1]} {part}"] if fits or lines == ["hoploom:"] else [*lines, f"  {part}"]
     lines = [piece for line in lines for piece in wrapped(line, width, 2)]
@@ -180,7 +180,7 @@ def megabytes(size: int) -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
     """Columns as wide as they need to be, counts to the right."""
     right = [isinstance(cell, int) for cell in rows[0]] if rows else [False] * len(header)
-    written = [header, *([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows)]
+    written = [header, *([f"{cell:,}" if isinstance(cell, int) else printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*written, strict=True)]
     lines = (
         "  ".join(f"{cell:{'>' if r else '<'}{w}}" for cell, r, w in zip(line, right, widths, strict=True))
@@ -209,4 +209,4 @@ def stage_line() -> Iterator[Callable[[str], None]]:
     from tqdm import tqdm
 
     with tqdm(bar_format="{elapsed}  {desc}", disable=None, leave=False) as line:
-        yield line.set_description_str
+        yield lambda text: line.set_description_str(printable(text))

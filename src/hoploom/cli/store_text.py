@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.cli.command import megabytes, table
+from hoploom.config.values import printable
 from hoploom.fields import Field
 from hoploom.store import format as layout
 from hoploom.store.format import Manifest
@@ -16,7 +17,9 @@ def headline(path: Path | str, manifest: Manifest) -> str:
     num_nodes = sum(t.num_nodes for t in manifest.schema.node_types)
     num_edges = sum(r.num_edges for r in manifest.schema.relations)
     parts = f"{len(manifest.parts)} part" + "s" * (len(manifest.parts) > 1)
-    return f"{path}: {num_nodes:,} nodes, {num_edges:,} edges, {parts}, {megabytes(num_bytes(manifest))}"
+    return (
+        f"{printable(str(path))}: {num_nodes:,} nodes, {num_edges:,} edges, {parts}, {megabytes(num_bytes(manifest))}"
+    )
 
 
 def contents_of(manifest: Manifest) -> dict[str, Any]:

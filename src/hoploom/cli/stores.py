@@ -22,7 +22,7 @@ from hoploom.cli.command import (
     seeds_of,
     stage_line,
 )
-from hoploom.config.values import parse_bytes, parse_count, parse_number
+from hoploom.config.values import parse_bytes, parse_count, parse_number, printable
 from hoploom.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def _build(arguments: Arguments) -> int:
     for relation, count in report.dropped.items():
         if count:
             text = f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes"
-            print(text, file=for_people(arguments))
+            print(printable(text), file=for_people(arguments))
     for unlabelled in report.unlabelled.values():
-        print(unlabelled, file=for_people(arguments))
+        print(printable(str(unlabelled)), file=for_people(arguments))
     dropped = {str(relation): count for relation, count in report.dropped.items()}
     counts = {owner: unlabelled.count for owner, unlabelled in report.unlabelled.items()}
     return _show_store(arguments, sum(report.seconds.values()), dropped=dropped, unlabelled=counts)
@@ -248,7 +248,7 @@ def _partition(arguments: Arguments) -> int:
             )
         else:
             raise ConfigError(f"--engine is {arguments.engine!r}; give local or spark")
-    print(f"{report}\n", file=for_people(arguments))
+    print(printable(f"{report}\n", "\n"), file=for_people(arguments))
     if arguments.report is not None:
         is_page = arguments.report.suffix == ".html"
         text = as_html(partition_page(report, str(arguments.out))) if is_page else as_json(report)
@@ -315,7 +315,7 @@ def _check(arguments: Arguments) -> int:
         raise StoreError(f"{arguments.store} does not exist; give a store's folder")
     people, found = for_people(arguments), []
     for problem in problems(arguments.store):
-        print(problem, file=people, flush=True)
+        print(printable(problem), file=people, flush=True)
         found.append(problem)
     told: dict[str, Any] = {"ok": not found, "problems": found}
     if not found:

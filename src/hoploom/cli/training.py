@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from hoploom.cli.command import Arguments, Command, add_json, add_option, check_writable, read_positive
-from hoploom.config.values import parse_bytes
+from hoploom.config.values import parse_bytes, printable
 from hoploom.errors import ConfigError
 
 
@@ -112,7 +112,7 @@ def _template(path: Path, arguments: Arguments) -> tuple[str, str]:
     if arguments.store is None:
         return template(), f"hoploom train {path}"
     text = template_for(arguments.store, beside=path.parent)
-    print(why_task(open_store(arguments.store).schema), file=sys.stderr)
+    print(printable(why_task(open_store(arguments.store).schema), "\n"), file=sys.stderr)
     return text, f"hoploom train {path}"
 
 

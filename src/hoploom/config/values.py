@@ -260,6 +260,15 @@ def as_key(name: str) -> str:
     return name if BARE.fullmatch(name) else quoted(name)
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return the text with escapes for characters that terminals act on or cannot show, but for those to keep.
+
+    >>> printable("bold: \\033[1m")
+    'bold: \\\\x1b[1m'
+    """
+    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
+
+
 def quoted(text: str) -> str:
     """A basic string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")  # which TOML wants escaped, too

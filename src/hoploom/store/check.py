@@ -1,7 +1,7 @@
 """Reading every byte of a store to say which file is wrong, and what is wrong with it."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -11,15 +11,17 @@ from hoploom import ops
 from hoploom.errors import HoploomError
 from hoploom.schema import EDGE_ID
 from hoploom.store import format as layout
-from hoploom.store.base import Part
+from hoploom.store.base import Part, Wanted
 from hoploom.store.disk import check_manifest, open_part
+from hoploom.store.sharded import Sharded
 
 CHUNK_BYTES = 16 << 20
 CHUNK_EDGES = 1 << 20
+SEEN_IDS = 1 << 28  # edge ids that are marked in one pass, a byte each
 
 
 def problems(path: str | Path) -> Iterator[str]:
-    """What is wrong with a store, one line each; nothing if it is sound.
+    """Yield one line for each problem of a store; nothing if it is sound.
 
     >>> list(hoploom.store.check.problems("papers.store"))
     []
@@ -38,20 +40,29 @@ def problems(path: str | Path) -> Iterator[str]:
             yield problem
     if damaged:
         return
+    parts = []
     for number in range(len(manifest.parts)):
         try:
-            part = open_part(folder, manifest, number)
+            parts.append(open_part(folder, manifest, number))
         except HoploomError as error:
+            damaged = True
             yield str(error)
-            continue
-        yield from _part_problems(number, part)
+    if damaged:
+        return
+    store = Sharded(manifest.schema, parts, manifest.parts)
+    for number, part in enumerate(parts):
+        for index in range(len(manifest.schema.relations)):
+            yield from _list_problems(number, part, index, store)
+        yield from _split_problems(number, part)
+    for index in range(len(manifest.schema.relations)):
+        yield from _edge_id_problems(parts, index)
 
 
 def _file_problems(folder: Path, name: str, entry: layout.FileEntry) -> Iterator[str]:
     try:
         path = layout.inside(folder, name)
         size, crc = 0, 0
-        with path.open("rb") as file:
+        with layout.regular(path).open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 size += len(chunk)
                 crc = zlib.crc32(chunk, crc)
@@ -67,52 +78,111 @@ def _file_problems(folder: Path, name: str, entry: layout.FileEntry) -> Iterator
         yield f"{name}: checksum {crc:08x}, {entry.crc32:08x} expected (a bit has flipped, or it was changed)"
 
 
-def _part_problems(number: int, part: Part) -> Iterator[str]:
+def _list_problems(number: int, part: Part, index: int, store: Sharded) -> Iterator[str]:
+    """Yield the problems of a relation's lists: of each file at most the first."""
+    schema, lists = part.schema, part.lists[index]
+    relation, source = schema.relations[index], schema.node_types[schema.sources[index]]
+    files = {name: layout.topology_file(number, relation, name) for name in ("indptr", "indices", "weight", "time")}
+    falls = lists.indptr[1:] < lists.indptr[:-1]
+    if falls.any():
+        yield f"{files['indptr']}: decreases at node {_first(falls) + lists.first_node}"
+    sound = True
+    for begin, ids in _chunks(lists.indices):
+        bad = (ids < 0) | (ids >= source.num_nodes)
+        if sound := not bad.any():
+            continue
+        at = _first(bad)
+        yield f"{files['indices']}: position {begin + at} is {int(ids[at])}, out of range [0, {source.num_nodes})"
+        break
+    for begin, some in () if lists.weight is None else _chunks(lists.weight):
+        bad = ~(torch.isfinite(some) & (some >= 0))
+        if bad.any():
+            yield f"{files['weight']}: position {begin + _first(bad)}: a weight is negative or not finite"
+            break
+        fields = part.tables[relation.key, str(schema.weight)].rows[begin : begin + len(some)]
+        bad = fields.reshape(-1).to(some.dtype) != some
+        if bad.any():
+            yield _differs(files["weight"], begin, bad, some, fields, schema.weight)
+            break
+    for begin, some in () if lists.edge_time is None else _chunks(lists.edge_time, overlap=1):
+        if schema.time in relation.fields:
+            fields = part.tables[relation.key, str(schema.time)].rows[begin : begin + len(some)]
+        elif sound:
+            sources = lists.indices[begin : begin + len(some)].long()
+            (fields,) = store.gather([Wanted(source.name, str(schema.time), sources)])
+        else:
+            fields = some
+        bad = fields.reshape(-1).to(some.dtype) != some
+        if bad.any():
+            yield _differs(files["time"], begin, bad, some, fields, schema.time)
+            break
+        bad = some[1:] < some[:-1]
+        low, high = (int(torch.searchsorted(lists.indptr, at)) for at in (begin + 1, begin + some.numel()))
+        starts = lists.indptr[low:high]  # of lists; of damaged ones anything
+        bad[starts[(starts > begin) & (starts < begin + some.numel())] - begin - 1] = False
+        if bad.any():
+            yield f"{files['time']}: position {begin + _first(bad) + 1} is earlier than the one before it"
+            break
+
+
+def _differs(file: str, begin: int, bad: Tensor, values: Tensor, fields: Tensor, name: str | None) -> str:
+    at = _first(bad)
+    return (
+        f"{file}: position {begin + at} is {values[at].item()}, but field {name!r} says {fields.reshape(-1)[at].item()}"
+    )
+
+
+def _split_problems(number: int, part: Part) -> Iterator[str]:
     schema = part.schema
-    for index, relation in enumerate(schema.relations):
-        lists = part.lists[index]
-        falls = lists.indptr[1:] < lists.indptr[:-1]
-        if falls.any():
-            node = int(torch.nonzero(falls)[0]) + lists.first_node
-            yield f"{layout.topology_file(number, relation, 'indptr')}: decreases at node {node}"
-        limit = schema.node_types[schema.sources[index]].num_nodes
-        for begin, ids in _chunks(lists.indices):
-            if int(ids.min()) < 0 or int(ids.max()) >= limit:
-                bad = int(torch.nonzero((ids < 0) | (ids >= limit))[0])
-                where = f"{layout.topology_file(number, relation, 'indices')}: position {begin + bad}"
-                yield f"{where} is {int(ids[bad])}, out of range [0, {limit})"
-                break
-        yield from _column_problems(number, part, index)
-    for (type_name, split), ids in part.splits.items():
-        limit = schema.node_type(type_name).num_nodes
-        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= limit):
-            yield f"{layout.split_file(number, type_name, split)}: an id is out of range [0, {limit})"
+    for (name, split), ids in part.splits.items():
+        index = schema.type_index[name]
+        first, limit = part.first_nodes[index], schema.node_types[index].num_nodes
+        end = first + part.num_nodes[index]
+        bad = (ids < first) | (ids >= end)
+        bad[1:] |= ids[1:] <= ids[:-1]
+        if bad.any():
+            at = _first(bad)
+            node, file = int(ids[at]), layout.split_file(number, name, split)
+            if not 0 <= node < limit:
+                why = f"out of range [0, {limit})"
+            elif first <= node < end:
+                why = "not above the one before it"
+            else:
+                why = f"of another part: this one holds nodes {first} to {end - 1}"
+            yield f"{file}: position {at} is {node}, {why}"
 
 
-def _column_problems(number: int, part: Part, index: int) -> Iterator[str]:
-    relation, lists = part.schema.relations[index], part.lists[index]
-    if EDGE_ID in relation.fields and lists.num_edges:
-        chunks = _chunks(part.tables[relation.key, EDGE_ID].rows)
-        if any(int(ids.min()) < 0 or int(ids.max()) >= relation.num_edges for _, ids in chunks):
-            yield f"{layout.edge_file(number, relation, EDGE_ID)}: an id is out of range [0, {relation.num_edges})"
-    weights = () if lists.weight is None else _chunks(lists.weight)
-    if any(not bool((torch.isfinite(some) & (some >= 0)).all()) for _, some in weights):
-        yield f"{layout.topology_file(number, relation, 'weight')}: a weight is negative or not finite"
-    if lists.edge_time is not None and lists.num_edges:
-        for begin, times in _chunks(lists.edge_time, overlap=1):
-            falls = times[1:] < times[:-1]
-            low, high = (int(torch.searchsorted(lists.indptr, at)) for at in (begin + 1, begin + times.numel()))
-            starts = lists.indptr[low:high]  # of lists; of damaged ones anything
-            falls[starts[(starts > begin) & (starts < begin + times.numel())] - begin - 1] = False
-            if falls.any():
-                file = layout.topology_file(number, relation, "time")
-                yield f"{file}: position {begin + int(torch.nonzero(falls)[0]) + 1} is earlier than the one before it"
-                break
+def _edge_id_problems(parts: Sequence[Part], index: int) -> Iterator[str]:
+    """Yield the first edge id that is out of range or that two edges have. Large relations are read several times."""
+    relation = parts[0].schema.relations[index]
+    columns = [part.tables[relation.key, EDGE_ID].rows for part in parts if EDGE_ID in relation.fields]
+    for low in range(0, relation.num_edges, SEEN_IDS):
+        seen = torch.zeros(min(SEEN_IDS, relation.num_edges - low), dtype=torch.uint8)
+        for number, column in enumerate(columns):
+            file = layout.edge_file(number, relation, EDGE_ID)
+            for begin, ids in _chunks(column):
+                bad = (ids < 0) | (ids >= relation.num_edges)
+                if bad.any():
+                    at = _first(bad)
+                    yield f"{file}: position {begin + at} is {int(ids[at])}, out of range [0, {relation.num_edges})"
+                    return
+                places = torch.nonzero((ids >= low) & (ids < low + len(seen))).view(-1)
+                own = (ids[places] - low).long()
+                seen.index_add_(0, own, torch.ones_like(own, dtype=torch.uint8))
+                twice = seen[own] != 1
+                if twice.any():
+                    at = int(places[_first(twice)])
+                    yield f"{file}: position {begin + at} is {int(ids[at])}, which another edge has too"
+                    return
+
+
+def _first(bad: Tensor) -> int:
+    return int(torch.nonzero(bad)[0])
 
 
 def _chunks(column: Tensor, overlap: int = 0) -> Iterator[tuple[int, Tensor]]:
-    """A mapped column some entries at a time, and where they begin."""
-    for begin in range(0, column.numel() - overlap, CHUNK_EDGES):
+    """Yield the first position and the values of each chunk of a mapped column; chunks share `overlap` values."""
+    for begin in range(0, column.numel(), CHUNK_EDGES):
         some = column[begin : begin + CHUNK_EDGES + overlap]
         ops.read_soon(some)
         yield begin, some

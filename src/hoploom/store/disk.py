@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, MappedFile
-from hoploom.schema import DTYPES, Field, Owner, check_schema
+from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, check_schema
 from hoploom.store import format as layout
 from hoploom.store.base import Part, Table
 from hoploom.store.format import Manifest, id_dtype
@@ -149,6 +149,12 @@ def _open_lists(folder: Path, manifest: Manifest, part: int, index: int, scatter
     num_nodes, num_edges = held.num_nodes[destination], held.num_edges[index]
     source = schema.node_types[schema.sources[index]]
     timed = schema.time in relation.fields or schema.time in source.fields
+    for name in (schema.weight, schema.time, EDGE_ID):
+        field = relation.fields.get(name or "") or (source.fields.get(name or "") if name == schema.time else None)
+        if field is not None and math.prod(field.shape) != 1:
+            raise StoreError(
+                f"{name!r} of {relation.key} has shape {field.shape}, not one number; store.json is damaged"
+            )
 
     def column(name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
         file = layout.topology_file(part, relation, name)
@@ -193,7 +199,7 @@ def map_array(
 
 def _map(path: Path, name: str, listed: int, expected: tuple[str, tuple[int, ...]]) -> tuple[MappedFile, int]:
     """The file's pages, and where its values begin. What is expected: dtype and shape."""
-    with path.open("rb") as file:
+    with layout.regular(path).open("rb") as file:
         size = file.seek(0, 2)
         if size != listed:
             raise StoreError(f"{name} has {size} bytes, store.json says {listed}: truncated or changed; copy it again")

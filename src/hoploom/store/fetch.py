@@ -20,12 +20,14 @@ from pathlib import Path
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store.format import (
     DISK_FULL,
+    MOST_BYTES,
     STORE_FILE,
     FileEntry,
     Manifest,
     inside,
     parse_manifest,
     part_folder,
+    regular,
     sync_folder,
     write_whole,
 )
@@ -105,7 +107,7 @@ def manifest_at(source: Place) -> tuple[bytes, Manifest]:
             f"{source} has no {STORE_FILE}: its build has not finished, or it is no store; wait, or correct the path"
         )
     with source.open(STORE_FILE) as file:
-        written = file.read()
+        written = file.read(MOST_BYTES + 1)
     return written, parse_manifest(written, f"{source}/{STORE_FILE}")
 
 
@@ -113,7 +115,7 @@ def _begin(folder: Path, written: bytes, manifest: Manifest, source: Place) -> b
     """Whether the store is here already, with some parts. Nothing of another store may be."""
     for name in (STORE_FILE, UNDER_WAY):
         try:
-            found = (folder / name).read_bytes()
+            found = regular(folder / name).read_bytes()
         except FileNotFoundError:
             continue
         if found != written:
@@ -158,7 +160,7 @@ def _as_it_is(folder: Path, name: str, entry: FileEntry, *, trusts: bool) -> _Co
 
 def _checksum(path: Path) -> int:
     crc = 0
-    with path.open("rb", buffering=0) as file:
+    with regular(path).open("rb", buffering=0) as file:
         while piece := file.read(PIECE):
             crc = zlib.crc32(piece, crc)
     return crc

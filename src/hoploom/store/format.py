@@ -11,6 +11,8 @@ import json
 import os
 import secrets
 import shutil
+import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -27,6 +29,7 @@ from hoploom.schema import DTYPES, Relation, Schema
 FORMAT, VERSION = "hoploom-store", 1
 ID_LIMIT = 2**31
 STORE_FILE = "store.json"
+MOST_BYTES = 256 << 20  # of store.json
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NPY_DTYPES = {"bfloat16": "<u2", "bool": "|b1", "uint8": "|u1", "int8": "|i1"}
 
@@ -59,7 +62,7 @@ class Manifest:
 
 
 def _plain(name: str) -> str:
-    return quote(name, safe="", errors="surrogatepass").replace(".", "%2E").replace("~", "%7E")
+    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
 
 
 def part_folder(part: int) -> str:
@@ -137,7 +140,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check store.json."""
     path = folder / STORE_FILE
     try:
-        return parse_manifest(path.read_bytes(), str(path))
+        with regular(path).open("rb") as file:
+            return parse_manifest(file.read(MOST_BYTES + 1), str(path))
     except StoreError:
         raise
     except FileNotFoundError as error:
@@ -150,8 +154,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 def parse_manifest(written: bytes, path: str) -> Manifest:
     """Check what store.json holds; `path` is what messages call it."""
+    if len(written) > MOST_BYTES:
+        raise StoreError(f"{path} has more than {MOST_BYTES >> 20} MiB, so it is no store.json; copy the store again")
     try:
-        contents = json.loads(written.decode("utf-8"))
+        contents = json.loads(written.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is damaged: {error}; copy the store again") from error
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
@@ -199,6 +205,22 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object; readers differ on which of two equal keys counts."""
+    contents = dict(pairs)
+    if len(contents) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r:.80} is there twice")
+    return contents
+
+
+def regular(path: Path) -> Path:
+    """Return the path; raise StoreError unless it is a regular file: opening a pipe may wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise StoreError(f"{path} is a directory, pipe, socket or device, not a file; copy the store again")
+    return path
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 
 from hoploom.config.extras import needs
 from hoploom.errors import ConfigError, StoreError
-from hoploom.store.format import DISK_FULL, sync_folder
+from hoploom.store.format import DISK_FULL, regular, sync_folder
 
 OBJECT_STORES = {"s3": "", "gs": "?retry_limit_seconds=60"}  # pyarrow's options: without this one, gs waits 15 minutes
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -86,7 +86,7 @@ class Place:
         """Read a file; it can seek."""
         with self._explained("read", name):
             if self.path is not None:
-                return (self.path / name).open("rb", buffering=BUFFER)
+                return regular(self.path / name).open("rb", buffering=BUFFER)
             file = self._objects.open_input_file(self._key(name))
         return io.BufferedReader(_Reader(file, lambda: self._explained("read", name)), BUFFER)
 
@@ -227,7 +227,7 @@ class Place:
             for name in sorted(files):
                 path = Path(folder, name)
                 with suppress(FileNotFoundError):  # removed meanwhile
-                    if not name.startswith("."):  # one that is being written
+                    if not name.startswith(".") and path.is_file():  # else one that is being written
                         yield str(path.relative_to(root)), path.stat().st_size
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.config.values import as_int
+from hoploom.config.values import as_int, printable
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import InEdges, Reads
 from hoploom.schema import NodeType, Owner, Relation, RelationName, Schema
@@ -82,7 +82,7 @@ class Store(Explored):
         in_parts = f"; {parts} parts" if parts > 1 else ""
         placed = "" if self.placed is None else f"; placed on {self.placed.device}"
         within = "" if self.budget is None else f"; {self.budget}"
-        return f"Store({where}nodes: {nodes}; edges: {edges}{in_parts}{placed}{within})"
+        return printable(f"Store({where}nodes: {nodes}; edges: {edges}{in_parts}{placed}{within})")
 
     def close(self) -> None:
         """Close the connections to servers, and free what `place` shares with other processes.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hoploom import html
-from hoploom.config.values import as_count, as_int
+from hoploom.config.values import as_count, as_int, printable
 from hoploom.errors import ConfigError
 from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, RelationName, Schema, read_members
 from hoploom.store.base import FeatureStore, GraphStore, Part
@@ -140,7 +140,7 @@ class FieldRows(Uncopied):
 
     def __repr__(self) -> str:
         shape = ", ".join(f"{extent:,}" for extent in self.shape)
-        return f"FieldRows({_named(self.owner)}.{self.name}: {self.field.dtype} [{shape}])"
+        return printable(f"FieldRows({_named(self.owner)}.{self.name}: {self.field.dtype} [{shape}])")
 
 
 def _is_one(index: Any) -> bool:
@@ -215,7 +215,8 @@ class TypeView(Uncopied):
 
     def __repr__(self) -> str:
         what = "nodes" if isinstance(self.owner, str) else "edges"
-        return f"TypeView({_named(self.owner)}: {self._count:,} {what}, {', '.join(self.keys()) or 'no fields'})"
+        fields = ", ".join(self.keys()) or "no fields"
+        return printable(f"TypeView({_named(self.owner)}: {self._count:,} {what}, {fields})")
 
 
 def neighbors_of(schema: Schema, graph: GraphStore, key: RelationName, node: int) -> Tensor:

@@ -1,8 +1,10 @@
 """A damaged file is refused or found by name, no path leads out of a store, and nothing in it is ever run."""
 
 import io
+import os
 import pickle
 import re
+import socket
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +16,11 @@ from support.damage import INDICES, TRAIN, X, array_files, edit, every_mode, fli
 
 import hoploom
 from hoploom import StoreError
+from hoploom.cli import main
 from hoploom.store import format as layout
 from hoploom.store.check import problems
+from hoploom.store.fetch import fetch
+from hoploom.store.place import Place
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -76,13 +81,38 @@ def test_all_damaged_files_are_listed(ring_folder: Path) -> None:
     assert {problem.split(":")[0] for problem in problems(ring_folder)} == {X, INDICES, TRAIN}
 
 
-def test_a_directory_in_place_of_a_file_is_refused(ring_folder: Path) -> None:
-    (ring_folder / X).unlink()
-    (ring_folder / X).mkdir()
-    with pytest.raises(StoreError, match=re.escape(X)):
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))  # short enough for the system
+
+
+IN_PLACE_OF_A_FILE: dict[str, Callable[[Path], object]] = {
+    "directory": Path.mkdir,
+    "pipe": os.mkfifo,
+    "socket": _socket,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to a pipe": lambda path: (os.mkfifo(path.with_name("pipe")), path.symlink_to("pipe")),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", IN_PLACE_OF_A_FILE.values(), ids=IN_PLACE_OF_A_FILE.keys())
+@pytest.mark.parametrize("name", [X, INDICES, TRAIN, "store.json"])
+def test_what_is_no_file_is_refused_by_name(
+    name: str, make: Callable[[Path], object], ring_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without waiting for the writer of a pipe."""
+    (ring_folder / name).unlink()
+    make(ring_folder / name)
+    with pytest.raises(StoreError, match=re.escape(name)):
         hoploom.open(ring_folder)
     (problem,) = problems(ring_folder)
-    assert problem.startswith(X)
+    assert name in problem
+    assert main(["check", str(ring_folder)]) == 1
+    assert main(["info", str(ring_folder)]) == (2 if name == "store.json" else 0)
+    with pytest.raises(StoreError, match=re.escape(name)):
+        fetch(Place(str(ring_folder)), ring_folder.parent / "copy")
 
 
 # --- no store at all -------------------------------------------------------------------------------
@@ -126,6 +156,7 @@ NO_STORES: dict[str, tuple[Callable[[Path], None], str]] = {
     "null": (with_manifest(b"null"), "is no store"),
     "nested too deep": (with_manifest(b"[" * 100_000), "is damaged"),
     "a number too long": (with_manifest(b'{"format": ' + b"9" * 5000 + b"}"), "is damaged"),
+    "a key twice": (with_manifest(b'{"format": "zarr", "format": "hoploom-store"}'), "'format' is there twice"),
     "another format": (with_manifest(b'{"format": "zarr", "version": 1}'), "its format is not 'hoploom-store'"),
     "nothing but the format": (with_manifest(b'{"format": "hoploom-store", "version": 1}'), "is damaged"),
 }

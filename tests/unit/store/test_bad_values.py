@@ -22,10 +22,12 @@ from support.damage import (
     sample_all,
     set_value,
 )
+from support.graphs import random_graph, save_in_parts
 from torch import Tensor
 
 import hoploom
 from hoploom import BatchError, HoploomError, LinkNeighborLoader, StoreError
+from hoploom.store import check
 from hoploom.store.check import problems
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -120,10 +122,66 @@ def test_an_edge_id_that_is_none_is_found_and_links_are_refused(value: int, ring
     assert problem.startswith(f"{EDGE_IDS}: ")
 
 
-def test_an_edge_id_given_twice_is_found_and_links_are_refused(ring_folder: Path) -> None:
-    set_value(ring_folder, EDGE_IDS, 3, int(np.load(ring_folder / EDGE_IDS)[4]))
-    with pytest.raises(HoploomError, match="edge_id"):
-        LinkNeighborLoader(hoploom.open(ring_folder), [2])
+@pytest.mark.parametrize("seen", [1 << 28, 5])
+def test_an_edge_id_given_twice_is_found_and_links_are_refused(
+    seen: int, ring_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by two parts, and where few ids are looked at in one pass."""
+    monkeypatch.setattr(check, "SEEN_IDS", seen)
+    whole = np.load(ring_folder / EDGE_IDS)
+    other = np.load(ring_folder / EDGE_IDS.replace("part-00001", "part-00000"))
+    for twice in (whole[4], other[0]):
+        set_value(ring_folder, EDGE_IDS, 3, int(twice))
+        with pytest.raises(HoploomError, match="edge_id"):
+            LinkNeighborLoader(hoploom.open(ring_folder), [2])
+        assert list(problems(ring_folder)) == [f"{EDGE_IDS}: position 3 is {int(twice)}, which another edge has too"]
+
+
+SPLIT_DAMAGES = {
+    "twice": (2, 1, "position 2 is 1, not above the one before it"),
+    "falls": (2, 0, "position 2 is 0, not above the one before it"),
+    "other part": (5, 11, "position 5 is 11, of another part: this one holds nodes 0 to 5"),
+}
+
+
+@pytest.mark.parametrize(("position", "value", "message"), SPLIT_DAMAGES.values(), ids=SPLIT_DAMAGES.keys())
+def test_a_split_that_does_not_rise_or_is_of_another_part_is_found(
+    position: int, value: int, message: str, ring_folder: Path
+) -> None:
+    set_value(ring_folder, TRAIN, position, value)
+    assert list(problems(ring_folder)) == [f"{TRAIN}: {message}"]
+
+
+@pytest.mark.parametrize("chunk", [1 << 20, 4])
+@pytest.mark.parametrize(("column", "field"), [("weight", "weight"), ("time", "edge_time")])
+def test_weights_and_times_that_differ_from_their_field_are_found(
+    column: str, field: str, chunk: int, events_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "CHUNK_EDGES", chunk)
+    assert list(problems(events_folder)) == []
+    values = np.load(events_folder / f"{RELATION}/csc.{column}.npy")
+    for position in (0, 7, len(values) - 1):
+        damaged = f"{RELATION}/{field}.npy"
+        set_value(events_folder, damaged, position, 77)
+        assert list(problems(events_folder)) == [
+            f"{RELATION}/csc.{column}.npy: position {position} is {values[position].item()}, "
+            f"but field {field!r} says {np.array(77, values.dtype).item()}"
+        ]
+        set_value(events_folder, damaged, position, values[position])
+
+
+def test_times_that_differ_from_their_source_node_are_found(tmp_path: Path) -> None:
+    """Those of sources in the other part, too."""
+    folder = tmp_path / "timed"
+    save_in_parts(hoploom.from_pyg(random_graph(20, 90, 1), time_attr="node_time"), folder, 2)
+    assert list(problems(folder)) == []
+    sources = np.load(folder / INDICES)
+    position = int(np.flatnonzero(sources < 10)[0])  # of the first part
+    file = "part-00000/nodes/node/node_time.npy"
+    set_value(folder, file, int(sources[position]), 1000)
+    found = list(problems(folder))
+    assert any(problem.startswith(f"{RELATION}/csc.time.npy: position {position} is ") for problem in found)
+    assert all("but field 'node_time' says 1000" in problem for problem in found)
 
 
 @pytest.mark.parametrize("name", [INDPTR, INDICES])

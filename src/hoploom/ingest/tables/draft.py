@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hoploom.config.values import as_key, as_share, as_toml
+from hoploom.config.values import as_key, as_share, as_toml, printable
 from hoploom.ingest.tables.guess import (
     EDGE_WORDS,
     ENDS,
@@ -285,4 +285,4 @@ def _section_text(owner: str, section: Section, prefix: str, hint: str = "") -> 
 
 def _comment(text: str) -> str:
     """On one line, whatever the names in it."""
-    return "# " + text.replace("\n", " ") + "\n"
+    return f"# {printable(text)}\n"

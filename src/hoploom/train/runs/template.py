@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config.rules import default_of, keys_in
-from hoploom.config.values import as_toml
+from hoploom.config.values import as_toml, printable
 from hoploom.schema import ORIGINAL_ID, NodeType, Schema
 from hoploom.store import Store, open_store
 from hoploom.train.runs.problem import largest_label
@@ -36,7 +36,7 @@ def template(known: Mapping[str, Any] | None = None, notes: Mapping[str, str] | 
             key = f"{section}.{name}".removeprefix(".")
             if KEYS[key].help.startswith("deprecated"):
                 continue
-            lines.append(_template_line(name, key, values, notes.get(key, KEYS[key].help)))
+            lines.append(_template_line(name, key, values, printable(notes.get(key, KEYS[key].help))))
     return "\n".join(lines) + "\n"
 
 
