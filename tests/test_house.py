@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hoploom"
 LAYERS = [
-    {"errors", "closing", "fields", "html", "schema", "keys", "system", "_core"},
-    {"batch", "config"},
+    {"errors", "closing", "fields", "schema", "keys", "system", "_core"},
+    {"batch", "config", "html"},
     {"ops"},
     {"store"},
     {"sample", "ranks"},
