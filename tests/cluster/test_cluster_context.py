@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from support.cluster_files import GLT
 from support.cluster_workers import loader, told_of
 from support.graphs import random_graph, save_in_parts
 from support.launched import runs
+from support.networks import Host, hosts
 from support.ports import free_ports
 from support.servers import OneProcess
 from support.until import until
@@ -330,36 +331,57 @@ def test_a_servers_line_is_written_whole_or_left(
 RANK = """
 import gc, json, os, sys
 gc.disable()
+from concurrent.futures import ThreadPoolExecutor
 import torch
 from hoploom.deploy.keeper import descendants
 from hoploom.ranks.context import init
 from hoploom.store import Wanted
 with init(device="cpu", timeout=60) as context:
     store = context.open(sys.argv[1])
-    (rows,) = store.features.gather([Wanted(store.schema.node_types[0].name, "x", torch.arange(60))])
+    wanted = [Wanted(store.schema.node_types[0].name, "x", torch.arange(60))]
+    with ThreadPoolExecutor(8) as pool:  # more connections than there are
+        (rows,) = list(pool.map(lambda _: store.features.gather(wanted), range(40)))[0]
     print(json.dumps([store.deployment.homes, len(descendants(os.getpid())), rows.tolist()]), flush=True)
 os._exit(0)
 """
 
 
-def test_on_several_hosts_servers_start_by_themselves(graph: Path) -> None:
-    """Two ranks, with the variables by which torchrun says that each is alone on its host."""
+def told_by_two(graph: Path, address: str, on: Sequence[Host] = ()) -> list[str]:
+    """Two ranks, with the variables by which torchrun says that each is alone on its host: what each has on stderr."""
     (port,) = free_ports(1)
     common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     with ExitStack() as stack:
         ranks = []
         for rank in range(2):
             variables = os.environ | common | {"RANK": str(rank), "GROUP_RANK": str(rank)}
             command = [sys.executable, "-c", RANK, str(graph)]
-            started = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, start_new_session=True)
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            words = on[rank].command(command) if on else command
+            started = subprocess.Popen(words, env=variables, start_new_session=True, **pipes)
             stack.callback(_end, started)
             ranks.append(started)
-        said = [rank.communicate(timeout=90)[0] for rank in ranks]
+        said, errors = zip(*(rank.communicate(timeout=90) for rank in ranks), strict=True)
     near = hoploom.open(graph)
     (expected,) = near.features.gather([Wanted(near.schema.node_types[0].name, "x", torch.arange(60))])
     for out in said:
-        assert json.loads(out) == [[[0], [1]], 2, expected.tolist()]
+        assert json.loads(out) == [[[0], [1]], 2, expected.tolist()], errors
+    return [text.decode() for text in errors]
+
+
+def test_on_several_hosts_servers_start_by_themselves(graph: Path) -> None:
+    assert "warning" not in "".join(told_by_two(graph, "127.0.0.1")).lower()
+
+
+@pytest.mark.slow
+def test_rank_0_alone_says_that_servers_on_a_network_are_without_tls_and_what_the_script_can_do(graph: Path) -> None:
+    with hosts(2) as found:
+        first, second = told_by_two(graph, found[0].name, found)
+    [warning] = [line for line in first.splitlines() if "warning" in line.lower()]
+    assert "send without TLS" in warning
+    assert "give context.open cert=, key= and ca=" in warning
+    assert "--" not in warning
+    assert "warning" not in second.lower()
 
 
 SCRIPT = """

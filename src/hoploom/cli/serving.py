@@ -11,6 +11,7 @@ from hoploom.cli.command import Arguments, fanouts_of, seeds_of
 from hoploom.config.extras import needs
 from hoploom.config.values import parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
+from hoploom.ranks import environment
 from hoploom.ranks.stopping import put_back, take_over
 from hoploom.serve.ready import FOR_PEOPLE, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
@@ -29,9 +30,12 @@ SHARED = 2  # the part of --memory that may be shared with clients on this host
 
 
 def serve(arguments: Arguments) -> int:
-    security = read_server_security(arguments.token_file, arguments.cert, arguments.key, arguments.client_ca)
+    files = arguments.token_file, arguments.cert, arguments.key, arguments.client_ca
+    security = read_server_security(*files, token=environment.run_token())
     host, _ = split_address(arguments.listen)
-    _warn(check_listen(host, security, insecure=arguments.insecure))
+    warning = check_listen(host, security, insecure=arguments.insecure)
+    if not environment.is_quiet():  # else the ranks that started this server warn, and name their own options
+        _warn(warning)
     grace: float = arguments.grace
     options = batch_options(arguments, security)
     limits = ServerLimits(arguments.stall, shared=options.memory // SHARED)

@@ -1,21 +1,20 @@
 """The graph server beside the trainers of a host: a process under a keeper, for as long as the trainers need it.
 
-It listens for the other hosts' ranks with a token that only this run knows. It does not hear the terminal's Ctrl-C,
-as trainers still fetch rows for their last step then; if this process dies, its keeper ends it.
+It listens for the other hosts' ranks with a token that only this run knows, and that is in no file. It does not hear
+the terminal's Ctrl-C, as trainers still fetch rows for their last step then; if this process dies, its keeper ends it.
 """
 
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from hoploom.deploy.cluster_file import Host, Process
 from hoploom.deploy.programs import ServerCommand
 from hoploom.deploy.supervise import Local, Supervisor
 from hoploom.errors import PeerError
+from hoploom.ranks.environment import own_server
 from hoploom.serve.ready import FOR_PEOPLE
 
 AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL
@@ -33,11 +32,12 @@ class LocalServer:
         seconds: float,
         python: str = sys.executable,
         *,
+        token: str | None = None,
         before_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._before_close = before_close
         host = Host("here", python=sys.executable, folder=os.getcwd())
-        process = Process("here/server", host, command.words(python), {}, host.folder)
+        process = Process("here/server", host, command.words(python), own_server(token), host.folder)
         self._supervisor = Supervisor(Local(), _show, lambda event: None)
         try:
             (kept,) = self._supervisor.start([process])
@@ -77,13 +77,3 @@ def _show(label: str, line: str, *, is_error: bool) -> None:
     with suppress(OSError):  # nobody reads any more, or nobody reads in time: the server's later lines are still taken
         while rest:
             rest = rest[os.write(2, rest) :]
-
-
-@contextmanager
-def token_in_file(token: str) -> Iterator[Path]:
-    """A file that holds a token and that only this user may read, while it is needed."""
-    with tempfile.TemporaryDirectory(prefix="hoploom-") as folder:
-        path = Path(folder, "token")
-        path.touch(mode=0o600)
-        path.write_text(token)
-        yield path

@@ -5,15 +5,16 @@ What ranks must know of each other (who holds which part, where servers listen, 
 """
 
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hoploom.config.values import as_int, join_address
+from hoploom.config.values import as_int, is_loopback, join_address
 from hoploom.deploy.cluster_file import Security, ServerOptions
-from hoploom.deploy.local_server import LocalServer, token_in_file
+from hoploom.deploy.local_server import LocalServer
 from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError
 from hoploom.ranks import environment
@@ -32,6 +33,11 @@ Serve = bool | Literal["auto"]
 Exchanging = Literal["servers", "collective"]
 COLLECTIVE: Exchanging = "collective"
 NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"
+NO_TLS = (
+    "hoploom: warning: the graph servers beside the trainers send without TLS, so others on the network path can read "
+    "what they send; give context.open cert=, key= and ca= (`hoploom certs` makes them), or set them in [security] of "
+    "the cluster file"
+)
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
 
 
@@ -131,11 +137,16 @@ def _as_deployed(opening: Opening, deployment: LaunchSettings) -> Opening:
     return deployed
 
 
-def _connected(opening: Opening, closing: ExitStack) -> Store:
+def _connected(opening: Opening, closing: ExitStack, token: str | None = None) -> Store:
+    """The store on servers. `token` is that of this run."""
     from hoploom.serve.connect import connect  # loaded where somebody needs it
+    from hoploom.serve.security import read_client_security
 
     assert opening.servers
     given = dict(opening.options)
+    if token is not None:
+        files = {name: given.pop(name, None) for name in ("ca", "cert", "key")}
+        given["security"] = read_client_security(**files, token=token)
     if opening.path is not None and opening.parts == ():  # nothing to map: all hops and rows come from servers
         store = connect(opening.servers, **given | {"made": "here", "memory": None})
     else:
@@ -190,15 +201,17 @@ def _side_by_side(context: Context, hosts: Hosts, opening: Opening, closing: Exi
     parts = _own_parts(opening, leaders.index(nodes.index(hosts.node)), len(leaders))
     told = gather_json(context, {"parts": parts, "token": secrets.token_urlsafe(32) if context.is_main else ""})
     _check_covered([told[rank]["parts"] for rank in leaders], opening.path)
-    with token_in_file(told[0]["token"]) as file:
-        opening = replace(opening, parts=tuple(parts), options={"token_file": file} | dict(opening.options))
-        address = _address(context, hosts, leaders)
-        server = None
-        if context.rank in leaders and parts:  # a host may hold none of them
-            command, others = _server_command(opening, address), context.after_the_others()
-            server = closing.enter_context(LocalServer(command, context.timeout, before_close=others))
-        servers = gather_json(context, "" if server is None else server.address)
-        return _connected(replace(opening, servers=[one for one in servers if one]), closing)
+    token = None if "token_file" in opening.options else told[0]["token"]
+    opening = replace(opening, parts=tuple(parts))
+    address = _address(context, hosts, leaders)
+    if context.is_main and not (is_loopback(address) or "cert" in opening.options or environment.is_quiet()):
+        print(NO_TLS, file=sys.stderr, flush=True)
+    server = None
+    if context.rank in leaders and parts:  # a host may hold none of them
+        command, others = _server_command(opening, address), context.after_the_others()
+        server = closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))
+    servers = gather_json(context, "" if server is None else server.address)
+    return _connected(replace(opening, servers=[one for one in servers if one]), closing, token)
 
 
 def _exchanging(context: Context, hosts: Hosts, opening: Opening, num_parts: int) -> Store:

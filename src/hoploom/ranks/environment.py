@@ -26,7 +26,7 @@ WIDTHS = {"in_channel": "HOPLOOM_IN_CHANNEL", "out_channel": "HOPLOOM_OUT_CHANNE
 NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK_INTERFACES = ("lo", "lo0")
-QUIET = "HOPLOOM_QUIET"
+QUIET, RUN_TOKEN = "HOPLOOM_QUIET", "HOPLOOM_RUN_TOKEN"
 SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
@@ -216,6 +216,16 @@ def _set(variable: str, value: str) -> Iterator[None]:
 
 def is_quiet() -> bool:
     return bool(os.environ.get(QUIET))
+
+
+def own_server(token: str | None) -> dict[str, str]:
+    """Return the variables of a graph server that ranks start. They speak for it, and make its token for this run."""
+    return {QUIET: "1"} | ({} if token is None else {RUN_TOKEN: token})
+
+
+def run_token() -> str | None:
+    """Return the token of `own_server`."""
+    return os.environ.get(RUN_TOKEN)
 
 
 def _from_torchrun(variables: Variables, present: str) -> RankPlace:

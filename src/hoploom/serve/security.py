@@ -131,11 +131,13 @@ def read_server_security(
     cert: PathLike | None = None,
     key: PathLike | None = None,
     client_ca: PathLike | None = None,
+    *,
+    token: str | None = None,
 ) -> ServerSecurity:
-    """A server's token, certificate, key and client CA, from files that are checked."""
+    """A server's token, certificate, key and client CA, from files that are checked. `token` is in no file."""
     given = (token_file, cert, key, client_ca)
-    read = ServerSecurity(_read_token(token_file), *_read_pair(cert, key), read_ca(client_ca))
-    return replace(read, files=_files(lambda: read_server_security(*given), given))
+    read = ServerSecurity(token or _read_token(token_file), *_read_pair(cert, key), read_ca(client_ca))
+    return replace(read, files=_files(lambda: read_server_security(*given, token=token), given))
 
 
 def read_client_security(
@@ -143,11 +145,13 @@ def read_client_security(
     ca: PathLike | None = None,
     cert: PathLike | None = None,
     key: PathLike | None = None,
+    *,
+    token: str | None = None,
 ) -> ClientSecurity:
-    """A client's token, CA, certificate and key, from files that are checked."""
+    """A client's token, CA, certificate and key, from files that are checked. `token` is in no file."""
     given = (token_file, ca, cert, key)
-    read = ClientSecurity(_read_token(token_file), read_ca(ca), *_read_pair(cert, key))
-    return replace(read, files=_files(lambda: read_client_security(*given), given))
+    read = ClientSecurity(token or _read_token(token_file), read_ca(ca), *_read_pair(cert, key))
+    return replace(read, files=_files(lambda: read_client_security(*given, token=token), given))
 
 
 def _files(read: Callable[[], Any], given: tuple[PathLike | None, ...]) -> Files | None:
