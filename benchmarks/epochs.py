@@ -51,7 +51,7 @@ def compare_epochs(epoch: Epoch, tiny: bool) -> Timings:
     store = graph.open_warm(graph.MAIN, tiny)
     seeds = graph.seeds_at(store, 0, epoch.num_batches * epoch.batch_size)
     sides = {"ours": _our_side(store, seeds, epoch)}
-    with peer.torch_sparse() as found:
+    with peer.pyg() as found:
         if found is not None:
             found.read(graph.path_of(graph.MAIN, tiny), store)
             sides["peer"] = _peer_side(found, seeds, epoch)

@@ -69,9 +69,9 @@ def files_of(folder: Path, store: Store) -> dict[str, Any]:
 
 
 @contextmanager
-def torch_sparse() -> Iterator[Peer | None]:
-    """PyG with torch-sparse, or None where no venv can import it."""
-    with _first_that_starts("torch_sparse_peer.py") as peer:
+def pyg(library: str = "torch-sparse") -> Iterator[Peer | None]:
+    """PyG with torch-sparse or pyg-lib, or None where no venv can import it."""
+    with _first_that_starts("torch_sparse_peer.py", library) as peer:
         yield peer
 
 

@@ -28,7 +28,7 @@ def measure(tiny: bool) -> Report:
         return num_picks / seconds / 1e6
 
     sides = {"ours": ours, "reads": reader}
-    with peer.torch_sparse() as found:
+    with peer.pyg() as found:
         if found is not None:
             found.read(graph.path_of(graph.MAIN, tiny), store)
 

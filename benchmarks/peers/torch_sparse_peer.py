@@ -1,4 +1,4 @@
-"""PyG with torch-sparse, driven by a benchmark: a line of JSON in, a line of JSON out. Runs in a venv of its own.
+"""PyG with torch-sparse or pyg-lib, driven by a benchmark: a line of JSON in, one out. Runs in a venv of its own.
 
 What PyG is given costs it nothing in the loop: edges sorted by destination (`is_sorted=True`), features in memory.
 """
@@ -37,11 +37,15 @@ def greeting() -> dict[str, Any]:
     """Which peers this venv has."""
     import torch_geometric
 
-    if not torch_geometric.typing.WITH_TORCH_SPARSE:
-        raise SystemExit("PyG cannot import torch-sparse")
-    torch_geometric.typing.WITH_PYG_LIB = False  # PyG would prefer it to torch-sparse
+    library = sys.argv[1]
+    if not getattr(torch_geometric.typing, {"torch-sparse": "WITH_TORCH_SPARSE", "pyg-lib": "WITH_PYG_LIB"}[library]):
+        raise SystemExit(f"PyG cannot import {library}")
+    torch_geometric.typing.WITH_PYG_LIB = library == "pyg-lib"  # PyG would prefer it to torch-sparse
     present = [name for name, module in MODULES.items() if is_present(module)]
-    return {"present": present, "versions": f"PyG {torch_geometric.__version__}, torch {torch.__version__}"}
+    return {
+        "present": present,
+        "versions": f"PyG {torch_geometric.__version__} with {library}, torch {torch.__version__}",
+    }
 
 
 def hop_counts(edge_index: torch.Tensor, num_seeds: int, num_hops: int) -> tuple[list[int], list[int]]:
@@ -127,7 +131,9 @@ class Peer:
         for batch in self.loader:
             counts: dict[str, Any] = {}
             if trim:
-                nodes, edges = hop_counts(batch.edge_index, batch.batch_size, self.num_hops)
+                nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges  # pyg-lib counts them
+                if nodes is None:
+                    nodes, edges = hop_counts(batch.edge_index, batch.batch_size, self.num_hops)
                 counts = {"num_sampled_nodes_per_hop": nodes, "num_sampled_edges_per_hop": edges}
             self.optimizer.zero_grad()
             out = self.model(batch.x, batch.edge_index, **counts)[: batch.batch_size]
